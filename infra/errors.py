@@ -1,0 +1,21 @@
+"""Every error that Headrace raises on purpose.
+
+HeadraceError            something is wrong, and the message says what, where and what to do
+├── UsageError           the user asked for something that cannot be: a recipe, an option, a name (exit code 2)
+├── Unavailable          a broker or a store is not there; waiting and trying again is right
+└── (others live beside the code that raises them)
+"""
+
+from __future__ import annotations
+
+
+class HeadraceError(Exception):
+    """Base of all errors raised on purpose; the message carries its remedy."""
+
+
+class UsageError(HeadraceError):
+    """The user's input cannot be right; the command line exits with 2."""
+
+
+class Unavailable(HeadraceError):
+    """A server does not answer now; the caller may wait and try again."""

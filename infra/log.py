@@ -1,0 +1,39 @@
+"""Logging, configured once per process: few canonical lines, an event name and keys.
+
+On a terminal they are for people, elsewhere JSON lines. Standard error only, so standard output stays the product's.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+from infra.errors import UsageError
+from infra.settings import LOG_LEVEL_VARIABLE, environment
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure_logging(component: str, **bound: str) -> None:
+    """Set up structlog for this process; `component` and `bound` go on every line."""
+    level = environment(LOG_LEVEL_VARIABLE, "info").lower()
+    if level not in LEVELS:
+        raise UsageError(f"{LOG_LEVEL_VARIABLE} is {level!r}: give one of {', '.join(LEVELS)}")
+    people = sys.stderr.isatty()
+    renderer = structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S" if people else "iso", utc=not people),
+            structlog.processors.StackInfoRenderer(),
+            *([] if people else [structlog.processors.format_exc_info]),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(component=component, **bound)

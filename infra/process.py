@@ -1,0 +1,50 @@
+"""What every component process does around its work: stop on a signal, say how it ended."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+import structlog
+
+from infra.errors import HeadraceError, Unavailable
+
+log = structlog.get_logger()
+
+RESTART_PAUSE_S = 0.5
+JOIN_PATIENCE_S = 60.0
+"""How long a component waits for broker and recipe: both may come up beside it."""
+
+
+class MustRestart(HeadraceError):
+    """Memory ran ahead of the log: the component is to be built anew from what is committed."""
+
+
+def keep_running(build_and_run: Callable[[threading.Event], None], stop: threading.Event) -> None:
+    """Build and run a component until it is told to stop; build it anew when its memory must be dropped.
+
+    Servers that are away are waited for. Every other error ends the process.
+    """
+    while not stop.is_set():
+        try:
+            build_and_run(stop)
+        except (MustRestart, Unavailable) as error:
+            log.warning("component.restarting", why=str(error))
+            stop.wait(RESTART_PAUSE_S)
+
+
+def stop_on_signals() -> threading.Event:
+    """Return an event that SIGTERM and SIGINT set; a second signal ends the process at once."""
+    stop = threading.Event()
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        log.info("process.stopping", signal=signal.Signals(number).name)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    return stop

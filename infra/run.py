@@ -1,0 +1,136 @@
+"""What a component knows of its run after joining it: all from the `recipe` topic, no other file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import structlog
+
+from infra.errors import HeadraceError, Unavailable
+from infra.kafka import Connection, KafkaAway, KafkaRefused, RunAddress
+from infra.object_store import ObjectStore, StoreAddress
+from infra.settings import Recipe
+from infra.topic_reader import read_all
+from schemas import codec
+from schemas.records import ClaimCheck, RecipeRevision
+from schemas.topics import Topics
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+STORE_PATIENCE_S = 60.0
+STORE_NAME = "main"
+"""Name of the run's store in claim checks."""
+
+
+class NoSuchRun(HeadraceError):
+    """The cluster holds no run of that name."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, joined."""
+
+    address: RunAddress
+    run_id: str
+    revisions: tuple[Recipe, ...]
+    """Every revision of the recipe, by number."""
+    store_address: StoreAddress
+    ended: str = ""
+    """Why the run is over; empty while it goes on."""
+
+    @property
+    def connection(self) -> Connection:
+        """The cluster."""
+        return self.address.connection
+
+    @property
+    def recipe(self) -> Recipe:
+        """The revision in force."""
+        return self.revisions[-1]
+
+    @property
+    def revision(self) -> int:
+        """Number of the revision in force."""
+        return len(self.revisions) - 1
+
+    @property
+    def topics(self) -> Topics:
+        """Names of its topics."""
+        return Topics(self.address.run)
+
+    @cached_property
+    def store(self) -> ObjectStore:
+        """Its object store."""
+        return ObjectStore(self.store_address)
+
+    def put(self, data: bytes, kind: str, suffix: str = "") -> ClaimCheck:
+        """Store bytes, waiting while the store is away; return the claim check that a record carries."""
+        stored = _waiting(lambda: self.store.put(data, kind, suffix))
+        return ClaimCheck(STORE_NAME, stored.key, stored.sha256, stored.size_bytes)
+
+    def get(self, claim: ClaimCheck) -> bytes:
+        """Return the bytes behind a claim check, verified, waiting while the store is away."""
+        return _waiting(lambda: self.store.get(claim.key, claim.sha256, claim.size_bytes))
+
+
+def _waiting(call: Callable[[], T]) -> T:
+    """Wait for a store that is away, for a minute; then the caller's own patience decides."""
+    end, pause = time.monotonic() + STORE_PATIENCE_S, 0.1
+    while True:
+        try:
+            return call()
+        except Unavailable as error:
+            if time.monotonic() > end:
+                raise
+            log.warning("store.waiting", error=str(error))
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+
+def join(address: RunAddress, patience_s: float = 0) -> Run:
+    """Read a run's recipe from its topic, waiting for broker and recipe as long as the patience lasts.
+
+    Raises NoSuchRun when there is no recipe, KafkaAway or KafkaRefused when the topic cannot be read.
+    """
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            return _join(address)
+        except (NoSuchRun, KafkaAway, KafkaRefused) as error:
+            if time.monotonic() > end:
+                raise
+            log.debug("run.waiting", run=str(address), why=str(error))
+            time.sleep(0.2)
+
+
+def _join(address: RunAddress) -> Run:
+    found = read_revisions(address)
+    if not found:
+        raise NoSuchRun(f"{address} has no recipe yet: start it with `headrace up`, or check the run's name")
+    for revision in found:
+        codec.learn(revision.schemas)
+    recipes = {revision.revision: Recipe.from_json(revision.recipe) for revision in found}
+    where = json.loads(found[-1].store)
+    store = StoreAddress.from_url(where["url"], access_key=where["access_key"], secret_key=where["secret_key"])
+    revisions = tuple(recipe for _, recipe in sorted(recipes.items()))
+    own = Connection(address.connection.bootstrap, address.connection.client, revisions[-1].kafka.compression)
+    return Run(RunAddress(own, address.run), found[0].run_id, revisions, store, found[-1].ended)
+
+
+def read_revisions(address: RunAddress) -> list[RecipeRevision]:
+    """Return what stands on a run's recipe topic, oldest first: revisions, and words that the run is over."""
+    topic = Topics(address.run).recipe
+    return [codec.decode(m.value, RecipeRevision) for m in read_all(address.connection, [topic])]
+
+
+def store_text(address: StoreAddress, *, with_keys: bool) -> str:
+    """Return what a recipe revision says of the store; keys only for an embedded one, which is on loopback."""
+    keys = (address.access_key, address.secret_key) if with_keys else ("", "")
+    return json.dumps({"url": address.to_url(), "access_key": keys[0], "secret_key": keys[1]})

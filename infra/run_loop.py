@@ -1,0 +1,102 @@
+"""The run loop of every component that turns records into records: handle, produce, commit.
+
+A component with partitions of a group (curator, evaluator) is a `GroupConsumer`; one that keeps its own positions
+(feeder, trainer) implements `Component` itself. Both run here, so the order of the steps is written once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Protocol
+
+import structlog
+
+from infra.errors import Unavailable
+from infra.kafka import Message, Outgoing
+from infra.stopwatch import Stopwatch
+from infra.transactions import TransactionalWriter
+
+log = structlog.get_logger()
+
+LONGEST_PAUSE_S = 2.0
+
+
+class Component(Protocol):
+    """What the loop drives."""
+
+    def poll(self, watch: Stopwatch) -> list[Message]:
+        """Return the next records, restored and owned; empty when there are none for now."""
+
+    def handle(self, message: Message) -> Iterable[Outgoing]:
+        """Take in one record; return what follows from it."""
+
+    def tick(self) -> Iterable[Outgoing]:
+        """Return what follows from time or memory rather than from one record; called once a turn."""
+
+    def position(self, writer: TransactionalWriter) -> None:
+        """Write, inside the transaction, how far this component is."""
+
+    @property
+    def moved(self) -> bool:
+        """True when positions must be committed even if nothing is produced."""
+
+    def rewind(self) -> None:
+        """Drop records and memory that ran ahead of the last commit, and stand where that left off.
+
+        A component that cannot do so in place raises; its process then starts again.
+        """
+
+
+def run_loop(
+    component: Component,
+    writer: TransactionalWriter,
+    stop: threading.Event,
+    watch: Stopwatch,
+    each_turn: Callable[[], None] = lambda: None,
+) -> None:
+    """Drive a component until it is told to stop.
+
+    One turn:
+
+    1. poll: up to 64 records or 150 ms. Rebalances happen in here, and partitions that are new are restored. A
+       group's metadata is taken right after; no other poll lies before the commit.
+    2. handle: every record, then the tick. No step after this one changes the component's memory.
+    3. produce: all that followed, in one transaction.
+    4. position: snapshots that are due, a flush (it yields their offsets), then the group's offsets.
+    5. commit.
+
+    When the transaction is aborted, or a server is away, nothing of the turn has happened: the component rewinds and
+    the loop goes on. Nothing is retried from memory. Raises Fenced when another process took over, and whatever
+    `rewind` raises.
+    """
+    pause = 0.05
+    while not stop.is_set():
+        try:
+            messages = component.poll(watch)  # 1
+            with watch.measure("handle"):  # 2
+                outgoing = [record for message in messages for record in component.handle(message)]
+            outgoing += component.tick()
+            if outgoing or component.moved:
+                with watch.measure("produce"):  # 3
+                    writer.begin()
+                    writer.produce(outgoing)
+                with watch.measure("commit"):
+                    component.position(writer)  # 4
+                    writer.commit()  # 5
+            each_turn()
+            pause = 0.05
+        except Unavailable as error:
+            log.warning("turn.undone", error=str(error))
+            _undo(component, writer, stop, pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def _undo(component: Component, writer: TransactionalWriter, stop: threading.Event, pause_s: float) -> None:
+    """Abort and rewind, as often as it takes while servers are away."""
+    while not stop.wait(pause_s):
+        with suppress(Unavailable):
+            writer.abort()
+            component.rewind()
+            return

@@ -1,0 +1,339 @@
+"""The recipe: everything a run can be told, checked before anything starts; and the environment variables.
+
+`recipe_file.py` reads it from TOML, the `recipe` topic carries it as JSON to every component.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from schemas.topics import Topics, check_name
+
+CACHE_VARIABLE = "HEADRACE_CACHE"
+"""Folder of jars and other downloads shared by all runs."""
+ACCESS_KEY_VARIABLE = "HEADRACE_S3_ACCESS_KEY"
+"""Access key of a store that the recipe names; an embedded store makes its own."""
+SECRET_KEY_VARIABLE = "HEADRACE_S3_SECRET_KEY"  # noqa: S105 - the name of a variable
+"""Secret key of a store that the recipe names."""
+KAFKA_CLIENT_VARIABLE = "HEADRACE_KAFKA_CLIENT"
+"""Further librdkafka settings as a JSON object, for instance for SASL, when a component is started with `--run`."""
+LOG_LEVEL_VARIABLE = "HEADRACE_LOG"
+"""debug | info | warning | error."""
+
+
+def environment(name: str, default: str = "") -> str:
+    """Return an environment variable; the names are above and nowhere else."""
+    return os.environ.get(name, default)
+
+
+class Settings(BaseModel):
+    """Base of every table of a recipe: frozen, no unknown key, the text under a field is its description."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Use(BaseModel):
+    """A thing found by name, with its own settings: `{ use = "max_staleness", limit = 2 }`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    use: str
+    """Name of a shipped one, or `package.module:Name`."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All keys beside `use`."""
+        return dict(self.model_extra or {})
+
+
+class WarmStart(Settings):
+    """Supervised steps before version 0, until measured held-out reward lies in a band."""
+
+    reward_low: float = Field(0.30, ge=0, lt=1)
+    """Lower edge of the band."""
+    reward_high: float = Field(0.40, gt=0, le=1)
+    """Upper edge of the band."""
+    examples: int = Field(4096, ge=1)
+    """Worked examples to ask the environment for."""
+    held_out: int = Field(256, ge=16)
+    """Of these, how many are held out to measure on."""
+    max_steps: int = Field(2000, ge=1)
+    """Give up after so many supervised steps."""
+    batch: int = Field(64, ge=1)
+    """Examples per supervised step."""
+    learning_rate: float = Field(1e-3, gt=0)
+    """Of AdamW."""
+
+
+class Policy(Settings):
+    """A policy: where its first weights come from."""
+
+    path: str = ""
+    """Folder of a Hugging Face checkpoint; empty to build from `model`."""
+    model: dict[str, Any] = Field(default_factory=dict)
+    """Fields of a Hugging Face config, with `architecture` as its model type: `{ architecture = "qwen3", … }`."""
+    alphabet: str = ""
+    """Characters of a character tokenizer, for a model built from `model`."""
+    warm_start: WarmStart | None = None
+    """Supervised start; none by default."""
+    trainer: dict[str, Any] = Field(default_factory=dict)
+    """Keys of `[trainer]` that differ for this policy."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Policy:
+        if bool(self.path) == bool(self.model):
+            raise ValueError("give either `path` (a Hugging Face folder) or `model` (a config to build from)")
+        if self.model and not self.alphabet:
+            raise ValueError("a model built from a config needs `alphabet`, the characters of its tokenizer")
+        return self
+
+
+class Workflow(Settings):
+    """What is asked, and which policies act."""
+
+    env: Use
+    """Environment that asks and judges: `{ use = "arithmetic", … }`."""
+    workflow: str = "single_turn"
+    """How an episode is played: a shipped name or `package.module:name`."""
+    policies: dict[str, str]
+    """Role in the workflow to the policy that plays it."""
+
+    @field_validator("policies")
+    @classmethod
+    def _some(cls, value: dict[str, str]) -> dict[str, str]:
+        if not value:
+            raise ValueError('name at least one role and its policy, as in `policies = { solver = "solver" }`')
+        return value
+
+
+class Rollout(Settings):
+    """How workers generate."""
+
+    engine: str = "torch"
+    """torch (in-process)."""
+    device: str = "cpu"
+    """Where the in-process engine computes."""
+    group_size: int = Field(8, ge=1)
+    """Episodes per task."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature in training."""
+    top_p: float = 1.0
+    """Must stay 1 in training: a cut distribution has other log-probabilities than those recorded."""
+    top_k: int = 0
+    """Must stay 0 in training."""
+    min_p: float = 0.0
+    """Must stay 0 in training."""
+    max_tokens: int = Field(256, ge=1)
+    """Most tokens per generation."""
+    concurrency: int = Field(256, ge=1)
+    """Episodes that one worker runs at once."""
+    episode_limit_s: float = Field(120.0, gt=0)
+    """An episode that takes longer has failed."""
+    inline_limit_bytes: int = Field(512 * 1024, ge=1024, le=4 << 20)
+    """A larger group goes to the store, its record carries a claim check."""
+
+    @model_validator(mode="after")
+    def _whole_distribution(self) -> Rollout:
+        if (self.top_p, self.top_k, self.min_p) != (1.0, 0, 0.0):
+            raise ValueError(
+                "top_p, top_k and min_p cut the distribution that tokens are drawn from, and the recorded "
+                "log-probabilities would not be theirs: leave them at 1, 0 and 0 in training (evaluation may set them)",
+            )
+        return self
+
+
+class Feed(Settings):
+    """Which tasks are issued, and how fast."""
+
+    selector: Use = Use(use="accept_all")
+    """Which tasks are worth a rollout."""
+    pace: Literal["any", "all"] = "any"
+    """Issue while any, or all, of a workflow's policies have room."""
+    solved_share: float = Field(0.95, gt=0, le=1)
+    """Share of zero-variance drops among the last 500 groups at which the tasks count as solved."""
+    reissue_after_s: float = Field(60.0, gt=0)
+    """A task that the workers committed past and nobody concluded is issued again after so long."""
+
+
+class Curate(Settings):
+    """The chain of data algorithms, in order, after dedupe."""
+
+    chain: tuple[Use, ...] = (Use(use="validate"), Use(use="max_staleness"), Use(use="drop_zero_variance"))
+    """Data algorithms."""
+    snapshot_every_s: float = Field(3.0, gt=0)
+    """How often a partition's state is written."""
+
+
+class Trainer(Settings):
+    """One trainer's algorithm and pace."""
+
+    steps: int = Field(100, ge=1)
+    """Versions to train; version 0 is the start."""
+    groups_per_batch: int = Field(32, ge=1)
+    """Groups per version."""
+    minibatches: int = Field(4, ge=1)
+    """Optimizer steps per version."""
+    max_staleness: int = Field(1, ge=0)
+    """How many versions a token may be behind the policy that trains on it."""
+    learning_rate: float = Field(5e-6, gt=0)
+    """Of AdamW, on fp32 masters."""
+    warmup_versions: int = Field(0, ge=0)
+    """Versions over which the learning rate rises linearly."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Of AdamW."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Largest global norm of a gradient."""
+    clip_low: float = Field(0.2, gt=0)
+    """PPO clip below 1."""
+    clip_high: float = Field(0.28, gt=0)
+    """PPO clip above 1."""
+    group_by: Literal["task", "task+role"] = "task"
+    """What a reward is compared with."""
+    weight: Literal["trajectory", "sequence"] = "trajectory"
+    """What counts once in a group's statistics."""
+    micro_batch_tokens: int = Field(16384, ge=64)
+    """Token budget of one forward pass, padding included."""
+    checkpoint_every: int = Field(10, ge=1)
+    """Versions between checkpoints."""
+    device: str = "cpu"
+    """Where the trainer computes."""
+    deterministic: bool = True
+    """Same batches, same weights, bit for bit."""
+
+    @model_validator(mode="after")
+    def _whole_minibatches(self) -> Trainer:
+        if self.groups_per_batch % self.minibatches:
+            raise ValueError(
+                f"groups_per_batch ({self.groups_per_batch}) must be a multiple of minibatches ({self.minibatches})",
+            )
+        return self
+
+
+class Evaluate(Settings):
+    """Evaluations on held-out problems."""
+
+    every: int = Field(20, ge=0)
+    """Versions between evaluations; the first and the last version are evaluated too. 0 for none."""
+    problems: int = Field(128, ge=1)
+    """Held-out problems."""
+    samples: int = Field(1, ge=1)
+    """Samples per problem: the k of avg@k."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus."""
+
+
+class Kafka(Settings):
+    """The log."""
+
+    bootstrap: str = ""
+    """Address of a Kafka cluster, 4.0 or newer; empty starts an embedded one."""
+    client: dict[str, str] = Field(default_factory=dict)
+    """Further librdkafka settings, for instance for SASL."""
+    partitions: int = Field(8, ge=1)
+    """Partitions of tasks, trajectories, curated and outcomes; fixed for a run."""
+    compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = "lz4"
+    """Of produced batches."""
+
+
+class Store(Settings):
+    """The object store."""
+
+    endpoint: str = ""
+    """`host:port` of an S3 store; empty starts an embedded one. Credentials: HEADRACE_S3_ACCESS_KEY, …_SECRET_KEY."""
+    bucket: str = "headrace"
+    """Bucket; made when it is missing."""
+    secure: bool = False
+    """TLS."""
+    region: str = "us-east-1"
+    """Region of the bucket."""
+
+
+class Launch(Settings):
+    """How many processes `headrace up` starts."""
+
+    workers: int = Field(1, ge=0)
+    """Rollout workers per workflow."""
+    curators: int = Field(1, ge=1)
+    """Curators per policy."""
+
+
+class Recipe(Settings):
+    """A whole run."""
+
+    name: str
+    """Run name: the prefix of its topics."""
+    about: str = ""
+    """One sentence for people."""
+    seed: int = 1
+    """Seed of everything random."""
+    policies: dict[str, Policy]
+    """Policies by name."""
+    workflows: dict[str, Workflow]
+    """Workflows by name."""
+    rollout: Rollout = Rollout()
+    """How workers generate."""
+    feed: Feed = Feed()
+    """Which tasks are issued."""
+    curate: Curate = Curate()
+    """The chain of data algorithms."""
+    trainer: Trainer = Trainer()
+    """Algorithm and pace, for every policy that does not say otherwise."""
+    evaluate: Evaluate = Evaluate()
+    """Evaluations."""
+    kafka: Kafka = Kafka()
+    """The log."""
+    store: Store = Store()
+    """The object store."""
+    launch: Launch = Launch()
+    """Processes of `headrace up`."""
+
+    @model_validator(mode="after")
+    def _names(self) -> Recipe:
+        check_name("run", self.name)
+        for what, names in (("policy", self.policies), ("workflow", self.workflows)):
+            if not names:
+                raise ValueError(f"name at least one {what}")
+            for name in names:
+                check_name(what, name)
+        if "eval" in self.workflows:
+            raise ValueError("a workflow cannot be called 'eval': that word names the streams of evaluations")
+        for name, workflow in self.workflows.items():
+            for role, policy in workflow.policies.items():
+                if policy not in self.policies:
+                    raise ValueError(
+                        f"workflows.{name}.policies.{role} names policy {policy!r}, which is not one of "
+                        f"{', '.join(self.policies)}",
+                    )
+        for policy in self.policies:
+            self.trainer_of(policy)
+        return self
+
+    def trainer_of(self, policy: str) -> Trainer:
+        """Return the trainer settings of a policy."""
+        return Trainer.model_validate({**self.trainer.model_dump(), **self.policies[policy].trainer})
+
+    @property
+    def topics(self) -> Topics:
+        """Names of the run's topics."""
+        return Topics(self.name)
+
+    def policies_of(self, workflow: str) -> tuple[str, ...]:
+        """Return the policies that a workflow trains, each once, in the order of its roles."""
+        return tuple(dict.fromkeys(self.workflows[workflow].policies.values()))
+
+    def to_json(self) -> str:
+        """Return the text that the `recipe` topic carries; equal recipes give equal texts."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """Read what `to_json` wrote."""
+        return cls.model_validate_json(text)

@@ -1,0 +1,37 @@
+"""Where a loop's wall time goes, by activity: the raw material of `log_share`."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+LOG_ACTIVITIES = ("encode", "decode", "produce", "consume", "commit")
+"""What the log costs. Waiting for records is apart, as `wait`."""
+
+
+class Stopwatch:
+    """Adds up wall seconds by activity; one per thread. A block inside a block counts to the inner activity only."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._inner = [0.0]
+
+    @contextmanager
+    def measure(self, activity: str) -> Iterator[None]:
+        """Count the block to an activity."""
+        begin = time.perf_counter()
+        self._inner.append(0.0)
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - begin
+            self.seconds[activity] += elapsed - self._inner.pop()
+            self._inner[-1] += elapsed
+
+
+def log_share(seconds: Mapping[str, float]) -> float:
+    """Return the share of the log in all that is not waiting; 0 when nothing was measured."""
+    busy = sum(spent for activity, spent in seconds.items() if activity != "wait")
+    return sum(seconds.get(activity, 0.0) for activity in LOG_ACTIVITIES) / busy if busy else 0.0

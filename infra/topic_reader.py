@@ -1,0 +1,142 @@
+"""Reading topics without a group: by hand, from positions that the reader's owner keeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Self
+
+import structlog
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+
+from infra.kafka import (
+    AWAY,
+    Connection,
+    KafkaAway,
+    Message,
+    end_offsets,
+    kafka_errors,
+    message_of,
+    open_admin,
+    open_consumer,
+    partitions_of,
+    translate,
+)
+
+log = structlog.get_logger()
+
+Place = tuple[str, int]
+"""(topic, partition)."""
+
+
+class TopicReader:
+    """Follows partitions from given offsets, committed records only; positions are the owner's to keep.
+
+    Args:
+        connection: The cluster.
+        positions: Next offset by (topic, partition); `whole_topics` makes them.
+        name: Shows in the broker's logs.
+    """
+
+    def __init__(self, connection: Connection, positions: Mapping[Place, int], name: str = "reader") -> None:
+        self.connection = connection
+        self.positions = dict(positions)
+        self._admin = open_admin(connection)
+        self._consumer = open_consumer(connection, name, enable_partition_eof=True)
+        self._assign()
+
+    def _assign(self) -> None:
+        places = [TopicPartition(t, p, offset or OFFSET_BEGINNING) for (t, p), offset in self.positions.items()]
+        with kafka_errors("assigning partitions"):
+            self._consumer.assign(places)
+
+    def __enter__(self) -> Self:
+        """Return the reader, which closes at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def poll(self, most: int = 64, timeout_s: float = 0.1) -> list[Message]:
+        """Return up to `most` records, as soon as there are any; none after the timeout. Positions move past them."""
+        found: list[Message] = []
+        for raw in self._consumer.consume(most, timeout_s):
+            error = raw.error()
+            if error is None:
+                found.append(message_of(raw))
+                self.positions[found[-1].topic, found[-1].partition] = found[-1].offset + 1
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+                # An end of partition also tells of markers that no record shows.
+                place = (raw.topic() or "", raw.partition() or 0)
+                self.positions[place] = max(self.positions[place], raw.offset() or 0)
+            elif error.code() not in AWAY:
+                raise translate(KafkaException(error), f"reading {raw.topic()}")
+        return found
+
+    def until(self, ends: Mapping[Place, int], timeout_s: float = 60) -> Iterator[Message]:
+        """Yield records until every position has passed its end, waiting for transactions that are still open.
+
+        Raises KafkaAway when that takes longer than the timeout without any progress.
+        """
+        patience = time.monotonic() + timeout_s
+        while any(self.positions[place] < end for place, end in ends.items()):
+            found = self.poll(timeout_s=0.05)
+            if found:
+                patience = time.monotonic() + timeout_s
+            elif time.monotonic() > patience:
+                behind = {f"{t}[{p}]": (self.positions[t, p], end) for (t, p), end in ends.items()}
+                raise KafkaAway(f"reading up to the end of a topic stands still for {timeout_s:.0f} s: {behind}")
+            yield from found
+
+    def catch_up(self, timeout_s: float = 60) -> Iterator[Message]:
+        """Yield records up to the high watermarks of this moment, open transactions included: an exact restore."""
+        return self.until(end_offsets(self._admin, self.positions), timeout_s)
+
+    def seek_to(self, positions: Mapping[Place, int]) -> None:
+        """Go on reading from other positions."""
+        self.positions.update(positions)
+        self._assign()
+
+    def ends(self) -> dict[Place, int]:
+        """Return the high watermarks of this moment."""
+        return end_offsets(self._admin, self.positions)
+
+    def close(self) -> None:
+        """Leave."""
+        self._consumer.close()
+
+
+def whole_topics(
+    connection: Connection, topics: Iterable[str], given: Mapping[Place, int] | None = None
+) -> dict[Place, int]:
+    """Return positions of all partitions of these topics: those given, else the beginning."""
+    admin = open_admin(connection)
+    known = given or {}
+    return {
+        (topic, partition): known.get((topic, partition), 0)
+        for topic in topics
+        for partition in range(partitions_of(admin, topic))
+    }
+
+
+def read_all(connection: Connection, topics: Iterable[str]) -> Iterator[Message]:
+    """Yield every committed record of these topics, up to their ends at this moment."""
+    with TopicReader(connection, whole_topics(connection, topics)) as reader:
+        yield from reader.catch_up()
+
+
+def read_range(connection: Connection, place: Place, begin: int, end: int) -> Iterator[Message]:
+    """Yield the committed records of a partition from `begin` up to, not including, `end`."""
+    with TopicReader(connection, {place: begin}) as reader:
+        for message in reader.until({place: end}):
+            if message.offset < end:
+                yield message
+
+
+def read_one(connection: Connection, place: Place, offset: int) -> Message | None:
+    """Return the record at an offset; None when it is not there, or is no committed record."""
+    return next((m for m in read_range(connection, place, offset, offset + 1) if m.offset == offset), None)

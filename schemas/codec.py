@@ -1,0 +1,153 @@
+"""Records to bytes and back: Avro's single-object encoding.
+
+A message is `C3 01`, the CRC-64-AVRO fingerprint of its writer's schema (8 bytes, little-endian) and the Avro body, so
+any reader that holds the schema can decode it with no registry. Sources: Avro 1.11 specification, "Single-object
+encoding" and "Schema fingerprints".
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, TypeVar
+
+from fastavro import parse_schema, schemaless_reader, schemaless_writer
+from fastavro.schema import fingerprint, to_parsing_canonical_form
+
+from schemas.avro import NAMESPACE, Convert, Plain, SchemaError, from_plain, schema_of, to_plain
+from schemas.records import RECORDS
+
+MAGIC = b"\xc3\x01"
+HEADER_BYTES = 10
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How one record class travels today."""
+
+    record: type
+    schema: Plain
+    fingerprint: bytes
+    encode: Convert
+    decode: Convert
+
+
+def fingerprint_of(schema: Plain) -> bytes:
+    """Return the 8 bytes that name a schema in a message."""
+    return bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))[::-1]
+
+
+def _form_of(record: type) -> Form:
+    schema = schema_of(record)
+    return Form(record, _parsed(schema), fingerprint_of(schema), to_plain(record), from_plain(record))
+
+
+def _parsed(schema: Plain) -> Plain:
+    parsed = parse_schema(schema)
+    assert isinstance(parsed, dict)  # noqa: S101 - every message is a record, and a record's schema is an object
+    return parsed
+
+
+FORMS: dict[type, Form] = {record: _form_of(record) for record in RECORDS}
+BY_FINGERPRINT = {form.fingerprint: form for form in FORMS.values()}
+BY_NAME = {record.__name__: form for record, form in FORMS.items()}
+
+
+@functools.cache
+def _past() -> dict[bytes, Plain]:
+    """Schemas of earlier releases and of the run, by fingerprint; `learn` adds to it."""
+    known: dict[bytes, Plain] = {}
+    for release in resources.files("schemas").joinpath("past").iterdir():
+        if release.is_dir():
+            for file in release.iterdir():
+                schema = json.loads(file.read_text())
+                known[fingerprint_of(schema)] = _parsed(schema)
+    return known
+
+
+def learn(schemas: Mapping[str, str]) -> None:
+    """Take in the writers' schemas that a run keeps on its recipe topic: record name to schema text."""
+    for text in schemas.values():
+        schema = json.loads(text)
+        _past()[fingerprint_of(schema)] = _parsed(schema)
+
+
+def schema_texts() -> dict[str, str]:
+    """Return the schemas of today's records as a run keeps them."""
+    return {record.__name__: json.dumps(schema_of(record)) for record in RECORDS}
+
+
+def encode(record: Any) -> bytes:
+    """Return the record's message.
+
+    Raises SchemaError with the path of the field that does not fit; nothing is coerced.
+    """
+    form = FORMS[type(record)]
+    out = io.BytesIO()
+    out.write(MAGIC + form.fingerprint)
+    try:
+        schemaless_writer(out, form.schema, form.encode(record))
+    except SchemaError as error:
+        raise SchemaError(f"{form.record.__name__}{error}") from None
+    except (ValueError, TypeError, OverflowError, UnicodeError) as error:
+        raise SchemaError(f"{form.record.__name__}: {error}") from error
+    return out.getvalue()
+
+
+def decode(data: bytes, record: type[R]) -> R:
+    """Return the record of the class asked for; tensors are read-only views of the message's bytes.
+
+    Raises SchemaError when the bytes are no message, their schema is unknown or another record's, they are cut short,
+    or something follows them.
+    """
+    found = _read(data, FORMS[record])
+    assert isinstance(found, record)  # noqa: S101 - the form's converter builds exactly this class
+    return found
+
+
+def decode_any(data: bytes) -> Any:
+    """Return whichever of today's records the message holds. Raises SchemaError like `decode`."""
+    form = BY_FINGERPRINT.get(bytes(data[2:HEADER_BYTES]))
+    if form is None:
+        name = _writer_schema(data)["name"].removeprefix(f"{NAMESPACE}.")
+        form = BY_NAME.get(name)
+        if form is None:
+            raise SchemaError(f"record {name} is not known to this version of Headrace")
+    return _read(data, form)
+
+
+def _writer_schema(data: bytes) -> Plain:
+    if len(data) < HEADER_BYTES or data[:2] != MAGIC:
+        raise SchemaError(
+            f"not an Avro single-object message: it begins with {bytes(data[:HEADER_BYTES]).hex() or 'nothing'}"
+        )
+    name = bytes(data[2:HEADER_BYTES])
+    schema = _past().get(name)
+    if schema is None:
+        raise SchemaError(f"unknown schema {name[::-1].hex()}: its writer is newer, or not part of this run")
+    return schema
+
+
+def _read(data: bytes, form: Form) -> Any:
+    same = data[:HEADER_BYTES] == MAGIC + form.fingerprint
+    writer = form.schema if same else _writer_schema(data)
+    name = form.record.__name__
+    if writer["name"].removeprefix(f"{NAMESPACE}.") != name:
+        raise SchemaError(f"expected a {name}, the message holds a {writer['name']}")
+    body = io.BytesIO(data)
+    body.seek(HEADER_BYTES)
+    try:
+        found = form.decode(schemaless_reader(body, writer, None if same else form.schema))
+    except SchemaError as error:
+        raise SchemaError(f"{name}: {error}") from None
+    except Exception as error:  # fastavro raises many kinds on bytes cut short or altered
+        raise SchemaError(f"{name}: undecodable, {type(error).__name__}: {error}") from error
+    if body.tell() != len(data):
+        raise SchemaError(f"{name}: {len(data) - body.tell()} bytes follow the record")
+    return found

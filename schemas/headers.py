@@ -1,0 +1,75 @@
+"""The key and headers of a group's records: who it is, readable when the value is not, and without decoding it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from schemas.records import Task
+
+Headers = list[tuple[str, bytes]]
+
+
+class HeaderError(ValueError):
+    """A message lacks a header that every group's record carries, or one of them is malformed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Identity of a group's record. Version fields are -1 where no token was generated."""
+
+    run_id: str
+    stream: str
+    number: int
+    attempt: int = 0
+    use: int = 0
+    purpose: str = "train"
+    revision: int = 0
+    policy: str = ""
+    min_version: int = -1
+    max_version: int = -1
+    head_version: int = -1
+
+    @property
+    def key(self) -> bytes:
+        """Message key: `stream:number`."""
+        return task_key(self.stream, self.number)
+
+    def to_headers(self) -> Headers:
+        """Return the message's headers, in plain text."""
+        return [(f.name, str(getattr(self, f.name)).encode()) for f in fields(self)]
+
+    @classmethod
+    def from_headers(cls, headers: Sequence[tuple[str, bytes]] | None) -> Stamp:
+        """Read a message's headers; those of other tools are passed over. Raises HeaderError."""
+        found = dict(headers or ())
+        values: dict[str, str | int] = {}
+        for f in fields(cls):
+            if f.name not in found:
+                raise HeaderError(f"header {f.name!r} is missing")
+            try:
+                text = found[f.name].decode()
+                values[f.name] = int(text) if f.type == "int" else text
+            except ValueError as error:
+                raise HeaderError(f"header {f.name!r} is malformed: {found[f.name]!r:.60}") from error
+        return cls(**values)  # type: ignore[arg-type]  # int fields were made ints above
+
+
+def task_key(stream: str, number: int) -> bytes:
+    """Return the key of every message about this task."""
+    return f"{stream}:{number}".encode()
+
+
+def task_stamp(task: Task, policy: str = "") -> Stamp:
+    """Return the stamp of a task's own message, or of a group made from it."""
+    return Stamp(
+        run_id=task.run_id,
+        stream=task.stream,
+        number=task.number,
+        attempt=task.attempt,
+        purpose=task.purpose,
+        revision=task.revision,
+        policy=policy,
+    )

@@ -1,0 +1,134 @@
+"""Every topic of a run: its name, what it holds and how it is kept, in the order of the flow."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+NEWEST = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), "min.cleanable.dirty.ratio": "0.1"}
+LARGEST_MESSAGE = {"max.message.bytes": str(8 << 20)}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """A topic as it should be."""
+
+    name: str
+    partitions: int
+    config: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Names of the topics of one run. Run, region, workflow, policy and variant names hold no dots."""
+
+    run: str
+
+    def __post_init__(self) -> None:
+        """Refuse a run name that could not be told apart from the rest of a topic's name."""
+        check_name("run", self.run)
+
+    @property
+    def recipe(self) -> str:
+        """RecipeRevision, one partition."""
+        return f"{self.run}.recipe"
+
+    def tasks(self, stream: str) -> str:
+        """Task, of one stream: `tasks.<workflow>[.<region>]`, or `eval-tasks.…` for an evaluation's stream."""
+        if is_eval(stream):
+            return f"{self.run}.eval-tasks.{stream.removeprefix('eval.')}"
+        return f"{self.run}.tasks.{stream}"
+
+    def trajectories(self, policy: str) -> str:
+        """TrajectoryGroup for training."""
+        return f"{self.run}.trajectories.{policy}"
+
+    def eval_groups(self, policy: str) -> str:
+        """TrajectoryGroup of an evaluation."""
+        return f"{self.run}.eval-groups.{policy}"
+
+    def curated(self, policy: str, variant: str = "") -> str:
+        """CuratedGroup."""
+        return self._varied("curated", policy, variant)
+
+    def outcomes(self, policy: str, variant: str = "") -> str:
+        """Outcome."""
+        return self._varied("outcomes", policy, variant)
+
+    def batches(self, policy: str, variant: str = "") -> str:
+        """BatchTrained, one partition."""
+        return self._varied("batches", policy, variant)
+
+    def weights(self, policy: str, variant: str = "") -> str:
+        """WeightsPublished, one partition."""
+        return self._varied("weights", policy, variant)
+
+    def evals(self, policy: str, variant: str = "") -> str:
+        """EvalResult, one partition."""
+        return self._varied("evals", policy, variant)
+
+    @property
+    def workers(self) -> str:
+        """WorkerStatus, the newest by worker."""
+        return f"{self.run}.workers"
+
+    @property
+    def dead_letters(self) -> str:
+        """DeadLetter."""
+        return f"{self.run}.dead-letters"
+
+    @property
+    def state(self) -> str:
+        """Snapshot, CheckpointPointer and WarmStartExamples, the newest by key."""
+        return f"{self.run}.state"
+
+    def _varied(self, what: str, policy: str, variant: str) -> str:
+        return f"{self.run}.{what}.{policy}" + (f".{variant}" if variant else "")
+
+    def all(self, workflows: tuple[str, ...], policies: tuple[str, ...], partitions: int) -> tuple[TopicSpec, ...]:
+        """Return every topic that a run of these workflows and policies needs, as it should be.
+
+        `tasks` has no time limit because the feeder deletes what the workers are done with; `trajectories` and
+        `curated` are the dataset, and only `gc` may shorten them.
+        """
+        large = {**FOR_EVER, **LARGEST_MESSAGE}
+        specs = [TopicSpec(self.recipe, 1, large)]
+        for workflow in workflows:
+            specs.append(TopicSpec(self.tasks(workflow), partitions, FOR_EVER))
+            specs.append(TopicSpec(self.tasks(eval_stream(workflow)), partitions, FOR_EVER))
+        for policy in policies:
+            specs += [
+                TopicSpec(self.trajectories(policy), partitions, large),
+                TopicSpec(self.eval_groups(policy), partitions, large),
+                TopicSpec(self.curated(policy), partitions, large),
+                TopicSpec(self.outcomes(policy), partitions, FOR_EVER),
+                TopicSpec(self.batches(policy), 1, FOR_EVER),
+                TopicSpec(self.weights(policy), 1, FOR_EVER),
+                TopicSpec(self.evals(policy), 1, FOR_EVER),
+            ]
+        specs.append(TopicSpec(self.workers, 1, NEWEST))
+        specs.append(TopicSpec(self.dead_letters, 1, large))
+        specs.append(TopicSpec(self.state, 1, {**NEWEST, **LARGEST_MESSAGE}))
+        return tuple(specs)
+
+
+def check_name(what: str, name: str) -> str:
+    """Return the name, or raise ValueError when it cannot be part of a topic's name."""
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            f"{what} name {name!r} cannot be used: letters, digits, '-' and '_' only, at most 63, beginning with a "
+            "letter or digit (it becomes part of topic names, where dots separate)",
+        )
+    return name
+
+
+def eval_stream(stream: str) -> str:
+    """Return the stream of evaluations beside a stream of training tasks; `eval` is no workflow's name."""
+    return f"eval.{stream}"
+
+
+def is_eval(stream: str) -> bool:
+    """Tell whether a stream's tasks are evaluations."""
+    return stream.startswith("eval.")

@@ -1,0 +1,66 @@
+"""A toy component for tests of the run loop: counts the records of each partition and writes each with its count.
+
+As a process (`python counting_component.py BOOTSTRAP RUN`) it can be killed; its output shows what was done twice.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterable
+
+from infra.group_consumer import GroupConsumer, Membership
+from infra.kafka import Connection, Message, Outgoing
+from infra.process import keep_running, stop_on_signals
+from infra.run_loop import run_loop
+from infra.stopwatch import Stopwatch
+from infra.topic_reader import Place
+from infra.transactions import TransactionalWriter
+
+
+class Counter:
+    """One partition: `key count` out for every key in, counted since the beginning of the partition."""
+
+    def __init__(self, place: Place, out: str) -> None:
+        self.place, self.out, self.count = place, out, 0
+
+    def handle(self, message: Message) -> Iterable[Outgoing]:
+        self.count += 1
+        yield Outgoing(self.out, f"{message.value.decode()} {self.count}".encode(), message.key, partition=self.place[1])
+
+    def snapshot(self) -> bytes:
+        return json.dumps(self.count).encode()
+
+    def restore(self, body: bytes) -> None:
+        self.count = int(json.loads(body))
+
+
+def membership(bootstrap: str, run: str, snapshot_every_s: float = 0.2) -> Membership:
+    return Membership(
+        connection=Connection(bootstrap),
+        component="count",
+        run_id="run-1",
+        group=f"{run}.count",
+        topics=(f"{run}.in",),
+        state_topic=f"{run}.state",
+        snapshot_every_s=snapshot_every_s,
+    )
+
+
+def main(bootstrap: str, run: str, slot: str) -> None:
+    def build_and_run(stop: threading.Event) -> None:
+        member = membership(bootstrap, run)
+        writer = TransactionalWriter(member.connection, f"{run}.count.{slot}")
+        consumer = GroupConsumer(member, lambda place: Counter(place, f"{run}.out"))
+        try:
+            run_loop(consumer, writer, stop, Stopwatch())
+        finally:
+            consumer.close()
+            writer.close()
+
+    keep_running(build_and_run, stop_on_signals())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

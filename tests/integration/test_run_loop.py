@@ -1,0 +1,204 @@
+"""The run loop on a real broker: exactly once over crashes, rebalances and aborted transactions."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from counting_component import Counter, membership
+
+from infra.group_consumer import GroupConsumer
+from infra.kafka import Connection, Fenced, Outgoing, open_producer
+from infra.run_loop import run_loop
+from infra.stopwatch import Stopwatch
+from infra.topic_admin import TopicDiffers, ensure_topics
+from infra.topic_reader import TopicReader, read_all, read_one, whole_topics
+from infra.transactions import Aborted, TransactionalWriter
+from schemas.topics import TopicSpec
+
+PARTITIONS = 4
+COMPONENT = Path(__file__).with_name("counting_component.py")
+
+
+@pytest.fixture
+def connection(bootstrap: str, run_name: str) -> Connection:
+    found = Connection(bootstrap)
+    specs = [TopicSpec(f"{run_name}.{name}", PARTITIONS) for name in ("in", "out")]
+    ensure_topics(found, [*specs, TopicSpec(f"{run_name}.state", 1, {"cleanup.policy": "compact"})])
+    return found
+
+
+@pytest.fixture
+def spawn(bootstrap: str, run_name: str) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(slot: str) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, str(COMPONENT), bootstrap, run_name, slot]))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def produce(connection: Connection, topic: str, values: range) -> None:
+    producer = open_producer(connection, "test")
+    for value in values:
+        producer.produce(topic, str(value).encode(), partition=value % PARTITIONS)
+    assert producer.flush(30) == 0
+
+
+def counted(connection: Connection, topic: str) -> dict[int, list[tuple[int, int]]]:
+    """Partition to its (value, count) pairs in order."""
+    found = defaultdict(list)
+    for message in read_all(connection, [topic]):
+        value, count = message.value.split()
+        found[message.partition].append((int(value), int(count)))
+    return found
+
+
+def exactly_once(n: int) -> dict[int, list[tuple[int, int]]]:
+    return {p: [(value, i + 1) for i, value in enumerate(range(p, n, PARTITIONS))] for p in range(PARTITIONS)}
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.05)
+
+
+def total(connection: Connection, topic: str) -> int:
+    return sum(len(pairs) for pairs in counted(connection, topic).values())
+
+
+def test_every_record_is_counted_exactly_once_over_kills_and_joins(
+    connection: Connection, run_name: str, spawn: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    out, n = f"{run_name}.out", 1200
+    first = spawn("a")
+    produce(connection, f"{run_name}.in", range(400))
+    until(lambda: total(connection, out) >= 200)
+    first.kill()
+    spawn("a")
+    spawn("b")
+    produce(connection, f"{run_name}.in", range(400, 800))
+    until(lambda: total(connection, out) >= 600)
+    third = spawn("c")
+    produce(connection, f"{run_name}.in", range(800, n))
+    third.send_signal(signal.SIGTERM)
+    until(lambda: total(connection, out) >= n)
+    assert counted(connection, out) == exactly_once(n)
+
+
+def test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again(
+    connection: Connection, run_name: str
+) -> None:
+    out, n = f"{run_name}.out", 200
+    produce(connection, f"{run_name}.in", range(n))
+    member = membership(connection.bootstrap, run_name)
+    failures = iter([True] * 3)
+
+    class Stumbling(Counter):
+        def handle(self, message):  # type: ignore[no-untyped-def]
+            yield from super().handle(message)
+            if self.count == 20 and next(failures, False):
+                raise Aborted("as if the store were away")
+
+    consumer = GroupConsumer(member, lambda place: Stumbling(place, out))
+    run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) >= n)
+    assert next(failures, None) is None, "the failures happened"
+    assert counted(connection, out) == exactly_once(n)
+
+
+def run_until(consumer: GroupConsumer, writer: TransactionalWriter, condition: Callable[[], bool]) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=run_loop, args=(consumer, writer, stop, Stopwatch()))
+    thread.start()
+    try:
+        until(condition)
+    finally:
+        stop.set()
+        thread.join(30)
+        consumer.close()
+        writer.close()
+
+
+def test_a_state_is_restored_from_its_snapshot_and_the_records_after_it(connection: Connection, run_name: str) -> None:
+    out = f"{run_name}.out"
+    produce(connection, f"{run_name}.in", range(100))
+    member = membership(connection.bootstrap, run_name, snapshot_every_s=0.0)
+    consumer = GroupConsumer(member, lambda place: Counter(place, out))
+    run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) == 100)
+
+    restored: list[int] = []
+
+    class Watched(Counter):
+        def restore(self, body: bytes) -> None:
+            super().restore(body)
+            restored.append(self.count)
+
+    produce(connection, f"{run_name}.in", range(100, 104))
+    consumer = GroupConsumer(member, lambda place: Watched(place, out))
+    run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) == 104)
+    assert len(restored) == PARTITIONS
+    assert all(count > 0 for count in restored), "snapshots held counts"
+    assert counted(connection, out) == exactly_once(104)
+
+
+def test_a_second_writer_of_the_same_id_fences_the_first(connection: Connection, run_name: str) -> None:
+    first = TransactionalWriter(connection, f"{run_name}.t")
+    first.begin()
+    first.produce([Outgoing(f"{run_name}.out", b"lost", partition=0)])
+    second = TransactionalWriter(connection, f"{run_name}.t")
+    with pytest.raises(Fenced):
+        first.commit()
+    second.begin()
+    second.produce([Outgoing(f"{run_name}.out", b"kept", partition=0)])
+    second.commit()
+    assert [m.value for m in read_all(connection, [f"{run_name}.out"])] == [b"kept"]
+
+
+def test_a_reader_waits_for_a_transaction_that_is_still_open(connection: Connection, run_name: str) -> None:
+    topic = f"{run_name}.out"
+    writer = TransactionalWriter(connection, f"{run_name}.t")
+    writer.begin()
+    ticket = writer.produce([Outgoing(topic, b"late", partition=0)])[0]
+    writer.flush()
+    with TopicReader(connection, whole_topics(connection, [topic])) as reader:
+        ends = reader.ends()
+        assert ends[topic, 0] == ticket.offset + 1, "the high watermark counts what is not committed yet"
+        assert reader.poll(timeout_s=0.5) == []
+        committer = threading.Timer(0.5, writer.commit)
+        committer.start()
+        assert [m.value for m in reader.until(ends)] == [b"late"]
+        committer.join()
+
+
+def test_a_record_that_was_aborted_is_not_there(connection: Connection, run_name: str) -> None:
+    topic = f"{run_name}.out"
+    writer = TransactionalWriter(connection, f"{run_name}.t")
+    writer.begin()
+    ticket = writer.produce([Outgoing(topic, b"aborted", partition=0)])[0]
+    writer.flush()
+    writer.abort()
+    assert read_one(connection, (topic, 0), ticket.offset) is None
+
+
+def test_topics_are_created_once_and_differences_are_refused(connection: Connection, run_name: str) -> None:
+    spec = TopicSpec(f"{run_name}.more", 3, {"retention.ms": "-1"})
+    assert ensure_topics(connection, [spec]) == [spec.name]
+    assert ensure_topics(connection, [spec]) == []
+    with pytest.raises(TopicDiffers, match="has 3 partitions, the recipe says 5"):
+        ensure_topics(connection, [TopicSpec(spec.name, 5)])
+    with pytest.raises(TopicDiffers, match="retention.ms=-1, the run needs 1000"):
+        ensure_topics(connection, [TopicSpec(spec.name, 3, {"retention.ms": "1000"})])
