@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import structlog
 
-from infra.errors import HeadraceError, Unavailable
+from infra.errors import HeadraceError, Unavailable, UsageError
 from infra.kafka import Connection, KafkaAway, KafkaRefused, RunAddress
 from infra.object_store import ObjectStore, StoreAddress
 from infra.settings import Recipe
@@ -69,6 +69,15 @@ class Run:
     def store(self) -> ObjectStore:
         """Its object store."""
         return ObjectStore(self.store_address)
+
+    def policy(self, asked: str | None) -> str:
+        """Return the policy asked for, or the only one. Raises UsageError."""
+        known = tuple(self.recipe.policies)
+        if asked is None and len(known) == 1:
+            return known[0]
+        if asked not in known:
+            raise UsageError(f"--policy {asked or 'is missing'}: name one of the run's policies, {', '.join(known)}")
+        return asked
 
     def put(self, data: bytes, kind: str, suffix: str = "") -> ClaimCheck:
         """Store bytes, waiting while the store is away; return the claim check that a record carries."""

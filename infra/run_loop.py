@@ -7,7 +7,7 @@ A component with partitions of a group (curator, evaluator) is a `GroupConsumer`
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Protocol
 
@@ -54,7 +54,6 @@ def run_loop(
     writer: TransactionalWriter,
     stop: threading.Event,
     watch: Stopwatch,
-    each_turn: Callable[[], None] = lambda: None,
 ) -> None:
     """Drive a component until it is told to stop.
 
@@ -85,7 +84,6 @@ def run_loop(
                 with watch.measure("commit"):
                     component.position(writer)  # 4
                     writer.commit()  # 5
-            each_turn()
             pause = 0.05
         except Unavailable as error:
             log.warning("turn.undone", error=str(error))

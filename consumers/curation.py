@@ -1,0 +1,226 @@
+"""What a curator does with one partition: dedupe, clock, chain. Logic without I/O of its own.
+
+Every group gives exactly one outcome, and a kept one also a curated record; bytes that cannot be read give a dead
+letter. Memory is a function of the partition's records in order, so it can be rebuilt from them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from consumers.algorithms.chain import Chain, load_chain
+from consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, generated_lengths
+from consumers.dedupe import Dedupe
+from infra.dead_letters import dead_letter
+from infra.kafka import Message, Outgoing
+from infra.object_store import ObjectCorrupt, ObjectMissing
+from infra.settings import Recipe
+from infra.topic_reader import Place
+from schemas import codec
+from schemas.avro import SchemaError
+from schemas.headers import HeaderError, Stamp
+from schemas.records import ClaimCheck, CuratedGroup, Outcome, TrajectoryGroup
+from schemas.topics import Topics
+
+log = structlog.get_logger()
+
+LARGEST_LEAP = 1000
+"""A head_version this far ahead of the partition's clock is no clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What a curator's partitions share, none of it state."""
+
+    run_id: str
+    policy: str
+    topics: Topics
+    recipe_of: Callable[[int], Recipe]
+    """Recipe by revision."""
+    fetch: Callable[[ClaimCheck], bytes]
+
+
+class _Unreadable(Exception):
+    """A message that becomes a dead letter."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+def chain_of(recipe: Recipe, policy: str) -> Chain:
+    """Return the chain of a recipe; `max_staleness` takes the trainer's limit where it is given none."""
+    limits = {"max_staleness": {"limit": recipe.trainer_of(policy).max_staleness}}
+    return load_chain([(use.use, {**limits.get(use.use, {}), **use.settings}) for use in recipe.curate.chain])
+
+
+class CuratorPartition:
+    """One partition of trajectories: dedupe, clock and chains; a function of its records in order."""
+
+    def __init__(self, desk: Desk, place: Place, partitions: int) -> None:
+        self._desk = desk
+        self._partition = place[1]
+        self._dedupe = Dedupe(place[1], partitions)
+        self._clock = -1
+        self._chains: dict[int, Chain] = {}
+
+    def handle(self, message: Message) -> Iterable[Outgoing]:
+        """Return the dead letter, or the outcome (and curated record), of one message; nothing for a repetition."""
+        try:
+            stamp = self._stamp(message)
+            if not self._dedupe.conclude(stamp.stream, stamp.number):
+                log.debug("group.repeated", stream=stamp.stream, number=stamp.number, attempt=stamp.attempt)
+                return []
+            group = self._group(message.value, stamp)
+        except _Unreadable as why:
+            # A misrouted number stays open: without its headers the letter concludes nothing.
+            named = replace(message, headers=[]) if why.reason == "misrouted" else message
+            return [self._dead(named, why)]
+        self._clock = max(self._clock, group.head_version)
+        return self._curate(group, message.value)
+
+    def _stamp(self, message: Message) -> Stamp:
+        try:
+            stamp = Stamp.from_headers(message.headers)
+        except HeaderError as error:
+            raise _Unreadable("undecodable", str(error)) from error
+        if stamp.run_id != self._desk.run_id:
+            raise _Unreadable("other_run", f"run {stamp.run_id} wrote to a topic of run {self._desk.run_id}")
+        if not self._dedupe.belongs(stamp.number):
+            raise _Unreadable("misrouted", f"number {stamp.number} does not belong on partition {self._partition}")
+        return stamp
+
+    def _group(self, value: bytes, stamp: Stamp) -> TrajectoryGroup:
+        try:
+            group = codec.decode(value, TrajectoryGroup)
+            if group.claim is not None:
+                group = codec.decode(self._desk.fetch(group.claim), TrajectoryGroup)
+        except SchemaError as error:
+            raise _Unreadable("undecodable", str(error)) from error
+        except (ObjectMissing, ObjectCorrupt) as error:
+            raise _Unreadable("missing_object", str(error)) from error
+        if (group.stream, group.number, group.policy) != (stamp.stream, stamp.number, self._desk.policy):
+            raise _Unreadable("undecodable", "the headers name another group than the record")
+        if self._clock >= 0 and group.head_version > self._clock + LARGEST_LEAP:
+            raise _Unreadable("time_travel", f"head_version {group.head_version} at clock {self._clock}")
+        return group
+
+    def _curate(self, group: TrajectoryGroup, value: bytes) -> list[Outgoing]:
+        before = Candidate.of(group)
+        verdict = self._chain(group.revision).process(before, self._clock)[0]
+        outcome = _outcome(self._desk.policy, before)
+        if not isinstance(verdict, Keep):
+            dropped = replace(outcome, verdict="dropped", reason=verdict.reason if isinstance(verdict, Drop) else "")
+            return [self._outcome_message(dropped)]
+        return [
+            self._outcome_message(replace(outcome, verdict="kept")),
+            *(self._outcome_message(_rejection_outcome(outcome, r)) for r in verdict.candidate.rejected),
+            self._curated_message(verdict.candidate, value),
+        ]
+
+    def _curated_message(self, candidate: Candidate, value: bytes) -> Outgoing:
+        group = candidate.group
+        limit = self._desk.recipe_of(group.revision).trainer_of(self._desk.policy).max_staleness
+        curated = CuratedGroup(
+            run_id=group.run_id,
+            stream=group.stream,
+            number=group.number,
+            group=value,
+            deadline_version=candidate.min_version + limit,
+            min_version=candidate.min_version,
+            revision=group.revision,
+            kept=candidate.kept,
+            rewards=candidate.rewards,
+        )
+        stamp = Stamp(
+            run_id=group.run_id,
+            stream=group.stream,
+            number=group.number,
+            attempt=group.attempt,
+            revision=group.revision,
+            policy=group.policy,
+            min_version=candidate.min_version,
+            max_version=candidate.max_version,
+            head_version=group.head_version,
+        )
+        topic = self._desk.topics.curated(self._desk.policy)
+        return Outgoing(topic, codec.encode(curated), stamp.key, stamp.to_headers(), self._partition)
+
+    def _outcome_message(self, outcome: Outcome) -> Outgoing:
+        stamp = Stamp(
+            run_id=outcome.run_id,
+            stream=outcome.stream,
+            number=outcome.number,
+            revision=outcome.revision,
+            policy=outcome.policy,
+            min_version=outcome.min_version,
+            max_version=outcome.max_version,
+            head_version=outcome.head_version,
+        )
+        topic = self._desk.topics.outcomes(self._desk.policy)
+        return Outgoing(topic, codec.encode(outcome), stamp.key, stamp.to_headers(), self._partition)
+
+    def _dead(self, message: Message, why: _Unreadable) -> Outgoing:
+        component = f"curate.{self._desk.policy}"
+        return dead_letter(self._desk.topics, self._desk.run_id, component, message, (why.reason, why.detail))
+
+    def _chain(self, revision: int) -> Chain:
+        if revision not in self._chains:
+            self._chains[revision] = chain_of(self._desk.recipe_of(revision), self._desk.policy)
+        return self._chains[revision]
+
+    def snapshot(self) -> bytes:
+        """Return the state as JSON."""
+        state = {
+            "dedupe": self._dedupe.snapshot(),
+            "clock": self._clock,
+            "chains": {str(revision): chain.snapshot() for revision, chain in sorted(self._chains.items())},
+        }
+        return json.dumps(state).encode()
+
+    def restore(self, body: bytes) -> None:
+        """Take what `snapshot` returned."""
+        state = json.loads(body)
+        self._dedupe.restore(state["dedupe"])
+        self._clock = state["clock"]
+        for revision, known in state["chains"].items():
+            self._chain(int(revision)).restore(known)
+
+
+def _outcome(policy: str, candidate: Candidate) -> Outcome:
+    """Return what is true of a group whatever becomes of it."""
+    group = candidate.group
+    return Outcome(
+        run_id=group.run_id,
+        stream=group.stream,
+        number=group.number,
+        policy=policy,
+        component="curate",
+        revision=group.revision,
+        task_id=group.task_id,
+        tier=group.tier,
+        rewards=tuple(trajectory.reward for trajectory in group.trajectories),
+        lengths=generated_lengths(group),
+        n_asked=group.n_asked,
+        failures=len(group.failures),
+        min_version=candidate.min_version,
+        max_version=candidate.max_version,
+        head_version=group.head_version,
+    )
+
+
+def _rejection_outcome(outcome: Outcome, rejection: Rejection) -> Outcome:
+    return replace(
+        outcome,
+        level="trajectory",
+        trajectory_id=f"{outcome.stream}:{outcome.number}:{rejection.index}",
+        verdict="dropped",
+        reason=rejection.reason,
+        rewards=(outcome.rewards[rejection.index],),
+        lengths=(outcome.lengths[rejection.index],),
+    )

@@ -1,0 +1,68 @@
+"""The curator: `headrace curate --run kafka://host:port/run --policy NAME`.
+
+A member of the policy's consumer group; `curation.py` is what it does with a partition.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+
+from consumers.curation import CuratorPartition, Desk, chain_of
+from infra.group_consumer import GroupConsumer, Membership
+from infra.kafka import parse_run
+from infra.log import configure_logging
+from infra.process import JOIN_PATIENCE_S, MustRestart, keep_running, stop_on_signals
+from infra.run import Run, join
+from infra.run_loop import run_loop
+from infra.settings import Recipe
+from infra.stopwatch import Stopwatch
+from infra.topic_reader import whole_topics
+from infra.transactions import TransactionalWriter
+
+
+def main(run: str, policy: str | None = None, slot: str | None = None) -> None:
+    """Curate one policy's groups until told to stop; `slot` names a supervised place, whose successor fences it."""
+    configure_logging("curate", policy=policy or "")
+    address, stop = parse_run(run), stop_on_signals()
+
+    def build_and_run(stop: threading.Event) -> None:
+        joined = join(address, JOIN_PATIENCE_S)
+        name = joined.policy(policy)
+        place = slot or secrets.token_hex(4)
+        writer = TransactionalWriter(joined.connection, f"{address.run}.curate.{name}.{place}")
+        consumer = curator(joined, name)
+        try:
+            run_loop(consumer, writer, stop, Stopwatch())
+        finally:
+            consumer.close()
+            writer.close()
+
+    keep_running(build_and_run, stop)
+
+
+def curator(run: Run, policy: str) -> GroupConsumer:
+    """Return the group consumer of a policy's curators; its chain is checked before it joins the group."""
+    topics, topic = run.topics, run.topics.trajectories(policy)
+    chain_of(run.recipe, policy)
+    partitions = len(whole_topics(run.connection, [topic]))
+
+    def recipe_of(revision: int) -> Recipe:
+        if revision < len(run.revisions):
+            return run.revisions[revision]
+        raise MustRestart(f"a group is stamped with recipe revision {revision}, newer than this process has read")
+
+    desk = Desk(run.run_id, policy, topics, recipe_of, run.get)
+    component = f"curate.{policy}"
+    return GroupConsumer(
+        Membership(
+            connection=run.connection,
+            component=component,
+            run_id=run.run_id,
+            group=f"{run.address.run}.{component}",
+            topics=(topic,),
+            state_topic=topics.state,
+            snapshot_every_s=run.recipe.curate.snapshot_every_s,
+        ),
+        lambda place: CuratorPartition(desk, place, partitions),
+    )

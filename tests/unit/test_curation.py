@@ -1,0 +1,168 @@
+"""One partition of a curator, driven by messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from consumers.curation import CuratorPartition, Desk
+from infra.kafka import Message, Outgoing
+from infra.object_store import ObjectMissing
+from infra.settings import Recipe
+from schemas import codec
+from schemas.headers import Stamp
+from schemas.records import (
+    ClaimCheck,
+    CuratedGroup,
+    DeadLetter,
+    Outcome,
+    Sampling,
+    Sequence,
+    Span,
+    Trajectory,
+    TrajectoryGroup,
+)
+from schemas.topics import Topics
+
+RECIPE = Recipe.model_validate(
+    {
+        "name": "t",
+        "policies": {"solver": {"path": "/models/any"}},
+        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
+        "trainer": {"max_staleness": 2},
+    }
+)
+TOPIC = "t.trajectories.solver"
+
+
+def sequence(version: int) -> Sequence:
+    return Sequence(
+        ids=np.array([5, 6, 7, 1], np.int32),
+        logprobs=np.array([0, 0, -0.5, -0.25], np.float32),
+        version_runs=np.array([-1, 2, version, 2], np.int32),
+        spans=(Span("prompt", 2), Span("generated", 2, finish_reason="stop", sampling=Sampling())),
+    )
+
+
+def group(number: int, rewards: tuple[float, ...] = (1.0, 0.0), version: int = 3, **more: object) -> TrajectoryGroup:
+    trajectories = tuple(Trajectory(f"sums:{number}:{i}", r, {}, (sequence(version),)) for i, r in enumerate(rewards))
+    made = TrajectoryGroup(
+        run_id="run-1",
+        stream="sums",
+        number=number,
+        policy="solver",
+        n_asked=len(rewards),
+        trajectories=trajectories,
+        head_version=version,
+    )
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def message(made: TrajectoryGroup, value: bytes | None = None, offset: int = 0) -> Message:
+    stamp = Stamp(made.run_id, made.stream, made.number, policy=made.policy, head_version=made.head_version)
+    data = codec.encode(made) if value is None else value
+    return Message(TOPIC, 0, offset, stamp.key, data, stamp.to_headers())
+
+
+def partition(fetch: object = None) -> CuratorPartition:
+    desk = Desk("run-1", "solver", Topics("t"), lambda _: RECIPE, fetch or pytest.fail)  # type: ignore[arg-type]
+    return CuratorPartition(desk, (TOPIC, 0), 4)
+
+
+def read(outgoing: list[Outgoing]) -> list[object]:
+    return [codec.decode_any(record.value) for record in outgoing]
+
+
+def test_a_group_with_signal_is_kept_with_its_bytes_unchanged() -> None:
+    sent = message(group(0))
+    outcome, curated = read(list(partition().handle(sent)))
+    assert isinstance(outcome, Outcome)
+    assert isinstance(curated, CuratedGroup)
+    assert (outcome.verdict, outcome.rewards, outcome.lengths) == ("kept", (1.0, 0.0), (2, 2))
+    assert curated.group == sent.value
+    assert (curated.min_version, curated.deadline_version, curated.kept) == (3, 5, (0, 1))
+
+
+def test_records_go_to_the_partition_that_they_came_from() -> None:
+    desk = Desk("run-1", "solver", Topics("t"), lambda _: RECIPE, pytest.fail)
+    outgoing = list(CuratorPartition(desk, (TOPIC, 2), 4).handle(message(group(6))))
+    assert [(r.topic, r.partition) for r in outgoing] == [("t.outcomes.solver", 2), ("t.curated.solver", 2)]
+
+
+def test_equal_rewards_are_dropped_with_an_outcome_that_still_tells_them() -> None:
+    (outcome,) = read(list(partition().handle(message(group(0, rewards=(1.0, 1.0))))))
+    assert isinstance(outcome, Outcome)
+    assert (outcome.verdict, outcome.reason, outcome.rewards) == ("dropped", "zero_variance", (1.0, 1.0))
+
+
+def test_a_repetition_gives_nothing_even_after_a_restore() -> None:
+    first, second = partition(), partition()
+    assert list(first.handle(message(group(0))))
+    second.restore(first.snapshot())
+    assert list(second.handle(message(group(0, rewards=(0.0, 1.0))))) == []
+    assert list(second.handle(message(group(4))))
+
+
+def test_staleness_is_measured_by_the_newest_head_version_of_the_partition() -> None:
+    state = partition()
+    state.handle(message(group(0, version=9)))
+    (outcome,) = read(list(state.handle(message(group(4, version=6)))))
+    assert isinstance(outcome, Outcome)
+    assert (outcome.verdict, outcome.reason) == ("dropped", "stale")
+    assert len(list(state.handle(message(group(8, version=7))))) == 2
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason", "number"),
+    [
+        (message(group(0), value=codec.encode(group(0))[:-5]), "undecodable", 0),
+        (message(group(0), value=b"\xc3\x01unknown!" + b"x" * 20), "undecodable", 0),
+        (replace(message(group(0)), headers=[]), "undecodable", -1),
+        (message(group(0, run_id="run-0")), "other_run", -1),
+        (message(group(1)), "misrouted", -1),
+        (message(group(0), value=codec.encode(group(4))), "undecodable", 0),
+    ],
+)
+def test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes(sent: Message, reason: str, number: int) -> None:
+    (letter,) = read(list(partition().handle(sent)))
+    assert isinstance(letter, DeadLetter)
+    assert (letter.reason, letter.number, letter.value) == (reason, number, sent.value)
+
+
+def test_a_head_version_from_far_ahead_is_dead_and_moves_nothing() -> None:
+    state = partition()
+    state.handle(message(group(0, version=1)))
+    (letter,) = read(list(state.handle(message(group(4, version=5000)))))
+    assert isinstance(letter, DeadLetter)
+    assert letter.reason == "time_travel"
+    assert len(list(state.handle(message(group(8, version=1))))) == 2, "the clock did not move"
+
+
+def test_a_group_behind_a_claim_check_is_fetched_and_a_missing_one_is_dead() -> None:
+    whole = group(0)
+    claimed = replace(whole, trajectories=(), claim=ClaimCheck("main", "groups/x", "00", 1))
+    outcome, curated = read(list(partition(lambda _: codec.encode(whole)).handle(message(claimed))))
+    assert isinstance(outcome, Outcome)
+    assert isinstance(curated, CuratedGroup)
+    assert outcome.rewards == (1.0, 0.0)
+    assert codec.decode(curated.group, TrajectoryGroup).claim == claimed.claim
+
+    def missing(_: ClaimCheck) -> bytes:
+        raise ObjectMissing("groups/x is not there")
+
+    (letter,) = read(list(partition(missing).handle(message(claimed))))
+    assert isinstance(letter, DeadLetter)
+    assert letter.reason == "missing_object"
+
+
+def test_the_same_records_give_the_same_bytes_whether_live_or_restored_half_way() -> None:
+    sent = [message(group(4 * i, rewards=(float(i % 2), 0.0), version=i // 3), offset=i) for i in range(30)]
+    live = partition()
+    whole = [record for m in sent for record in live.handle(m)]
+    first, second = partition(), partition()
+    halves = [record for m in sent[:15] for record in first.handle(m)]
+    second.restore(first.snapshot())
+    halves += [record for m in sent[15:] for record in second.handle(m)]
+    assert halves == whole

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.dedupe import Dedupe
+
+numbers = st.lists(st.integers(0, 40).map(lambda i: 3 * i + 1), max_size=120)
+
+
+@given(numbers)
+def test_each_number_is_concluded_once_in_any_order_and_with_any_repetition(order: list[int]) -> None:
+    dedupe = Dedupe(partition=1, partitions=3)
+    first_times = [number for number in order if dedupe.conclude("sums", number)]
+    assert sorted(first_times) == sorted(set(order))
+
+
+@given(numbers, numbers)
+def test_a_restored_dedupe_goes_on_as_the_one_it_was(before: list[int], after: list[int]) -> None:
+    one, other = Dedupe(1, 3), Dedupe(1, 3)
+    for number in before:
+        one.conclude("sums", number)
+    other.restore(one.snapshot())
+    assert [one.conclude("sums", n) for n in after] == [other.conclude("sums", n) for n in after]
+
+
+def test_streams_are_apart_and_what_is_concluded_in_order_needs_no_set() -> None:
+    dedupe = Dedupe(0, 2)
+    for number in range(0, 2000, 2):
+        assert dedupe.conclude("a", number)
+    assert dedupe.conclude("b", 0)
+    assert dedupe.snapshot() == {"a": {"low": 1000, "above": []}, "b": {"low": 1, "above": []}}
+
+
+def test_a_number_of_another_partition_does_not_belong() -> None:
+    dedupe = Dedupe(1, 4)
+    assert [n for n in range(-4, 12) if dedupe.belongs(n)] == [1, 5, 9]
