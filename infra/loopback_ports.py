@@ -1,0 +1,69 @@
+"""Ports on loopback that a server keeps over its restarts: drawn once, held until the server itself has bound them."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from pathlib import Path
+
+import psutil
+
+HOST = "127.0.0.1"
+PORTS_BELOW_EPHEMERAL = 12_000
+"""Ports are drawn from this many just below the kernel's ephemeral range."""
+
+
+def draw_port() -> socket.socket:
+    """Find a free port and hold it: bound but not listening, so nobody is given it, yet a server may bind it.
+
+    Drawn below the ephemeral range: inside it, a client that keeps connecting while the server is down can be given
+    the very port as its own (it then talks to itself), and any program's outgoing connection can take it.
+    """
+    ephemeral = _ephemeral_start()
+    for _ in range(200):
+        port = ephemeral - 1 - secrets.randbelow(PORTS_BELOW_EPHEMERAL)
+        candidate = socket.socket()
+        try:
+            candidate.bind((HOST, port))  # without SO_REUSEADDR: two of us cannot draw the same port
+        except OSError:
+            candidate.close()
+            continue
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # now the server may bind beside it
+        return candidate
+    raise OSError(f"no free port between {ephemeral - PORTS_BELOW_EPHEMERAL} and {ephemeral} on {HOST}")
+
+
+def hold_port(port: int) -> socket.socket:
+    """Hold a port that was drawn earlier; raises OSError when somebody uses it."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not count
+    try:
+        held.bind((HOST, port))
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def port_user(port: int) -> str:
+    """Say which process uses a port, as far as this user may know; listeners first."""
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except psutil.Error:
+        return "another process"
+    users = [c for c in connections if c.laddr and c.laddr.port == port and c.pid]
+    users.sort(key=lambda connection: connection.status != psutil.CONN_LISTEN)
+    for user in users:
+        try:
+            return f"process {user.pid} ({psutil.Process(user.pid).name()})"
+        except psutil.Error:
+            continue
+    return "another process"
+
+
+def _ephemeral_start() -> int:
+    try:
+        start = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        start = 32_768
+    return start if start > PORTS_BELOW_EPHEMERAL + 1_024 else 32_768

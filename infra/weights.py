@@ -1,0 +1,128 @@
+"""Weights as bytes: the safetensors format and the hash that names a set of weights.
+
+Trainer and follower both use this file, so it knows neither torch nor a model. A tensor is its dtype (in safetensors'
+own names), its shape and its little-endian bytes; numpy has no bfloat16, so no array type is imposed here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from blake3 import blake3
+
+from infra.errors import HeadraceError
+
+ITEM_BYTES = {
+    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2,
+    "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+HF_METADATA = {"format": "pt"}
+_MAX_HEADER_BYTES = 100_000_000
+
+
+class WeightsError(HeadraceError):
+    """Bytes that are not a whole, well-formed set of tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor without a library. Raises WeightsError when data, dtype and shape do not agree."""
+
+    dtype: str
+    """As safetensors names it: BF16, F32, I64 ..."""
+    shape: tuple[int, ...]
+    data: memoryview
+    """C order, little-endian."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise WeightsError(f"dtype {self.dtype!r} is not one of safetensors': {', '.join(ITEM_BYTES)}")
+        expected = math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        if self.data.nbytes != expected:
+            raise WeightsError(
+                f"a {self.dtype} tensor of shape {self.shape} holds {expected} bytes, not {self.data.nbytes}"
+            )
+
+
+def weights_hash(named: Mapping[str, Tensor]) -> str:
+    r"""BLAKE3 (hex, 256 bits) over every tensor in name order, however the tensors were stored.
+
+    Hashed per tensor: ``name \0 dtype \0 d0,d1,... \0`` in UTF-8, then its bytes, whose number dtype and shape fix.
+    """
+    digest = blake3(max_threads=blake3.AUTO)
+    for name in sorted(named):
+        tensor = named[name]
+        digest.update(f"{name}\0{tensor.dtype}\0{','.join(map(str, tensor.shape))}\0".encode())
+        digest.update(tensor.data)
+    return digest.hexdigest()
+
+
+def write_safetensors(named: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """One safetensors file; equal input gives equal bytes.
+
+    `metadata` is HF_METADATA unless given: transformers refuses files that do not name their framework. Tensors of
+    wider items come first, as in the reference implementation, so that every tensor lies aligned.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(sorted((HF_METADATA if metadata is None else metadata).items()))}
+    order = sorted(named, key=lambda name: (-ITEM_BYTES[named[name].dtype], name))
+    end = 0
+    for name in order:
+        tensor = named[name]
+        begin, end = end, end + tensor.data.nbytes
+        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *(named[name].data for name in order)])
+
+
+def read_safetensors(data: bytes | memoryview) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file as views into `data`: nothing is copied.
+
+    Raises WeightsError for a torn header, offsets that overlap, leave gaps or pass the end, or sizes that do not fit.
+    """
+    header, body = _split(data)
+    header.pop("__metadata__", None)
+    tensors: dict[str, Tensor] = {}
+    spans: list[tuple[int, int]] = []
+    for name, entry in header.items():
+        try:
+            begin, end = (int(offset) for offset in entry["data_offsets"])
+            dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise WeightsError(f"safetensors entry {name!r} is malformed: {entry!r}") from error
+        if not 0 <= begin <= end <= len(body) or min(shape, default=0) < 0:
+            raise WeightsError(f"safetensors entry {name!r} spans bytes {begin}..{end} of {len(body)}: a torn object?")
+        tensors[name] = Tensor(dtype, shape, body[begin:end])
+        spans.append((begin, end))
+    spans.sort()
+    if [begin for begin, _ in spans] + [len(body)] != [0] + [end for _, end in spans]:
+        raise WeightsError("safetensors entries overlap or leave gaps: the object is torn or was not written whole")
+    return tensors
+
+
+def read_metadata(data: bytes | memoryview) -> dict[str, str]:
+    """Return the free metadata of a safetensors file, {} if it has none. Raises WeightsError for a torn header."""
+    found = _split(data)[0].get("__metadata__", {})
+    if not isinstance(found, dict):
+        raise WeightsError(f"safetensors __metadata__ is not a mapping: {found!r}")
+    return {str(key): str(value) for key, value in found.items()}
+
+
+def _split(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
+    """Header and body."""
+    view = memoryview(data)
+    length = int.from_bytes(view[:8], "little")
+    text = view[8 : 8 + length]
+    if length > _MAX_HEADER_BYTES or len(text) != length or length == 0:
+        raise WeightsError(f"a safetensors header of {length} bytes was announced, {len(text)} are there: not whole")
+    try:
+        header = json.loads(bytes(text))
+    except ValueError as error:
+        raise WeightsError("the safetensors header is not JSON: the object is torn or something else") from error
+    if not isinstance(header, dict):
+        raise WeightsError("the safetensors header is not a mapping")
+    return header, view[8 + length :]

@@ -1,0 +1,58 @@
+"""A run made by hand: topics, a recipe revision, and nothing running. Tests start what they are about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envs.arithmetic import ALPHABET
+from infra.kafka import Connection, RunAddress, open_producer
+from infra.object_store import ObjectStore
+from infra.run import Run, join, store_text
+from infra.settings import Recipe
+from infra.topic_admin import ensure_topics
+from schemas import codec
+from schemas.records import RecipeRevision
+
+TINY_MODEL = {
+    "architecture": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.2,
+}
+
+
+def tiny_recipe(name: str, **tables: Any) -> Recipe:
+    """One policy, one workflow of sums, small everything; `tables` replace whole tables."""
+    whole: dict[str, Any] = {
+        "name": name,
+        "policies": {"solver": {"model": TINY_MODEL, "alphabet": ALPHABET}},
+        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
+        "rollout": {"group_size": 4, "max_tokens": 8, "concurrency": 64},
+        "trainer": {"steps": 6, "groups_per_batch": 4, "minibatches": 2, "learning_rate": 1e-3, "checkpoint_every": 2},
+        "evaluate": {"every": 0},
+        "kafka": {"partitions": 4},
+    }
+    return Recipe.model_validate(whole | tables)
+
+
+def make_run(bootstrap: str, store: ObjectStore, recipe: Recipe, run_id: str = "run-1") -> Run:
+    """Create the topics, write revision 0, join."""
+    address = RunAddress(Connection(bootstrap), recipe.name)
+    specs = recipe.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
+    ensure_topics(address.connection, specs)
+    revision = RecipeRevision(
+        run_id=run_id,
+        recipe=recipe.to_json(),
+        schemas=codec.schema_texts(),
+        store=store_text(store.address, with_keys=True),
+    )
+    producer = open_producer(address.connection, "made-run")
+    producer.produce(recipe.topics.recipe, codec.encode(revision), partition=0)
+    assert producer.flush(30) == 0
+    return join(address)

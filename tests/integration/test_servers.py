@@ -1,0 +1,342 @@
+"""The embedded servers: their life, their ends, what they keep; and the object store on a real server."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+import structlog
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from infra.embedded_kafka import EmbeddedKafka
+from infra.embedded_store import EmbeddedStore
+from infra.errors import UsageError
+from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress, StoreDenied, StoreUnavailable
+from infra.server_process import FolderTaken, PortTaken, ServerError, ServerFailed
+
+QUIET = {"log_level": 0}
+
+
+@pytest.fixture
+def own_store(tmp_path: Path) -> Iterator[EmbeddedStore]:
+    """A server to stop and kill; started by the test."""
+    server = EmbeddedStore(tmp_path / "store")
+    yield server
+    server.stop()
+
+
+def make_topic(bootstrap: str, name: str, config: dict[str, str] | None = None) -> None:
+    client = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+    client.create_topics([NewTopic(name, 1, 1, config=config or {})])[name].result(30)
+
+
+def read_all(bootstrap: str, topic: str) -> list[bytes | None]:
+    """Every record's value up to the end that the topic has now."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False, **QUIET})
+    _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    values: list[bytes | None] = []
+    while len(values) < end:
+        message = consumer.poll(30)
+        assert message is not None, f"{len(values)} of {end} records, then silence"
+        assert message.error() is None
+        values.append(message.value())
+    consumer.close()
+    return values
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ends within ten seconds."""
+    try:
+        psutil.Process(pid).wait(10)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def test_a_broker_killed_under_load_keeps_every_acked_record_once(tmp_path: Path, run_name: str) -> None:
+    n_records, kill_after = 6_000, 2_000
+    acked: list[int] = []
+
+    def on_delivery(error: object, message: Message) -> None:
+        assert error is None
+        acked.append(int(message.value() or b""))
+
+    with EmbeddedKafka(tmp_path / "kafka") as server:
+        make_topic(server.bootstrap, run_name)
+        bootstrap, pid = server.bootstrap, server.pid
+        assert pid is not None
+        producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **QUIET})
+        for n in range(n_records):
+            producer.produce(run_name, str(n).encode(), on_delivery=on_delivery)
+            producer.poll(0)
+            if n == kill_after:
+                while not acked:
+                    producer.poll(0.1)
+                os.kill(pid, signal.SIGKILL)
+                assert gone(pid)
+        assert not server.alive()
+        assert len(acked) < n_records
+        server.start()
+        assert server.bootstrap == bootstrap
+        assert producer.flush(60) == 0
+        assert sorted(acked) == list(range(n_records))
+        assert [int(value or b"") for value in read_all(bootstrap, run_name)] == list(range(n_records))
+
+
+def test_two_brokers_run_at_once(kafka_server: EmbeddedKafka, tmp_path: Path, run_name: str) -> None:
+    with EmbeddedKafka(tmp_path / "kafka", heap="256m") as other:
+        assert other.bootstrap != kafka_server.bootstrap
+        make_topic(other.bootstrap, run_name)
+        here = AdminClient({"bootstrap.servers": kafka_server.bootstrap, **QUIET}).list_topics(timeout=10)
+        assert run_name not in here.topics
+
+
+def test_a_message_of_fifteen_megabytes_passes(bootstrap: str, run_name: str) -> None:
+    make_topic(bootstrap, run_name)
+    data = os.urandom(15 * 1024 * 1024)
+    producer = Producer({"bootstrap.servers": bootstrap, "message.max.bytes": 16 * 1024 * 1024, **QUIET})
+    producer.produce(run_name, data)
+    assert producer.flush(30) == 0
+    assert read_all(bootstrap, run_name) == [data]
+
+
+def test_a_broker_that_cannot_start_tells_its_log_and_the_reason(tmp_path: Path) -> None:
+    server = EmbeddedKafka(tmp_path / "kafka", config={"num.io.threads": "zero"})
+    with pytest.raises(ServerFailed, match=r"(?s)exited with 1 .*log ends with:.*num\.io\.threads"):
+        server.start()
+    assert server.pid is None
+
+
+def test_a_damaged_data_folder_of_a_broker_is_told(tmp_path: Path) -> None:
+    with EmbeddedKafka(tmp_path / "kafka") as server:
+        pass
+    (tmp_path / "kafka" / "data" / "meta.properties").write_text("version=1\n")
+    with pytest.raises(ServerFailed, match=r"(?s)kafka\.log ends with:.*meta\.properties|cluster\.id"):
+        server.start()
+
+
+def test_stopping_leaves_no_process_and_a_start_finds_data_ports_and_keys_again(
+    own_store: EmbeddedStore,
+) -> None:
+    own_store.start()
+    endpoint, pid, address = own_store.endpoint, own_store.pid, own_store.address("kept")
+    assert pid is not None
+    with ObjectStore(address) as store:
+        store.ensure_bucket()
+        stored = store.put(b"kept", "groups")
+    own_store.stop()
+    assert not own_store.alive()
+    assert not psutil.pid_exists(pid)
+    assert not any(str(own_store.folder) in " ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
+    own_store.start()
+    assert own_store.endpoint == endpoint
+    assert own_store.address("kept") == address
+    with ObjectStore(address) as store:
+        assert store.get(stored.key, stored.sha256, stored.size_bytes) == b"kept"
+
+
+def test_the_stores_keys_are_for_their_owner_only_and_in_no_command_line(own_store: EmbeddedStore) -> None:
+    own_store.start()
+    assert (own_store.folder / "store.json").stat().st_mode & 0o777 == 0o600
+    assert own_store.address("any").secret_key not in " ".join(psutil.Process(own_store.pid).cmdline())
+
+
+def test_a_kept_port_that_is_in_use_is_told_with_its_user(own_store: EmbeddedStore) -> None:
+    own_store.start()
+    port = own_store.port("s3")
+    own_store.stop()
+    with socket.create_server(("127.0.0.1", port)):
+        with pytest.raises(PortTaken, match=rf"port {port}, .* process {os.getpid()} .*ports\.json"):
+            own_store.start()
+        (own_store.folder / "ports.json").unlink()
+        EmbeddedStore(own_store.folder).start().stop()
+
+
+def test_the_address_is_known_once_claimed_before_anything_runs(own_store: EmbeddedStore) -> None:
+    with pytest.raises(ServerError, match="claim"):
+        own_store.endpoint  # noqa: B018 - a property that raises
+    endpoint = own_store.claim().endpoint
+    assert not own_store.alive()
+    assert own_store.start().endpoint == endpoint
+
+
+def test_a_folder_in_use_is_refused_to_a_second_owner(own_store: EmbeddedStore) -> None:
+    own_store.start()
+    with pytest.raises(FolderTaken, match=f"process {os.getpid()} runs"):
+        EmbeddedStore(own_store.folder).start()
+    assert own_store.alive()
+
+
+def test_a_leftover_of_an_earlier_run_is_recognised_said_and_stopped(own_store: EmbeddedStore) -> None:
+    own_store.start()
+    pid, endpoint = own_store.pid, own_store.endpoint
+    assert pid is not None
+    own_store._release()  # as if the owner had gone without its server
+    successor = EmbeddedStore(own_store.folder)
+    with structlog.testing.capture_logs() as logs:
+        successor.start()
+    try:
+        told = [entry["detail"] for entry in logs if entry["event"] == "server.leftover"]
+        assert told == [f"an object store (pid {pid}) of an earlier run still uses {own_store.folder}: stopping it"]
+        assert gone(pid)
+        assert successor.endpoint == endpoint
+    finally:
+        successor.stop()
+
+
+def test_another_process_under_a_recorded_pid_is_left_alone(own_store: EmbeddedStore) -> None:
+    own_store.folder.mkdir()
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    created = psutil.Process(bystander.pid).create_time()
+    (own_store.folder / "server.json").write_text(f'{{"pid": {bystander.pid}, "created": {created}}}')
+    own_store.start()
+    assert bystander.poll() is None
+    bystander.communicate(b"\n")
+
+
+def test_a_server_ends_with_its_killed_parent(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sys\nfrom infra.embedded_store import EmbeddedStore\n"
+        f"server = EmbeddedStore(pathlib.Path({str(tmp_path / 'store')!r})).start()\n"
+        "sys.stderr.write(f'pid={server.pid}\\n')\ninput()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as parent:
+        assert parent.stderr is not None
+        lines = iter(parent.stderr.readline, b"")
+        pid = next(int(line[4:]) for line in lines if line.startswith(b"pid="))
+        assert psutil.pid_exists(pid)
+        parent.kill()
+    assert gone(pid)
+
+
+def test_a_server_outlives_the_thread_that_started_it(own_store: EmbeddedStore) -> None:
+    starter = threading.Thread(target=own_store.start)
+    starter.start()
+    starter.join()
+    with pytest.raises(psutil.TimeoutExpired):
+        psutil.Process(own_store.pid).wait(0.5)
+    assert own_store.alive()
+
+
+def test_a_server_that_does_not_stop_is_killed(own_store: EmbeddedStore) -> None:
+    own_store.start()
+    pid = own_store.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    with structlog.testing.capture_logs() as logs:
+        own_store.stop(timeout_s=0.2)
+    assert [entry["event"] for entry in logs] == ["server.killed"]
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ServerError, match=f"cannot use {tmp_path / 'file' / 'store'}.*folder that this user may write"):
+        EmbeddedStore(tmp_path / "file" / "store").start()
+
+
+def test_an_object_comes_back_whole_in_part_and_as_a_file(store: ObjectStore, tmp_path: Path, run_name: str) -> None:
+    data = os.urandom(20 * 1024 * 1024)  # three parts
+    stored = store.put(memoryview(data), "groups", ".bin")
+    assert stored.key == f"{run_name}/groups/{hashlib.sha256(data).hexdigest()}.bin"
+    assert stored.size_bytes == len(data)
+    assert store.exists(stored.key)
+    assert store.get(stored.key, stored.sha256, stored.size_bytes) == data
+    assert store.get_range(stored.key, 9_000_000, 1_000) == data[9_000_000:9_001_000]
+    store.get_to_file(stored.key, stored.sha256, stored.size_bytes, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == data
+    assert store.put_file(tmp_path / "copy", "groups", ".bin") == stored
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_an_empty_object_and_an_empty_part_are_right(store: ObjectStore) -> None:
+    stored = store.put(b"", "groups")
+    assert store.get(stored.key, stored.sha256, 0) == b""
+    assert store.get_range(stored.key, 0, 0) == b""
+
+
+def stored_file(server: EmbeddedStore, key: str) -> Path:
+    path = server.folder / "data" / "headrace-tests" / key
+    if not path.is_file():
+        pytest.skip("only rclone keeps an object as a plain file")
+    return path
+
+
+def test_a_torn_object_is_refused(store: ObjectStore, store_server: EmbeddedStore, tmp_path: Path) -> None:
+    stored = store.put(b"0123456789", "groups")
+    stored_file(store_server, stored.key).write_bytes(b"01234xxxxx")
+    with pytest.raises(ObjectCorrupt, match="sha256"):
+        store.get(stored.key, stored.sha256, stored.size_bytes)
+    with pytest.raises(ObjectCorrupt, match="has 10 bytes where its record says 11"):
+        store.get_to_file(stored.key, stored.sha256, 11, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    with pytest.raises(ObjectCorrupt, match="ends before"):
+        store.get_range(stored.key, 8, 5)
+
+
+def test_a_missing_object_is_told(store: ObjectStore, run_name: str) -> None:
+    key = store.key("groups", "0" * 64)
+    assert not store.exists(key)
+    with pytest.raises(ObjectMissing, match=run_name):
+        store.get(key, "0" * 64, 10)
+    with pytest.raises(ObjectMissing):
+        store.get_range(key, 0, 10)
+
+
+def test_a_young_object_is_not_sent_again_and_an_old_one_is(store: ObjectStore, store_server: EmbeddedStore) -> None:
+    stored = store.put(b"content", "groups")
+    file = stored_file(store_server, stored.key)
+    young = (datetime.now(UTC) - timedelta(hours=23)).timestamp()
+    os.utime(file, (young, young))
+    store.put(b"content", "groups")
+    assert file.stat().st_mtime == pytest.approx(young)
+    old = (datetime.now(UTC) - timedelta(hours=25)).timestamp()
+    os.utime(file, (old, old))
+    store.put(b"content", "groups")
+    assert file.stat().st_mtime > young
+
+
+def test_a_bucket_without_rights_gives_one_clear_error(store: ObjectStore) -> None:
+    stranger = StoreAddress(store.address.endpoint, "headrace-tests", "stranger", "wrong-secret")
+    with ObjectStore(stranger) as denied, pytest.raises(StoreDenied, match="'stranger' may not use bucket"):
+        denied.ensure_bucket()
+
+
+def test_a_name_that_no_bucket_may_have_is_refused(store: ObjectStore) -> None:
+    address = StoreAddress(store.address.endpoint, "No", "a", "b")
+    with ObjectStore(address) as other, pytest.raises(UsageError, match="'No' is no name of a bucket"):
+        other.ensure_bucket()
+
+
+def test_a_store_that_goes_and_comes_back_is_a_pause(own_store: EmbeddedStore) -> None:
+    with ObjectStore(own_store.start().address("kept")) as store:
+        store.ensure_bucket()
+        stored = store.put(b"kept", "groups")
+        pid = own_store.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert gone(pid)
+        with pytest.raises(StoreUnavailable):
+            store.get(stored.key, stored.sha256, stored.size_bytes)
+        with pytest.raises(StoreUnavailable):
+            store.wait_ready(0.2)
+        own_store.start()
+        store.wait_ready(5)
+        assert store.get(stored.key, stored.sha256, stored.size_bytes) == b"kept"

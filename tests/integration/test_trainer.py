@@ -1,0 +1,213 @@
+"""The trainer on a real broker and store: versions, lineage, resume to the same bits, the end of a run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from made_run import make_run, tiny_recipe
+
+from infra.kafka import Outgoing, open_producer
+from infra.object_store import ObjectStore
+from infra.run import Run, read_revisions
+from infra.topic_reader import read_all
+from infra.transactions import TransactionalWriter
+from infra.weights import read_safetensors, weights_hash
+from schemas import codec
+from schemas.records import (
+    BatchTrained,
+    CuratedGroup,
+    Outcome,
+    Sampling,
+    Sequence,
+    Span,
+    Trajectory,
+    TrajectoryGroup,
+    WeightsPublished,
+)
+
+Spawn = Callable[[Run], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def train() -> Iterator[Spawn]:
+    """Start a trainer as a user does; whatever still runs at the end is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(run: Run) -> subprocess.Popen[bytes]:
+        call = f"from trainers.train import main; main({str(run.address)!r}, 'solver')"
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        started.append(subprocess.Popen([sys.executable, "-c", call], env=env))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def curated(number: int, version: int = 0, stale: int = 1) -> CuratedGroup:
+    """A group of four random sequences; what the engine would have said does not matter to these tests."""
+    draw = np.random.default_rng(number)
+    trajectories = []
+    for i in range(4):
+        length = int(draw.integers(4, 12))
+        ids = draw.integers(2, 50, length).astype(np.int32)
+        logprobs = np.concatenate([np.zeros(2), -draw.random(length - 2) * 4]).astype(np.float32)
+        spans = (Span("prompt", 2), Span("generated", length - 2, finish_reason="length", sampling=Sampling()))
+        runs = np.array([-1, 2, version, length - 2], np.int32)
+        sequence = Sequence(ids, logprobs, runs, spans=spans)
+        trajectories.append(Trajectory(f"sums:{number}:{i}", float(i % 2), {}, (sequence,)))
+    group = TrajectoryGroup(
+        run_id="run-1", stream="sums", number=number, policy="solver", n_asked=4, trajectories=tuple(trajectories)
+    )
+    return CuratedGroup(
+        run_id="run-1",
+        stream="sums",
+        number=number,
+        group=codec.encode(group),
+        deadline_version=version + stale,
+        min_version=version,
+        kept=(0, 1, 2, 3),
+        rewards=tuple(t.reward for t in trajectories),
+    )
+
+
+def feed(run: Run, groups: list[CuratedGroup], writer: TransactionalWriter | None = None) -> None:
+    """Write curated groups as a curator does."""
+    own = writer or TransactionalWriter(run.connection, f"{run.address.run}.curate.test")
+    own.begin()
+    topic = run.topics.curated("solver")
+    own.produce([Outgoing(topic, codec.encode(g), partition=g.number % 4) for g in groups])
+    own.commit()
+
+
+def batches(run: Run) -> list[BatchTrained]:
+    found = [codec.decode(m.value, BatchTrained) for m in read_all(run.connection, [run.topics.batches("solver")])]
+    return [batch for batch in found if batch.version >= 0]
+
+
+def published(run: Run) -> list[WeightsPublished]:
+    return [codec.decode(m.value, WeightsPublished) for m in read_all(run.connection, [run.topics.weights("solver")])]
+
+
+def outcomes(run: Run) -> list[Outcome]:
+    return [codec.decode(m.value, Outcome) for m in read_all(run.connection, [run.topics.outcomes("solver")])]
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float = 90) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert process.poll() is None, f"the trainer ended with {process.returncode}"
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.1)
+
+
+def test_a_killed_trainer_comes_back_to_the_same_bits_and_trains_every_group_once(
+    bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
+) -> None:
+    trainer = {"steps": 6, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 8, "checkpoint_every": 2}
+    straight = make_run(bootstrap, store, tiny_recipe(f"{run_name}-a", trainer=trainer))
+    killed = make_run(bootstrap, store, tiny_recipe(f"{run_name}-b", trainer=trainer))
+    for run in (straight, killed):
+        feed(run, [curated(number, version=0, stale=100) for number in range(4 * 6 + 2)])
+    whole = train(straight)
+    until(lambda: len(batches(straight)) == 6, whole)
+
+    first = train(killed)
+    until(lambda: len(batches(killed)) >= 3, first)
+    first.kill()
+    first.wait()
+    second = train(killed)
+    until(lambda: len(batches(killed)) == 6, second)
+
+    for run in (straight, killed):
+        trained = [(use.stream, use.number) for batch in batches(run) for use in batch.groups]
+        assert len(trained) == len(set(trained)) == 24
+        assert [event.version for event in published(run)] == list(range(7))
+        assert {event.epoch for event in published(run)} == {0}, "the hash chain was never cut"
+    for record in batches(killed):
+        event = published(killed)[record.version]
+        assert record.weights_hash == event.weights_hash
+    assert len({b.weights_hash for b in batches(killed)}) == 6
+    resumed_on = [b.fingerprint for b in batches(killed)]
+    assert all(print_ == resumed_on[0] for print_ in resumed_on)
+
+
+def test_what_is_published_loads_with_plain_transformers_and_has_the_hash_it_names(
+    bootstrap: str, store: ObjectStore, run_name: str, train: Spawn, tmp_path: Path
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name))
+    feed(run, [curated(number) for number in range(4)])
+    until(lambda: len(published(run)) == 2, train(run))
+    event = published(run)[1]
+    assert event.weights is not None
+    data = run.get(event.weights)
+    assert weights_hash(read_safetensors(data)) == event.weights_hash
+    (tmp_path / "model.safetensors").write_bytes(data)
+    for file in event.files:
+        assert file.claim is not None
+        (tmp_path / file.name).write_bytes(run.get(file.claim))
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("1+2=3")) == "1+2=3"
+    assert model.config.hidden_size == 32
+
+
+def test_stale_surplus_and_leftover_groups_each_get_one_outcome_and_the_run_ends(
+    bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
+) -> None:
+    trainer = {"steps": 2, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 0, "learning_rate": 1e-3}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, trainer=trainer))
+    writer = TransactionalWriter(run.connection, f"{run_name}.curate.test")
+    feed(run, [curated(number, stale=0) for number in range(5)], writer)
+    process = train(run)
+    until(lambda: len(batches(run)) == 1 and len(outcomes(run)) == 1, process)
+    feed(run, [curated(number, version=1, stale=0) for number in range(5, 9)], writer)
+    until(lambda: len(batches(run)) == 2, process)
+    feed(run, [curated(number, version=2, stale=0) for number in range(9, 12)], writer)
+    until(lambda: len(outcomes(run)) == 4, process)
+    verdicts = Counter(o.verdict for o in outcomes(run))
+    assert verdicts["run_end"] == 3
+    assert verdicts["surplus"] + verdicts["expired"] == 1
+    assert published(run)[-1].final
+    concluded = [o.number for o in outcomes(run)] + [u.number for b in batches(run) for u in b.groups]
+    assert sorted(concluded) == list(range(12))
+
+
+def test_an_undecodable_curated_record_is_a_dead_letter_and_training_goes_on(
+    bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name))
+    producer = open_producer(run.connection, "vandal")
+    producer.produce(run.topics.curated("solver"), b"garbage", partition=0)
+    assert producer.flush(30) == 0
+    feed(run, [curated(number) for number in range(4)])
+    until(lambda: len(batches(run)) == 1, train(run))
+    assert len(list(read_all(run.connection, [run.topics.dead_letters]))) == 1
+
+
+def test_the_word_that_the_run_is_over_makes_the_trainer_discard_what_it_holds(
+    bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name))
+    feed(run, [curated(number) for number in range(3)])
+    process = train(run)
+    until(lambda: len(published(run)) == 1, process)
+    over = replace(read_revisions(run.address)[-1], ended="solved")
+    producer = open_producer(run.connection, "test")
+    producer.produce(run.topics.recipe, codec.encode(over), partition=0)
+    assert producer.flush(30) == 0
+    until(lambda: len(outcomes(run)) == 3, process)
+    assert {o.verdict for o in outcomes(run)} == {"run_end"}

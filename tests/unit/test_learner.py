@@ -1,0 +1,205 @@
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from infra.errors import UsageError
+from infra.weights import WeightsError, weights_hash, write_safetensors
+from trainers.batch import TrainingSequence, pad
+from trainers.checkpoint import CheckpointError, decode_checkpoint, encode_checkpoint
+from trainers.learner import Learner, LearnerSettings, LossNotFinite
+from trainers.losses import Clip
+from trainers.model import build_model, character_tokenizer, token_logprobs
+
+TOKENIZER = character_tokenizer("0123456789+=")
+SETTINGS = LearnerSettings(minibatches=3, tokens_per_micro_batch=64)
+
+
+def tiny(hidden: int = 32) -> transformers.PreTrainedModel:
+    architecture = {
+        "architecture": "qwen3",
+        "hidden_size": hidden,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "initializer_range": 0.2,
+    }
+    return build_model(architecture, TOKENIZER, seed=1)
+
+
+def learner(settings: LearnerSettings = SETTINGS) -> Learner:
+    return Learner(tiny(), settings)
+
+
+def batch(seed: int, *, version: int = 0, scale: float = 1.0) -> list[TrainingSequence]:
+    draw = np.random.default_rng(seed)
+    sequences = []
+    for index in range(24):
+        length = int(draw.integers(4, 12))
+        mask = np.arange(length) >= 3
+        sequences.append(
+            TrainingSequence(
+                ids=draw.integers(2, 14, length).astype(np.int32),
+                mask=mask,
+                behaviour_logprobs=np.where(mask, draw.normal(-2.5, 0.3, length), 0).astype(np.float32),
+                versions=np.where(mask, version, -1).astype(np.int32),
+                advantage=scale * float(draw.normal()),
+                temperature=1.0,
+                group=index // 4,
+            )
+        )
+    return sequences
+
+
+def test_a_resumed_learner_makes_the_very_same_weights() -> None:
+    straight = learner()
+    for version in (1, 2, 3):
+        straight.step(batch(version), version)
+
+    first = learner()
+    for version in (1, 2):
+        first.step(batch(version), version)
+    data = encode_checkpoint(first.state())
+    second = learner(LearnerSettings(minibatches=3, tokens_per_micro_batch=64, seed=1))
+    second.step(batch(99), 1)  # state that loading must replace
+    second.load_state(decode_checkpoint(data))
+    assert second.version == 2
+    assert encode_checkpoint(second.state()) == data
+    second.step(batch(3), 3)
+    assert weights_hash(second.published()) == weights_hash(straight.published())
+    assert encode_checkpoint(second.state()) == encode_checkpoint(straight.state())
+
+
+def test_a_copy_taken_before_a_step_does_not_change_with_it() -> None:
+    one = learner()
+    published, state = one.published(), one.state()
+    before = weights_hash(published), encode_checkpoint(state)
+    one.step(batch(1), 1)
+    assert (weights_hash(published), encode_checkpoint(state)) == before
+    assert weights_hash(one.published()) != before[0]
+
+
+def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut() -> None:
+    gradients = []
+    for budget in (1, 40, 10_000):
+        one = learner(LearnerSettings(minibatches=1, tokens_per_micro_batch=budget, gradient_clip=1e9))
+        one.step(batch(1), 1)
+        gradients.append(torch.cat([gradient.ravel() for gradient in one._gradients.values()]))
+    assert gradients[0].abs().max() > 1e-3
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_loss_that_is_not_finite_leaves_the_whole_version_as_it_was(*, started: bool) -> None:
+    one = learner()
+    version = 1
+    if started:
+        one.step(batch(1), 1)
+        version = 2
+    before = encode_checkpoint(one.state()), weights_hash(one.published())
+    compute = [parameter.clone() for parameter in one.model.parameters()]
+    poisoned = [*batch(5), *batch(6, scale=1e38)[:4]]
+    with pytest.raises(LossNotFinite, match=f"version {version}, minibatch"):
+        one.step(poisoned, version)
+    assert (encode_checkpoint(one.state()), weights_hash(one.published())) == before
+    assert one.version == version - 1
+    assert all(torch.equal(old, new) for old, new in zip(compute, one.model.parameters(), strict=True))
+
+    untouched = learner()
+    if started:
+        untouched.step(batch(1), 1)
+    untouched.step(batch(5), version)
+    one.step(batch(5), version)
+    assert weights_hash(one.published()) == weights_hash(untouched.published())
+
+
+def test_gradients_left_by_an_earlier_training_change_nothing() -> None:
+    trained = tiny()
+    torch.autograd.backward(trained(torch.tensor([[3, 4, 5]])).logits.square().sum())
+    clean, used = learner(), Learner(trained, SETTINGS)
+    clean.step(batch(1), 1)
+    used.step(batch(1), 1)
+    assert weights_hash(used.published()) == weights_hash(clean.published())
+
+
+def test_steps_raise_what_was_better_and_lower_what_was_worse() -> None:
+    one = learner(LearnerSettings(minibatches=1, warmup_versions=0, clip=Clip(0.9, 9.0)))
+    sequences = batch(1)
+    micro = pad(sequences)
+    before, _ = token_logprobs(one.model, micro)
+    one.step(sequences, 1)
+    after, _ = token_logprobs(one.model, micro)
+    assert ((after - before) * torch.from_numpy(micro.advantages)).mean() > 0
+
+
+def test_forward_runs_on_the_published_values_and_agrees_with_an_engine_on_them() -> None:
+    one = learner()
+    for name, parameter in one.model.named_parameters():
+        assert torch.equal(parameter, parameter.to(torch.bfloat16).float())
+        assert torch.equal(parameter, one._masters[name].to(torch.bfloat16).float())
+    assert any(not torch.equal(parameter, one._masters[name]) for name, parameter in one.model.named_parameters())
+    sequences = batch(1)
+    for sequence in sequences:
+        ids = torch.from_numpy(sequence.ids).long()
+        with torch.no_grad():
+            plain = one.model(ids[None]).logits[0].log_softmax(-1)
+        sequence.behaviour_logprobs[1:] = plain[torch.arange(len(ids) - 1), ids[1:]].numpy()
+    metrics = one.step(sequences, 1)
+    assert metrics["logprob_gap_max"] < 1e-4
+    assert 0 < metrics["logprob_gap_tokens"] < metrics["tokens"]  # the first minibatch only
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=0.05)
+    assert metrics["optimizer_steps"] == 3
+
+
+def test_metrics_tell_the_age_of_the_tokens() -> None:
+    one = learner()
+    one.step(batch(1), 1)
+    metrics = one.step([*batch(2, version=0), *batch(3, version=1)], 2)
+    assert metrics["staleness_max"] == 1
+    assert metrics["staleness_mean"] == pytest.approx(metrics["staleness_share_1"])
+    assert metrics["staleness_share_0"] + metrics["staleness_share_1"] == pytest.approx(1)
+    stale = one.step(batch(4, version=0), 3)
+    assert stale["logprob_gap_tokens"] == 0
+    assert "logprob_gap_max" not in stale
+
+
+def test_the_learning_rate_warms_up_over_versions() -> None:
+    one = learner(LearnerSettings(learning_rate=1e-3, warmup_versions=4))
+    assert [one.learning_rate(version) for version in (1, 2, 4, 9)] == pytest.approx([2.5e-4, 5e-4, 1e-3, 1e-3])
+
+
+def test_a_version_out_of_order_is_refused() -> None:
+    with pytest.raises(UsageError, match="at version 0 and cannot make version 2"):
+        learner().step(batch(1), 2)
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing() -> None:
+    one = learner()
+    before = encode_checkpoint(one.state())
+    with pytest.raises(CheckpointError, match="another model"):
+        one.load_state(Learner(tiny(hidden=16), SETTINGS).state())
+    assert encode_checkpoint(one.state()) == before
+
+
+def test_bytes_that_are_no_checkpoint_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        decode_checkpoint(write_safetensors(learner().published()))
+    with pytest.raises(WeightsError):
+        decode_checkpoint(encode_checkpoint(learner().state())[:-1])
+
+
+def test_the_fingerprint_names_what_numerics_depend_on() -> None:
+    found = learner().fingerprint()
+    assert found["torch"] == torch.__version__
+    assert found["threads"] == str(torch.get_num_threads())
+    assert found["device"] == "cpu"
+    assert {"mkl", "onednn", "cpu_capability", "cpu", "transformers", "compute_dtype"} < set(found)
+    assert all(found.values())
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(UsageError, match="minibatches must be at least 1, got 0"):
+        LearnerSettings(minibatches=0)

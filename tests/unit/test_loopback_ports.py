@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from infra.loopback_ports import HOST, draw_port, hold_port, port_user
+
+
+def test_a_held_port_goes_to_nobody_but_a_server_may_listen_on_it() -> None:
+    with draw_port() as held:
+        port = held.getsockname()[1]
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind((HOST, port))
+        with socket.create_server((HOST, port)) as server:  # with SO_REUSEADDR, as Java and Go do
+            assert server.getsockname()[1] == port
+
+
+def test_a_port_with_a_listener_is_not_held_and_its_user_is_named() -> None:
+    with socket.create_server((HOST, 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            hold_port(port)
+        assert port_user(port).startswith(f"process {os.getpid()} (")

@@ -1,0 +1,115 @@
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from infra.weights import read_safetensors, write_safetensors
+from trainers.batch import TrainingSequence, pad
+from trainers.model import (
+    ModelError,
+    build_model,
+    character_tokenizer,
+    encode,
+    load_model,
+    publish_weights,
+    save_model_files,
+    to_torch,
+    token_logprobs,
+)
+
+TOKENIZER = character_tokenizer("0123456789+=")
+TINY = {
+    "architecture": "qwen3",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": True,
+}
+
+
+def test_a_character_is_a_token_and_comes_back_as_itself() -> None:
+    tokenizer = character_tokenizer("01+ =\n\\{}")
+    ids = encode(tokenizer, "1 + 0=\n\\{1}")
+    assert len(ids) == 11
+    assert tokenizer.decode(ids) == "1 + 0=\n\\{1}"
+    assert tokenizer.decode([tokenizer.pad_token_id, *ids, tokenizer.eos_token_id], skip_special_tokens=True)[0] == "1"
+
+
+def test_a_character_outside_the_alphabet_is_an_error_that_names_it() -> None:
+    with pytest.raises(ModelError, match=r"not in its alphabet: '\*x'"):
+        encode(TOKENIZER, "3*x=")
+
+
+def test_the_published_folder_is_read_by_plain_transformers(tmp_path: Path) -> None:
+    model = build_model(TINY, TOKENIZER, seed=1)
+    published = publish_weights(dict(model.named_parameters()))
+    for name, content in save_model_files(model, TOKENIZER).items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "model.safetensors").write_bytes(write_safetensors(published))
+    assert "lm_head.weight" not in published
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert encode(tokenizer, "3+4=") == encode(TOKENIZER, "3+4=")
+    assert tokenizer.eos_token_id == TOKENIZER.eos_token_id
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert read.dtype is torch.bfloat16
+    for name, weight in read.named_parameters():
+        assert torch.equal(weight, to_torch(read_safetensors(write_safetensors(published))[name]))
+    again, _ = load_model(tmp_path)
+    assert again.dtype is torch.float32
+
+
+def test_log_probabilities_are_those_of_a_plain_forward_pass() -> None:
+    model = build_model(TINY, TOKENIZER, seed=1)
+    texts, temperatures = ["3+4=7", "12+34=46"], [1.0, 0.7]
+    sequences = []
+    for text, temperature in zip(texts, temperatures, strict=True):
+        ids = torch.tensor(encode(TOKENIZER, text), dtype=torch.int32).numpy()
+        mask = ids.astype(bool)
+        mask[:3] = False
+        versions = mask.astype("int32") - 1
+        sequences.append(TrainingSequence(ids, mask, versions.astype("float32"), versions, 1.0, temperature, 0))
+    logprobs, entropies = token_logprobs(model, pad(sequences))
+
+    expected, expected_entropies = [], []
+    for sequence in sequences:
+        row = torch.from_numpy(sequence.ids).long()
+        plain = (model(row[None]).logits[0] / sequence.temperature).log_softmax(-1)
+        for position in sequence.mask.nonzero()[0].tolist():
+            expected.append(plain[position - 1, row[position]])
+            expected_entropies.append(-(plain[position - 1].exp() * plain[position - 1]).sum())
+    torch.testing.assert_close(logprobs, torch.stack(expected), atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropies, torch.stack(expected_entropies), atol=1e-5, rtol=0)
+
+
+def test_a_model_is_the_same_for_a_seed_and_leaves_the_random_state_alone() -> None:
+    before = torch.random.get_rng_state()
+    one, two, other = (
+        publish_weights(dict(build_model(TINY, TOKENIZER, seed=s).named_parameters())) for s in (1, 1, 2)
+    )
+    assert one == two
+    assert one != other
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architecture": "qwen33"}, "qwen33"),
+        ({"hiden_size": 64}, "did you mean 'hidden_size'"),
+        ({"vocab_size": 5}, "not made for each other"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build_model({**TINY, **change}, TOKENIZER, seed=1)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is not a folder with"):
+        load_model(tmp_path)

@@ -1,0 +1,77 @@
+from dataclasses import replace
+
+import pytest
+import transformers
+
+from infra.errors import UsageError
+from infra.weights import weights_hash
+from trainers.model import build_model, character_tokenizer, publish_weights
+from trainers.warm_start import BandNotReached, WarmStart, WarmStartSettings, WorkedExample, warm_start
+
+TOKENIZER = character_tokenizer("0123456789+=\\boxed{}")
+SUMS = [WorkedExample(f"{a}+{b}=", f"\\boxed{{{a + b}}}") for a in range(10) for b in range(10)]
+COPIES = [WorkedExample(f"{digit}=", f"{digit}") for digit in range(10)]
+
+
+def tiny(seed: int = 1) -> transformers.PreTrainedModel:
+    architecture = {
+        "architecture": "qwen3",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 192,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": True,
+    }
+    return build_model(architecture, TOKENIZER, seed=seed)
+
+
+def warmed(settings: WarmStartSettings, examples: list[WorkedExample]) -> tuple[WarmStart, str]:
+    model = tiny()
+    done = warm_start(model, TOKENIZER, examples, examples, settings)
+    return done, weights_hash(publish_weights(dict(model.named_parameters())))
+
+
+def test_a_tiny_model_learns_sums_into_the_band() -> None:
+    done, _ = warmed(WarmStartSettings(samples=200, max_new_tokens=12), SUMS)
+    assert 0.30 <= done.reward <= 0.40
+    assert done.curve[0][1] < 0.05
+
+
+def test_a_jump_over_the_band_is_taken_back_and_repeated_smaller_the_same_way_every_time() -> None:
+    settings = WarmStartSettings(low=0.45, high=0.5, measure_every=32, samples=100, max_new_tokens=3)
+    done, weights = warmed(settings, COPIES)
+    assert done.curve[1][1] > 0.5
+    assert 0.45 <= done.reward <= 0.5
+    assert done.steps < 32
+    assert warmed(settings, COPIES) == (done, weights)
+
+
+def test_a_band_out_of_reach_is_an_error_that_tells_how_far_it_came() -> None:
+    settings = WarmStartSettings(max_steps=4, measure_every=2, samples=50, max_new_tokens=3)
+    with pytest.raises(BandNotReached, match=r"in 4 supervised steps \(best 0\.\d+ at step"):
+        warmed(settings, COPIES)
+
+
+def test_a_model_above_the_band_before_any_step_is_refused() -> None:
+    settings = WarmStartSettings(low=0.8, high=1.0, samples=50, max_new_tokens=3)
+    model = tiny()
+    warm_start(model, TOKENIZER, COPIES, COPIES, settings)
+    with pytest.raises(BandNotReached, match="before any step"):
+        warm_start(model, TOKENIZER, COPIES, COPIES, WarmStartSettings(samples=50, max_new_tokens=3))
+
+
+def test_the_reward_compares_answers_as_the_caller_reads_them() -> None:
+    settings = WarmStartSettings(low=0.5, high=1.0, samples=100, max_new_tokens=3)
+    wrong = [WorkedExample(one.prompt, "=" + one.completion) for one in COPIES]
+    done = warm_start(tiny(), TOKENIZER, COPIES, wrong, settings, answer_of=lambda text: text.strip("="))
+    assert done.reward >= 0.5
+    with pytest.raises(BandNotReached, match=r"best 0\.0"):
+        warm_start(tiny(), TOKENIZER, COPIES, wrong, replace(settings, max_steps=done.steps))
+
+
+def test_a_band_that_cannot_be_is_refused() -> None:
+    with pytest.raises(UsageError, match="0 < low < high <= 1"):
+        WarmStartSettings(low=0.5, high=0.4)

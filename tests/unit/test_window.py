@@ -1,0 +1,59 @@
+from trainers.window import Waiting, Window
+
+
+def waiting(min_version: int, arrival: int, bound: int = 8) -> Waiting:
+    return Waiting(("sums", arrival, 0), min_version, min_version + bound, arrival, partition=0, offset=arrival)
+
+
+def versions(entries: list[Waiting] | None) -> list[int]:
+    return [entry.min_version for entry in entries or []]
+
+
+def test_the_earliest_deadline_is_served_first_and_the_expired_never() -> None:
+    window = Window(8)
+    for arrival, version in enumerate([5, 3, 4]):
+        window.add(waiting(version, arrival))
+    (expired,) = window.expire(12)
+    assert (expired.entry.min_version, expired.verdict) == (3, "expired")
+    assert versions(window.take(1)) == [4]
+    assert versions(window.take(1)) == [5]
+
+
+def test_version_zero_grows_stale_like_any_other() -> None:
+    window = Window(8)
+    window.add(waiting(0, 0, bound=1))
+    assert window.expire(1) == []
+    assert [eviction.entry.min_version for eviction in window.expire(2)] == [0]
+
+
+def test_a_replay_lives_as_long_as_its_own_bound() -> None:
+    window = Window(8)
+    window.add(waiting(3, 0, bound=1))
+    window.add(waiting(3, 1, bound=20))
+    assert [eviction.entry.arrival for eviction in window.expire(5)] == [0]
+    assert len(window) == 1
+
+
+def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
+    window = Window(8)
+    for arrival in (2, 0, 1):
+        window.add(waiting(4, arrival))
+    assert [entry.arrival for entry in window.leftovers()] == [0, 1, 2]
+
+
+def test_a_batch_that_comes_up_short_takes_nothing() -> None:
+    window = Window(8)
+    window.add(waiting(1, 0))
+    assert window.take(2) is None
+    assert len(window) == 1
+
+
+def test_beyond_its_capacity_the_most_stale_group_leaves_even_if_it_is_the_newcomer() -> None:
+    window = Window(2)
+    assert window.add(waiting(5, 0)) == []
+    assert window.add(waiting(3, 1)) == []
+    (old,) = window.add(waiting(4, 2))
+    assert (old.entry.min_version, old.verdict) == (3, "surplus")
+    (newcomer,) = window.add(waiting(1, 3))
+    assert newcomer.entry.arrival == 3
+    assert versions(list(window.leftovers())) == [4, 5]

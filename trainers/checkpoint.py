@@ -1,0 +1,41 @@
+"""A trainer's checkpoint as bytes: one safetensors object whose metadata carries JSON. Nothing is pickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, Union
+
+from infra.errors import HeadraceError
+from infra.weights import Tensor, read_metadata, read_safetensors, write_safetensors
+
+Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], None]  # noqa: UP007  # forward references
+
+_KEY = "headrace.checkpoint"
+
+
+class CheckpointError(HeadraceError):
+    """Bytes that are no checkpoint, or a checkpoint of something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """All that a trainer needs to go on: tensors by name, and plain values (version, positions, window)."""
+
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, Json]
+
+
+def encode_checkpoint(state: Checkpoint) -> bytes:
+    """Bytes that `decode_checkpoint` turns back bit for bit; equal states give equal bytes."""
+    text = json.dumps(state.metadata, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return write_safetensors(state.tensors, {_KEY: text})
+
+
+def decode_checkpoint(data: bytes | memoryview) -> Checkpoint:
+    """Read a checkpoint; its tensors are views into `data`. Raises CheckpointError or WeightsError."""
+    text = read_metadata(data).get(_KEY)
+    if text is None:
+        raise CheckpointError(f"the object is a safetensors file but no checkpoint: its metadata lacks {_KEY!r}")
+    return Checkpoint(read_safetensors(data), json.loads(text))

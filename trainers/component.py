@@ -1,0 +1,261 @@
+"""The trainer as a component of the run loop: window, batch, version; all that follows in one transaction."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import structlog
+
+from infra.dead_letters import dead_letter
+from infra.kafka import Message, Outgoing
+from infra.process import MustRestart
+from infra.run import Run
+from infra.stopwatch import Stopwatch, log_share
+from infra.topic_reader import TopicReader, whole_topics
+from infra.transactions import TransactionalWriter
+from schemas import codec, records
+from schemas.avro import SchemaError
+from schemas.headers import task_key
+from schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, Position, RecipeRevision
+from trainers import publisher
+from trainers.groups import WholeGroup, training_sequences
+from trainers.history import Key, key_of, resume_positions
+from trainers.start import Incarnation, whole
+from trainers.window import Eviction, Waiting, Window
+
+log = structlog.get_logger()
+
+EVICTIONS_WAIT_S = 1.0
+
+
+class Trainer:
+    """One policy's trainer; implements the run loop's `Component`.
+
+    A turn either takes curated groups into the window, or reports evictions, or makes one version. Evictions are
+    outcomes and stand in a BatchTrained in the same transaction, so that a successor rebuilds the same window.
+    """
+
+    def __init__(self, run: Run, policy: str, incarnation: Incarnation, watch: Stopwatch) -> None:
+        self.run = run
+        self.policy = policy
+        self.settings = run.recipe.trainer_of(policy)
+        self.learner = incarnation.learner
+        self._files = incarnation.files
+        self._epoch = incarnation.epoch
+        self._watch = watch
+        self._curated = run.topics.curated(policy)
+        places = whole_topics(run.connection, [self._curated])
+        positions = {**resume_positions(incarnation.history, places), (run.topics.recipe, 0): 0}
+        self._reader = TopicReader(run.connection, positions, f"train.{policy}")
+        self._concluded: set[Key] = incarnation.history.concluded
+        """Uses that a past incarnation concluded, and that may still come by again."""
+        self.window = Window((self.settings.max_staleness + 1) * self.settings.groups_per_batch)
+        self._evicted: list[Eviction] = []
+        self._evicted_since = 0.0
+        self._arrivals = 0
+        self._ended = run.ended
+        self._waiting_since = time.monotonic()
+
+    # ------------------------------------------------------------------------------------------------------------- in
+
+    def poll(self, watch: Stopwatch) -> list[Message]:
+        """Return the next curated groups; does not wait when a batch can be cut."""
+        with watch.measure("consume"):
+            found = self._reader.poll(256, 0)
+        if not found and not self._batch_waits() and not self._evicted:
+            with watch.measure("wait"):
+                found = self._reader.poll(256, 0.05)
+        return found
+
+    def handle(self, message: Message) -> Iterable[Outgoing]:
+        """Take a group into the window, or follow the recipe."""
+        if message.topic == self.run.topics.recipe:
+            self._ended = codec.decode(message.value, RecipeRevision).ended
+            return ()
+        try:
+            with self._watch.measure("decode"):
+                curated = codec.decode(message.value, CuratedGroup)
+        except SchemaError as error:
+            why = ("undecodable", str(error))
+            return [dead_letter(self.run.topics, self.run.run_id, f"train.{self.policy}", message, why)]
+        key = key_of(curated)
+        if key in self._concluded:
+            self._concluded.remove(key)
+            return ()
+        self._arrivals += 1
+        waiting = Waiting(
+            key=key,
+            min_version=curated.min_version,
+            deadline_version=curated.deadline_version,
+            arrival=self._arrivals,
+            partition=message.partition,
+            offset=message.offset,
+            payload=curated,
+        )
+        self._evict(self.window.add(waiting))
+        return ()
+
+    def tick(self) -> Iterable[Outgoing]:
+        """Report evictions that wait, else make a version if a batch is there."""
+        if self._over():
+            self._evict([Eviction(entry, "run_end") for entry in self.window.take(len(self.window)) or ()])
+        else:
+            self._evict(self.window.expire(self.learner.version))
+        if self._evicted and (self._batch_waits() or time.monotonic() - self._evicted_since > EVICTIONS_WAIT_S):
+            return self._report_evictions()
+        if self._batch_waits():
+            return self._make_version(self.window.take(self.settings.groups_per_batch) or [])
+        return ()
+
+    def position(self, writer: TransactionalWriter) -> None:
+        """Nothing beside what BatchTrained says."""
+
+    @property
+    def moved(self) -> bool:
+        """Positions are committed with the next BatchTrained."""
+        return False
+
+    def rewind(self) -> None:
+        """Raise MustRestart: the learner ran ahead of the log, and comes back from its checkpoint."""
+        raise MustRestart(f"trainer of {self.policy} starts again from its newest checkpoint")
+
+    def close(self) -> None:
+        """Leave."""
+        self._reader.close()
+
+    def _over(self) -> bool:
+        return bool(self._ended) or self.learner.version >= self.settings.steps
+
+    def _batch_waits(self) -> bool:
+        return len(self.window) >= self.settings.groups_per_batch and not self._over()
+
+    # ------------------------------------------------------------------------------------------------------- evictions
+
+    def _evict(self, evictions: list[Eviction]) -> None:
+        if evictions and not self._evicted:
+            self._evicted_since = time.monotonic()
+        self._evicted += evictions
+
+    def _report_evictions(self) -> list[Outgoing]:
+        evicted, self._evicted = self._evicted, []
+        record = replace(self._record(), evictions=tuple(_eviction(e) for e in evicted))
+        return [self._batch_message(record), *(self._outcome(e) for e in evicted)]
+
+    def _outcome(self, eviction: Eviction) -> Outgoing:
+        curated = eviction.entry.payload
+        assert isinstance(curated, CuratedGroup)  # noqa: S101 - what `handle` put there
+        group = whole(self.run, curated).group
+        outcome = Outcome(
+            run_id=self.run.run_id,
+            stream=curated.stream,
+            number=curated.number,
+            use=curated.use,
+            policy=self.policy,
+            verdict=eviction.verdict,
+            reason=eviction.verdict,
+            component="train",
+            revision=curated.revision,
+            task_id=group.task_id,
+            tier=group.tier,
+            rewards=tuple(t.reward for t in group.trajectories),
+            n_asked=group.n_asked,
+            failures=len(group.failures),
+            min_version=curated.min_version,
+            head_version=group.head_version,
+        )
+        topic, key = self.run.topics.outcomes(self.policy), task_key(curated.stream, curated.number)
+        return Outgoing(topic, codec.encode(outcome), key, partition=eviction.entry.partition)
+
+    # --------------------------------------------------------------------------------------------------------- version
+
+    def _make_version(self, batch: list[Waiting]) -> list[Outgoing]:
+        """Train one batch and publish what came out: snapshot, encode, upload, and the records of the transaction."""
+        waited, begin = time.monotonic() - self._waiting_since, time.monotonic()
+        base, version = self.learner.version, self.learner.version + 1
+        with self._watch.measure("decode"):
+            wholes = [whole(self.run, _curated(entry)) for entry in batch]
+        with self._watch.measure("train"):
+            sequences = [s for i, w in enumerate(wholes) for s in training_sequences(w, i, self.settings)]
+            metrics = self.learner.step(sequences, version)
+            snapshot = publisher.snapshot(self.learner)
+        with self._watch.measure("publish"):
+            stored = publisher.upload(self.run, publisher.encode(snapshot))
+        metrics |= _group_metrics(wholes, base)
+        metrics |= {"step_s": time.monotonic() - begin, "wait_s": waited, "log_share": log_share(self._watch.seconds)}
+        metrics |= {f"seconds_{activity}": spent for activity, spent in self._watch.seconds.items()}
+        record = replace(
+            self._record(),
+            version=version,
+            revision=max(w.curated.revision for w in wholes),
+            groups=tuple(_use(entry) for entry in batch),
+            evictions=tuple(_eviction(e) for e in self._evicted),
+            weights_hash=stored.weights_hash,
+            fingerprint=self.learner.fingerprint(),
+            metrics={name: float(value) for name, value in metrics.items()},
+        )
+        outgoing = [self._batch_message(record), *(self._outcome(e) for e in self._evicted)]
+        outgoing.append(publisher.announce(self.run, self.policy, version, stored, self._files, epoch=self._epoch))
+        if version % self.settings.checkpoint_every == 0 or version == self.settings.steps:
+            mark = publisher.WindowMark(self._epoch, stored.weights_hash, self._window_positions())
+            outgoing.append(publisher.checkpoint(self.run, self.policy, self.learner, mark))
+        self._evicted, self._waiting_since = [], time.monotonic()
+        log.info(
+            "version.trained",
+            policy=self.policy,
+            version=version,
+            reward=round(metrics["reward_mean"], 3),
+            staleness=round(metrics["staleness_mean"], 2),
+            step_s=round(metrics["step_s"], 3),
+            wait_s=round(waited, 3),
+        )
+        return outgoing
+
+    def _record(self) -> BatchTrained:
+        return BatchTrained(
+            run_id=self.run.run_id,
+            policy=self.policy,
+            epoch=self._epoch,
+            positions=tuple(
+                Position(partition, offset)
+                for (topic, partition), offset in self._reader.positions.items()
+                if topic == self._curated
+            ),
+            created_ms=time.time_ns() // 1_000_000,
+        )
+
+    def _batch_message(self, record: BatchTrained) -> Outgoing:
+        key = f"{record.version}".encode()
+        return Outgoing(self.run.topics.batches(self.policy), codec.encode(record), key, partition=0)
+
+    def _window_positions(self) -> tuple[Position, ...]:
+        """Return, by partition, the first offset that a successor must read to have this window again."""
+        first = {p: o for (topic, p), o in self._reader.positions.items() if topic == self._curated}
+        for entry in self.window.leftovers():
+            first[entry.partition] = min(first[entry.partition], entry.offset)
+        return tuple(Position(partition, offset) for partition, offset in first.items())
+
+
+def _curated(entry: Waiting) -> CuratedGroup:
+    assert isinstance(entry.payload, CuratedGroup)  # noqa: S101 - what `handle` put there
+    return entry.payload
+
+
+def _use(entry: Waiting) -> GroupUse:
+    stream, number, use = entry.key
+    return GroupUse(stream, number, use, entry.partition, entry.offset)
+
+
+def _eviction(eviction: Eviction) -> records.Eviction:
+    return records.Eviction(_use(eviction.entry), eviction.verdict)
+
+
+def _group_metrics(wholes: list[WholeGroup], base_version: int) -> dict[str, float]:
+    """Rewards of the batch's groups, and how many versions their oldest tokens were behind."""
+    rewards = np.concatenate([[t.reward for t in w.group.trajectories] for w in wholes])
+    ages = Counter(max(0, base_version - w.curated.min_version) for w in wholes)
+    shares = {f"staleness_{age}": count / len(wholes) for age, count in sorted(ages.items())}
+    return {"reward_mean": float(rewards.mean()), "groups": float(len(wholes)), **shares}

@@ -1,0 +1,129 @@
+"""What the topics say of a trainer's past: read once, after its transactional id fenced whoever wrote before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import structlog
+
+from infra.errors import HeadraceError
+from infra.run import Run
+from infra.topic_reader import Place, TopicReader, read_all, read_range, whole_topics
+from schemas import codec
+from schemas.records import (
+    BatchTrained,
+    CheckpointPointer,
+    CuratedGroup,
+    GroupUse,
+    WarmStartExamples,
+    WeightsPublished,
+)
+
+log = structlog.get_logger()
+
+Key = tuple[str, int, int]
+"""(stream, number, use)."""
+
+
+class LineageBroken(HeadraceError):
+    """A group that a batch names is not on the curated topic any more."""
+
+
+@dataclass(slots=True)
+class History:
+    """A trainer's past, oldest first."""
+
+    checkpoint: CheckpointPointer | None = None
+    """The newest."""
+    batches: list[BatchTrained] = field(default_factory=list)
+    """Records that made a version."""
+    batch_offsets: dict[int, int] = field(default_factory=dict)
+    """Version to the offset of its record."""
+    concluded: set[Key] = field(default_factory=set)
+    """Uses that were trained or evicted."""
+    published: WeightsPublished | None = None
+    """The newest."""
+
+    @property
+    def version(self) -> int:
+        """The newest version; -1 before the start."""
+        return self.published.version if self.published else -1
+
+
+def read_history(run: Run, policy: str) -> History:
+    """Read a policy's past up to the high watermarks of this moment."""
+    topics, history = run.topics, History()
+    batches, weights = topics.batches(policy), topics.weights(policy)
+    for message in read_all(run.connection, [batches, weights, topics.state]):
+        if message.topic == batches:
+            _take_batch(history, codec.decode(message.value, BatchTrained), message.offset)
+        elif message.topic == weights:
+            history.published = codec.decode(message.value, WeightsPublished)
+        elif message.key == pointer_key(policy):
+            history.checkpoint = codec.decode(message.value, CheckpointPointer)
+    history.batches.sort(key=lambda batch: batch.version)
+    return history
+
+
+def _take_batch(history: History, batch: BatchTrained, offset: int) -> None:
+    history.concluded.update(key_of(group) for group in batch.groups)
+    history.concluded.update(key_of(e.group) for e in batch.evictions if e.group)
+    if batch.version >= 0:
+        history.batches.append(batch)
+        history.batch_offsets[batch.version] = offset
+
+
+def pointer_key(policy: str) -> bytes:
+    """Return the key of a trainer's checkpoint pointer in `state`."""
+    return f"checkpoint|{policy}".encode()
+
+
+def examples_key(policy: str) -> bytes:
+    """Return the key of a policy's worked examples in `state`."""
+    return f"examples|{policy}".encode()
+
+
+def key_of(group: GroupUse | CuratedGroup) -> Key:
+    """Return the identity of one use of one group."""
+    return (group.stream, group.number, group.use)
+
+
+def groups_of(run: Run, policy: str, batches: Iterable[BatchTrained]) -> dict[Key, CuratedGroup]:
+    """Return the curated groups that these batches name, read at the positions that they hint at.
+
+    Raises LineageBroken when one is missing.
+    """
+    wanted = {key_of(group): group for batch in batches for group in batch.groups}
+    topic = run.topics.curated(policy)
+    found: dict[Key, CuratedGroup] = {}
+    for partition in sorted({group.partition for group in wanted.values()}):
+        offsets = [group.offset for group in wanted.values() if group.partition == partition]
+        for message in read_range(run.connection, (topic, partition), min(offsets), max(offsets) + 1):
+            curated = codec.decode(message.value, CuratedGroup)
+            if key_of(curated) in wanted:
+                found[key_of(curated)] = curated
+    if missing := sorted(wanted.keys() - found.keys()):
+        raise LineageBroken(f"{topic} no longer holds {missing[:5]}, which a batch was trained on: was it shortened?")
+    return found
+
+
+def wait_for_examples(run: Run, policy: str) -> WarmStartExamples:
+    """Wait until the feeder has put worked examples into the store."""
+    state = run.topics.state
+    with TopicReader(run.connection, whole_topics(run.connection, [state]), f"examples.{policy}") as reader:
+        said = time.monotonic() + 5
+        while True:
+            for message in reader.poll(timeout_s=0.2):
+                if message.key == examples_key(policy):
+                    return codec.decode(message.value, WarmStartExamples)
+            if time.monotonic() > said:
+                log.info("examples.waiting", policy=policy)
+                said = time.monotonic() + 30
+
+
+def resume_positions(history: History, places: Iterable[Place]) -> dict[Place, int]:
+    """Return where to read the curated topic again so that nothing of the window is missed."""
+    known = {p.partition: p.offset for p in history.checkpoint.positions} if history.checkpoint else {}
+    return {place: known.get(place[1], 0) for place in places}

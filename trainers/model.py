@@ -1,0 +1,195 @@
+"""The policy as a Hugging Face causal LM: built or loaded, evaluated on trained tokens, turned into published files."""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from infra.errors import UsageError
+from infra.weights import Tensor
+from trainers.batch import MicroBatch
+
+_TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
+_DTYPE_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
+
+
+class ModelError(UsageError):
+    """A model or tokenizer that cannot be built, read or used together."""
+
+
+def character_tokenizer(alphabet: str) -> transformers.PreTrainedTokenizerFast:
+    """One token per character of `alphabet`, after <pad> = 0 and <eos> = 1; for models that learn in a minute.
+
+    There is no unknown token: encoding any other character fails (see `encode`) instead of training on a blank.
+    """
+    if len(set(alphabet)) != len(alphabet) or not alphabet:
+        raise ModelError(f"an alphabet holds every character once, got {alphabet!r}")
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *alphabet])}
+    characters = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary))
+    characters.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    characters.decoder = tokenizers.decoders.Fuse()
+    names = {"pad_token": "<pad>", "eos_token": "<eos>"}
+    return transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        tokenizer_object=characters, clean_up_tokenization_spaces=False, **names
+    )
+
+
+def encode(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of plain text, no special tokens added. Raises ModelError naming what the tokenizer cannot say."""
+    try:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        vocabulary = tokenizer.get_vocab()
+        missing = "".join(sorted({character for character in text if character not in vocabulary}))
+        raise ModelError(
+            f"the tokenizer cannot encode {text!r}: not in its alphabet: {missing!r}; add them to the recipe's alphabet"
+        ) from error
+    return ids
+
+
+def build_model(
+    architecture: Mapping[str, Any], tokenizer: transformers.PreTrainedTokenizerBase, *, seed: int
+) -> transformers.PreTrainedModel:
+    """Build a fresh fp32 model from `{"architecture": "qwen3", "hidden_size": 64, ...}`, the rest being its HF config.
+
+    The vocabulary size and special tokens come from the tokenizer unless given. Raises ModelError for an unknown
+    architecture, a key that its config does not have, or a vocabulary smaller than the tokenizer's.
+    """
+    options = dict(architecture)
+    name = options.pop("architecture", None)
+    try:
+        known = transformers.AutoConfig.for_model(str(name)).to_dict()
+    except ValueError as error:
+        raise ModelError(f"model.architecture = {name!r} is not one that transformers knows") from error
+    for key in options:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ModelError(f"model.{key} is no setting of the architecture {name!r}{hint}")
+    specials = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    config = transformers.AutoConfig.for_model(str(name), **{"vocab_size": len(tokenizer), **specials, **options})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # untyped there
+            config, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    return _checked(model, tokenizer)
+
+
+def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
+    """Load an fp32 model and its tokenizer from a local folder in HF layout. Raises ModelError; never downloads."""
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is not a folder with config.json, tokenizer and safetensors: {error}") from error
+    return _checked(model, tokenizer), tokenizer
+
+
+def save_model_files(
+    model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase
+) -> dict[str, bytes]:
+    """Every file of the HF layout but the weights, by name; beside `model.safetensors` they make a whole folder."""
+    config = model.config.__class__.from_dict(model.config.to_dict())
+    config.architectures = [type(model).__name__]
+    config.dtype = torch.bfloat16
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        config.save_pretrained(folder)
+        if model.generation_config is not None:
+            model.generation_config.save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+def publish_weights(masters: Mapping[str, torch.Tensor]) -> dict[str, Tensor]:
+    """Copy fp32 masters, rounded to bf16 as they are published; tied weights are there once, as in `masters`."""
+    return {name: from_torch(master.detach().to(torch.bfloat16)) for name, master in masters.items()}
+
+
+def from_torch(tensor: torch.Tensor) -> Tensor:
+    """Bytes of a tensor; a view where it is contiguous and on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return Tensor(_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), memoryview(flat.numpy().data))
+
+
+def to_torch(tensor: Tensor) -> torch.Tensor:
+    """Make a CPU tensor with its own memory."""
+    dtype = _TORCH_DTYPES[tensor.dtype]
+    if tensor.data.nbytes == 0:
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(tensor.data), dtype=dtype).reshape(tensor.shape)
+
+
+@contextmanager
+def deterministic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Bit-equal results for equal inputs on equal machines: deterministic algorithms, one attention kernel."""
+    before = torch.are_deterministic_algorithms_enabled()
+    flash = device.type == "cpu" or dtype is torch.bfloat16
+    torch.use_deterministic_algorithms(True)
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION if flash else SDPBackend.MATH):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def token_logprobs(model: transformers.PreTrainedModel, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities float32[N] of the trained tokens at their temperatures, and entropies float32[N].
+
+    Only the N trained positions are projected onto the vocabulary. Padding is on the right and attention causal, so no
+    attention mask is needed. The entropy carries no gradient.
+    """
+    device = model.device
+    positions = torch.from_numpy(micro.positions).to(device)
+    with _project_only(model, positions):
+        logits = model(input_ids=torch.from_numpy(micro.ids).to(device), use_cache=False).logits
+    logits = logits.float() / torch.from_numpy(micro.temperatures).to(device)[:, None]
+    log_normaliser = logits.logsumexp(-1)
+    targets = torch.from_numpy(micro.targets).to(device)
+    logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - log_normaliser
+    with torch.no_grad():
+        entropies = log_normaliser - (logits.softmax(-1) * logits).sum(-1)
+    return logprobs, entropies
+
+
+@contextmanager
+def _project_only(model: transformers.PreTrainedModel, positions: torch.Tensor) -> Iterator[None]:
+    # A hook on the output layer keeps what some architectures do after it (scaling, soft-capping of logits).
+    def select(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        return (inputs[0].flatten(0, 1).index_select(0, positions),)
+
+    output = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    handle = output.register_forward_pre_hook(select)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _checked(
+    model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase
+) -> transformers.PreTrainedModel:
+    if model.config.vocab_size < len(tokenizer):
+        raise ModelError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model {model.config.vocab_size}: not made for each other"
+        )
+    if tokenizer.eos_token_id is None:
+        raise ModelError("the tokenizer has no end-of-sequence token: no completion would ever end")
+    parameters = {tensor.data_ptr() for tensor in model.parameters()}
+    stray = [name for name, tensor in model.state_dict().items() if tensor.data_ptr() not in parameters]
+    if stray:
+        raise ModelError(f"the model keeps state that is not a weight and would not be published: {stray}")
+    # Dropout would make the ratio of an unchanged policy differ from 1.
+    model.train(False)
+    return model

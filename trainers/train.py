@@ -1,0 +1,39 @@
+"""The trainer process: `headrace train --run kafka://host:port/run --policy NAME`."""
+
+from __future__ import annotations
+
+import threading
+
+import structlog
+
+from infra.kafka import parse_run
+from infra.log import configure_logging
+from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from infra.run import join
+from infra.run_loop import run_loop
+from infra.stopwatch import Stopwatch
+from infra.transactions import TransactionalWriter
+
+log = structlog.get_logger()
+
+
+def main(run: str, policy: str | None = None) -> None:
+    """Train one policy of a run until told to stop."""
+    configure_logging("train", policy=policy or "")
+    address, stop = parse_run(run), stop_on_signals()
+    from trainers.component import Trainer  # torch takes seconds to import: broker and recipe come up meanwhile
+    from trainers.start import begin_or_resume
+
+    def build_and_run(stop: threading.Event) -> None:
+        joined = join(address, JOIN_PATIENCE_S)
+        name = joined.policy(policy)
+        writer = TransactionalWriter(joined.connection, f"{address.run}.train.{name}")
+        watch = Stopwatch()
+        trainer = Trainer(joined, name, begin_or_resume(joined, name, writer), watch)
+        try:
+            run_loop(trainer, writer, stop, watch)
+        finally:
+            trainer.close()
+            writer.close()
+
+    keep_running(build_and_run, stop)
