@@ -120,15 +120,17 @@ def test_a_killed_trainer_comes_back_to_the_same_bits_and_trains_every_group_onc
     trainer = {"steps": 6, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 8, "checkpoint_every": 2}
     straight = make_run(bootstrap, store, tiny_recipe(f"{run_name}-a", trainer=trainer))
     killed = make_run(bootstrap, store, tiny_recipe(f"{run_name}-b", trainer=trainer))
-    for run in (straight, killed):
-        feed(run, [curated(number, version=0, stale=100) for number in range(4 * 6 + 2)])
-    whole = train(straight)
-    until(lambda: len(batches(straight)) == 6, whole)
+    groups = [curated(number, version=0, stale=100) for number in range(4 * 6 + 2)]
+    feed(straight, groups)
+    until(lambda: len(batches(straight)) == 6, train(straight))
 
+    feed(killed, groups[:14])
     first = train(killed)
-    until(lambda: len(batches(killed)) >= 3, first)
+    # Version 3 is past the checkpoint of version 2, and two groups wait in the window.
+    until(lambda: len(batches(killed)) == 3, first)
     first.kill()
     first.wait()
+    feed(killed, groups[14:])
     second = train(killed)
     until(lambda: len(batches(killed)) == 6, second)
 

@@ -1,0 +1,154 @@
+"""A Hugging Face causal LM as the engine uses it: built from a config or a path, masked by hand, loaded by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from infra.weights import Tensor
+from producers.engines.contract import EngineError
+from producers.engines.light_modules import lighten, plain_head
+
+_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16}
+ModelSource = PreTrainedConfig | str | Path
+Staged = list[tuple[str, torch.Tensor]]
+
+
+class CausalLM:
+    """One set of weights with the forward passes that the engine needs."""
+
+    def __init__(self, model: Any) -> None:
+        model.eval().requires_grad_(False)
+        self.model = model
+        config = self.model.config.get_text_config()
+        self.n_layers = int(config.num_hidden_layers)
+        self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
+        self.context = int(config.max_position_embeddings)
+        self.device: torch.device = self.model.device
+        self.dtype: torch.dtype = self.model.dtype
+        lighten(self.model, self.context)
+        self._head = plain_head(self.model)
+        self._kinds, self._window = _attention(config)
+        self._columns = torch.arange(self.context, device=self.device)
+        self._closed = torch.tensor(torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
+        self._open = torch.zeros((), dtype=self.dtype, device=self.device)
+
+    @classmethod
+    def build(cls, source: ModelSource, device: str, dtype: torch.dtype) -> CausalLM:
+        """From a config (random weights, to be loaded) or from a local path in HF layout; EngineError if neither."""
+        if isinstance(source, PreTrainedConfig):
+            source = copy.deepcopy(source)  # transformers writes the dtype into it
+            model = AutoModelForCausalLM.from_config(source, dtype=dtype)  # type: ignore[no-untyped-call]
+        elif Path(source).is_dir():
+            model = AutoModelForCausalLM.from_pretrained(str(source), dtype=dtype, local_files_only=True)
+        else:
+            raise EngineError(f"{source} is not a folder; give a model config or a local folder in Hugging Face layout")
+        with torch.no_grad():
+            return cls(model.to(device))
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, width: int, cache: Any) -> torch.Tensor:
+        """Logits float32[b, V] of the last position; ids and positions are int64[b, T], keys are 0..width-1."""
+        inputs = {
+            "input_ids": ids,
+            "attention_mask": self._mask(positions, width),
+            "position_ids": positions,
+            "past_key_values": cache,
+            "use_cache": True,
+        }
+        logits: torch.Tensor
+        if self._head is None:
+            logits = self.model(**inputs, logits_to_keep=1).logits[:, -1]
+        else:
+            logits = self._head(self.model.base_model(**inputs).last_hidden_state[:, -1])
+        return logits.float()
+
+    def fill(self, ids: torch.Tensor, cache: Any) -> None:
+        """Only the cache's part of a forward over int64[b, T] from position 0; short rows are padded on the right."""
+        positions = self._columns[None, : ids.shape[1]]
+        self.model.base_model(
+            input_ids=ids,
+            attention_mask=self._mask(positions, ids.shape[1]),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        )
+
+    def _mask(self, positions: torch.Tensor, width: int) -> Any:
+        """Additive [b, 1, T, width], ready made: transformers takes 4D masks as they are, and spends time on others."""
+        columns, rows = self._columns[:width], positions[:, None, :, None]
+        future = columns > rows
+        full = torch.where(future, self._closed, self._open)
+        if self._window is None:
+            return full
+        windowed = torch.where(future | (columns <= rows - self._window), self._closed, self._open)
+        return {"full_attention": full, "sliding_attention": windowed} if self._kinds else windowed
+
+    def stage(self, weights: Mapping[str, Any]) -> Staged:
+        """Check names, shapes and finiteness, convert to the compute dtype; nothing is applied. Raises EngineError.
+
+        Values: torch tensors, `infra.weights.Tensor`, or arrays (uint16 arrays hold the bits of bfloat16). Of tied
+        parameters one name is enough.
+        """
+        own = self.model.state_dict()
+        unknown = sorted(set(weights) - set(own))
+        given = {own[name].data_ptr() for name in weights if name in own}
+        missing = sorted(name for name, tensor in own.items() if name not in weights and tensor.data_ptr() not in given)
+        if unknown or missing:
+            raise EngineError(
+                f"weights do not fit the model: missing {missing[:5]}, unknown {unknown[:5]}; "
+                "publish every parameter under its Hugging Face name, from the same config"
+            )
+        staged: Staged = []
+        for name, value in weights.items():
+            tensor = _as_tensor(value)
+            if tensor.shape != own[name].shape:
+                raise EngineError(f"{name} has shape {tuple(tensor.shape)}, the model {tuple(own[name].shape)}")
+            if not bool(torch.isfinite(tensor).all()):
+                raise EngineError(f"{name} holds numbers that are not finite; these weights are not served")
+            staged.append((name, tensor.to(self.device, own[name].dtype)))
+        return staged
+
+    def apply(self, staged: Staged) -> None:
+        """Copy staged weights in place."""
+        own = self.model.state_dict()
+        for name, tensor in staged:
+            own[name].copy_(tensor)
+
+
+def _attention(config: Any) -> tuple[set[str], int | None]:
+    """(kinds of layers, window or None); EngineError for layers whose state is not keys and values by position."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    strange = kinds - {"full_attention", "sliding_attention"}
+    if strange:
+        raise EngineError(f"{config.model_type} has {sorted(strange)} layers; this engine knows full and sliding ones")
+    window = getattr(config, "sliding_window", None)
+    return kinds, int(window) if window and (not kinds or "sliding_attention" in kinds) else None
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, Tensor):
+        if value.dtype not in _DTYPES:
+            raise EngineError(f"weights of dtype {value.dtype} are not supported; publish one of {sorted(_DTYPES)}")
+        flat = torch.frombuffer(bytearray(value.data), dtype=_DTYPES[value.dtype])
+        return flat.reshape(value.shape)
+    array: npt.NDArray[Any] = np.array(value)
+    if array.dtype == np.uint16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def padded(prefixes: Sequence[npt.NDArray[np.int32]], width: int) -> npt.NDArray[np.int64]:
+    """int64[b, width] of rows with different lengths, zeros on the right."""
+    ids = np.zeros((len(prefixes), width), np.int64)
+    for row, prefix in enumerate(prefixes):
+        ids[row, : len(prefix)] = prefix
+    return ids

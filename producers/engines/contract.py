@@ -1,0 +1,177 @@
+"""What every generation engine promises. Nothing here imports torch.
+
+Tokens in, tokens out: a request is a list of token ids, a `Generation` holds the new ids with the log-probability of
+each and the weight version that made it. Versions are counted per policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from infra.errors import HeadraceError
+from schemas.records import Sampling
+
+__all__ = [
+    "KV_ON_SWAP",
+    "LOGPROB_CONVENTION",
+    "Engine",
+    "EngineError",
+    "EngineStats",
+    "FinishReason",
+    "Generation",
+    "KvOnSwap",
+    "LogprobConvention",
+    "Sampling",
+    "VersionGone",
+    "check_prompt",
+    "check_sampling",
+]
+
+LogprobConvention = Literal["raw", "tempered", "masked"]
+"""raw: log_softmax(logits). tempered: log_softmax(logits / temperature), over the whole vocabulary even where top-p,
+top-k or min-p cut it; at temperature 0 (greedy) the raw value. masked: over the tokens that those filters leave."""
+
+LOGPROB_CONVENTION: LogprobConvention = "tempered"
+
+KvOnSwap = Literal["recompute", "keep"]
+"""What an engine does with the KV cache of running sequences when weights change between two of their tokens."""
+
+KV_ON_SWAP: KvOnSwap = "recompute"
+"""Recompute: the log-probability of each token is that of a plain forward, under the weights of the token's own
+version, over the whole prefix, so who has the weights can check it. A kept cache mixes versions for good."""
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class EngineError(HeadraceError):
+    """A request, a weight set or the engine itself cannot do what was asked."""
+
+
+class VersionGone(EngineError):
+    """The weight version asked for is not held (any more)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generation:
+    """The answer to one request."""
+
+    ids: npt.NDArray[np.int32]
+    """int32[T]"""
+    logprobs: npt.NDArray[np.float32]
+    """float32[T], by the engine's `logprob_convention`"""
+    version_runs: tuple[tuple[int, int], ...]
+    """(version, length) pairs in order; lengths sum to T"""
+    finish_reason: FinishReason
+    """cancelled: the deadline passed; what was generated until then is here"""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the start, and what is in the engine now."""
+
+    generated_tokens: int
+    prompt_tokens: int
+    recomputed_tokens: int
+    """Prefix tokens computed again after weight swaps."""
+    running: int
+    waiting: int
+    busy_s: float
+    """Seconds spent computing, of all engine threads."""
+
+
+class Engine(Protocol):
+    """Generates with the newest served weights of several policies, or with a weight set held for an evaluation."""
+
+    @property
+    def logprob_convention(self) -> LogprobConvention:
+        """The convention of every log-probability this engine returns."""
+        ...
+
+    @property
+    def kv_on_swap(self) -> KvOnSwap:
+        """What happens to running sequences when weights are swapped."""
+        ...
+
+    async def generate(
+        self,
+        policy: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        seed: int,
+        version: int | None = None,
+        deadline_s: float | None = None,
+    ) -> Generation:
+        """Continue `ids`; cancelling the awaiting task frees its place at once.
+
+        version None follows the newest served weights in flight; an int runs on exactly that held weight set.
+        deadline_s is seconds from now; when they have passed the request ends as "cancelled" with what it has.
+        Raises VersionGone, and EngineError for a request that cannot run (that request only) or a dead engine (all).
+        """
+        ...
+
+    def load(self, policy: str, version: int, weights: Mapping[str, Any]) -> None:
+        """Serve `weights` (HF parameter names) as `version` from the next token on; returns when it is so."""
+        ...
+
+    def hold(self, policy: str, version: int, weights: Mapping[str, Any] | None = None) -> None:
+        """Keep `version` beside the served weights until `release`; counted, so hold twice, release twice.
+
+        Without `weights` the version must be the one served now or one already held, else VersionGone.
+        """
+        ...
+
+    def release(self, policy: str, version: int) -> None:
+        """Undo one `hold`; requests that already run on the set finish."""
+        ...
+
+    def versions(self) -> dict[str, int]:
+        """Return the served version of each policy that has weights."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of the counters."""
+        ...
+
+    def close(self) -> None:
+        """Stop; every open request gets an EngineError."""
+        ...
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raise EngineError for a value outside its range, naming both."""
+    ranges = {
+        "temperature": (sampling.temperature == 0 or 0.01 <= sampling.temperature <= 100, "0 or in [0.01, 100]"),
+        "top_p": (0 < sampling.top_p <= 1, "in (0, 1]"),
+        "top_k": (sampling.top_k >= 0, "0 (off) or more"),
+        "min_p": (0 <= sampling.min_p < 1, "in [0, 1)"),
+        "max_tokens": (sampling.max_tokens >= 1, "at least 1"),
+    }
+    for name, (is_right, allowed) in ranges.items():
+        if not is_right:
+            raise EngineError(f"sampling.{name} is {getattr(sampling, name)}; it must be {allowed}")
+
+
+def check_prompt(ids: Sequence[int], max_tokens: int, *, vocabulary: int, context: int) -> npt.NDArray[np.int32]:
+    """Return `ids` as int32[P]; raise EngineError if empty, outside the vocabulary, or too long for the context."""
+    prompt = np.asarray(ids, dtype=np.int64)
+    if prompt.ndim != 1 or prompt.size == 0:
+        raise EngineError(f"a prompt is one non-empty list of token ids; got shape {prompt.shape}")
+    wrong = np.flatnonzero((prompt < 0) | (prompt >= vocabulary))
+    if wrong.size:
+        at = int(wrong[0])
+        raise EngineError(
+            f"token id {prompt[at]} at position {at} is outside the model's vocabulary of {vocabulary}; "
+            "encode the prompt with the tokenizer that belongs to the model"
+        )
+    if prompt.size + max_tokens > context:
+        raise EngineError(
+            f"{prompt.size} prompt tokens and max_tokens {max_tokens} exceed the model's context of {context}; "
+            "shorten the prompt or lower max_tokens"
+        )
+    return prompt.astype(np.int32)

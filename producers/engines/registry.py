@@ -1,0 +1,69 @@
+"""Engines by the names that recipes use, imported when they are asked for.
+
+An engine is opened by a function of the policies' model folders (config and tokenizer in Hugging Face layout; no
+weights yet) and of how many episodes will run at once. It returns the engine and its build: all versions and settings
+that its numbers depend on, in one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from infra.errors import UsageError
+from infra.settings import Rollout
+from producers.engines.contract import Engine
+
+Opened = tuple[Engine, str]
+OpenEngine = Callable[[Mapping[str, Path], Rollout, int], Opened]
+
+MOST_ROWS = 128
+
+
+def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) -> Opened:
+    """Open the in-process engine."""
+    import torch
+    import transformers
+
+    from producers.engines.torch_engine import TorchEngine, TorchEngineSettings
+
+    settings = TorchEngineSettings(max_batch=min(concurrency, MOST_ROWS), device=rollout.device)
+    configs = {
+        policy: transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        for policy, folder in folders.items()
+    }
+    build = (
+        f"torch {torch.__version__} transformers {transformers.__version__} {settings.device} "
+        f"{settings.compute_dtype} threads {torch.get_num_threads()}"
+    )
+    return TorchEngine(configs, settings), build
+
+
+ENGINES: dict[str, OpenEngine] = {"torch": open_torch}
+"""Name to the function that opens it."""
+
+
+def open_engine(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) -> Opened:
+    """Open the engine that the recipe names: a shipped one, or `package.module:function`.
+
+    Raises UsageError for a name that is neither.
+    """
+    return _found(rollout.engine)(folders, rollout, concurrency)
+
+
+def _found(name: str) -> OpenEngine:
+    if name in ENGINES:
+        return ENGINES[name]
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        near = ", ".join(difflib.get_close_matches(name, ENGINES, n=len(ENGINES), cutoff=0.0))
+        raise UsageError(
+            f"there is no engine {name!r}: take one of {near}, or name your own as `package.module:function`"
+        )
+    try:
+        found: OpenEngine = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"engine {name!r} cannot be imported here: {error}") from error
+    return found

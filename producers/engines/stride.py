@@ -1,0 +1,74 @@
+"""Consecutive tokens of a batch that does not change: nothing but tensors from one token to the next.
+
+A stride ends when a request joins, leaves or is swapped to other weights, and after at most `STRIDE` tokens. Only then
+its tokens go to the rows' arrays. What a row gets does not depend on where strides end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from producers.engines.batch import Rows
+from producers.engines.causal_lm import CausalLM
+from producers.engines.contract import Sampling
+from producers.engines.kv_slots import SlotCache, to_device
+from producers.engines.sampler import Draw, Filters, sample
+
+STRIDE = 32
+
+
+class Stride:
+    """The state between two tokens of all rows, on the device."""
+
+    def __init__(self, rows: Rows, lm: CausalLM, cache: SlotCache, draw: Draw) -> None:
+        tokens, positions = rows.last()
+        count = min(STRIDE, int((rows.limit - rows.length)[: len(rows)].min()))
+        self._lm, self._cache, self._draw = lm, cache, draw
+        self._ids = to_device(tokens, lm.device)[:, None]
+        self._positions = to_device(positions, lm.device)[:, None]
+        self._cells = to_device(cache.cells(positions), lm.device)
+        self._width = int(positions.max()) + 1
+        self._uniforms = list(to_device(rows.uniforms(count), lm.device))
+        stop = rows.stop[: len(rows)]
+        self._stop = to_device(stop, lm.device) if stop.max() >= 0 else None
+        self._tokens: list[torch.Tensor] = []
+        self._logprobs: list[torch.Tensor] = []
+
+    def step(self) -> bool:
+        """Draw one token for each row; whether the stride is over."""
+        self._cache.expect_tokens(self._cells, self._width)
+        logits = self._lm.forward(self._ids, self._positions, self._width, self._cache)
+        tokens, logprobs = sample(logits, self._draw, self._uniforms[len(self._tokens)])
+        self._tokens.append(tokens)
+        self._logprobs.append(logprobs)
+        self._ids = tokens[:, None]
+        self._positions += 1
+        self._cells += 1
+        self._width += 1
+        if len(self._tokens) == len(self._uniforms):
+            return True
+        return self._stop is not None and bool((self._stop == self._ids).any())
+
+    def settle(self, rows: Rows) -> None:
+        """Hand the tokens to the rows."""
+        if self._tokens:
+            rows.extend(torch.stack(self._tokens, 1).cpu().numpy(), torch.stack(self._logprobs, 1).cpu().numpy())
+
+
+def draw_of(samplings: Sequence[Sampling], device: torch.device) -> Draw:
+    """How this batch is drawn, leaving out what nobody asked for."""
+
+    def column(name: str) -> torch.Tensor:
+        return torch.tensor([[float(getattr(sampling, name))] for sampling in samplings], device=device)
+
+    temperature, top_p, top_k, min_p = (column(name) for name in ("temperature", "top_p", "top_k", "min_p"))
+    greedy = temperature[:, 0] == 0
+    temperature = torch.where(temperature == 0, 1.0, temperature)
+    filters = Filters(top_p, top_k, min_p) if bool(((top_p < 1) | (top_k > 0) | (min_p > 0)).any()) else None
+    return Draw(
+        temperature=temperature if bool((temperature != 1).any()) else None,
+        greedy=greedy if bool(greedy.any()) else None,
+        filters=filters,
+    )

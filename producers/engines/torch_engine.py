@@ -1,0 +1,331 @@
+"""The in-process engine: Hugging Face causal LMs on one thread, continuous batching, weights swapped in flight.
+
+The engine thread owns all models, caches and requests. Other threads only leave commands, which it runs between two
+tokens; results go back through `call_soon_threadsafe` or a future. Per policy there is the served weight set and, while
+an evaluation needs them, held ones; each is a batch of its own, and the thread gives every busy one a token in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import copy
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import structlog
+import torch
+
+from producers.engines.batch import Request
+from producers.engines.causal_lm import CausalLM, ModelSource, Staged
+from producers.engines.contract import (
+    KV_ON_SWAP,
+    LOGPROB_CONVENTION,
+    EngineError,
+    EngineStats,
+    Generation,
+    KvOnSwap,
+    LogprobConvention,
+    Sampling,
+    VersionGone,
+    check_prompt,
+    check_sampling,
+)
+from producers.engines.weight_set import WeightSet
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchEngineSettings:
+    """How the engine computes."""
+
+    max_batch: int = 128
+    """Rows per weight set; further requests wait, first come first served."""
+    device: str = "cpu"
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Published weights are bf16; float32 holds them exactly and computes in float32."""
+    prefill_tokens: int = 8192
+    """Prompt tokens, padding included, in one forward."""
+    max_held: int = 2
+    """Weight sets per policy kept beside the served one."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "prefill_tokens", "max_held"):
+            if getattr(self, name) < 1:
+                raise EngineError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    run: Callable[[], None]
+    fail: Callable[[EngineError], None]
+
+
+class TorchEngine:
+    """See `producers.engines.contract.Engine`. Constructing it builds the models and starts the thread.
+
+    A policy given by config has no weights to serve until `load`; one given by a local path serves those as version 0.
+    The number of torch threads is the process's own (OMP_NUM_THREADS).
+    """
+
+    logprob_convention: LogprobConvention = LOGPROB_CONVENTION
+    kv_on_swap: KvOnSwap = KV_ON_SWAP
+
+    def __init__(self, policies: Mapping[str, ModelSource], settings: TorchEngineSettings | None = None) -> None:
+        self._settings = settings or TorchEngineSettings()
+        dtype = getattr(torch, self._settings.compute_dtype)
+        self._served: dict[str, WeightSet] = {}
+        for policy, source in policies.items():
+            self._served[policy] = self._weight_set(CausalLM.build(source, self._settings.device, dtype))
+            if isinstance(source, str | Path):
+                self._served[policy].version = 0
+        self._held: dict[tuple[str, int], WeightSet] = {}
+        self._retired = EngineStats(0, 0, 0, 0, 0, 0.0)  # counters of held sets that are gone
+        self._busy_s = 0.0
+        self._commands: deque[_Command] = deque()
+        self._open: set[Request] = set()  # every call of generate that has not returned
+        self._lock = threading.Lock()  # over _commands, _open and _end
+        self._wake = threading.Event()
+        self._end: EngineError | None = None
+        self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
+        self._thread.start()
+
+    async def generate(
+        self,
+        policy: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        seed: int,
+        version: int | None = None,
+        deadline_s: float | None = None,
+    ) -> Generation:
+        """See `Engine.generate`."""
+        lm = self._set_of(policy).lm
+        check_sampling(sampling)
+        prompt = check_prompt(ids, sampling.max_tokens, vocabulary=lm.vocabulary, context=lm.context)
+        loop = asyncio.get_running_loop()
+        request = Request(policy, prompt, sampling, seed, version, loop, loop.create_future())
+        self._post(_Command(partial(self._admit, request), request.finish), request)
+        # All coroutines that are ready now leave their requests before the thread looks: they join together.
+        loop.call_soon(self._wake.set)
+        timer = loop.call_later(deadline_s, self._withdraw, request) if deadline_s is not None else None
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            self._withdraw(request)
+            raise
+        finally:
+            with self._lock:
+                self._open.discard(request)
+            if timer is not None:
+                timer.cancel()
+
+    def load(self, policy: str, version: int, weights: Mapping[str, Any]) -> None:
+        """See `Engine.load`. Weights are checked in the calling thread; EngineError before anything changes."""
+        served = self._set_of(policy)
+        staged = served.lm.stage(weights)
+        started = time.perf_counter()
+        running = self._call(lambda: self._swap(served, staged, version))
+        log.debug("engine.loaded", policy=policy, version=version, running=running, s=time.perf_counter() - started)
+
+    def hold(self, policy: str, version: int, weights: Mapping[str, Any] | None = None) -> None:
+        """See `Engine.hold`."""
+        served = self._set_of(policy)
+        staged = served.lm.stage(weights) if weights is not None else None
+        self._call(lambda: self._hold(policy, version, staged))
+
+    def release(self, policy: str, version: int) -> None:
+        """See `Engine.release`. The set stays in memory, unused, until another hold needs its place."""
+        self._call(lambda: self._release(policy, version))
+
+    def versions(self) -> dict[str, int]:
+        """See `Engine.versions`."""
+        return {policy: served.version for policy, served in self._served.items() if served.version is not None}
+
+    def stats(self) -> EngineStats:
+        """See `Engine.stats`."""
+        sets, gone = [*self._served.values(), *self._held.copy().values()], self._retired
+        return EngineStats(
+            generated_tokens=gone.generated_tokens + sum(each.generated_tokens for each in sets),
+            prompt_tokens=gone.prompt_tokens + sum(each.prompt_tokens for each in sets),
+            recomputed_tokens=gone.recomputed_tokens + sum(each.recomputed_tokens for each in sets),
+            running=sum(len(each.rows) for each in sets),
+            waiting=sum(len(each.waiting) for each in sets),
+            busy_s=self._busy_s,
+        )
+
+    def close(self) -> None:
+        """See `Engine.close`. Safe to call twice."""
+        self._stop(EngineError("the engine is closed"))
+        self._wake.set()
+        self._thread.join()
+
+    # From here to the line below: any thread.
+
+    def _set_of(self, policy: str) -> WeightSet:
+        if policy not in self._served:
+            raise EngineError(f"no policy {policy!r} in this engine; it has {sorted(self._served)}")
+        return self._served[policy]
+
+    def _weight_set(self, lm: CausalLM) -> WeightSet:
+        return WeightSet(lm, max_batch=self._settings.max_batch, prefill_tokens=self._settings.prefill_tokens)
+
+    def _post(self, command: _Command, request: Request | None = None) -> None:
+        with self._lock:
+            if self._end is not None:
+                raise self._ended()
+            self._commands.append(command)
+            if request is not None:
+                self._open.add(request)
+
+    def _call(self, action: Callable[[], T]) -> T:
+        """Run in the engine thread between two tokens; wait for the result."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                result = action()
+            except EngineError as error:
+                future.set_exception(error)
+            except BaseException as crash:
+                future.set_exception(_crashed(crash))
+                raise
+            else:
+                future.set_result(result)
+
+        self._post(_Command(run, future.set_exception))
+        self._wake.set()
+        return future.result()
+
+    def _withdraw(self, request: Request) -> None:
+        """Free the request's place and end it as cancelled; does nothing if it has ended."""
+        with self._lock:
+            if self._end is None:
+                self._commands.append(_Command(partial(self._remove, request), lambda _: None))
+        self._wake.set()
+
+    def _ended(self) -> EngineError:
+        error = EngineError(str(self._end))
+        error.__cause__ = self._end
+        return error
+
+    def _stop(self, reason: EngineError) -> None:
+        with self._lock:
+            self._end = self._end or reason
+
+    # ---- The engine thread.
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while self._end is None:
+                    while self._commands:
+                        self._commands.popleft().run()
+                    busy = [each for each in (*self._served.values(), *self._held.values()) if each.busy]
+                    if not busy:
+                        self._wake.wait()
+                        self._wake.clear()
+                        continue
+                    started = time.perf_counter()
+                    for each in busy:
+                        for request, outcome in each.step():
+                            request.finish(outcome)
+                    self._busy_s += time.perf_counter() - started
+        except BaseException as crash:  # whatever it is, the callers must hear of it and never hang
+            log.exception("engine.crashed")
+            self._stop(_crashed(crash))
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        with self._lock:
+            commands, requests = list(self._commands), list(self._open)
+            self._commands.clear()
+        for command in commands:
+            command.fail(self._ended())
+        for request in requests:
+            request.finish(self._ended())
+
+    def _admit(self, request: Request) -> None:
+        if request.future.cancelled():
+            return
+        served = self._served[request.policy]
+        if request.version is None:
+            if served.version is None:
+                request.finish(EngineError(f"policy {request.policy} has no weights yet; load a version first"))
+            else:
+                served.waiting.append(request)
+            return
+        held = self._held.get((request.policy, request.version))
+        if held is None or held.holds == 0:
+            request.finish(VersionGone(self._gone(request.policy, request.version)))
+        else:
+            held.waiting.append(request)
+
+    def _gone(self, policy: str, version: int) -> str:
+        held = sorted(key[1] for key, each in self._held.items() if key[0] == policy and each.holds)
+        served = self._served[policy].version
+        return f"policy {policy} version {version} is not held (held: {held}, served: {served}); hold it before use"
+
+    def _remove(self, request: Request) -> None:
+        for each in (*self._served.values(), *self._held.values()):
+            generation = each.remove(request)
+            if generation is not None:
+                request.finish(generation)
+                return
+
+    def _swap(self, served: WeightSet, staged: Staged, version: int) -> int:
+        served.apply(staged, version)
+        return len(served.rows)
+
+    def _hold(self, policy: str, version: int, staged: Staged | None) -> None:
+        held = self._held.get((policy, version))
+        if held is None:
+            served = self._served[policy]
+            if staged is None and served.version != version:
+                raise VersionGone(self._gone(policy, version))
+            self._make_room(policy)
+            held = self._weight_set(CausalLM(copy.deepcopy(served.lm.model)))
+            held.apply(staged or [], version)
+            self._held[policy, version] = held
+        held.holds += 1
+
+    def _make_room(self, policy: str) -> None:
+        mine = [key for key in self._held if key[0] == policy]
+        if len(mine) < self._settings.max_held:
+            return
+        unused = [key for key in mine if self._held[key].holds == 0 and not self._held[key].busy]
+        if not unused:
+            raise EngineError(
+                f"policy {policy} already holds versions {sorted(key[1] for key in mine)}, all in use; "
+                f"release one, or raise max_held ({self._settings.max_held})"
+            )
+        evicted, before = self._held.pop(unused[0]), self._retired
+        self._retired = EngineStats(
+            generated_tokens=before.generated_tokens + evicted.generated_tokens,
+            prompt_tokens=before.prompt_tokens + evicted.prompt_tokens,
+            recomputed_tokens=before.recomputed_tokens + evicted.recomputed_tokens,
+            running=0,
+            waiting=0,
+            busy_s=0.0,
+        )
+
+    def _release(self, policy: str, version: int) -> None:
+        held = self._held.get((policy, version))
+        if held is None or held.holds == 0:
+            raise VersionGone(self._gone(policy, version))
+        held.holds -= 1
+
+
+def _crashed(cause: BaseException) -> EngineError:
+    error = EngineError(f"the engine thread crashed: {cause!r}; restart the worker")
+    error.__cause__ = cause
+    return error

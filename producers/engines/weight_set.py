@@ -1,0 +1,154 @@
+"""One set of weights and the requests that run on it: joins, one token at a time for all rows, swaps.
+
+A request joins by filling its slot with the states of its prompt but the last token; that token then goes through the
+common step like any other newest token. A swap refills all running slots in the same way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from producers.engines.batch import Request, Rows
+from producers.engines.causal_lm import CausalLM, Staged, padded
+from producers.engines.contract import EngineError, Generation
+from producers.engines.kv_slots import SlotCache, to_device
+from producers.engines.sampler import Draw
+from producers.engines.stride import Stride, draw_of
+
+Ended = list[tuple[Request, Generation | EngineError]]
+
+
+class WeightSet:
+    """Lives in the engine thread; only the counters are read elsewhere."""
+
+    def __init__(self, lm: CausalLM, *, max_batch: int, prefill_tokens: int) -> None:
+        self.lm = lm
+        self.version: int | None = None
+        self.holds = 0
+        self.generated_tokens = 0
+        self.prompt_tokens = 0
+        self.recomputed_tokens = 0
+        self.waiting: deque[Request] = deque()
+        self.rows = Rows()
+        self._max_batch = max_batch
+        self._prefill_tokens = prefill_tokens
+        self._cache = SlotCache(lm.n_layers)
+        self._draw: Draw | None = None  # None: the batch has changed
+        self._stride: Stride | None = None  # None: the next step begins one
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self.waiting) or len(self.rows) > 0
+
+    def apply(self, staged: Staged, version: int) -> None:
+        """Swap the weights between two tokens; running sequences get their cache recomputed."""
+        self._settle()
+        self.lm.apply(staged)
+        self.version = version
+        for row, request in enumerate(self.rows.requests):
+            request.starts_version(version, int(self.rows.length[row] - self.rows.prompt[row]))
+        self.recomputed_tokens += self._fill(0)
+
+    def step(self) -> Ended:
+        """Let waiting requests join, then one token for every running one; returns those that ended."""
+        if self.waiting and len(self.rows) < self._max_batch:
+            self._join()
+        if self._stride is None:
+            if self._draw is None:
+                self._draw = draw_of([request.sampling for request in self.rows.requests], self.lm.device)
+            self._stride = Stride(self.rows, self.lm, self._cache, self._draw)
+        is_over = self._stride.step()
+        self.generated_tokens += len(self.rows)
+        if not is_over:
+            return []
+        self._settle()
+        over = self.rows.over()
+        return self._end(over) if over else []
+
+    def remove(self, request: Request) -> Generation | None:
+        """Take a request out wherever it is; what it has so far, or None if it is not here."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+            return Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cancelled")
+        if request not in self.rows.requests:
+            return None
+        self._settle()
+        row = self.rows.requests.index(request)
+        generation = self.rows.generation(row, cancelled=True)
+        self._drop([row])
+        return generation
+
+    def _settle(self) -> None:
+        """End the stride under way, so that the rows hold every token."""
+        if self._stride is not None:
+            self._stride.settle(self.rows)
+            self._stride = None
+
+    def _join(self) -> None:
+        self._settle()
+        first = len(self.rows)
+        count = min(len(self.waiting), self._max_batch - first)
+        joining = [self.waiting.popleft() for _ in range(count)]
+        columns = min(_power_of_two(max(request.limit for request in joining), 64), self.lm.context)
+        slots = min(_power_of_two(first + count, 8), self._max_batch)
+        self.rows.reserve(slots, columns, max(len(request.sampling.stop_ids) for request in joining))
+        self._cache.reserve(slots, columns)
+        assert self.version is not None  # noqa: S101 - the engine admits no request before the first weights
+        for request in joining:
+            request.starts_version(self.version, 0)
+            self.rows.add(request)
+            self.prompt_tokens += len(request.prompt)
+        self._draw = None
+        self._fill(first)
+
+    def _fill(self, first: int) -> int:
+        """Compute the cached states of all rows from `first` on, equal prefixes once; returns tokens computed."""
+        prefixes = list(self.rows.prefixes(first))
+        computed, begin = 0, 0
+        while begin < len(prefixes):
+            # As many rows as fit the budget; at least one.
+            end, width = begin, 0
+            while end < len(prefixes):
+                wider = max(width, len(prefixes[end]))
+                if end > begin and wider * (end + 1 - begin) > self._prefill_tokens:
+                    break
+                end, width = end + 1, wider
+            if width:
+                distinct = {prefix.tobytes(): prefix for prefix in prefixes[begin:end]}
+                order = {key: row for row, key in enumerate(distinct)}
+                share = np.array([order[prefix.tobytes()] for prefix in prefixes[begin:end]])
+                self._cache.expect_prefill(first + begin, to_device(share, self.lm.device), width)
+                self.lm.fill(to_device(padded(list(distinct.values()), width), self.lm.device), self._cache)
+                computed += sum(map(len, distinct.values()))
+            begin = end
+        return computed
+
+    def _end(self, over: list[int]) -> Ended:
+        ended: Ended = []
+        for row in over:
+            request = self.rows.requests[row]
+            if self.rows.is_sound[row]:
+                ended.append((request, self.rows.generation(row)))
+                continue
+            where = f"policy {request.policy} version {self.version}"
+            ended.append((request, EngineError(f"the logits of {where} are not finite; publish sound weights")))
+        is_poisoned = not self.rows.is_sound[over].all()
+        self._drop(over)
+        if is_poisoned:
+            self._cache.wipe(len(self.rows))
+        return ended
+
+    def _drop(self, rows: Sequence[int]) -> None:
+        width = int(self.rows.length[: len(self.rows)].max())
+        sources, targets = self.rows.remove(rows)
+        if sources:
+            self._cache.move(sources, targets, width)
+        self._draw = None
+
+
+def _power_of_two(at_least: int, smallest: int) -> int:
+    return max(smallest, 1 << (at_least - 1).bit_length())

@@ -1,0 +1,527 @@
+"""The in-process engine against plain forwards of `transformers`."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+)
+
+from infra.weights import Tensor
+from producers.engines.contract import Engine, EngineError, Generation, Sampling, VersionGone
+from producers.engines.sampler import Draw, Filters, sample, stream, uniforms
+from producers.engines.torch_engine import TorchEngine, TorchEngineSettings
+
+VOCABULARY = 48
+CONTEXT = 256
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.2,
+}
+LONG = Sampling(max_tokens=200)
+FEW = Sampling(max_tokens=8)
+Model = Any  # a transformers model, whose methods are untyped
+
+
+def qwen3(**changes: Any) -> PreTrainedConfig:
+    return Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True, **changes)
+
+
+def make_model(config: PreTrainedConfig, seed: int) -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model: Model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    for tensor in model.parameters():  # not model.to(): that would round the rotary frequencies too
+        tensor.data = tensor.data.to(torch.bfloat16).float()
+    return model.eval()
+
+
+def weights_of(model: Model) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.named_parameters()}
+
+
+MODELS = [make_model(qwen3(), seed) for seed in range(3)]
+"""By version."""
+
+
+def forward(model: Model, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """float32[len(ids), V]: log-probabilities of what follows each position, without any cache."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([ids]), use_cache=False).logits[0]
+        return (logits / (temperature or 1.0)).log_softmax(-1)
+
+
+def expected(models: list[Model], prompt: list[int], got: Generation, temperature: float = 1.0) -> np.ndarray:
+    """The documented rule: each token under the weights of its version over its whole prefix."""
+    ids, values, at = [*prompt, *got.ids.tolist()], [], len(prompt)
+    for version, length in got.version_runs:
+        table = forward(models[version], ids, temperature)
+        values += [float(table[position - 1, ids[position]]) for position in range(at, at + length)]
+        at += length
+    return np.array(values)
+
+
+def run(engine: Engine, *calls: Awaitable[Generation]) -> list[Generation]:
+    async def gather() -> list[Generation]:
+        return list(await asyncio.gather(*calls))
+
+    return asyncio.run(gather())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - the engine has no event to wait for
+            await asyncio.sleep(0)
+
+
+async def until_generated(engine: Engine, more: int) -> None:
+    target = engine.stats().generated_tokens + more
+    await until(lambda: engine.stats().generated_tokens >= target)
+
+
+@pytest.fixture
+def make_engine() -> Iterator[Callable[..., TorchEngine]]:
+    engines = []
+
+    def make(*policies: str, **settings: Any) -> TorchEngine:
+        engine = TorchEngine({name: qwen3() for name in policies or ("p",)}, TorchEngineSettings(**settings))
+        for name in policies or ("p",):
+            engine.load(name, 0, weights_of(MODELS[0]))
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def engine(make_engine: Callable[..., TorchEngine]) -> TorchEngine:
+    return make_engine()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_log_probabilities_are_those_of_a_plain_forward(engine: TorchEngine, temperature: float) -> None:
+    prompts = [[1, 2, 3], [5], list(range(40)), [1, 2, 3]]
+    sampling = Sampling(temperature=temperature, max_tokens=30)
+    results = run(engine, *(engine.generate("p", ids, sampling, seed=i) for i, ids in enumerate(prompts)))
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.ids.dtype == np.int32
+        assert result.logprobs.dtype == np.float32
+        assert result.finish_reason == "length"
+        assert result.version_runs == ((0, 30),)
+        np.testing.assert_allclose(result.logprobs, expected(MODELS, prompt, result, temperature), atol=2e-5)
+    if temperature == 0:
+        table = forward(MODELS[0], [*prompts[0], *results[0].ids.tolist()])
+        assert results[0].ids.tolist() == table.argmax(-1)[2:-1].tolist()
+    else:
+        assert results[0].ids.tolist() != results[3].ids.tolist(), "other seed, other tokens"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**SIZES),
+        MistralConfig(**SIZES, sliding_window=7),
+        qwen3(use_sliding_window=True, sliding_window=7, max_window_layers=1),
+    ],
+    ids=["llama", "mistral-window", "qwen3-mixed"],
+)
+def test_other_decoders_work(config: PreTrainedConfig) -> None:
+    model = make_model(config, 3)
+    engine = TorchEngine({"p": config})
+    try:
+        engine.load("p", 0, weights_of(model))
+        prompts = [[1, 2, 3], list(range(20))]
+        results = run(engine, *(engine.generate("p", ids, Sampling(max_tokens=20), seed=0) for ids in prompts))
+    finally:
+        engine.close()
+    for prompt, result in zip(prompts, results, strict=True):
+        np.testing.assert_allclose(result.logprobs, expected([model], prompt, result), atol=2e-5)
+
+
+def test_a_local_folder_is_served_as_version_0(tmp_path: Path) -> None:
+    MODELS[1].save_pretrained(tmp_path)
+    engine = TorchEngine({"p": tmp_path})
+    try:
+        assert engine.versions() == {"p": 0}
+        (result,) = run(engine, engine.generate("p", [4, 5], Sampling(max_tokens=8), seed=0))
+    finally:
+        engine.close()
+    np.testing.assert_allclose(result.logprobs, expected([MODELS[1]], [4, 5], result), atol=2e-5)
+
+
+def test_the_engine_follows_the_contract_by_type(engine: TorchEngine) -> None:
+    contract: Engine = engine
+    assert contract.logprob_convention == "tempered"
+    assert contract.kv_on_swap == "recompute"
+
+
+def test_tokens_depend_on_the_seed_and_not_on_the_batch_or_the_moment_of_joining(engine: TorchEngine) -> None:
+    prompts = [[i + 1] * (1 + i % 5) for i in range(12)]
+    sampling = Sampling(max_tokens=40)
+    alone = [run(engine, engine.generate("p", ids, sampling, seed=i))[0] for i, ids in enumerate(prompts)]
+
+    async def staggered() -> list[Generation]:
+        tasks = []
+        for i, ids in enumerate(prompts):
+            tasks.append(asyncio.create_task(engine.generate("p", ids, sampling, seed=i)))
+            await until_generated(engine, 3)
+        return await asyncio.gather(*tasks)
+
+    for one, other in zip(alone, asyncio.run(staggered()), strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-5)
+
+
+def test_a_swap_in_flight_gives_version_runs_that_can_be_reproduced(engine: TorchEngine) -> None:
+    prompts = [[1, 2, 3], [7, 8, 9, 10, 11]]
+
+    async def swap_twice() -> list[Generation]:
+        tasks = [asyncio.create_task(engine.generate("p", ids, LONG, seed=i)) for i, ids in enumerate(prompts)]
+        for version in (1, 2):
+            await until_generated(engine, 40)
+            await asyncio.to_thread(engine.load, "p", version, weights_of(MODELS[version]))
+        return await asyncio.gather(*tasks)
+
+    results = asyncio.run(swap_twice())
+    assert engine.versions() == {"p": 2}
+    assert engine.stats().recomputed_tokens > 0
+    for prompt, result in zip(prompts, results, strict=True):
+        assert [version for version, _ in result.version_runs] == [0, 1, 2]
+        assert sum(length for _, length in result.version_runs) == len(result.ids) == 200
+        np.testing.assert_allclose(result.logprobs, expected(MODELS, prompt, result), atol=5e-5)
+
+
+def test_a_held_set_keeps_its_version_over_swaps_until_it_is_released(engine: TorchEngine) -> None:
+    prompt, sampling = [3, 1, 4], Sampling(max_tokens=20)
+    engine.hold("p", 0)
+    engine.load("p", 1, weights_of(MODELS[1]))
+    held, served = run(
+        engine,
+        engine.generate("p", prompt, sampling, seed=0, version=0),
+        engine.generate("p", prompt, sampling, seed=0),
+    )
+    for result, version in ((held, 0), (served, 1)):
+        assert result.version_runs == ((version, 20),)
+        np.testing.assert_allclose(result.logprobs, expected(MODELS, prompt, result), atol=2e-5)
+    engine.release("p", 0)
+    with pytest.raises(VersionGone, match="version 0 is not held"):
+        run(engine, engine.generate("p", prompt, sampling, seed=0, version=0))
+    with pytest.raises(VersionGone, match="version 0 is not held"):
+        engine.release("p", 0)
+
+
+def test_a_version_that_is_not_served_can_be_held_only_with_its_weights(engine: TorchEngine) -> None:
+    with pytest.raises(VersionGone, match="version 2 is not held"):
+        engine.hold("p", 2)
+    engine.hold("p", 2, weights_of(MODELS[2]))
+    (result,) = run(engine, engine.generate("p", [9], Sampling(max_tokens=9), seed=0, version=2))
+    np.testing.assert_allclose(result.logprobs, expected(MODELS, [9], result), atol=2e-5)
+    assert engine.versions() == {"p": 0}
+
+
+def test_held_sets_are_limited_and_unused_ones_make_room(make_engine: Callable[..., TorchEngine]) -> None:
+    engine = make_engine(max_held=1)
+    engine.hold("p", 0)
+    with pytest.raises(EngineError, match="already holds versions \\[0\\]"):
+        engine.hold("p", 1, weights_of(MODELS[1]))
+    run(engine, engine.generate("p", [1], Sampling(max_tokens=5), seed=0, version=0))
+    engine.release("p", 0)
+    engine.hold("p", 1, weights_of(MODELS[1]))
+    assert engine.stats().generated_tokens == 5, "counters outlive the set"
+
+
+def test_cancelling_the_task_frees_its_slot_for_one_that_waits(make_engine: Callable[..., TorchEngine]) -> None:
+    engine = make_engine(max_batch=1)
+
+    async def scenario() -> Generation:
+        first = asyncio.create_task(engine.generate("p", [1], LONG, seed=0))
+        waits = asyncio.create_task(engine.generate("p", [2], LONG, seed=0))
+        second = asyncio.create_task(engine.generate("p", [3], Sampling(max_tokens=3), seed=0))
+        await until(lambda: engine.stats().running == 1 and engine.stats().waiting == 2)
+        waits.cancel()
+        first.cancel()
+        assert isinstance((await asyncio.gather(first, return_exceptions=True))[0], asyncio.CancelledError)
+        return await second
+
+    assert len(asyncio.run(scenario()).ids) == 3
+    assert engine.stats().generated_tokens < 200
+    assert (engine.stats().running, engine.stats().waiting) == (0, 0)
+
+
+def test_a_deadline_ends_a_request_as_cancelled_with_what_it_has(
+    make_engine: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(max_batch=1)
+    lm, deadline_passed = engine._served["p"].lm, threading.Event()
+    step = lm.forward
+
+    def stall_after_five(*args: Any) -> torch.Tensor:
+        if engine.stats().generated_tokens == 5:
+            deadline_passed.wait(30)
+        return step(*args)
+
+    monkeypatch.setattr(lm, "forward", stall_after_five)
+
+    async def scenario() -> list[Generation]:
+        running = asyncio.create_task(engine.generate("p", [1], LONG, seed=0, deadline_s=0.3))
+        waiting = asyncio.create_task(engine.generate("p", [1], LONG, seed=0, deadline_s=0.2))
+        await until(lambda: engine.stats().generated_tokens == 5)
+        await until(lambda: len(engine._commands) == 2)
+        deadline_passed.set()
+        return [await running, await waiting]
+
+    running, waiting = asyncio.run(scenario())
+    assert [running.finish_reason, waiting.finish_reason] == ["cancelled", "cancelled"]
+    assert len(running.ids) == 6
+    assert running.version_runs == ((0, 6),)
+    np.testing.assert_allclose(running.logprobs, expected(MODELS, [1], running), atol=2e-5)
+    assert len(waiting.ids) == 0
+    assert waiting.version_runs == ()
+
+
+def test_a_stop_id_ends_the_request_and_is_its_last_token(engine: TorchEngine) -> None:
+    sampling = Sampling(max_tokens=100)
+    (free,) = run(engine, engine.generate("p", [1], sampling, seed=5))
+    stop = int(free.ids[10])
+    at = free.ids.tolist().index(stop)
+    many = Sampling(max_tokens=100, stop_ids=(stop, 1000))
+    stopped, other = run(engine, engine.generate("p", [1], many, seed=5), engine.generate("p", [1], sampling, seed=5))
+    assert stopped.finish_reason == "stop"
+    assert stopped.ids.tolist() == free.ids[: at + 1].tolist()
+    assert (other.finish_reason, len(other.ids)) == ("length", 100)
+
+
+def test_more_requests_than_rows_all_complete_in_order_of_arrival(make_engine: Callable[..., TorchEngine]) -> None:
+    engine = make_engine(max_batch=3)
+    lengths = [4 + i % 7 for i in range(20)]
+    results = run(
+        engine, *(engine.generate("p", [i + 1], Sampling(max_tokens=n), seed=i) for i, n in enumerate(lengths))
+    )
+    assert [len(result.ids) for result in results] == lengths
+    for i, result in enumerate(results):
+        np.testing.assert_allclose(result.logprobs, expected(MODELS, [i + 1], result), atol=2e-5)
+    stats = engine.stats()
+    assert (stats.generated_tokens, stats.prompt_tokens, stats.running) == (sum(lengths), 20, 0)
+    assert stats.busy_s > 0
+
+
+def test_long_prompts_are_filled_in_pieces_that_fit_the_budget(make_engine: Callable[..., TorchEngine]) -> None:
+    engine = make_engine(prefill_tokens=16)
+    prompts = [list(range(1, 2 + 6 * i)) for i in range(6)]
+    results = run(engine, *(engine.generate("p", ids, Sampling(max_tokens=6), seed=0) for ids in prompts))
+    for prompt, result in zip(prompts, results, strict=True):
+        np.testing.assert_allclose(result.logprobs, expected(MODELS, prompt, result), atol=2e-5)
+
+
+def test_two_policies_run_side_by_side_with_versions_of_their_own(make_engine: Callable[..., TorchEngine]) -> None:
+    engine = make_engine("solver", "verifier")
+    engine.load("verifier", 2, weights_of(MODELS[2]))
+    assert engine.versions() == {"solver": 0, "verifier": 2}
+    sampling = Sampling(max_tokens=12)
+    results = run(engine, *(engine.generate(policy, [6], sampling, seed=0) for policy in ("solver", "verifier")))
+    assert [result.version_runs for result in results] == [((0, 12),), ((2, 12),)]
+    for result in results:
+        np.testing.assert_allclose(result.logprobs, expected(MODELS, [6], result), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("ids", "sampling", "message"),
+    [
+        ([1, VOCABULARY], FEW, "token id 48 at position 1 is outside the model's vocabulary of 48"),
+        ([-1], FEW, "token id -1"),
+        ([], FEW, "non-empty"),
+        ([1] * 100, Sampling(max_tokens=200), "exceed the model's context of 256"),
+        ([1], Sampling(temperature=-1.0, max_tokens=8), "temperature is -1.0; it must be"),
+        ([1], Sampling(top_p=0.0, max_tokens=8), "top_p"),
+        ([1], Sampling(max_tokens=0), "max_tokens"),
+    ],
+)
+def test_a_request_that_cannot_run_is_refused_alone(
+    engine: TorchEngine, ids: list[int], sampling: Sampling, message: str
+) -> None:
+    async def scenario() -> list[Generation | BaseException]:
+        calls = (engine.generate("p", [1], FEW, seed=0), engine.generate("p", ids, sampling, seed=0))
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    good, bad = asyncio.run(scenario())
+    assert isinstance(good, Generation)
+    assert isinstance(bad, EngineError)
+    assert message in str(bad)
+
+
+def test_a_policy_that_is_unknown_or_has_no_weights_is_refused() -> None:
+    engine = TorchEngine({"p": qwen3()})
+    try:
+        with pytest.raises(EngineError, match="no policy 'q'"):
+            run(engine, engine.generate("q", [1], FEW, seed=0))
+        with pytest.raises(EngineError, match="no weights yet"):
+            run(engine, engine.generate("p", [1], FEW, seed=0))
+        assert engine.versions() == {}
+    finally:
+        engine.close()
+
+
+def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(engine: TorchEngine) -> None:
+    good = weights_of(MODELS[1])
+    name = "model.layers.0.mlp.up_proj.weight"
+    wrong = {
+        "missing": {key: value for key, value in good.items() if key != name},
+        "unknown": {**good, "model.extra": torch.zeros(1)},
+        "shape": {**good, name: torch.zeros(2, 2)},
+        "not finite": {**good, name: torch.full_like(good[name], torch.nan)},
+    }
+    for message, weights in wrong.items():
+        with pytest.raises(EngineError, match=message):
+            engine.load("p", 1, weights)
+    (result,) = run(engine, engine.generate("p", [1], Sampling(max_tokens=5), seed=0))
+    assert engine.versions() == {"p": 0}
+    np.testing.assert_allclose(result.logprobs, expected(MODELS, [1], result), atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["bf16 tensors", "safetensors records", "float32 arrays", "bf16 bits in arrays"])
+def test_weights_may_come_in_several_forms(engine: TorchEngine, form: str) -> None:
+    def convert(tensor: torch.Tensor) -> object:
+        half = tensor.detach().to(torch.bfloat16)
+        bits = half.view(torch.int16).numpy().view(np.uint16)
+        forms = {
+            "bf16 tensors": half,
+            "safetensors records": Tensor("BF16", tuple(half.shape), memoryview(bits.tobytes())),
+            "float32 arrays": tensor.detach().numpy(),
+            "bf16 bits in arrays": bits,
+        }
+        return forms[form]
+
+    engine.load("p", 1, {name: convert(tensor) for name, tensor in MODELS[1].named_parameters()})
+    (result,) = run(engine, engine.generate("p", [1], Sampling(max_tokens=5), seed=0))
+    np.testing.assert_allclose(result.logprobs, expected(MODELS, [1], result), atol=2e-5)
+
+
+def test_logits_that_are_not_finite_fail_their_request_and_poison_no_later_one(engine: TorchEngine) -> None:
+    weights = weights_of(MODELS[1])
+    weights["model.layers.0.self_attn.v_proj.weight"] *= 3e38
+    engine.load("p", 1, weights)
+    with pytest.raises(EngineError, match="version 1 are not finite"):
+        run(engine, engine.generate("p", [1, 2, 3], Sampling(max_tokens=50), seed=0))
+    engine.load("p", 2, weights_of(MODELS[2]))
+    (result,) = run(engine, engine.generate("p", [1, 2], Sampling(max_tokens=20), seed=0))
+    np.testing.assert_allclose(result.logprobs, expected(MODELS, [1, 2], result), atol=2e-5)
+
+
+@pytest.mark.parametrize("part", ["a forward", "room for joiners", "a swap"])
+def test_a_crash_of_the_engine_thread_reaches_every_caller(
+    make_engine: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    engine = make_engine(max_batch=2)
+    served = engine._served["p"]
+
+    def explode(*_: object) -> None:
+        raise MemoryError("no memory left")
+
+    async def scenario() -> list[Generation | BaseException | None]:
+        tasks: list[Awaitable[Generation | None]]
+        tasks = [asyncio.create_task(engine.generate("p", [1], LONG, seed=0)) for _ in range(3)]
+        await until(lambda: engine.stats().running == 2 and engine.stats().waiting == 1)
+        if part == "a forward":
+            monkeypatch.setattr(served.lm, "forward", explode)
+        elif part == "room for joiners":
+            monkeypatch.setattr(served._cache, "reserve", explode)
+        else:
+            monkeypatch.setattr(served.lm, "apply", explode)
+            tasks.append(asyncio.to_thread(engine.load, "p", 1, weights_of(MODELS[1])))
+        return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+    outcomes = asyncio.run(scenario())
+    failures = [outcome for outcome in outcomes if not isinstance(outcome, Generation)]
+    assert len(failures) == (1 if part == "room for joiners" else len(outcomes))
+    for failure in failures:
+        assert isinstance(failure, EngineError)
+        assert "no memory left" in str(failure)
+    with pytest.raises(EngineError, match="no memory left"):
+        engine.load("p", 1, weights_of(MODELS[1]))
+    with pytest.raises(EngineError, match="no memory left"):
+        run(engine, engine.generate("p", [1], LONG, seed=0))
+
+
+def test_closing_fails_open_requests_and_ends_the_thread(engine: TorchEngine) -> None:
+    async def scenario() -> None:
+        task = asyncio.create_task(engine.generate("p", [1], LONG, seed=0))
+        await until(lambda: engine.stats().running == 1)
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(EngineError, match="closed"):
+            await task
+
+    asyncio.run(scenario())
+    engine.close()
+    assert not any(thread is engine._thread for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(top_p=0.6, max_tokens=60), Sampling(top_k=3, max_tokens=60), Sampling(min_p=0.3, max_tokens=60)],
+    ids=["top_p", "top_k", "min_p"],
+)
+def test_filters_never_let_a_token_outside_through(engine: TorchEngine, sampling: Sampling) -> None:
+    plain = Sampling(max_tokens=60)
+    (alone,) = run(engine, engine.generate("p", [1], plain, seed=99))
+    *results, beside = run(
+        engine,
+        *(engine.generate("p", [1], sampling, seed=i) for i in range(8)),
+        engine.generate("p", [1], plain, seed=99),
+    )
+    assert beside.ids.tolist() == alone.ids.tolist(), "a neighbour's filter changes nothing"
+    ranks = []
+    for result in results:
+        np.testing.assert_allclose(result.logprobs, expected(MODELS, [1], result), atol=2e-5)
+        table = forward(MODELS[0], [1, *result.ids.tolist()]).exp()
+        for token, probabilities in zip(result.ids.tolist(), table, strict=False):
+            likelier = probabilities[probabilities > probabilities[token]]
+            ranks.append(len(likelier))
+            assert sampling.top_p == 1 or float(likelier.sum()) < sampling.top_p + 1e-5
+            assert sampling.top_k == 0 or len(likelier) < sampling.top_k
+            assert float(probabilities[token]) >= sampling.min_p * float(probabilities.max()) - 1e-6
+    assert max(ranks) > 0, "not greedy"
+
+
+def test_draws_follow_the_distribution_and_their_seeds() -> None:
+    n = 20_000
+    logits = torch.tensor([2.0, 1.0, -1.0, -torch.inf, 0.5]).repeat(n, 1)
+    u = uniforms(np.concatenate([stream(seed) for seed in range(n)]), np.zeros(n, np.uint64))
+    assert 0 < u.min() < u.max() < 1
+    assert len(np.unique(u)) > n - 2
+    draw = Draw(temperature=torch.full((n, 1), 0.8), greedy=None, filters=None)
+    tokens, logprobs = sample(logits, draw, torch.from_numpy(u))
+    p = (logits[0] / 0.8).softmax(-1)
+    counts = np.bincount(tokens.numpy(), minlength=5) / n
+    np.testing.assert_allclose(counts, p.numpy(), atol=4 * 0.5 / n**0.5)
+    assert counts[3] == 0
+    torch.testing.assert_close(logprobs, p.log()[tokens])
+    again = uniforms(np.repeat(stream(7), n), np.arange(n, dtype=np.uint64))
+    assert again[0] == u[7]
+    assert abs(float(np.corrcoef(again[:-1], again[1:])[0, 1])) < 0.03
+
+
+def test_the_most_likely_token_survives_every_filter() -> None:
+    logits = torch.zeros(4, 6)
+    logits[:, 2] = 0.1
+    filters = Filters(torch.full((4, 1), 1e-6), torch.ones(4, 1), torch.full((4, 1), 0.999))
+    u = torch.tensor([1e-12, 0.3, 0.7, 1 - 2.0**-41], dtype=torch.float64)
+    tokens, _ = sample(logits, Draw(None, None, filters), u)
+    assert tokens.tolist() == [2, 2, 2, 2]
