@@ -39,8 +39,8 @@ class Form:
 
 
 def fingerprint_of(schema: Plain) -> bytes:
-    """Return the 8 bytes that name a schema in a message."""
-    return bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))[::-1]
+    """Return the 8 bytes that name a schema in a message; fastavro gives them little-endian, as they travel."""
+    return bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))
 
 
 def _form_of(record: type) -> Form:

@@ -297,7 +297,7 @@ class CuratedGroup:
     kept: tuple[int, ...] = ()
     """Indices of the trajectories to train on."""
     rewards: tuple[float, ...] = ()
-    """Shaped rewards of all members, in order; group statistics are taken from these."""
+    """Shaped rewards of all members, in order; group statistics are taken from these. NaN: malformed, not counted."""
 
 
 @dataclass(frozen=True, slots=True)

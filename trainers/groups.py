@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,13 +25,15 @@ class WholeGroup:
 def training_sequences(whole: WholeGroup, index: int, settings: Trainer) -> list[TrainingSequence]:
     """Return the kept sequences with their advantages; `index` is the group's place in the batch.
 
-    Statistics are taken over all members, kept or not (algorithms: GRPO over the complete group). A sequence's own
-    reward serves where the workflow set one, else its trajectory's shaped reward.
+    Statistics are taken over all members, kept or not, but for those that validation refused, whose curated reward is
+    NaN. A sequence's own reward serves where the workflow set one, else its trajectory's shaped reward.
     """
     kept = set(whole.curated.kept)
     members: list[Member] = []
     sequences: list[Sequence] = []
     for number, trajectory in enumerate(whole.group.trajectories):
+        if math.isnan(whole.curated.rewards[number]):
+            continue
         for sequence in trajectory.sequences:
             reward = whole.curated.rewards[number] if sequence.reward is None else sequence.reward
             members.append(Member(number, sequence.role, reward))

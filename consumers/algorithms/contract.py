@@ -1,0 +1,132 @@
+"""What a data algorithm is.
+
+A plain object in a chain: it sees one group at a time with a logical clock, and says what becomes of it. It does no
+I/O and reads no wall clock, so a live topic, a replayed one and an archive give the same result. One object serves one
+(topic, partition); what it must remember is in its snapshot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas.records import GroupUse, Trajectory, TrajectoryGroup, no_ints
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """One trajectory that will not be trained on, and why; it still has its own outcome record."""
+
+    index: int
+    """Position in the group's trajectories."""
+    reason: str
+    """One word or two, the same for every case of one rule."""
+    detail: str = ""
+    """The case in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A group on its way through the chain."""
+
+    group: TrajectoryGroup
+    rewards: tuple[float, ...]
+    """Rewards of all members, shaped so far; the unshaped ones are in the group."""
+    kept: tuple[int, ...]
+    """Indices of the trajectories still to be trained on."""
+    min_version: int
+    """Oldest version that generated a token of a kept trajectory; -1 when none was generated."""
+    max_version: int
+    """Newest such version; -1 when none was generated."""
+    rejected: tuple[Rejection, ...] = ()
+    """What left `kept`, in the order in which it left."""
+
+    @classmethod
+    def of(cls, group: TrajectoryGroup) -> Candidate:
+        """Return a group as it enters the chain: everything kept, nothing shaped."""
+        rewards = tuple(trajectory.reward for trajectory in group.trajectories)
+        return cls(group, rewards, tuple(range(len(rewards))), *version_range(group.trajectories))
+
+    def without(self, rejections: Iterable[Rejection]) -> Candidate:
+        """Return the candidate less some trajectories, its versions taken anew over the others."""
+        new = tuple(rejections)
+        gone = {rejection.index for rejection in new}
+        kept = tuple(index for index in self.kept if index not in gone)
+        low, high = version_range([self.group.trajectories[index] for index in kept])
+        return dataclasses.replace(self, kept=kept, min_version=low, max_version=high, rejected=self.rejected + new)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The group goes on; its `kept` may have shrunk and its rewards may have been shaped."""
+
+    candidate: Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The group ends here."""
+
+    reason: str
+    """The rule, in one word or two: what drops are counted by."""
+    detail: str = ""
+    """The case in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """An earlier group of this partition is trained on once more, beside the verdict on the present one."""
+
+    use: GroupUse
+    """Its identity, and which use this is."""
+
+
+Result = Keep | Drop | Again
+
+
+class Algorithm(Protocol):
+    """One step of a chain. Built as `Name(**settings)`; a bad setting raises ValueError with a sentence."""
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
+        """Return exactly one Keep or Drop for the candidate, and any number of Agains.
+
+        `clock` is the highest head_version seen on the partition so far, this group's included.
+        """
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return all that `restore` needs, as plain JSON."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a snapshot."""
+
+
+class Stateless:
+    """Base of algorithms that remember nothing."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Forget nothing."""
+
+
+def version_range(trajectories: Iterable[Trajectory]) -> tuple[int, int]:
+    """Return the oldest and the newest version that generated a token, or (-1, -1); version 0 is one like any other."""
+    runs = [sequence.version_runs for trajectory in trajectories for sequence in trajectory.sequences]
+    pairs = np.concatenate([no_ints(), *(run[: run.size // 2 * 2] for run in runs)]).reshape(-1, 2)
+    versions: npt.NDArray[np.int32] = pairs[(pairs[:, 0] >= 0) & (pairs[:, 1] > 0), 0]
+    return (int(versions.min()), int(versions.max())) if versions.size else (-1, -1)
+
+
+def generated_lengths(group: TrajectoryGroup) -> tuple[int, ...]:
+    """Return the number of generated tokens of each trajectory, as outcomes carry them."""
+    return tuple(
+        sum(span.length for sequence in member.sequences for span in sequence.spans if span.kind == "generated")
+        for member in group.trajectories
+    )

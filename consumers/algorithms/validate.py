@@ -1,0 +1,153 @@
+"""Refuse what no trainer can use, before any other rule looks at it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, Result, Stateless
+from schemas.records import Sequence, Span, Trajectory
+
+SPAN_KINDS = frozenset({"prompt", "generated", "observation", "injected"})
+LOGPROB_SLACK = 1e-4
+"""An engine's log-softmax may round a certain token to just above 0."""
+SMALLEST_GROUP = 2
+"""A single trajectory has nothing to be compared with."""
+
+Fault = tuple[str, str]
+"""Reason and detail."""
+
+
+class Validate(Stateless):
+    """Reject malformed trajectories; drop a group with fewer than two sound ones.
+
+    `vocabulary` is the number of token ids, 0 when it is not known. A group without trajectories is dropped with the
+    reason it came with.
+    """
+
+    def __init__(self, vocabulary: int = 0) -> None:
+        if vocabulary < 0:
+            raise ValueError(f"vocabulary is a number of token ids, or 0 when not known; got {vocabulary}")
+        self._vocabulary = vocabulary
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
+        """Keep the sound trajectories."""
+        group = candidate.group
+        if not group.trajectories:
+            return [Drop(group.reason or "no_trajectories", f"{len(group.failures)} of {group.n_asked} failed")]
+        rejections = list(self._rejections(candidate))
+        sound = len(candidate.kept) - len(rejections)
+        if sound < SMALLEST_GROUP:
+            faults = "; ".join(f"{r.index}: {r.reason}, {r.detail}" for r in rejections) or "no other survived"
+            return [Drop("invalid", f"{sound} sound trajectories of {len(group.trajectories)} ({faults})")]
+        return [Keep(_without(candidate, rejections) if rejections else candidate)]
+
+    def _rejections(self, candidate: Candidate) -> Iterator[Rejection]:
+        seen: set[str] = set()
+        for index in candidate.kept:
+            trajectory = candidate.group.trajectories[index]
+            fault = self._fault(trajectory, candidate.group.head_version)
+            if fault is None and trajectory.id in seen:
+                fault = "duplicate", f"trajectory {trajectory.id} is in the group twice"
+            seen.add(trajectory.id)
+            if fault is not None:
+                yield Rejection(index, *fault)
+
+    def _fault(self, trajectory: Trajectory, head_version: int) -> Fault | None:
+        if not math.isfinite(trajectory.reward):
+            return "reward", f"reward {trajectory.reward}"
+        for number, sequence in enumerate(trajectory.sequences):
+            fault = sequence_fault(sequence, head_version, self._vocabulary)
+            if fault is not None:
+                return fault[0], f"sequence {number}: {fault[1]}"
+        spans = (span for sequence in trajectory.sequences for span in sequence.spans)
+        if not any(span.kind == "generated" and span.length for span in spans):
+            return "empty_mask", "nothing was generated, so there is nothing to train on"
+        return None
+
+
+def _without(candidate: Candidate, rejections: list[Rejection]) -> Candidate:
+    """Return the candidate less what is malformed; a reward of NaN keeps it out of the group's statistics too."""
+    gone = {rejection.index for rejection in rejections}
+    rewards = tuple(math.nan if index in gone else reward for index, reward in enumerate(candidate.rewards))
+    return replace(candidate.without(rejections), rewards=rewards)
+
+
+def sequence_fault(sequence: Sequence, head_version: int, vocabulary: int = 0) -> Fault | None:
+    """Return why a sequence cannot be trained on, or None."""
+    return (
+        _span_fault(sequence)
+        or _length_fault(sequence)
+        or _token_fault(sequence, vocabulary)
+        or _version_fault(sequence, head_version)
+    )
+
+
+def _span_fault(sequence: Sequence) -> Fault | None:
+    length = sequence.ids.size
+    if any(span.length < 0 for span in sequence.spans) or sum(span.length for span in sequence.spans) != length:
+        return "spans", f"spans of {[span.length for span in sequence.spans]} do not add up to {length} ids"
+    unknown = {span.kind for span in sequence.spans} - SPAN_KINDS
+    if unknown:
+        return "spans", f"unknown kinds of span: {', '.join(sorted(unknown))}"
+    first = next((span.kind for span in sequence.spans if span.length), "")
+    if first == "generated":
+        return "no_prompt", "the first token is marked as generated: nothing predicts it"
+    return None
+
+
+def _length_fault(sequence: Sequence) -> Fault | None:
+    length = sequence.ids.size
+    if sequence.logprobs.size != length:
+        return "lengths", f"{length} ids, {sequence.logprobs.size} log-probabilities"
+    counts = sequence.version_runs[1::2]
+    if sequence.version_runs.size % 2 or (counts <= 0).any() or counts.sum() != length:
+        return "versions", f"version runs cover {int(counts.sum())} of {length} tokens"
+    given = (sequence.reward, sequence.baseline, *(span.reward for span in sequence.spans))
+    if not all(value is None or math.isfinite(value) for value in given):
+        return "reward", "a reward or baseline of the sequence or its spans is not finite"
+    return None
+
+
+def _token_fault(sequence: Sequence, vocabulary: int) -> Fault | None:
+    ids, logprobs = sequence.ids, sequence.logprobs
+    if not ids.size:
+        return None
+    if ids.min() < 0 or (vocabulary and ids.max() >= vocabulary):
+        return "token_id", f"token ids from {ids.min()} to {ids.max()}, vocabulary {vocabulary or 'unknown'}"
+    lowest, highest = float(logprobs.min()), float(logprobs.max())
+    if not (math.isfinite(lowest) and math.isfinite(highest)):  # either one is NaN when any is
+        return "logprob", f"{np.count_nonzero(~np.isfinite(logprobs))} log-probabilities are not finite"
+    if highest > LOGPROB_SLACK:
+        return "logprob", f"a log-probability is {highest}, above 0"
+    return None
+
+
+def _version_fault(sequence: Sequence, head_version: int) -> Fault | None:
+    for span, start, versions in _span_versions(sequence):
+        if span.kind == "generated":
+            if min(versions) < 0:
+                return "versions", f"a token generated after position {start} has no weight version"
+            if max(versions) > head_version:
+                return "ahead", f"a token of version {max(versions)}, but the worker knew {head_version} at most"
+        elif max(versions) >= 0 or sequence.logprobs[start : start + span.length].any():
+            return "mask", f"a token of the {span.kind} at position {start} has a weight version or a log-probability"
+    return None
+
+
+def _span_versions(sequence: Sequence) -> Iterator[tuple[Span, int, list[int]]]:
+    """Yield every span that has tokens, where it starts, and the versions of the runs that it touches."""
+    runs = sequence.version_runs.tolist()
+    position = end = run = 0
+    for span in sequence.spans:
+        start, versions = position, [runs[2 * run - 2]] if end > position else []
+        position += span.length
+        while end < position:
+            versions.append(runs[2 * run])
+            end += runs[2 * run + 1]
+            run += 1
+        if span.length:
+            yield span, start, versions

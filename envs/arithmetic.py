@@ -1,0 +1,192 @@
+r"""Arithmetic without end: problems by code, answers exact, judged by the last `\boxed{}` only.
+
+Every tier is a bijection from range(space) to prompts, so a split is a set of codes: a fixed shuffle of the codes gives
+the first eighth to `held_out`, the next quarter to `warm_start` and the rest to `train`. No prompt is in two splits,
+and `held_out` is the same for every seed; the seed only orders `train` and `warm_start`.
+
+`sum1` is the tier that a model of 100,000 parameters learns in minutes. There are only 100 sums of two digits, so its
+problems also carry the name of the unknown (`kx=3+4?`), which must be ignored: a held-out problem was never seen, but
+its sum has been, under other names. It measures whether the sums are learnt, not whether unseen sums can be inferred;
+for that take `sum2` or higher.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from envs.answers import last_boxed, number
+from envs.contract import Problem, Score, Split, WorkedExample
+from envs.permutation import Permutation
+
+ALPHABET = string.ascii_lowercase + string.digits + "+-*/%=?(),\\{} "
+"""Every character of prompts and worked examples, for a character tokenizer; the space is for workflows."""
+
+Question = tuple[str, Fraction]
+"""Prompt and exact answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One kind of problem."""
+
+    name: str
+    space: int
+    """How many problems there are."""
+    ask: Callable[[int], Question]
+    """The problem of a code in range(space); no two codes give the same prompt."""
+
+
+def _digits(code: int, *bases: int) -> list[int]:
+    """Split a code into mixed-radix digits, the last base running fastest."""
+    found = []
+    for base in reversed(bases):
+        code, digit = divmod(code, base)
+        found.append(digit)
+    return found[::-1]
+
+
+def _sum1(code: int) -> Question:
+    first, second, a, b = _digits(code, 26, 26, 10, 10)
+    return f"{string.ascii_lowercase[first]}{string.ascii_lowercase[second]}={a}+{b}?", Fraction(a + b)
+
+
+def _sum2(code: int) -> Question:
+    a, b = (10 + digit for digit in _digits(code, 90, 90))
+    return f"{a}+{b}=", Fraction(a + b)
+
+
+def _sum3(code: int) -> Question:
+    a, b = (100 + digit for digit in _digits(code, 900, 900))
+    return f"{a}+{b}=", Fraction(a + b)
+
+
+def _chain(code: int) -> Question:
+    a, b, c = (10 + digit for digit in _digits(code, 90, 90, 90))
+    return f"{a}+{b}-{c}=", Fraction(a + b - c)
+
+
+def _times(code: int) -> Question:
+    a, b = (2 + digit for digit in _digits(code, 98, 98))
+    return f"{a}*{b}=", Fraction(a * b)
+
+
+def _modulo(code: int) -> Question:
+    a, m = _digits(code, 990, 18)
+    return f"{10 + a}%{2 + m}=", Fraction((10 + a) % (2 + m))
+
+
+def _linear(code: int) -> Question:
+    a, b, c = _digits(code, 8, 49, 99)
+    return f"{2 + a}x+{1 + b}={1 + c}", Fraction(c - b, 2 + a)
+
+
+PROPER_FRACTIONS = tuple((over, under) for under in range(2, 10) for over in range(1, under))
+
+
+def _fraction(code: int) -> Question:
+    (a, b), (c, d) = (PROPER_FRACTIONS[digit] for digit in _digits(code, len(PROPER_FRACTIONS), len(PROPER_FRACTIONS)))
+    return f"{a}/{b}+{c}/{d}=", Fraction(a, b) + Fraction(c, d)
+
+
+NOT_COPRIME = tuple((a, b) for a in range(2, 100) for b in range(2, 100) if math.gcd(a, b) > 1)
+"""Three pairs in five are coprime; with them, always answering 1 would be right more often than not."""
+
+
+def _gcd(code: int) -> Question:
+    a, b = NOT_COPRIME[code]
+    return f"gcd({a},{b})=", Fraction(math.gcd(a, b))
+
+
+TIERS = {
+    tier.name: tier
+    for tier in (
+        Tier("sum1", 26 * 26 * 10 * 10, _sum1),
+        Tier("sum2", 90 * 90, _sum2),
+        Tier("sum3", 900 * 900, _sum3),
+        Tier("chain", 90**3, _chain),
+        Tier("modulo", 990 * 18, _modulo),
+        Tier("times", 98 * 98, _times),
+        Tier("gcd", len(NOT_COPRIME), _gcd),
+        Tier("linear", 8 * 49 * 99, _linear),
+        Tier("fraction", len(PROPER_FRACTIONS) ** 2, _fraction),
+    )
+}
+"""By name, easiest first."""
+
+
+class Arithmetic:
+    """Problems of one or several tiers, taken in turn.
+
+    Raises ValueError for a tier that there is not.
+    """
+
+    name = "arithmetic"
+
+    def __init__(self, seed: int, tiers: Sequence[str] = ("sum1",), instruction: str = "") -> None:
+        if isinstance(tiers, str) or not tiers:
+            raise ValueError(f'tiers is a list of at least one name, as in ["sum1"]; got {tiers!r}')
+        self._decks = [_Deck(_tier(name), seed) for name in tiers]
+        self._instruction = instruction
+
+    def size(self, split: Split) -> int:
+        """Return after how many problems each one of the largest tier was asked; smaller tiers come round again."""
+        return len(self._decks) * max(deck.size(split) for deck in self._decks)
+
+    def problem(self, split: Split, index: int) -> Problem:
+        """Return the problem at an index; the order begins again at the end. Raises ValueError for index < 0."""
+        if index < 0:
+            raise ValueError(f"index must be 0 or more, got {index}")
+        deck = self._decks[index % len(self._decks)]
+        question, answer = deck.draw(split, index // len(self._decks))
+        tier = deck.tier.name
+        return Problem(task_id=f"{tier}:{question}", prompt=question + self._instruction, answer=str(answer), tier=tier)
+
+    def score(self, problem: Problem, text: str) -> Score:
+        """Return reward 1 when the last box holds a number equal to the answer, else 0."""
+        boxed = last_boxed(text)
+        value = None if boxed is None else number(boxed)
+        right = value is not None and value == Fraction(problem.answer)
+        return Score(float(right), {"boxed": float(boxed is not None)})
+
+    def example(self, index: int) -> WorkedExample:
+        """Return a problem of the split `warm_start` and its boxed answer."""
+        problem = self.problem("warm_start", index)
+        return WorkedExample(problem.prompt, f"\\boxed{{{problem.answer}}}")
+
+    def tiers(self) -> tuple[str, ...]:
+        """Return all tiers that there are, easiest first, whichever of them this one asks."""
+        return tuple(TIERS)
+
+
+class _Deck:
+    """One tier's problems, cut into splits and shuffled."""
+
+    def __init__(self, tier: Tier, seed: int) -> None:
+        self.tier = tier
+        held_out, warm_start = tier.space // 8, tier.space // 4
+        self._codes = Permutation(tier.space, f"split {tier.name}")
+        self._begin = {"held_out": 0, "warm_start": held_out, "train": held_out + warm_start}
+        sizes = {"held_out": held_out, "warm_start": warm_start, "train": tier.space - held_out - warm_start}
+        self._orders = {
+            split: Permutation(size, f"order {tier.name} {split} {0 if split == 'held_out' else seed}")
+            for split, size in sizes.items()
+        }
+
+    def size(self, split: Split) -> int:
+        return len(self._orders[split])
+
+    def draw(self, split: Split, index: int) -> Question:
+        order = self._orders[split]
+        return self.tier.ask(self._codes[self._begin[split] + order[index % len(order)]])
+
+
+def _tier(name: str) -> Tier:
+    if name not in TIERS:
+        near = difflib.get_close_matches(str(name), TIERS, n=1, cutoff=0.0)
+        raise ValueError(f"there is no tier {name!r}; did you mean {near[0]!r}? All: {', '.join(TIERS)}")
+    return TIERS[name]

@@ -1,0 +1,111 @@
+r"""Problems from a file of JSON lines with `problem` and `answer`, the field names of DeepScaleR.
+
+A problem's split comes from a hash of its text alone, so it stays where it is when lines are added, moved or doubled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.answers import last_boxed, same
+from envs.contract import Problem, Score, Split
+
+INSTRUCTION = "\nReason step by step, and put the final answer within \\boxed{}."
+
+
+class TaskFileError(ValueError):
+    """A task file that cannot be used; the message names file, line and remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    problem: str
+    answer: str
+    digest: str
+
+
+class JsonLines:
+    """A finite set of problems; the order of `train` comes from the seed.
+
+    `held_out` is the share that is kept for evaluations; the split `warm_start` is empty, since a line holds no worked
+    example. Raises TaskFileError for a file that is missing, malformed or too small to be split.
+    """
+
+    name = "jsonl"
+
+    def __init__(self, seed: int, path: str, held_out: float = 0.1, instruction: str = INSTRUCTION) -> None:
+        if not 0 <= held_out < 1:
+            raise ValueError(f"held_out is a share, 0 <= held_out < 1; got {held_out}")
+        self._instruction = instruction
+        rows = sorted({row.digest: row for row in _rows(Path(path))}.values(), key=lambda row: row.digest)
+        kept = [row for row in rows if _share(row) < held_out]
+        train = [row for row in rows if _share(row) >= held_out]
+        if not train or (held_out and not kept):
+            raise TaskFileError(
+                f"{path}: {len(rows)} different problems split by held_out = {held_out} leave {len(train)} to train on "
+                f"and {len(kept)} to evaluate on; give more problems or another held_out (0 for no evaluation)",
+            )
+        train.sort(key=lambda row: _digest(f"{seed} {row.digest}"))
+        self._splits: dict[Split, list[_Row]] = {"train": train, "held_out": kept, "warm_start": []}
+
+    def size(self, split: Split) -> int:
+        """Return the number of different problems."""
+        return len(self._splits[split])
+
+    def problem(self, split: Split, index: int) -> Problem:
+        """Return the problem at an index; the order begins again at the end. Raises ValueError for an empty split."""
+        rows = self._splits[split]
+        if not rows or index < 0:
+            raise ValueError(f"there is no problem {index} among the {len(rows)} of split {split!r}")
+        row = rows[index % len(rows)]
+        return Problem(task_id=row.digest[:16], prompt=row.problem + self._instruction, answer=row.answer)
+
+    def score(self, problem: Problem, text: str) -> Score:
+        """Return reward 1 when the last box equals the answer, as exact numbers or as normalised text, else 0."""
+        boxed = last_boxed(text)
+        return Score(float(boxed is not None and same(boxed, problem.answer)), {"boxed": float(boxed is not None)})
+
+
+def _share(row: _Row) -> float:
+    """Where a row falls in [0, 1)."""
+    return int(row.digest[-8:], 16) / 2**32
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _rows(path: Path) -> list[_Row]:
+    try:
+        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    except OSError as error:
+        raise TaskFileError(f"cannot read tasks from {path}: {error.strerror or error}") from error
+    return [_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _row(line: bytes, where: str) -> _Row:
+    try:
+        found = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise TaskFileError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise TaskFileError(f"{where}: not JSON ({error.msg} at column {error.colno}); one object per line") from error
+    if not isinstance(found, dict):
+        raise TaskFileError(f"{where}: expected an object with `problem` and `answer`, got {type(found).__name__}")
+    problem = _text(found, "problem", where)
+    return _Row(problem, _text(found, "answer", where), _digest(problem))
+
+
+def _text(found: dict[str, Any], field: str, where: str) -> str:
+    """Return a field as text; an answer may be written as a JSON number."""
+    value = found.get(field)
+    if isinstance(value, int | float) and not isinstance(value, bool) and field == "answer":
+        return str(value)
+    if isinstance(value, str) and value.strip():
+        return value
+    names = ", ".join(map(repr, found)) or "nothing"
+    raise TaskFileError(f"{where}: `{field}` must be a text that is not empty, got {value!r:.60}; the line has {names}")

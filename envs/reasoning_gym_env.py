@@ -1,0 +1,117 @@
+"""Problems and scorers of the library reasoning-gym: over a hundred generators that others wrote.
+
+Recipes name one as `use = "reasoning_gym:<dataset>"`. The library is an optional extra, imported when the first
+environment is built.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import warnings
+from typing import Any
+
+from envs.answers import last_boxed
+from envs.contract import Problem, Score, Split, WorkedExample
+
+ITEMS = 1 << 14
+"""Size asked of a dataset; a few list something per item when they are built, so it cannot be endless."""
+ATTEMPTS = 2000
+"""Items drawn for one problem before a dataset counts as too small for its splits."""
+FULL_MARKS = 0.999
+"""The library's scores at or above this are right answers; lower ones may be partial credit for wrong ones."""
+
+
+class ReasoningGym:
+    """One dataset of the library with its own settings.
+
+    The split of a problem comes from a hash of its question, an eighth each to `held_out` and `warm_start`: no question
+    is in two splits, though one may be drawn twice in the same. `held_out` is the same for every seed. Raises
+    ValueError when the library is not installed, or knows no such dataset or setting.
+    """
+
+    def __init__(
+        self, seed: int, dataset: str = "", *, partial_credit: bool = False, instruction: str = "", **config: Any
+    ) -> None:
+        self.name = f"reasoning_gym:{dataset}"
+        self._seed = seed
+        self._partial_credit = partial_credit
+        self._instruction = instruction
+        self._dataset = _created(dataset, config)
+        self._entry = functools.lru_cache(maxsize=256)(self._drawn)
+
+    def size(self, split: Split) -> None:
+        """Return None: the generators have no end."""
+
+    def problem(self, split: Split, index: int) -> Problem:
+        """Return the problem at an index. Raises ValueError when the dataset has no question for the split."""
+        order = 0 if split == "held_out" else self._seed
+        for attempt in range(ATTEMPTS):
+            item = _hash(f"{order} {split} {index} {attempt}") % ITEMS
+            entry = self._entry(item)
+            if _split_of(entry["question"]) == split:
+                return Problem(
+                    task_id=f"{self.name}:{item}",
+                    prompt=entry["question"] + self._instruction,
+                    answer="" if entry["answer"] is None else str(entry["answer"]),
+                    extra={"item": item},
+                )
+        raise ValueError(f"{self.name}: none of {ATTEMPTS} items falls into split {split!r}; its questions are too few")
+
+    def score(self, problem: Problem, text: str) -> Score:
+        """Judge the last box, or the whole text where there is none, by the library's scorer.
+
+        Reward is 1 for full marks, else 0, or the library's score with `partial_credit`. A scorer that raises on an
+        odd answer gives 0.
+        """
+        boxed = last_boxed(text)
+        answer = text.strip() if boxed is None else boxed.strip()
+        try:
+            marks = float(self._dataset.score_answer(answer, self._entry(int(problem.extra["item"]))))
+        except Exception:  # noqa: BLE001 - a hundred scorers by others parse what a model wrote; any failure is "wrong"
+            marks = 0.0
+        reward = marks if self._partial_credit else float(marks >= FULL_MARKS)
+        return Score(reward, {"marks": marks, "boxed": float(boxed is not None)})
+
+    def example(self, index: int) -> WorkedExample:
+        """Return a problem of the split `warm_start` and the library's own answer, boxed.
+
+        Raises ValueError for a dataset whose problems have no answer of their own, only a scorer.
+        """
+        problem = self.problem("warm_start", index)
+        if not problem.answer:
+            raise ValueError(f"{self.name} gives no answers to learn from: a warm start needs another dataset")
+        return WorkedExample(problem.prompt, f"\\boxed{{{problem.answer}}}")
+
+    def _drawn(self, item: int) -> dict[str, Any]:
+        entry: dict[str, Any] = self._dataset[item]
+        return entry
+
+
+def _created(name: str, config: dict[str, Any]) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the source of the library and its dependencies, when it is compiled
+            from reasoning_gym import create_dataset
+            from reasoning_gym.factory import DATASETS
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"environment reasoning_gym:{name} needs the library reasoning-gym: pip install 'headrace[reasoning-gym]'"
+        ) from error
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.0)
+        raise ValueError(f"reasoning-gym has no dataset {name!r}; nearest of {len(DATASETS)}: {', '.join(near)}")
+    try:
+        return create_dataset(name, seed=0, size=ITEMS, **config)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ValueError(f"reasoning_gym:{name} refuses its settings {config}: {error}") from error
+
+
+def _split_of(question: str) -> Split:
+    eighth = _hash(question) % 8
+    return "held_out" if eighth == 0 else "warm_start" if eighth == 1 else "train"
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

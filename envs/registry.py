@@ -1,0 +1,80 @@
+"""Environments and workflows by the names that recipes use, imported when they are asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+from envs.contract import Environment, Workflow
+
+ENVIRONMENTS = {
+    "arithmetic": "envs.arithmetic:Arithmetic",
+    "jsonl": "envs.jsonl:JsonLines",
+    "reasoning_gym": "envs.reasoning_gym_env:ReasoningGym",
+}
+WORKFLOWS = {
+    "single_turn": "envs.single_turn:single_turn",
+    "solver_verifier": "envs.solver_verifier:solver_verifier",
+}
+
+
+class UnknownEnvironment(ValueError):
+    """A name that is neither shipped nor importable; the message lists what there is, the nearest first."""
+
+
+class EnvironmentSettingsError(ValueError):
+    """Settings that an environment does not take; the message names it and says what it takes."""
+
+
+def load_environment(use: str, seed: int, settings: Mapping[str, Any]) -> Environment:
+    """Build an environment by its shipped name, as `reasoning_gym:<dataset>` or as `package.module:Name`.
+
+    Raises UnknownEnvironment, or EnvironmentSettingsError for settings that it refuses.
+    """
+    family, _, dataset = use.partition(":")
+    given = dict(settings)
+    if family == "reasoning_gym" and dataset:
+        use, given = family, {**given, "dataset": dataset}
+    build = _found("environment", use, ENVIRONMENTS)
+    try:
+        bound = inspect.signature(build).bind(seed=seed, **given)
+    except TypeError as error:
+        raise EnvironmentSettingsError(f"environment {use}: {error}; it takes {_parameters(build)}") from error
+    try:
+        return cast("Environment", build(*bound.args, **bound.kwargs))
+    except (TypeError, ValueError) as error:
+        raise EnvironmentSettingsError(f"environment {use}: {error}") from error
+
+
+def load_workflow(name: str) -> Workflow:
+    """Return a workflow by its shipped name or as `package.module:name`. Raises UnknownEnvironment."""
+    workflow = _found("workflow", name, WORKFLOWS)
+    if not inspect.iscoroutinefunction(workflow):
+        raise UnknownEnvironment(f"workflow {name} is no async function of (problem, env, actors)")
+    return cast("Workflow", workflow)
+
+
+def _found(what: str, name: str, known: Mapping[str, str]) -> Any:
+    target = known.get(name, name)
+    module, _, attribute = target.partition(":")
+    if not module or not attribute:
+        nearest = difflib.get_close_matches(name, known, n=len(known), cutoff=0.0)
+        raise UnknownEnvironment(
+            f"there is no {what} {name!r}: take one of {', '.join(nearest)}, or name your own as `package.module:Name`"
+        )
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise UnknownEnvironment(
+            f"{what} {name!r}: importing {module} failed ({error}); it must be importable wherever a worker runs"
+        ) from error
+    except AttributeError as error:
+        raise UnknownEnvironment(f"{what} {name!r}: module {module} has no {attribute!r}") from error
+
+
+def _parameters(build: Any) -> str:
+    names = [name for name in inspect.signature(build).parameters if name not in ("self", "seed")]
+    return ", ".join(names) or "no settings"

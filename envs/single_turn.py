@@ -1,0 +1,24 @@
+"""One question, one answer, judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory
+from envs.transcript import Transcript
+
+
+async def single_turn(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+    """Play one turn with the only role there is, whatever it is called.
+
+    Raises ValueError when the recipe gives it several roles.
+    """
+    if len(actors) != 1:
+        raise ValueError(f"workflow single_turn has one role, the recipe's `policies` gives it {sorted(actors)}")
+    [(role, actor)] = actors.items()
+    transcript = Transcript(role)
+    transcript.prompt(actor.encode(problem.prompt))
+    generation = await actor.generate(transcript.ids)
+    transcript.generated(generation)
+    score = env.score(problem, actor.decode(generation.ids))
+    return {role: RoleTrajectory(score.reward, (transcript.sequence(),), score.parts)}

@@ -1,0 +1,85 @@
+"""A solver that may try twice and a verifier that judges its first attempt; both learn.
+
+After Dr.MAS (arXiv 2602.08847): a rejected solver sees the verifier's whole output, not its own first attempt, and
+there is no second verification. The words added here keep to lower-case letters and spaces, so that a character
+tokenizer of the arithmetic alphabet can spell them; a policy with a chat template reads what is spliced in after its
+own turn has begun.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score
+from envs.transcript import Transcript
+from schemas import records
+
+SOLVER, VERIFIER = "solver", "verifier"
+RIGHT = 0.999
+"""Scores at or above this are right answers, to the verifier."""
+
+Verdict = Literal["approve", "reject"]
+_TAG = re.compile(r"<verify>\s*(approve|reject)\s*</verify>")
+
+
+async def solver_verifier(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+    """Play: attempt, verdict, and a second attempt when the verdict is `reject`.
+
+    Each attempt is a sequence of the solver's one trajectory with a reward of its own; the trajectory's is the last
+    attempt's. The verifier earns 1 when its verdict on the first attempt is right. Raises ValueError when the recipe's
+    roles are not `solver` and `verifier`.
+    """
+    if set(actors) != {SOLVER, VERIFIER}:
+        raise ValueError(f"workflow solver_verifier has the roles solver and verifier, not {sorted(actors)}")
+    attempt, first, sequence = await _solve(problem, env, actors[SOLVER])
+    sequences = [sequence]
+    output, verdict, judgement = await _verify(problem, attempt, first, actors[VERIFIER])
+    last = first
+    if verdict == "reject":
+        _, last, sequence = await _solve(problem, env, actors[SOLVER], feedback=output)
+        sequences.append(sequence)
+    parts = {**last.parts, "first": first.reward, "attempts": float(len(sequences))}
+    return {SOLVER: RoleTrajectory(last.reward, tuple(sequences), parts), VERIFIER: judgement}
+
+
+async def _solve(
+    problem: Problem, env: Environment, actor: Actor, feedback: str = ""
+) -> tuple[str, Score, records.Sequence]:
+    transcript = Transcript(SOLVER)
+    transcript.prompt(actor.encode(problem.prompt))
+    if feedback:
+        transcript.observe(actor.encode_plain(f" {feedback} "))
+    generation = await actor.generate(transcript.ids)
+    transcript.generated(generation)
+    text = actor.decode(generation.ids)
+    score = env.score(problem, text)
+    return text, score, transcript.sequence(reward=score.reward)
+
+
+async def _verify(
+    problem: Problem, attempt: str, score: Score, actor: Actor
+) -> tuple[str, Verdict | None, RoleTrajectory]:
+    transcript = Transcript(VERIFIER)
+    transcript.prompt(actor.encode(f"{problem.prompt} {attempt} approve or reject? "))
+    generation = await actor.generate(transcript.ids)
+    transcript.generated(generation)
+    output = actor.decode(generation.ids)
+    verdict = verdict_of(output)
+    reward = float(verdict == ("approve" if score.reward >= RIGHT else "reject"))
+    parts = {"rejected": float(verdict == "reject"), "readable": float(verdict is not None)}
+    return output, verdict, RoleTrajectory(reward, (transcript.sequence(reward=reward),), parts)
+
+
+def verdict_of(output: str) -> Verdict | None:
+    """Return the last `<verify>` tag's word, else the only one of the two words in the text, else None.
+
+    No verdict means no second attempt, and no reward for the verifier.
+    """
+    if tags := _TAG.findall(output):
+        return "approve" if tags[-1] == "approve" else "reject"
+    approves, rejects = "approve" in output, "reject" in output
+    if approves == rejects:
+        return None
+    return "approve" if approves else "reject"

@@ -1,0 +1,104 @@
+"""One sequence as an episode makes it, token by token: what the policy saw and said, never tokenized twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from envs.contract import Generation
+from schemas import records
+
+Ids = Sequence[int] | npt.NDArray[np.int32]
+
+
+class TranscriptError(ValueError):
+    """Tokens that cannot stand here; the message says why."""
+
+
+class Transcript:
+    """Grows one sequence of one role.
+
+    A turn ends with each generation: what is seen before the first and the first itself are turn 0.
+    """
+
+    def __init__(self, role: str, agent_id: str = "", parent: int = -1) -> None:
+        self.role = role
+        self.agent_id = agent_id
+        self.parent = parent
+        self.turn = 0
+        self._ids: list[int] = []
+        self._spans: list[records.Span] = []
+        self._logprobs: list[npt.NDArray[np.float32]] = []
+        self._runs: list[tuple[int, int]] = []
+
+    @property
+    def ids(self) -> list[int]:
+        """All token ids so far: what the next `generate` goes on from."""
+        return list(self._ids)
+
+    def prompt(self, ids: Ids) -> None:
+        """Append what the policy is asked."""
+        self._given("prompt", ids)
+
+    def observe(self, ids: Ids) -> None:
+        """Append what the world answered: a tool's output, another agent's words."""
+        self._given("observation", ids)
+
+    def inject(self, ids: Ids) -> None:
+        """Append what the workflow puts into the policy's mouth."""
+        self._given("injected", ids)
+
+    def generated(self, generation: Generation, reward: float | None = None) -> None:
+        """Append what the policy said, with the reward for this turn alone where there is one.
+
+        Raises TranscriptError when nothing precedes it (no token predicts it), or when its parts differ in length.
+        """
+        if not self._ids:
+            raise TranscriptError("a sequence cannot begin with a generation: nothing would predict its first token")
+        length = len(generation.ids)
+        counted = sum(count for _, count in generation.version_runs)
+        if not len(generation.logprobs) == counted == length:
+            raise TranscriptError(
+                f"a generation of {length} tokens has {len(generation.logprobs)} log-probabilities and versions for "
+                f"{counted}",
+            )
+        span = records.Span("generated", length, self.turn, reward, generation.finish_reason, generation.sampling)
+        self._append(span, generation.ids, generation.logprobs.astype(np.float32, copy=False))
+        self._runs.extend(generation.version_runs)
+        self.turn += 1
+
+    def sequence(self, reward: float | None = None, baseline: float | None = None) -> records.Sequence:
+        """Return the record of all tokens so far; rewards that are None are left to the trajectory and the group."""
+        return records.Sequence(
+            ids=np.array(self._ids, np.int32),
+            logprobs=np.concatenate([*self._logprobs, records.no_floats()]),
+            version_runs=merged(self._runs),
+            role=self.role,
+            agent_id=self.agent_id,
+            parent=self.parent,
+            reward=reward,
+            baseline=baseline,
+            spans=tuple(self._spans),
+        )
+
+    def _given(self, kind: str, ids: Ids) -> None:
+        if len(ids):
+            self._append(records.Span(kind, len(ids), self.turn), ids, np.zeros(len(ids), np.float32))
+            self._runs.append((-1, len(ids)))
+
+    def _append(self, span: records.Span, ids: Ids, logprobs: npt.NDArray[np.float32]) -> None:
+        self._ids.extend(ids.tolist() if isinstance(ids, np.ndarray) else ids)
+        self._spans.append(span)
+        self._logprobs.append(logprobs)
+
+
+def merged(runs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:
+    """Return runs as int32[2R] of (version, length), neighbours of one version joined, empty ones left out."""
+    pairs = np.array(runs, np.int32).reshape(-1, 2)
+    pairs = pairs[pairs[:, 1] > 0]
+    if not len(pairs):
+        return records.no_ints()
+    starts = np.flatnonzero(np.diff(pairs[:, 0], prepend=pairs[0, 0] - 1))
+    return np.stack([pairs[starts, 0], np.add.reduceat(pairs[:, 1], starts)], axis=1).astype(np.int32).ravel()

@@ -1,0 +1,286 @@
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, Result, generated_lengths, version_range
+from consumers.algorithms.max_staleness import MaxStaleness
+from consumers.algorithms.validate import Validate, sequence_fault
+from consumers.algorithms.zero_variance import DropZeroVariance
+from envs.transcript import merged
+from schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
+
+
+def sequence(*versions: int, reward: float | None = None, baseline: float | None = None) -> Sequence:
+    """A prompt of two tokens, then one generated token of each version."""
+    count = len(versions)
+    return Sequence(
+        ids=np.arange(2 + count, dtype=np.int32),
+        logprobs=np.array([0, 0, *[-0.5] * count], np.float32),
+        version_runs=np.array([-1, 2, *[part for version in versions for part in (version, 1)]], np.int32),
+        reward=reward,
+        baseline=baseline,
+        spans=(Span("prompt", 2), Span("generated", count)),
+    )
+
+
+def group(*rewards: float, versions: tuple[int, ...] = (3,), head_version: int = 3) -> TrajectoryGroup:
+    members = tuple(
+        Trajectory(id=f"sums:1:{index}", reward=reward, sequences=(sequence(*versions),))
+        for index, reward in enumerate(rewards)
+    )
+    return TrajectoryGroup(trajectories=members, n_asked=len(rewards), head_version=head_version)
+
+
+def with_member(whole: TrajectoryGroup, index: int, **changes: Any) -> TrajectoryGroup:
+    members = list(whole.trajectories)
+    members[index] = dataclasses.replace(members[index], **changes)
+    return dataclasses.replace(whole, trajectories=tuple(members))
+
+
+def result(algorithm: Any, whole: TrajectoryGroup, clock: int = 3) -> Result:
+    [only] = algorithm.process(Candidate.of(whole), clock)
+    assert isinstance(only, Keep | Drop)
+    return only
+
+
+# ------------------------------------------------------------------------------------------------------------ candidate
+
+
+def test_a_candidate_begins_with_everything_kept_and_nothing_shaped() -> None:
+    candidate = Candidate.of(group(1.0, 0.0, 0.5, versions=(4, 2, 3)))
+    assert (candidate.rewards, candidate.kept, candidate.rejected) == ((1.0, 0.0, 0.5), (0, 1, 2), ())
+    assert (candidate.min_version, candidate.max_version) == (2, 4)
+
+
+def test_version_0_is_a_version_like_any_other() -> None:
+    assert version_range(group(1.0, versions=(3, 0, 3)).trajectories) == (0, 3)
+
+
+def test_a_group_that_generated_nothing_has_no_versions() -> None:
+    assert version_range([]) == (-1, -1)
+    assert version_range(group(1.0, versions=()).trajectories) == (-1, -1)
+    assert version_range([Trajectory()]) == (-1, -1)
+
+
+def test_malformed_version_runs_do_not_stop_the_candidate_from_being_made() -> None:
+    odd = dataclasses.replace(sequence(3), version_runs=np.array([-1, 2, 3], np.int32))
+    assert version_range([Trajectory(sequences=(odd, sequence(5)))]) == (5, 5)
+
+
+def test_versions_are_taken_anew_over_what_is_left() -> None:
+    whole = with_member(group(1.0, 0.0, 1.0, versions=(3,)), 1, sequences=(sequence(1, 7),))
+    candidate = Candidate.of(whole)
+    assert (candidate.min_version, candidate.max_version) == (1, 7)
+    left = candidate.without([Rejection(1, "why", "because")])
+    assert (left.kept, left.min_version, left.max_version) == ((0, 2), 3, 3)
+    assert left.rejected == (Rejection(1, "why", "because"),)
+    assert left.rewards == candidate.rewards
+    assert left.without([Rejection(0, "too")]).rejected == (Rejection(1, "why", "because"), Rejection(0, "too"))
+
+
+def test_lengths_count_generated_tokens_of_all_sequences() -> None:
+    whole = with_member(group(1.0, 0.0, versions=(3, 3)), 0, sequences=(sequence(3), sequence(3, 3, 3)))
+    assert generated_lengths(whole) == (4, 2)
+
+
+# ------------------------------------------------------------------------------------------------------------- validate
+
+
+def test_a_sound_group_passes_unchanged() -> None:
+    candidate = Candidate.of(group(1.0, 0.0))
+    assert Validate().process(candidate, 3) == [Keep(candidate)]
+
+
+@pytest.mark.parametrize("reason", ["failed", "not_acted", "run_end", "version_gone", "poison"])
+def test_a_group_without_trajectories_is_dropped_for_its_own_reason(reason: str) -> None:
+    whole = TrajectoryGroup(n_asked=8, reason=reason, failures=(Failure(), Failure()))
+    assert result(Validate(), whole) == Drop(reason, "2 of 8 failed")
+    assert result(Validate(), TrajectoryGroup()) == Drop("no_trajectories", "0 of 0 failed")
+
+
+def replaced(**changes: Any) -> Sequence:
+    return dataclasses.replace(sequence(3, 3), **changes)
+
+
+FLAWS = {
+    "lengths": replaced(logprobs=np.zeros(3, np.float32)),
+    "spans": replaced(spans=(Span("prompt", 2), Span("generated", 1))),
+    "spans of a kind that there is not": replaced(spans=(Span("prompt", 2), Span("answer", 2))),
+    "spans of negative length": replaced(spans=(Span("prompt", 5), Span("generated", -1))),
+    "no_prompt": replaced(spans=(Span("generated", 4),)),
+    "no_prompt behind an empty span": replaced(spans=(Span("prompt", 0), Span("generated", 4))),
+    "versions": replaced(version_runs=np.array([-1, 2, -1, 2], np.int32)),
+    "versions that do not cover": replaced(version_runs=np.array([-1, 2, 3, 1], np.int32)),
+    "versions cut in half": replaced(version_runs=np.array([-1, 2, 3], np.int32)),
+    "versions of negative length": replaced(version_runs=np.array([-1, 2, 3, 3, 3, -1], np.int32)),
+    "versions that are missing": replaced(version_runs=np.array([], np.int32)),
+    "ahead": sequence(3, 4),
+    "mask": replaced(version_runs=np.array([-1, 1, 3, 3], np.int32)),
+    "mask of a log-probability": replaced(logprobs=np.array([0, -1, -1, -1], np.float32)),
+    "logprob": replaced(logprobs=np.array([0, 0, np.nan, -1], np.float32)),
+    "logprob that is infinite": replaced(logprobs=np.array([0, 0, -np.inf, -1], np.float32)),
+    "logprob above 0": replaced(logprobs=np.array([0, 0, 0.01, -1], np.float32)),
+    "token_id": replaced(ids=np.array([0, 1, -1, 3], np.int32)),
+    "reward": replaced(reward=math.nan),
+    "reward as baseline": replaced(baseline=math.inf),
+    "reward of a span": replaced(spans=(Span("prompt", 2), Span("generated", 2, 0, math.nan))),
+    "empty_mask": sequence(),
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_a_flawed_trajectory_is_taken_out_and_the_rest_is_kept(flaw: str) -> None:
+    kept = result(Validate(), with_member(group(1.0, 0.0, 1.0), 1, sequences=(FLAWS[flaw],)))
+    assert isinstance(kept, Keep)
+    assert kept.candidate.kept == (0, 2)
+    [rejection] = kept.candidate.rejected
+    assert (rejection.index, rejection.reason) == (1, flaw.split(maxsplit=1)[0])
+    assert rejection.detail
+
+
+def test_a_trajectory_without_sequences_generated_nothing() -> None:
+    kept = result(Validate(), with_member(group(1.0, 0.0, 1.0), 1, sequences=()))
+    assert isinstance(kept, Keep)
+    assert [rejection.reason for rejection in kept.candidate.rejected] == ["empty_mask"]
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_is_refused(reward: float) -> None:
+    kept = result(Validate(), group(1.0, reward, 0.0))
+    assert isinstance(kept, Keep)
+    assert [(r.index, r.reason) for r in kept.candidate.rejected] == [(1, "reward")]
+
+
+def test_a_trajectory_that_comes_twice_is_kept_once() -> None:
+    kept = result(Validate(), with_member(group(1.0, 0.0, 1.0), 2, id="sums:1:0"))
+    assert isinstance(kept, Keep)
+    assert (kept.candidate.kept, kept.candidate.rejected[0].reason) == ((0, 1), "duplicate")
+
+
+def test_a_vocabulary_bounds_the_token_ids() -> None:
+    assert isinstance(result(Validate(vocabulary=3), group(1.0, 0.0)), Keep)
+    assert isinstance(result(Validate(vocabulary=2), group(1.0, 0.0)), Drop)
+    with pytest.raises(ValueError, match="vocabulary is a number of token ids"):
+        Validate(vocabulary=-1)
+
+
+def test_fewer_than_two_sound_trajectories_are_no_group() -> None:
+    assert result(Validate(), group(1.0)) == Drop("invalid", "1 sound trajectories of 1 (no other survived)")
+    dropped = result(Validate(), group(1.0, math.nan))
+    assert dropped == Drop("invalid", "1 sound trajectories of 2 (1: reward, reward nan)")
+
+
+def test_rounding_above_zero_is_no_flaw() -> None:
+    certain = replaced(logprobs=np.array([0, 0, 1e-6, 0], np.float32))
+    assert sequence_fault(certain, head_version=3) is None
+
+
+def test_one_sequence_without_a_generated_token_is_no_flaw_beside_another() -> None:
+    whole = with_member(group(1.0, 0.0), 0, sequences=(sequence(), sequence(3)))
+    assert isinstance(result(Validate(), whole), Keep)
+
+
+def spread(*versions: int) -> Sequence:
+    """Spans prompt 1, generated 2, observation 1, injected 1, generated 1, with a version per token."""
+    spans = (Span("prompt", 1), Span("generated", 2), Span("observation", 1), Span("injected", 1), Span("generated", 1))
+    return Sequence(
+        ids=np.arange(6, dtype=np.int32),
+        logprobs=np.zeros(6, np.float32),
+        version_runs=merged([(version, 1) for version in versions]),
+        spans=spans,
+    )
+
+
+def test_versions_are_compared_with_spans_token_by_token() -> None:
+    """Against the plain rule over every pattern of six tokens: a version on generated tokens, and there alone."""
+    generated = (False, True, True, False, False, True)
+    for pattern in itertools.product((-1, 2, 3), repeat=6):
+        fault = sequence_fault(spread(*pattern), head_version=3)
+        assert (fault is None) == (tuple(version >= 0 for version in pattern) == generated), pattern
+        ahead = sequence_fault(spread(*pattern), head_version=2)
+        assert (ahead is None) == (fault is None and 3 not in pattern), pattern
+
+
+# -------------------------------------------------------------------------------------------------------- max_staleness
+
+
+@pytest.mark.parametrize(
+    ("min_version", "clock", "dropped"), [(5, 12, False), (4, 12, False), (3, 12, True), (0, 8, False), (0, 9, True)]
+)
+def test_a_group_is_dropped_when_its_oldest_token_is_too_far_behind(
+    min_version: int, clock: int, *, dropped: bool
+) -> None:
+    verdict = result(MaxStaleness(8), group(1.0, 0.0, versions=(clock, min_version, clock)), clock)
+    assert isinstance(verdict, Drop) == dropped
+
+
+def test_the_drop_says_how_stale_it_was() -> None:
+    verdict = result(MaxStaleness(1), group(1.0, 0.0, versions=(3,)), clock=5)
+    assert verdict == Drop("stale", "version 3 is 2 behind 5, limit 1")
+
+
+def test_what_was_taken_out_before_does_not_make_a_group_stale() -> None:
+    whole = with_member(group(1.0, 0.0, 1.0, versions=(9,), head_version=9), 1, sequences=(sequence(0),))
+    candidate = Candidate.of(whole).without([Rejection(1, "x")])
+    assert list(MaxStaleness(0).process(candidate, 9)) == [Keep(candidate)]
+
+
+def test_a_limit_is_not_negative() -> None:
+    with pytest.raises(ValueError, match="0 or more; got -1"):
+        MaxStaleness(-1)
+
+
+# --------------------------------------------------------------------------------------------------- drop_zero_variance
+
+
+@pytest.mark.parametrize(
+    ("rewards", "dropped"),
+    [
+        ((1.0, 1.0, 1.0), True),
+        ((0.0, 0.0), True),
+        ((0.1,) * 7, True),
+        ((0.5, 0.5 + 1e-9), True),
+        ((0.5, 0.5 + 1e-7), False),
+        ((1.0, 0.0), False),
+    ],
+)
+def test_a_group_of_equal_rewards_is_dropped(rewards: tuple[float, ...], *, dropped: bool) -> None:
+    verdict = result(DropZeroVariance(), group(*rewards))
+    assert isinstance(verdict, Drop) == dropped
+    if isinstance(verdict, Drop):
+        assert verdict.reason == "zero_variance"
+
+
+def test_shaping_gives_no_variance_to_a_group_that_is_wrong_throughout() -> None:
+    candidate = dataclasses.replace(Candidate.of(group(0.0, 0.0)), rewards=(0.0, -0.5))
+    [verdict] = DropZeroVariance().process(candidate, 3)
+    assert isinstance(verdict, Drop)
+
+
+def test_only_the_kept_members_count() -> None:
+    candidate = Candidate.of(group(1.0, 0.0, 1.0)).without([Rejection(1, "x")])
+    assert [type(verdict) for verdict in DropZeroVariance().process(candidate, 3)] == [Drop]
+
+
+def test_rewards_of_single_sequences_count_before_the_trajectorys() -> None:
+    tries = (sequence(3, reward=0.0), sequence(3, reward=1.0))
+    solved = with_member(group(1.0, 1.0), 0, sequences=tries)
+    assert isinstance(result(DropZeroVariance(), solved), Keep)
+    same = with_member(group(1.0, 0.0), 0, sequences=(sequence(3, reward=0.0),))
+    assert isinstance(result(DropZeroVariance(), same), Drop)
+
+
+def test_a_baseline_of_its_own_keeps_a_group_of_equal_rewards() -> None:
+    whole = with_member(group(1.0, 1.0), 0, sequences=(sequence(3, baseline=0.5),))
+    assert isinstance(result(DropZeroVariance(), whole), Keep)
+
+
+def test_epsilon_is_a_setting() -> None:
+    assert isinstance(result(DropZeroVariance(epsilon=0.2), group(0.5, 0.6)), Drop)
+    for epsilon in (-1.0, math.nan):
+        with pytest.raises(ValueError, match="0 or more"):
+            DropZeroVariance(epsilon)

@@ -1,0 +1,101 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.answers import last_boxed, normalised, number, same
+
+
+@pytest.mark.parametrize(
+    ("text", "boxed"),
+    [
+        (r"\boxed{7}", "7"),
+        (r"first \boxed{3}, no: \boxed{7}.", "7"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{}", ""),
+        (r"no answer 7", None),
+        (r"\boxed 7", None),
+        (r"boxed{7}", None),
+        (r"\boxed{7", None),
+        (r"\boxed{3} then \boxed{7", None),
+        ("", None),
+    ],
+)
+def test_only_the_last_box_counts_and_it_must_be_closed(text: str, boxed: str | None) -> None:
+    assert last_boxed(text) == boxed
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", Fraction(7)),
+        ("+7", Fraction(7)),
+        ("-7", Fraction(-7)),
+        ("007", Fraction(7)),
+        ("7.0", Fraction(7)),
+        ("7.", Fraction(7)),
+        (".5", Fraction(1, 2)),
+        ("-0.25", Fraction(-1, 4)),
+        ("1,234,567", Fraction(1234567)),
+        ("1/2", Fraction(1, 2)),
+        ("-2/4", Fraction(-1, 2)),
+        (r"\frac{1}{2}", Fraction(1, 2)),
+        (r"-\dfrac{3}{4}", Fraction(-3, 4)),
+        (" $ 7 $ ", Fraction(7)),
+    ],
+)
+def test_numbers_are_read_exactly(text: str, value: Fraction) -> None:
+    assert number(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ".",
+        "-",
+        "seven",
+        "1/0",
+        "1,23",
+        "1e3",
+        "0x7",
+        "\N{ARABIC-INDIC DIGIT SEVEN}",
+        "7 or 8",
+        "1/2/3",
+        "--7",
+        "9" * 401,
+        "nan",
+        "inf",
+    ],
+)
+def test_what_is_no_number_is_none(text: str) -> None:
+    assert number(text) is None
+
+
+@given(st.fractions())
+def test_every_fraction_is_read_back(value: Fraction) -> None:
+    assert number(str(value)) == value
+
+
+@given(st.text(alphabet="0123456789.,/-+\\frac{}box $ed", max_size=40))
+def test_no_text_makes_the_reading_raise(text: str) -> None:
+    last_boxed(text)
+    number(text)
+    same(text, "7")
+
+
+def test_answers_that_are_no_numbers_are_compared_without_their_spacing() -> None:
+    assert same(r"\left( 3, \frac{\pi}{2} \right)", r"(3,\dfrac{\pi}{2})")
+    assert same(r"\text{Evelyn}", "Evelyn")
+    assert same("x = 5", "x=5.")
+    assert not same("(3, 4)", "(4, 3)")
+    assert not same("evelyn", "Evelyn")
+    assert not same("", "7")
+    assert normalised(r"$\text{ two words }$") == "twowords"
+
+
+def test_a_number_is_never_equal_to_a_text_that_only_holds_it() -> None:
+    assert same("0.50", "1/2")
+    assert not same("7 apples", "7")
+    assert not same("0.3333", "1/3")

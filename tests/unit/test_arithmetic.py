@@ -1,0 +1,183 @@
+import math
+from fractions import Fraction
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.arithmetic import ALPHABET, TIERS, Arithmetic
+from envs.contract import GivesExamples, HasTiers, Problem, Split
+
+SPLITS: tuple[Split, ...] = ("train", "held_out", "warm_start")
+
+
+def prompts(env: Arithmetic, split: Split, count: int) -> list[str]:
+    return [env.problem(split, index).prompt for index in range(count)]
+
+
+def problem(answer: str) -> Problem:
+    return Problem(task_id="", prompt="", answer=answer)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_no_problem_is_in_two_splits_and_none_comes_twice(tier: str) -> None:
+    env = Arithmetic(1, [tier])
+    drawn = {split: prompts(env, split, min(env.size(split), 4500)) for split in SPLITS}
+    for split in SPLITS:
+        assert len(set(drawn[split])) == len(drawn[split])
+    pairs: tuple[tuple[Split, Split], ...] = (
+        ("train", "held_out"),
+        ("warm_start", "held_out"),
+        ("train", "warm_start"),
+    )
+    for one, other in pairs:
+        assert not set(drawn[one]) & set(drawn[other])
+    assert len(drawn["held_out"]) >= 128
+
+
+@pytest.mark.parametrize("tier", ["times", "gcd", "fraction"])
+def test_the_splits_together_are_the_whole_tier(tier: str) -> None:
+    env = Arithmetic(1, [tier])
+    drawn = [prompt for split in SPLITS for prompt in prompts(env, split, env.size(split))]
+    assert len(set(drawn)) == len(drawn) == TIERS[tier].space
+
+
+def test_no_two_codes_of_a_tier_give_one_prompt() -> None:
+    for tier in TIERS.values():
+        step = max(1, tier.space // 20_000)
+        codes = range(0, tier.space, step)
+        assert len({tier.ask(code)[0] for code in codes}) == len(codes)
+
+
+def test_the_same_index_is_the_same_problem_for_ever() -> None:
+    one, again = Arithmetic(7, ["sum1", "chain"]), Arithmetic(7, ["sum1", "chain"])
+    for split, index in product(SPLITS, (0, 1, 17, 10**9)):
+        assert one.problem(split, index) == again.problem(split, index)
+
+
+def test_the_seed_orders_training_but_the_held_out_problems_stay() -> None:
+    one, other = Arithmetic(1), Arithmetic(2)
+    assert prompts(one, "train", 50) != prompts(other, "train", 50)
+    assert prompts(one, "held_out", 50) == prompts(other, "held_out", 50)
+    assert not set(prompts(other, "train", 3000)) & set(prompts(one, "held_out", one.size("held_out")))
+
+
+def test_the_order_begins_again_at_the_end() -> None:
+    env = Arithmetic(1, ["fraction"])
+    size = env.size("train")
+    assert env.problem("train", size + 3) == env.problem("train", 3)
+    with pytest.raises(ValueError, match="0 or more"):
+        env.problem("train", -1)
+
+
+def test_tiers_come_in_turn() -> None:
+    env = Arithmetic(1, ["sum2", "gcd"])
+    assert [env.problem("train", index).tier for index in range(4)] == ["sum2", "gcd", "sum2", "gcd"]
+    assert env.size("train") == 2 * Arithmetic(1, ["sum2"]).size("train")
+
+
+def value_of(prompt: str) -> Fraction:
+    """Work the prompt out by other means than the generator's."""
+    if "x" in prompt and prompt[-1] != "?":
+        left, right = prompt.split("=")
+        factor, added = left.split("x+")
+        return Fraction(int(right) - int(added), int(factor))
+    text = prompt.split("=")[1][:-1] if prompt[-1] == "?" else prompt[:-1]
+    text = "".join(f"Fraction({part})" if part.isdigit() else part for part in _tokens(text))
+    return Fraction(eval(text, {"Fraction": Fraction, "gcd": lambda a, b: math.gcd(int(a), int(b))}))  # noqa: S307 - ours
+
+
+def _tokens(text: str) -> list[str]:
+    for sign in "+-*/%(),":
+        text = text.replace(sign, f" {sign} ")
+    return text.split()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_answers_are_right(tier: str) -> None:
+    env = Arithmetic(3, [tier])
+    for drawn in (env.problem("train", index) for index in range(300)):
+        assert value_of(drawn.prompt) == Fraction(drawn.answer), drawn
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_worked_example_has_full_reward_and_comes_from_its_own_split(tier: str) -> None:
+    env = Arithmetic(3, [tier])
+    assert isinstance(env, GivesExamples)
+    for index in range(50):
+        example, drawn = env.example(index), env.problem("warm_start", index)
+        assert example.prompt == drawn.prompt
+        assert env.score(drawn, example.completion).reward == 1.0
+
+
+def test_the_alphabet_spells_every_prompt_and_example() -> None:
+    assert len(set(ALPHABET)) == len(ALPHABET)
+    for tier in TIERS:
+        env = Arithmetic(5, [tier])
+        for example in map(env.example, range(400)):
+            assert set(example.prompt + example.completion) <= set(ALPHABET)
+
+
+def test_no_answer_is_right_more_often_than_not() -> None:
+    for tier in TIERS:
+        env = Arithmetic(5, [tier])
+        answers = [env.problem("train", index).answer for index in range(600)]
+        assert max(answers.count(answer) for answer in set(answers)) < 300, tier
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        (r"\boxed{7}", 1.0),
+        (r"the answer is \boxed{7}.", 1.0),
+        (r"\boxed{7.0}", 1.0),
+        (r"\boxed{14/2}", 1.0),
+        (r"\boxed{8} no \boxed{7}", 1.0),
+        (r"\boxed{7} no \boxed{8}", 0.0),
+        (r"\boxed{7} no \boxed{8", 0.0),
+        ("no answer 7", 0.0),
+        ("7", 0.0),
+        (r"\boxed{7 or 8}", 0.0),
+        (r"\boxed{}", 0.0),
+        (r"\boxed{7/0}", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_only_the_last_boxed_number_earns_the_reward(text: str, reward: float) -> None:
+    assert Arithmetic(1).score(problem("7"), text).reward == reward
+
+
+def test_a_fraction_is_judged_exactly() -> None:
+    env = Arithmetic(1)
+    assert env.score(problem("1/3"), r"\boxed{\frac{2}{6}}").reward == 1.0
+    assert env.score(problem("1/4"), r"\boxed{0.25}").reward == 1.0
+    assert env.score(problem("1/3"), r"\boxed{0.33333333333333333}").reward == 0.0
+
+
+@given(st.text())
+def test_no_text_makes_the_scorer_raise(text: str) -> None:
+    env = Arithmetic(1)
+    assert env.score(problem("7"), rf"\boxed{{{text}}}").reward in (0.0, 1.0)
+    assert env.score(problem("7"), text).parts["boxed"] in (0.0, 1.0)
+
+
+def test_an_instruction_is_part_of_the_prompt_but_not_of_the_identity() -> None:
+    drawn = Arithmetic(1, instruction=" box it").problem("train", 0)
+    assert drawn.prompt.endswith("? box it")
+    assert drawn.task_id == Arithmetic(1).problem("train", 0).task_id
+
+
+def test_all_tiers_can_be_told_easiest_first() -> None:
+    env = Arithmetic(1)
+    assert isinstance(env, HasTiers)
+    assert env.tiers()[:3] == ("sum1", "sum2", "sum3")
+
+
+def test_a_tier_that_there_is_not_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="no tier 'sum_1'; did you mean 'sum1'"):
+        Arithmetic(1, ["sum_1"])
+    with pytest.raises(ValueError, match="tiers is a list"):
+        Arithmetic(1, "sum1")
+    with pytest.raises(ValueError, match="tiers is a list"):
+        Arithmetic(1, [])

@@ -1,0 +1,154 @@
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from consumers.algorithms.chain import ALGORITHMS, Chain, ChainError, UnknownAlgorithm, load_chain
+from consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, Result
+from infra.errors import UsageError
+from schemas.records import GroupUse, Sequence, Span, Trajectory, TrajectoryGroup
+
+DEFAULT: list[tuple[str, Mapping[str, Any]]] = [
+    ("validate", {}),
+    ("max_staleness", {"limit": 1}),
+    ("drop_zero_variance", {}),
+]
+
+
+def candidate(*rewards: float, version: int = 3) -> Candidate:
+    one = Sequence(
+        ids=np.arange(3, dtype=np.int32),
+        logprobs=np.array([0, 0, -1], np.float32),
+        version_runs=np.array([-1, 2, version, 1], np.int32),
+        spans=(Span("prompt", 2), Span("generated", 1)),
+    )
+    members = tuple(Trajectory(f"sums:1:{i}", reward, sequences=(one,)) for i, reward in enumerate(rewards))
+    return Candidate.of(TrajectoryGroup(stream="sums", number=1, trajectories=members, head_version=version))
+
+
+class Counting:
+    """Remembers how many groups it saw, and answers with what it was given."""
+
+    def __init__(self, *answers: Result, start: int = 0) -> None:
+        self.seen = start
+        self._answers = answers
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
+        self.seen += 1
+        return self._answers or (Keep(candidate),)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+def test_a_group_that_every_algorithm_keeps_is_kept() -> None:
+    whole = candidate(1.0, 0.0)
+    assert load_chain(DEFAULT).process(whole, 3) == (Keep(whole),)
+
+
+@pytest.mark.parametrize(
+    ("whole", "clock", "reason"),
+    [
+        (candidate(1.0, math.nan), 3, "invalid"),
+        (candidate(1.0, 0.0), 5, "stale"),
+        (candidate(1.0, 1.0), 3, "zero_variance"),
+        (candidate(1.0, 1.0), 5, "stale"),
+    ],
+)
+def test_the_first_algorithm_that_drops_gives_the_reason(whole: Candidate, clock: int, reason: str) -> None:
+    [verdict] = load_chain(DEFAULT).process(whole, clock)
+    assert isinstance(verdict, Drop)
+    assert verdict.reason == reason
+
+
+def test_an_algorithm_sees_what_the_one_before_it_kept() -> None:
+    [verdict] = load_chain(DEFAULT).process(candidate(1.0, math.nan, 0.0), 3)
+    assert isinstance(verdict, Keep)
+    assert verdict.candidate.kept == (0, 2)
+    assert [(rejection.index, rejection.reason) for rejection in verdict.candidate.rejected] == [(1, "reward")]
+    [verdict] = load_chain(DEFAULT).process(candidate(1.0, math.nan, 1.0), 3)
+    assert isinstance(verdict, Drop)
+    assert verdict.reason == "zero_variance"
+
+
+def test_nothing_after_a_drop_sees_the_group() -> None:
+    after = Counting()
+    Chain([("drops", Counting(Drop("x"))), ("after", after)]).process(candidate(1.0, 0.0), 3)
+    assert after.seen == 0
+
+
+def test_replays_come_beside_the_verdict_even_of_a_group_dropped_later() -> None:
+    whole, again = candidate(1.0, 0.0), Again(GroupUse("sums", 0, 1))
+    replays = Counting(again, Keep(whole))
+    assert Chain([("replay", replays)]).process(whole, 3) == (Keep(whole), again)
+    assert Chain([("replay", replays), ("drops", Counting(Drop("x")))]).process(whole, 3) == (Drop("x"), again)
+
+
+def test_an_empty_chain_keeps_everything() -> None:
+    whole = candidate(1.0, 1.0)
+    assert Chain([]).process(whole, 99) == (Keep(whole),)
+
+
+@pytest.mark.parametrize("answers", [(Again(GroupUse()),), (Drop("a"), Drop("b"))])
+def test_an_algorithm_without_exactly_one_verdict_is_named(answers: tuple[Result, ...]) -> None:
+    with pytest.raises(ChainError, match=r"algorithm broken returned [02] verdicts"):
+        Chain([("broken", Counting(*answers))]).process(candidate(1.0, 0.0), 3)
+
+
+def test_a_chain_goes_on_from_its_snapshot() -> None:
+    first, second = Counting(start=3), Counting(start=5)
+    chain = Chain([("a", first), ("b", second)])
+    state = json.loads(json.dumps(chain.snapshot()))
+    chain.process(candidate(1.0, 0.0), 3)
+    assert (first.seen, second.seen) == (4, 6)
+    chain.restore(state)
+    assert (first.seen, second.seen) == (3, 5)
+
+
+def test_the_shipped_chain_goes_on_from_its_snapshot() -> None:
+    chain = load_chain(DEFAULT)
+    load_chain(DEFAULT).restore(json.loads(json.dumps(chain.snapshot())))
+
+
+def test_a_snapshot_of_another_chain_is_refused() -> None:
+    with pytest.raises(ChainError, match="does not fit"):
+        load_chain(DEFAULT[:2]).restore(load_chain(DEFAULT).snapshot())
+
+
+@pytest.mark.parametrize("use", ALGORITHMS)
+def test_every_shipped_algorithm_is_found(use: str) -> None:
+    load_chain([(use, {"limit": 1} if use == "max_staleness" else {})])
+
+
+def test_one_of_your_own_is_named_by_module_and_name() -> None:
+    chain = load_chain([("consumers.algorithms.max_staleness:MaxStaleness", {"limit": 0})])
+    assert isinstance(chain.process(candidate(1.0, 0.0), 4)[0], Drop)
+
+
+@pytest.mark.parametrize(
+    ("use", "settings", "sentence"),
+    [
+        ("max_stalenes", {}, "algorithm 2 of the chain, max_stalenes: take one of max_staleness, "),
+        ("max_staleness", {}, "max_staleness: missing a required argument: 'limit'; it takes limit"),
+        ("max_staleness", {"limit": 1, "limits": 2}, "unexpected keyword argument 'limits'; it takes limit"),
+        ("max_staleness", {"limit": -1}, "max_staleness: limit is a number of versions, 0 or more; got -1"),
+        ("max_staleness", {"limit": "two"}, "max_staleness: '<' not supported"),
+        ("no_such_module:Name", {}, "importing no_such_module failed"),
+        ("consumers.algorithms.validate:Nothing", {}, "module consumers.algorithms.validate has no 'Nothing'"),
+        ("", {}, "take one of "),
+    ],
+)
+def test_a_name_or_setting_that_cannot_be_is_the_users_error(use: str, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UnknownAlgorithm, match=sentence) as raised:
+        load_chain([("validate", {}), (use, settings)])
+    assert isinstance(raised.value, UsageError)
+
+
+def test_a_rejection_is_equal_to_its_like() -> None:
+    assert Rejection(1, "x") == Rejection(1, "x", "")

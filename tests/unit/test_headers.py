@@ -1,0 +1,48 @@
+import pytest
+
+from schemas.headers import HeaderError, Stamp, task_key, task_stamp
+from schemas.records import Task
+
+STAMP = Stamp("run-1", "sums.eu", 7, 1, 2, "train", 3, "solver", 4, 5, 6)
+
+
+def test_a_stamp_comes_back_from_its_headers() -> None:
+    assert Stamp.from_headers(STAMP.to_headers()) == STAMP
+    assert Stamp.from_headers(Stamp("r", "s", 0).to_headers()) == Stamp("r", "s", 0)
+
+
+def test_headers_are_plain_text_that_any_tool_can_read() -> None:
+    headers = dict(STAMP.to_headers())
+    assert headers["run_id"] == b"run-1"
+    assert headers["stream"] == b"sums.eu"
+    assert headers["number"] == b"7"
+    assert headers["head_version"] == b"6"
+    assert STAMP.key == b"sums.eu:7" == task_key("sums.eu", 7)
+
+
+def test_headers_of_other_tools_are_passed_over() -> None:
+    assert Stamp.from_headers([("traceparent", b"\xff"), *STAMP.to_headers()]) == STAMP
+
+
+@pytest.mark.parametrize("missing", ["run_id", "stream", "number", "head_version"])
+def test_a_missing_header_is_named(missing: str) -> None:
+    with pytest.raises(HeaderError, match=f"'{missing}' is missing"):
+        Stamp.from_headers([header for header in STAMP.to_headers() if header[0] != missing])
+
+
+@pytest.mark.parametrize("headers", [None, []])
+def test_a_message_without_headers_is_refused(headers: list[tuple[str, bytes]] | None) -> None:
+    with pytest.raises(HeaderError, match="'run_id' is missing"):
+        Stamp.from_headers(headers)
+
+
+@pytest.mark.parametrize("value", [b"", b"seven", b"7.0", b"\xff"])
+def test_a_malformed_number_is_named_with_its_value(value: bytes) -> None:
+    headers = [(name, value if name == "number" else old) for name, old in STAMP.to_headers()]
+    with pytest.raises(HeaderError, match="'number' is malformed"):
+        Stamp.from_headers(headers)
+
+
+def test_a_groups_stamp_is_that_of_its_task() -> None:
+    task = Task(run_id="r", stream="eval.sums", number=9, attempt=1, purpose="eval", revision=2)
+    assert task_stamp(task, "solver") == Stamp("r", "eval.sums", 9, 1, 0, "eval", 2, "solver")

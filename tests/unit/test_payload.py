@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.contract import Problem
+from envs.payload import PayloadError, problem_from_json, problem_to_json
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.text(), st.text(), st.text(), st.text(), st.dictionaries(st.text(), PLAIN, max_size=3))
+def test_what_the_feeder_drew_is_what_the_worker_plays(
+    task_id: str, prompt: str, answer: str, tier: str, extra: dict[str, object]
+) -> None:
+    problem = Problem(task_id, prompt, answer, tier, extra)
+    text = problem_to_json(problem)
+    assert problem_from_json(text) == problem
+    text.encode()
+
+
+def test_a_problem_that_is_no_plain_json_is_refused_by_name() -> None:
+    with pytest.raises(PayloadError, match="problem 'p1' is no plain JSON"):
+        problem_to_json(Problem("p1", "?", extra={"gold": object()}))
+    with pytest.raises(PayloadError, match="p2"):
+        problem_to_json(Problem("p2", "?", extra={"gold": float("nan")}))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"task_id": "a"}', '{"task_id": "a", "prompt": 3}', "{'a'}"])
+def test_a_payload_that_holds_no_problem_is_refused(text: str) -> None:
+    with pytest.raises(PayloadError):
+        problem_from_json(text)
+
+
+def test_an_unknown_key_is_refused() -> None:
+    with pytest.raises(PayloadError, match="no problem"):
+        problem_from_json('{"task_id": "a", "prompt": "?", "hint": "h"}')

@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import pytest
+
+from envs.contract import Environment
+from envs.registry import (
+    ENVIRONMENTS,
+    WORKFLOWS,
+    EnvironmentSettingsError,
+    UnknownEnvironment,
+    load_environment,
+    load_workflow,
+)
+from envs.single_turn import single_turn
+
+MY_WORLDS = """
+class Mine:
+    def __init__(self, seed, depth=1):
+        self.name = f"mine {seed} {depth}"
+
+
+async def play(problem, env, actors):
+    return {}
+
+
+def not_async(problem, env, actors):
+    return {}
+"""
+
+
+def test_a_shipped_environment_is_built_with_its_settings() -> None:
+    env: Environment = load_environment("arithmetic", 3, {"tiers": ["sum2"]})
+    assert env.name == "arithmetic"
+    assert env.problem("train", 0).tier == "sum2"
+
+
+def test_one_of_your_own_is_named_by_module_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_worlds.py").write_text(MY_WORLDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_environment("my_worlds:Mine", 3, {"depth": 2}).name == "mine 3 2"
+    assert load_workflow("my_worlds:play").__name__ == "play"
+    with pytest.raises(UnknownEnvironment, match="module my_worlds has no 'Yours'"):
+        load_environment("my_worlds:Yours", 3, {})
+    with pytest.raises(UnknownEnvironment, match="not_async is no async function"):
+        load_workflow("my_worlds:not_async")
+    with pytest.raises(EnvironmentSettingsError, match="unexpected keyword argument 'dept'; it takes depth"):
+        load_environment("my_worlds:Mine", 3, {"dept": 2})
+
+
+def test_a_shipped_workflow_is_found() -> None:
+    assert load_workflow("single_turn") is single_turn
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_every_shipped_workflow_can_be_imported(name: str) -> None:
+    assert callable(load_workflow(name))
+
+
+def test_an_unknown_name_lists_what_there_is_the_nearest_first() -> None:
+    with pytest.raises(UnknownEnvironment, match="no environment 'arithmetics': take one of arithmetic, "):
+        load_environment("arithmetics", 1, {})
+    with pytest.raises(UnknownEnvironment, match="no workflow 'solver_verify': take one of solver_verifier, "):
+        load_workflow("solver_verify")
+    for name in ENVIRONMENTS:
+        with pytest.raises(UnknownEnvironment, match=name):
+            load_environment("", 1, {})
+
+
+@pytest.mark.parametrize("use", ["no_such_module:Name", "envs.no_such:Name", ":Name"])
+def test_a_module_that_cannot_be_imported_is_said(use: str) -> None:
+    with pytest.raises(UnknownEnvironment):
+        load_environment(use, 1, {})
+
+
+def test_settings_that_an_environment_does_not_take_are_said() -> None:
+    with pytest.raises(EnvironmentSettingsError, match="'tier'; it takes tiers, instruction"):
+        load_environment("arithmetic", 1, {"tier": "sum1"})
+    with pytest.raises(EnvironmentSettingsError, match=r"arithmetic: .*no tier 'sum_1'"):
+        load_environment("arithmetic", 1, {"tiers": ["sum_1"]})
+    with pytest.raises(EnvironmentSettingsError, match="jsonl: missing a required argument: 'path'"):
+        load_environment("jsonl", 1, {})
+    with pytest.raises(EnvironmentSettingsError, match="jsonl: "):
+        load_environment("jsonl", 1, {"path": 7})

@@ -1,0 +1,114 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from infra.settings import Policy, Recipe, Rollout, Trainer, Use, WarmStart, environment
+
+
+def plain(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "demo",
+        "policies": {"solver": {"path": "checkpoint"}, "verifier": {"path": "checkpoint"}},
+        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver", "judge": "verifier"}}},
+        **changes,
+    }
+
+
+def test_a_recipe_comes_back_from_its_text_and_equal_recipes_have_equal_texts() -> None:
+    recipe = Recipe.model_validate(plain(curate={"chain": [{"use": "max_staleness", "limit": 2}]}))
+    text = recipe.to_json()
+    assert Recipe.from_json(text) == recipe
+    assert Recipe.from_json(text).to_json() == text
+    assert recipe.curate.chain[0].settings == {"limit": 2}
+
+
+@pytest.mark.parametrize("table", ["rollout", "feed", "curate", "trainer", "evaluate", "kafka", "store", "launch"])
+def test_an_unknown_key_is_refused_in_every_table(table: str) -> None:
+    with pytest.raises(ValidationError, match="unknown_key"):
+        Recipe.model_validate(plain(**{table: {"unknown_key": 1}}))
+
+
+def test_an_unknown_key_at_the_top_or_in_a_policy_is_refused() -> None:
+    with pytest.raises(ValidationError, match="stepz"):
+        Recipe.model_validate(plain(stepz=1))
+    with pytest.raises(ValidationError, match="modle"):
+        Recipe.model_validate(plain(policies={"solver": {"path": "x", "modle": {}}}))
+
+
+def test_a_recipe_cannot_be_changed() -> None:
+    recipe = Recipe.model_validate(plain())
+    with pytest.raises(ValidationError, match="frozen"):
+        recipe.seed = 2  # type: ignore[misc]  # the fault
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"name": "a.b"}, "run name 'a.b' cannot be used"),
+        ({"policies": {}}, "name at least one policy"),
+        ({"workflows": {}}, "name at least one workflow"),
+        ({"policies": {"a.b": {"path": "x"}}}, "policy name 'a.b'"),
+        ({"workflows": {"eval": plain()["workflows"]["sums"]}}, "cannot be called 'eval'"),
+        ({"policies": {"solver": {"path": "x"}}}, "workflows.sums.policies.judge names policy 'verifier'"),
+        ({"workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {}}}}, "name at least one role"),
+        ({"trainer": {"groups_per_batch": 10, "minibatches": 4}}, r"\(10\) must be a multiple of minibatches \(4\)"),
+        ({"trainer": {"steps": "many"}}, "steps"),
+        ({"rollout": {"group_size": 0}}, "group_size"),
+    ],
+)
+def test_a_recipe_that_cannot_run_is_refused_with_a_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        Recipe.model_validate(plain(**changes))
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.05}])
+def test_training_refuses_to_cut_the_distribution(cut: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match="leave them at 1, 0 and 0 in training"):
+        Rollout.model_validate(cut)
+
+
+def test_a_policy_has_one_origin() -> None:
+    model = {"architecture": "qwen3"}
+    with pytest.raises(ValidationError, match="give either `path`"):
+        Policy()
+    with pytest.raises(ValidationError, match="give either `path`"):
+        Policy(path="x", model=model, alphabet="01")
+    with pytest.raises(ValidationError, match="needs `alphabet`"):
+        Policy(model=model)
+    assert Policy(model=model, alphabet="01").path == ""
+
+
+def test_a_policy_may_train_differently_and_its_keys_are_checked_too() -> None:
+    policies: dict[str, Any] = {"solver": {"path": "x", "trainer": {"learning_rate": 1e-3}}, "verifier": {"path": "x"}}
+    recipe = Recipe.model_validate(plain(policies=policies, trainer={"steps": 7}))
+    assert recipe.trainer_of("solver") == Trainer(steps=7, learning_rate=1e-3)
+    assert recipe.trainer_of("verifier") == Trainer(steps=7)
+    policies["verifier"] = {"path": "x", "trainer": {"learning_rat": 1e-3}}
+    with pytest.raises(ValidationError, match="learning_rat"):
+        Recipe.model_validate(plain(policies=policies))
+
+
+def test_a_policy_of_two_roles_is_trained_once() -> None:
+    workflow = {"env": {"use": "arithmetic"}, "policies": {"solver": "solver", "critic": "solver", "judge": "verifier"}}
+    recipe = Recipe.model_validate(plain(workflows={"sums": workflow}))
+    assert recipe.policies_of("sums") == ("solver", "verifier")
+
+
+def test_a_use_keeps_its_own_settings_apart_from_its_name() -> None:
+    assert Use.model_validate({"use": "arithmetic", "tiers": ["sum1"]}).settings == {"tiers": ["sum1"]}
+    assert Use(use="validate").settings == {}
+
+
+def test_an_empty_environment_variable_has_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_CACHE", raising=False)
+    assert environment("HEADRACE_CACHE", "somewhere") == "somewhere"
+    monkeypatch.setenv("HEADRACE_CACHE", "elsewhere")
+    assert environment("HEADRACE_CACHE", "somewhere") == "elsewhere"
+
+
+def test_the_warm_starts_band_lies_between_0_and_1() -> None:
+    with pytest.raises(ValidationError):
+        WarmStart(reward_low=-0.1)
+    with pytest.raises(ValidationError):
+        WarmStart(reward_high=1.1)

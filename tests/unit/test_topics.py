@@ -1,0 +1,68 @@
+import pytest
+
+from schemas.topics import Topics, check_name, eval_stream, is_eval
+
+TOPICS = Topics("demo")
+
+
+def test_every_name_begins_with_the_run() -> None:
+    specs = TOPICS.all(("sums",), ("solver", "verifier"), 4)
+    assert all(spec.name.startswith("demo.") for spec in specs)
+    assert len({spec.name for spec in specs}) == len(specs)
+
+
+def test_the_topics_of_a_run_are_those_of_the_design() -> None:
+    names = {spec.name for spec in TOPICS.all(("sums",), ("solver",), 4)}
+    assert names == {
+        "demo.recipe", "demo.tasks.sums", "demo.eval-tasks.sums", "demo.trajectories.solver", "demo.eval-groups.solver",
+        "demo.curated.solver", "demo.outcomes.solver", "demo.batches.solver", "demo.weights.solver",
+        "demo.evals.solver", "demo.workers", "demo.dead-letters", "demo.state",
+    }  # fmt: skip
+
+
+def test_every_policy_and_workflow_has_topics_of_its_own() -> None:
+    one = len(TOPICS.all(("sums",), ("solver",), 4))
+    assert len(TOPICS.all(("sums", "proofs"), ("solver",), 4)) == one + 2
+    assert len(TOPICS.all(("sums",), ("solver", "verifier"), 4)) == one + 7
+
+
+def test_what_is_ordered_as_a_whole_has_one_partition() -> None:
+    partitions = {spec.name.split(".")[1]: spec.partitions for spec in TOPICS.all(("sums",), ("solver",), 4)}
+    single = {"recipe", "batches", "weights", "evals", "workers", "dead-letters", "state"}
+    assert {name for name, count in partitions.items() if count == 1} == single
+    assert {count for name, count in partitions.items() if name not in single} == {4}
+
+
+def test_only_the_newest_of_state_and_workers_is_kept_and_all_of_the_rest() -> None:
+    for spec in TOPICS.all(("sums",), ("solver",), 4):
+        if spec.name in (TOPICS.state, TOPICS.workers):
+            assert spec.config["cleanup.policy"] == "compact"
+            assert spec.config["segment.bytes"] == str(16 * 1024 * 1024)
+        else:
+            assert (spec.config["cleanup.policy"], spec.config["retention.ms"]) == ("delete", "-1")
+
+
+def test_streams_map_to_their_topics() -> None:
+    assert TOPICS.tasks("sums.eu") == "demo.tasks.sums.eu"
+    assert TOPICS.tasks(eval_stream("sums.eu")) == "demo.eval-tasks.sums.eu"
+    assert is_eval(eval_stream("sums"))
+    assert not is_eval("sums")
+    assert not is_eval("evaluation")
+
+
+def test_a_variant_is_one_more_part_of_the_name() -> None:
+    assert TOPICS.curated("solver", "shadow") == "demo.curated.solver.shadow"
+    assert TOPICS.weights("solver") == "demo.weights.solver"
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a b", "ü", "-a", "a/b", "a" * 64, "a\n"])
+def test_a_name_that_cannot_be_part_of_a_topic_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="policy name"):
+        check_name("policy", name)
+    with pytest.raises(ValueError, match="run name"):
+        Topics(name)
+
+
+@pytest.mark.parametrize("name", ["a", "run-1", "Solver_2", "7b", "a" * 63])
+def test_other_names_are_taken(name: str) -> None:
+    assert check_name("policy", name) == name

@@ -1,0 +1,154 @@
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from consumers.algorithms.validate import sequence_fault
+from envs.arithmetic import ALPHABET, Arithmetic
+from envs.contract import Actor, Generation, Problem
+from envs.single_turn import single_turn
+from envs.solver_verifier import solver_verifier, verdict_of
+from schemas.records import Sampling, Span
+
+PROBLEM = Problem(task_id="sum", prompt="kx=3+4?", answer="7")
+ENV = Arithmetic(1)
+RIGHT, WRONG = r"\boxed{7}", r"\boxed{8}"
+END = len(ALPHABET)
+
+
+@dataclass
+class Scripted:
+    """An actor that says prepared lines, one character a token, and keeps what it was asked."""
+
+    lines: Iterable[str]
+    asked: list[str] = field(default_factory=list)
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_plain(text)
+
+    def encode_plain(self, text: str) -> list[int]:
+        return [ALPHABET.index(character) for character in text]
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
+        return "".join(ALPHABET[i] for i in ids if i != END)
+
+    async def generate(
+        self,
+        ids: Sequence[int],
+        *,
+        max_tokens: int | None = None,  # noqa: ARG002 - the protocol's
+    ) -> Generation:
+        self.lines = iter(self.lines)
+        await asyncio.sleep(0)
+        self.asked.append(self.decode(ids))
+        said = np.array([*self.encode_plain(next(self.lines)), END], np.int32)
+        return Generation(said, np.full(said.size, -0.5, np.float32), ((3, said.size),), "stop", Sampling())
+
+
+@pytest.mark.parametrize(("line", "reward"), [(RIGHT, 1.0), (WRONG, 0.0), ("7", 0.0)])
+@pytest.mark.parametrize("role", ["solver", "anything"])
+def test_one_turn_is_one_sequence_with_the_environments_reward(role: str, line: str, reward: float) -> None:
+    actor = Scripted([line])
+    episode = asyncio.run(single_turn(PROBLEM, ENV, {role: actor}))
+    [(played, trajectory)] = episode.items()
+    [sequence] = trajectory.sequences
+    assert (played, sequence.role, trajectory.reward) == (role, role, reward)
+    assert actor.asked == [PROBLEM.prompt]
+    assert actor.decode(sequence.ids) == PROBLEM.prompt + line
+    assert [(span.kind, span.length) for span in sequence.spans] == [("prompt", 7), ("generated", len(line) + 1)]
+    assert sequence_fault(sequence, head_version=3) is None
+
+
+@pytest.mark.parametrize("roles", [[], ["a", "b"]])
+def test_single_turn_refuses_other_numbers_of_roles(roles: list[str]) -> None:
+    actors: dict[str, Actor] = {role: Scripted([]) for role in roles}
+    with pytest.raises(ValueError, match="single_turn has one role"):
+        asyncio.run(single_turn(PROBLEM, ENV, actors))
+
+
+def test_an_approved_attempt_is_the_only_one() -> None:
+    actors = {"solver": Scripted([RIGHT]), "verifier": Scripted(["approve"])}
+    episode = asyncio.run(solver_verifier(PROBLEM, ENV, actors))
+    assert [sequence.reward for sequence in episode["solver"].sequences] == [1.0]
+    assert (episode["solver"].reward, episode["verifier"].reward) == (1.0, 1.0)
+    assert actors["verifier"].asked == [f"{PROBLEM.prompt} {RIGHT} approve or reject? "]
+    assert actors["solver"].asked == [PROBLEM.prompt]
+
+
+def test_a_rejected_solver_tries_again_and_sees_the_verifiers_words_as_an_observation() -> None:
+    actors = {"solver": Scripted([WRONG, RIGHT]), "verifier": Scripted(["no, reject"])}
+    episode = asyncio.run(solver_verifier(PROBLEM, ENV, actors))
+    solver, verifier = episode["solver"], episode["verifier"]
+    assert [sequence.reward for sequence in solver.sequences] == [0.0, 1.0]
+    assert (solver.reward, solver.parts["first"], solver.parts["attempts"]) == (1.0, 0.0, 2.0)
+    assert (verifier.reward, [sequence.reward for sequence in verifier.sequences]) == (1.0, [1.0])
+    assert actors["solver"].asked == [PROBLEM.prompt, f"{PROBLEM.prompt} no, reject "]
+    _, second = solver.sequences
+    assert [(span.kind, span.turn) for span in second.spans] == [("prompt", 0), ("observation", 0), ("generated", 0)]
+    assert actors["solver"].decode(second.ids[7 : 7 + second.spans[1].length]) == " no, reject "
+    assert all(sequence_fault(sequence, 3) is None for role in episode.values() for sequence in role.sequences)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "verdict", "attempts", "reward"),
+    [
+        (RIGHT, "approve", 1, 1.0),
+        (WRONG, "approve", 1, 0.0),
+        (WRONG, "reject", 2, 1.0),
+        (RIGHT, "reject", 2, 0.0),
+        (RIGHT, "what?", 1, 0.0),
+        (WRONG, "what?", 1, 0.0),
+        (WRONG, "approve or reject", 1, 0.0),
+    ],
+)
+def test_the_verifier_earns_a_reward_when_its_verdict_is_right(
+    attempt: str, verdict: str, attempts: int, reward: float
+) -> None:
+    actors = {"solver": Scripted([attempt, WRONG]), "verifier": Scripted([verdict])}
+    episode = asyncio.run(solver_verifier(PROBLEM, ENV, actors))
+    assert len(episode["solver"].sequences) == attempts
+    assert episode["verifier"].reward == reward
+
+
+def test_the_trajectorys_reward_is_the_last_attempts_even_when_it_is_worse() -> None:
+    actors = {"solver": Scripted([RIGHT, WRONG]), "verifier": Scripted(["reject"])}
+    episode = asyncio.run(solver_verifier(PROBLEM, ENV, actors))
+    assert episode["solver"].reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("output", "verdict"),
+    [
+        ("approve", "approve"),
+        ("reject", "reject"),
+        ("I would approve, but <verify>reject</verify>", "reject"),
+        ("<verify>reject</verify> no: <verify> approve </verify>", "approve"),
+        ("approve reject", None),
+        ("", None),
+        ("<verify>perhaps</verify>", None),
+    ],
+)
+def test_a_verdict_is_the_last_tag_or_the_only_word(output: str, verdict: str | None) -> None:
+    assert verdict_of(output) == verdict
+
+
+def test_solver_verifier_refuses_other_roles() -> None:
+    with pytest.raises(ValueError, match=r"roles solver and verifier, not \['solver'\]"):
+        asyncio.run(solver_verifier(PROBLEM, ENV, {"solver": Scripted([])}))
+
+
+def test_what_an_actor_raises_reaches_the_worker() -> None:
+    def fail(line: str) -> str:
+        raise TimeoutError(line)
+
+    with pytest.raises(TimeoutError, match="no engine"):
+        asyncio.run(single_turn(PROBLEM, ENV, {"solver": Scripted(map(fail, ["no engine"]))}))
+
+
+def test_what_the_span_says_is_how_it_was_sampled() -> None:
+    episode = asyncio.run(single_turn(PROBLEM, ENV, {"solver": Scripted([RIGHT])}))
+    [sequence] = episode["solver"].sequences
+    assert sequence.spans[1] == Span("generated", len(RIGHT) + 1, 0, None, "stop", Sampling())
