@@ -1,0 +1,50 @@
+# Everything begins here. `make help` lists what there is.
+#
+# The first target that needs it makes .venv: with uv where there is one, with a uv of its own else, with pip if neither
+# can be had. The stamp in it makes the second time instant, and offline.
+
+PYTHON ?= python3
+TORCH_BACKEND ?=
+DEMO_DATA ?= .headrace/demo-$(shell date +%Y%m%d-%H%M%S)
+
+BIN := .venv/bin
+STAMP := .venv/installed
+EXTRAS ?=
+
+# Compiled modules are kept: torch and transformers start in a third of the time.
+unexport PYTHONDONTWRITEBYTECODE
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format clean distclean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+install: $(STAMP) ## make .venv and install Headrace with its tools into it
+
+demo: $(STAMP) ## train a tiny model through a real Kafka and a real object store, about two minutes
+	@$(BIN)/headrace up arithmetic --data $(DEMO_DATA)
+
+check: $(STAMP) ## lint, types and unit tests, about a minute
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/pytest -q tests/unit
+
+test: $(STAMP) ## all tests: unit, integration, end to end
+	@$(BIN)/pytest -q
+
+format: $(STAMP) ## put the code in shape
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+clean: ## remove what runs left, and caches of the tools
+	@if [ -x $(BIN)/headrace ] && [ -d .headrace ]; then $(BIN)/headrace clean --all; fi
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+distclean: clean ## remove .venv too
+	@rm -rf .venv
+
+$(STAMP): pyproject.toml constraints.txt
+	@PYTHON="$(PYTHON)" TORCH_BACKEND="$(TORCH_BACKEND)" EXTRAS="$(EXTRAS)" ./.ci/install
+	@touch $(STAMP)

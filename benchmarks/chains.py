@@ -1,0 +1,290 @@
+"""Two chains of three processes over one broker: Headrace's own stages, and what bare confluent-kafka needs for them.
+
+Both: produce to `trajectories`; relay to `curated` and `outcomes` in transactions of up to 64 groups (or 150 ms); read
+`curated` to the end. Same topics, partitions, bytes, keys, headers, records per transaction and client settings.
+The raw chain decodes nothing, its messages are made beforehand, and it holds no state.
+
+Each stage is the target of a process of its own; `reports` carries (word, monotonic time) to the one who measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka import Producer, TopicPartition
+
+from infra.kafka import Outgoing, open_consumer, open_producer, open_transactional_producer, parse_run
+from infra.process import stop_on_signals
+from infra.run import Run, join
+from infra.run_loop import run_loop
+from infra.stopwatch import Stopwatch
+from infra.topic_reader import whole_topics
+from infra.transactions import TransactionalWriter
+from producers.group_records import encode_group, outgoing
+from producers.record_producer import RecordProducer
+from producers.rollout import MOST_UNDELIVERED, group_partitions
+from schemas import codec
+from schemas.records import Outcome, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
+
+POLICY = "solver"
+STREAM = "sums"
+SAMPLES = 8
+TOKENS = 2048
+PROMPT_TOKENS = 256
+VOCABULARY = 32_000
+DISTINCT = 16
+"""Groups are made beforehand and sent in turn, each time under a new number."""
+
+Reports: TypeAlias = "Queue[tuple[str, float]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What goes through a chain."""
+
+    address: str
+    """Of the run."""
+    warm_up: int
+    """Groups before the clock starts: every partition assigned, every cache filled."""
+    groups: int
+    """Groups that count."""
+
+
+# ---------------------------------------------------------------------------------------------------------- the groups
+
+
+def made_groups(run_id: str) -> list[TrajectoryGroup]:
+    """Return groups of 8 x 2,048 tokens, two versions in each, half of them right.
+
+    Ids are uniform below 32,000 and log-probabilities random, which leaves a compressor little more than the two zero
+    bytes of an id and the prompt that the eight share.
+    """
+    return [_group(run_id, np.random.default_rng(seed)) for seed in range(DISTINCT)]
+
+
+def _group(run_id: str, draw: np.random.Generator) -> TrajectoryGroup:
+    prompt = draw.integers(0, VOCABULARY, PROMPT_TOKENS, np.int32)
+    return TrajectoryGroup(
+        run_id=run_id,
+        stream=STREAM,
+        policy=POLICY,
+        task_id="sums/7f3a",
+        tier="sum2",
+        episode_ids=tuple(f"{STREAM}:0:{sample}" for sample in range(SAMPLES)),
+        n_asked=SAMPLES,
+        trajectories=tuple(
+            Trajectory(
+                f"{STREAM}:0:{sample}", float(sample % 2), {"answer": float(sample % 2)}, (_played(prompt, draw),)
+            )
+            for sample in range(SAMPLES)
+        ),
+        head_version=1,
+        env="arithmetic",
+        tokenizer_hash="b3" * 32,
+        engine="torch",
+        engine_build="0.0",
+        worker="worker-0",
+        started_ms=1_700_000_000_000,
+        finished_ms=1_700_000_009_000,
+    )
+
+
+def _played(prompt: npt.NDArray[np.int32], draw: np.random.Generator) -> Sequence:
+    written = TOKENS - PROMPT_TOKENS
+    logprobs = np.zeros(TOKENS, np.float32)
+    logprobs[PROMPT_TOKENS:] = -draw.exponential(0.7, written)
+    return Sequence(
+        ids=np.concatenate([prompt, draw.integers(0, VOCABULARY, written, np.int32)]),
+        logprobs=logprobs,
+        version_runs=np.array([-1, PROMPT_TOKENS, 0, written // 2, 1, written - written // 2], np.int32),
+        role=POLICY,
+        spans=(
+            Span("prompt", PROMPT_TOKENS),
+            Span("generated", written, finish_reason="stop", sampling=Sampling(max_tokens=written, stop_ids=(1,))),
+        ),
+    )
+
+
+def _outcome() -> Outcome:
+    """Of the size that a curator's has."""
+    return Outcome(
+        run_id="run-1",
+        stream=STREAM,
+        number=1000,
+        policy=POLICY,
+        verdict="kept",
+        component="curate",
+        task_id="sums/7f3a",
+        tier="sum2",
+        rewards=(0.0, 1.0) * (SAMPLES // 2),
+        lengths=(TOKENS - PROMPT_TOKENS,) * SAMPLES,
+        n_asked=SAMPLES,
+        min_version=0,
+        max_version=1,
+        head_version=1,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ Headrace
+
+
+def produce(load: Load, reports: Reports, go: Event) -> None:
+    """Encode and send as the rollout worker does, with as many groups undelivered as it allows."""
+    run, stop = join(parse_run(load.address)), stop_on_signals()
+    groups = made_groups(run.run_id)
+    partitions = group_partitions(run, (POLICY,))
+    producer = RecordProducer(run.connection, "benchmark.groups", Stopwatch())
+
+    async def lane(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            encoded = encode_group(replace(groups[number % DISTINCT], number=number))
+            await producer.send([outgoing(run.topics, encoded, partitions)])
+
+    async def send(numbers: Iterator[int]) -> None:
+        await asyncio.gather(*(lane(numbers) for _ in range(MOST_UNDELIVERED)))
+
+    asyncio.run(send(iter(range(load.warm_up))))
+    go.wait()
+    reports.put(("first", time.monotonic()))
+    asyncio.run(send(iter(range(load.warm_up, load.warm_up + load.groups))))
+    stop.wait()
+    producer.close()
+
+
+def curate(load: Load, _reports: Reports, _go: Event) -> None:
+    """Be the curator, whole."""
+    from consumers.curator import main
+
+    main(load.address, POLICY)
+
+
+def take_in(load: Load, reports: Reports, _go: Event) -> None:
+    """Be the trainer up to the sequences of every batch: poll, decode, window, cut, decode, masks and advantages."""
+    from trainers.component import Trainer
+    from trainers.groups import training_sequences
+    from trainers.history import History
+    from trainers.start import Incarnation, whole
+    from trainers.window import Waiting
+
+    stop = stop_on_signals()
+
+    class Learner:
+        version = 0
+
+    class Intake(Trainer):
+        """A trainer that has its batch and makes nothing of it."""
+
+        taken = 0
+
+        def _make_version(self, batch: list[Waiting]) -> list[Outgoing]:
+            wholes = [whole(self.run, entry.payload) for entry in batch]  # type: ignore[arg-type]  # what it put there
+            sequences = [s for i, w in enumerate(wholes) for s in training_sequences(w, i, self.settings)]
+            assert len(sequences) == SAMPLES * len(batch)  # noqa: S101 - or the figures would be of another task
+            self.taken += len(batch)
+            _tell(reports, load, self.taken)
+            return []
+
+    run, watch = join(parse_run(load.address)), Stopwatch()
+    intake = Intake(run, POLICY, Incarnation(Learner(), (), 0, History()), watch)  # type: ignore[arg-type]  # no model
+    writer = TransactionalWriter(run.connection, f"{run.address.run}.train.{POLICY}")
+    run_loop(intake, writer, stop, watch)
+    intake.close()
+    writer.close()
+
+
+# ----------------------------------------------------------------------------------------------------------------- raw
+
+
+def raw_produce(load: Load, reports: Reports, go: Event) -> None:
+    """Send messages that were made beforehand, as fast as librdkafka takes them."""
+    run, stop = join(parse_run(load.address)), stop_on_signals()
+    records = _raw_records(run, load)
+    producer = open_producer(run.connection, "raw.groups", message_timeout_ms=0)
+    for record in records[: load.warm_up]:
+        _hand_over(producer, record)
+    producer.flush()
+    go.wait()
+    reports.put(("first", time.monotonic()))
+    for record in records[load.warm_up :]:
+        _hand_over(producer, record)
+    producer.flush()
+    stop.wait()
+
+
+def _raw_records(run: Run, load: Load) -> list[Outgoing]:
+    partitions = group_partitions(run, (POLICY,))
+    encoded = [encode_group(group) for group in made_groups(run.run_id)]
+    numbered = ((number, encoded[number % DISTINCT]) for number in range(load.warm_up + load.groups))
+    return [outgoing(run.topics, replace(e, group=replace(e.group, number=n)), partitions) for n, e in numbered]
+
+
+def _hand_over(producer: Producer, record: Outgoing) -> None:
+    while True:
+        try:
+            producer.produce(record.topic, record.value, record.key, record.partition, headers=list(record.headers))
+        except BufferError:
+            producer.poll(0.01)
+        else:
+            producer.poll(0)
+            return
+
+
+def raw_relay(load: Load, _reports: Reports, _go: Event) -> None:
+    """Hand every group on, with a record of an outcome's size, in transactions with the group's offsets."""
+    run, stop = join(parse_run(load.address)), stop_on_signals()
+    topics, connection, outcome = run.topics, run.connection, codec.encode(_outcome())
+    source, curated, outcomes = topics.trajectories(POLICY), topics.curated(POLICY), topics.outcomes(POLICY)
+    producer = open_transactional_producer(connection, f"{run.address.run}.raw")
+    consumer = open_consumer(connection, "raw.relay", f"{run.address.run}.raw")
+    consumer.subscribe([source])
+    while not stop.is_set():
+        found = consumer.consume(64, 0.15)
+        metadata = consumer.consumer_group_metadata()
+        if not found:
+            continue
+        producer.begin_transaction()
+        ends: dict[int, int] = {}
+        for raw in found:
+            partition, key, headers = raw.partition() or 0, raw.key(), raw.headers()
+            producer.produce(outcomes, outcome, key, partition, headers=headers)
+            producer.produce(curated, raw.value(), key, partition, headers=headers)
+            ends[partition] = (raw.offset() or 0) + 1
+        producer.flush()
+        offsets = [TopicPartition(source, partition, end) for partition, end in ends.items()]
+        producer.send_offsets_to_transaction(offsets, metadata)
+        producer.commit_transaction()
+    consumer.close()
+
+
+def raw_read(load: Load, reports: Reports, _go: Event) -> None:
+    """Count what arrives."""
+    run, stop = join(parse_run(load.address)), stop_on_signals()
+    consumer = open_consumer(run.connection, "raw.read")
+    places = whole_topics(run.connection, [run.topics.curated(POLICY)])
+    consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in places])
+    taken = 0
+    while not stop.is_set():
+        for raw in consumer.consume(256, 0.05):
+            assert raw.error() is None  # noqa: S101 - or the figures would be of another task
+            taken += len(raw.value() or b"") > 0
+            _tell(reports, load, taken)
+    consumer.close()
+
+
+def _tell(reports: Reports, load: Load, taken: int) -> None:
+    if taken == load.warm_up:
+        reports.put(("warm", time.monotonic()))
+    elif taken == load.warm_up + load.groups:
+        reports.put(("last", time.monotonic()))
+
+
+HEADRACE = (produce, curate, take_in)
+RAW = (raw_produce, raw_relay, raw_read)

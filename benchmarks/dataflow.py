@@ -1,0 +1,257 @@
+"""The log's speed without a model: `OMP_NUM_THREADS=1 python -m benchmarks.dataflow [--groups N] [--json FILE]`.
+
+Groups of 8 x 2,048 tokens go through rollout worker's producer, curator and trainer's window, all at once, each in its
+own process, against a chain of bare confluent-kafka of the same bytes (`benchmarks/chains.py` says what it does). Same
+broker, fresh topics for every run, the two chains in turn, best of three. The wall time is from the first produce to
+the last group at the end of the chain; the CPU time is that of the three processes and the broker over the same span.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import queue
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import psutil
+from confluent_kafka import libversion
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import chains
+from infra.embedded_kafka import EmbeddedKafka
+from infra.kafka import Connection, RunAddress, kafka_errors, open_admin
+from infra.log import configure_logging
+from infra.object_store import StoreAddress
+from infra.revisions import revision_of, write_revision
+from infra.run import store_text
+from infra.settings import LOG_LEVEL_VARIABLE, Recipe
+from infra.topic_admin import ensure_topics
+from schemas import codec
+from schemas.records import TrajectoryGroup
+
+TARGET = 0.7
+ROUNDS = 3
+COMPRESSIONS = ("lz4", "none")
+SIDES = {"raw": chains.RAW, "headrace": chains.HEADRACE}
+BATCH = 32
+"""Groups that the trainer cuts from its window at a time."""
+PARTITIONS = 8
+PATIENCE_S = 180
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One run of one chain."""
+
+    groups_per_s: float
+    cpu_ms: dict[str, float]
+    """Milliseconds of CPU per group, by process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Best passages of the two chains."""
+
+    compression: str
+    raw: Passage
+    headrace: Passage
+
+    @property
+    def ratio(self) -> float:
+        """Headrace's speed in raw speeds."""
+        return self.headrace.groups_per_s / self.raw.groups_per_s
+
+
+# ----------------------------------------------------------------------------------------------------------- one chain
+
+
+def recipe_of(name: str, compression: str, groups: int) -> Recipe:
+    """Return a run whose trainer's window holds all groups of the benchmark: nothing paces the producer here."""
+    whole = {
+        "name": name,
+        "policies": {chains.POLICY: {"path": "none"}},
+        "workflows": {chains.STREAM: {"env": {"use": "arithmetic"}, "policies": {"solver": chains.POLICY}}},
+        "trainer": {"groups_per_batch": BATCH, "max_staleness": groups // BATCH},
+        "kafka": {"partitions": PARTITIONS, "compression": compression},
+    }
+    return Recipe.model_validate(whole)
+
+
+@contextmanager
+def made_run(bootstrap: str, recipe: Recipe) -> Iterator[RunAddress]:
+    """Fresh topics and a recipe on them; the topics go at the end."""
+    address = RunAddress(Connection(bootstrap), recipe.name)
+    specs = recipe.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
+    ensure_topics(address.connection, specs)
+    no_store = store_text(StoreAddress("127.0.0.1:1", "none", "none", "none"), with_keys=True)
+    write_revision(address.connection, recipe.topics.recipe, revision_of("run-1", 0, recipe, no_store))
+    try:
+        yield address
+    finally:
+        admin = open_admin(address.connection)
+        for name, future in admin.delete_topics([spec.name for spec in specs]).items():
+            with kafka_errors(f"deleting topic {name}"):
+                future.result()
+
+
+def pass_through(side: str, compression: str, groups: int, broker: EmbeddedKafka) -> Passage:
+    """Start a chain's three processes, warm them up, send the groups, wait for the last."""
+    name = f"{side}-{time.time_ns()}"
+    with made_run(broker.bootstrap, recipe_of(name, compression, groups + BATCH)) as address:
+        context = multiprocessing.get_context("spawn")
+        reports, go = context.Queue(), context.Event()
+        load = chains.Load(str(address), BATCH, groups)
+        stages = {stage.__name__: context.Process(target=stage, args=(load, reports, go)) for stage in SIDES[side]}
+        for process in stages.values():
+            process.start()
+        try:
+            watched = {"broker": broker.pid, **{name: process.pid for name, process in stages.items()}}
+            told = partial(_report, reports, stages)
+            told("warm")
+            before = _cpu_s(watched)
+            go.set()
+            first, last = told("first"), told("last")
+            after = _cpu_s(watched)
+        finally:
+            for process in stages.values():
+                process.terminate()
+                process.join(20)
+    cpu = {process: 1000 * (after[process] - before[process]) / groups for process in watched}
+    return Passage(groups / (last - first), cpu)
+
+
+def _report(reports: chains.Reports, stages: Mapping[str, BaseProcess], word: str) -> float:
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        try:
+            found, at = reports.get(timeout=0.5)
+        except queue.Empty:
+            dead = {name: process.exitcode for name, process in stages.items() if process.exitcode}
+            if dead:
+                raise SystemExit(f"a stage has ended before its time: {dead}") from None
+        else:
+            assert found == word, f"heard {found!r} while waiting for {word!r}"  # noqa: S101 - the stages' own order
+            return at
+    raise SystemExit(f"no {word!r} within {PATIENCE_S} s")
+
+
+def _cpu_s(pids: dict[str, int | None]) -> dict[str, float]:
+    found = {}
+    for name, pid in pids.items():
+        times = psutil.Process(pid).cpu_times()
+        found[name] = times.user + times.system
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- all the rounds
+
+
+def compare(compression: str, groups: int, rounds: int, broker: EmbeddedKafka) -> Comparison:
+    """Let the chains take turns, so that both meet the same load on the machine; the fastest passage counts."""
+    passages: dict[str, list[Passage]] = defaultdict(list)
+    for _ in range(rounds):
+        for side in SIDES:
+            passages[side].append(pass_through(side, compression, groups, broker))
+    best = {side: max(found, key=lambda passage: passage.groups_per_s) for side, found in passages.items()}
+    return Comparison(compression, best["raw"], best["headrace"])
+
+
+def codec_speed() -> tuple[int, float, float]:
+    """Bytes of an encoded group, encodes per second and decodes per second in one process, best of three."""
+    group = chains.made_groups("run-1")[0]
+    data = codec.encode(group)
+    return (
+        len(data),
+        _per_second(lambda: codec.encode(group)),
+        _per_second(lambda: codec.decode(data, TrajectoryGroup)),
+    )
+
+
+def _per_second(call: Callable[[], object]) -> float:
+    best = 0.0
+    for _ in range(ROUNDS):
+        begin, calls = time.perf_counter(), 0
+        while (elapsed := time.perf_counter() - begin) < 1:
+            call()
+            calls += 1
+        best = max(best, calls / elapsed)
+    return best
+
+
+def show(console: Console, comparisons: list[Comparison], size: int, caption: str) -> None:
+    title = f"Groups of {chains.SAMPLES} x {chains.TOKENS:,} tokens, {size / 1000:.0f} KB: {caption}"
+    table = Table(title=title, caption=f"target ratio {TARGET}")
+    table.add_column("compression")
+    for name in (
+        "raw groups/s",
+        "MB/s",
+        "Headrace groups/s",
+        "MB/s",
+        "ratio",
+        "raw CPU ms/group",
+        "Headrace CPU ms/group",
+    ):
+        table.add_column(name, justify="right")
+    for one in comparisons:
+        sides = (one.raw, one.headrace)
+        speeds = [text for s in sides for text in (f"{s.groups_per_s:,.0f}", f"{s.groups_per_s * size / 1e6:,.0f}")]
+        cpu = [f"{sum(s.cpu_ms.values()):.2f}" for s in sides]
+        table.add_row(one.compression, *speeds, f"{one.ratio:.2f}", *cpu)
+    console.print(table)
+    for one in comparisons:
+        for side, passage in (("raw", one.raw), ("headrace", one.headrace)):
+            parts = ", ".join(f"{process} {spent:.2f}" for process, spent in passage.cpu_ms.items())
+            console.print(f"{one.compression:>5} {side:<9} CPU ms/group: {parts}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=2048, help=f"groups per run, a multiple of {BATCH}")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each chain, of which the best counts")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    groups = max(1, arguments.groups // BATCH) * BATCH
+    os.environ.setdefault(LOG_LEVEL_VARIABLE, "warning")
+    configure_logging("dataflow")
+    console = Console()
+    size, encodes, decodes = codec_speed()
+    with (
+        tempfile.TemporaryDirectory(prefix="headrace-dataflow-") as folder,
+        EmbeddedKafka(Path(folder), config={"log.segment.delete.delay.ms": "1000"}) as broker,
+    ):
+        pass_through("raw", "lz4", groups, broker)  # the broker's first is slower
+        comparisons = [compare(compression, groups, arguments.rounds, broker) for compression in COMPRESSIONS]
+    setting = {
+        "groups": groups,
+        "rounds": arguments.rounds,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "librdkafka": libversion()[0],
+    }
+    show(console, comparisons, size, ", ".join(f"{name} {value}" for name, value in setting.items()))
+    console.print(f"codec, one process: {encodes:,.0f} encodes/s, {decodes:,.0f} decodes/s of this group")
+    if arguments.json:
+        figures = {
+            **setting,
+            "group_bytes": size,
+            "comparisons": [{**asdict(one), "ratio": one.ratio} for one in comparisons],
+            "encodes_per_s": encodes,
+            "decodes_per_s": decodes,
+        }
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

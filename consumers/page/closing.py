@@ -1,0 +1,94 @@
+"""The closing page of `headrace up`: what came of the run, and what to try next."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from consumers.page.chart import chart
+
+CHART_WIDTH = 64
+CHART_HEIGHT = 7
+
+
+def show_summary(summary: Mapping[str, Any], console: Console, program: str, again: str) -> None:
+    """Print the closing page.
+
+    Args:
+        summary: What `consumers.summary.summarize` returned.
+        console: Where to print.
+        program: How this user calls `headrace`.
+        again: The command line that ran it.
+    """
+    console.print(panel(summary))
+    console.print(next_commands(summary, program, again), soft_wrap=True, highlight=False)
+
+
+def panel(summary: Mapping[str, Any]) -> Panel:
+    """Return curves and facts of a run."""
+    parts: list[RenderableType] = []
+    for policy, block in summary["policies"].items():
+        curve = [reward for _, reward in block["reward_curve"]]
+        drawing = "\n".join(chart(curve, CHART_WIDTH, CHART_HEIGHT))
+        parts += [Text(f"reward of {policy} by version", style="bold"), Text(drawing, style="green", no_wrap=True)]
+    title = f"[bold]{summary['run']}[/] · {summary['versions']} versions in {summary['wall_s']:.0f} s"
+    return Panel(Group(*parts, _facts(summary)), title=title, title_align="left", expand=False)
+
+
+def next_commands(summary: Mapping[str, Any], program: str, again: str) -> Text:
+    """Return three commands, each on a line of its own, to be copied."""
+    folder = shlex.quote(shown_path(summary["data"]["folder"]))
+    text = Text("Try next:\n")
+    for why, command in (
+        ("prove it from the topics alone", f"{program} audit --data {folder}"),
+        ("train on from here", f"{again} --set trainer.steps={2 * summary['versions'] or 1} --new-recipe"),
+        ("remove what it left", f"{program} clean --data {folder}"),
+    ):
+        text.append(f"  # {why}\n", style="dim").append(f"  {command}\n", style="bold")
+    return text
+
+
+def _facts(summary: Mapping[str, Any]) -> Table:
+    groups, proof, data = summary["groups"], summary["audit"], summary["data"]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_row("training reward", _change(summary["reward_first"], summary["reward_last"]))
+    table.add_row("held-out reward", _change(summary["eval_first"], summary["eval_last"]))
+    for policy, block in summary["policies"].items() if len(summary["policies"]) > 1 else ():
+        table.add_row(
+            f"  {policy}", f"{block['versions']} versions, {_change(block['reward_first'], block['reward_last'])}"
+        )
+    dropped = ", ".join(f"{count} {reason}" for reason, count in groups["discarded"].items()) or "none"
+    table.add_row("groups", f"{groups['issued']} issued = {groups['trained']} trained + dropped ({dropped})")
+    table.add_row("", f"+ {groups['dead']} dead + {groups['in_flight']} in flight")
+    good = "[green]closes[/]: nothing lost, nothing trained twice"
+    bad = f"[bold red]does not close[/]: {proof['lost']} lost, {proof['doubled']} doubled"
+    table.add_row("audit", good if proof["ok"] else bad)
+    table.add_row("speed", f"{summary['samples_per_s']:,.0f} trajectories/s, {summary['tokens_per_s']:,.0f} tokens/s")
+    table.add_row(
+        "the log's share",
+        f"{summary['log_share']:.1%} of the loops' time, {summary['log_cpu_share']:.1%} of all CPU time",
+    )
+    table.add_row("data", f"{shown_path(data['folder'])} ({data['bytes'] / 1e6:.0f} MB)")
+    return table
+
+
+def _change(first: float | None, last: float | None) -> str:
+    if first is None or last is None:
+        return "not measured"
+    return f"{first:.2f} → [bold]{last:.2f}[/]"
+
+
+def shown_path(folder: str) -> str:
+    """Return a path as short as it can be typed from here."""
+    relative = os.path.relpath(folder, Path.cwd())
+    return folder if relative.startswith("..") else relative

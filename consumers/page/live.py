@@ -1,0 +1,144 @@
+"""The live page: follows a run's topics and shows them, redrawn on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+from rich.console import Console
+from rich.live import Live
+
+from consumers.figures import Figures, lags
+from consumers.page.pulse import Pulse
+from consumers.page.view import Moment, line, page
+from infra.errors import HeadraceError
+from infra.run import Run
+from infra.supervisor import ChildState
+from infra.topic_reader import Place, TopicReader, whole_topics
+
+REFRESH_S = 0.5
+BUSY_SHARE = 0.05
+"""Most of the time that may go into figures, however many groups a run has."""
+LINE_S = 5.0
+LAG_S = 4.0
+MOST_MESSAGES = 512
+
+log = structlog.get_logger()
+
+
+class LivePage:
+    """Follows a run from its beginning.
+
+    Args:
+        run: The run, joined.
+        console: Where to show it.
+        plain: Lines even on a terminal.
+        processes: How the component processes of this machine are doing.
+    """
+
+    def __init__(
+        self, run: Run, console: Console, *, plain: bool, processes: Callable[[], Mapping[str, ChildState]] = dict
+    ) -> None:
+        self._run = run
+        self._console = console
+        self._processes = processes
+        self._fold = Figures(run.run_id, run.recipe)
+        self._pulse = Pulse(run.run_id, run.recipe)
+        self._reader = TopicReader(run.connection, whole_topics(run.connection, self._fold.topics), "page")
+        self._lag = LagMeter(run)
+        self._began = time.monotonic()
+        self._due = self._line_due = 0.0
+        self._figures = self._fold.figures({}, 0)
+        self._live: Live | None = None
+        if console.is_terminal and not plain:
+            self._live = Live(console=console, auto_refresh=False, transient=False)
+            self._live.start()
+
+    def turn(self, timeout_s: float) -> None:
+        """Read what is new, waiting so long for something, and show it when it is time to."""
+        for message in self._reader.poll(MOST_MESSAGES, timeout_s):
+            self._fold.take(message)
+            self._pulse.take(message)
+        if time.monotonic() >= self._due:
+            self._refresh()
+
+    @property
+    def ended(self) -> str:
+        """Why the run is over; empty while it goes on."""
+        return self._figures.ended
+
+    @property
+    def in_flight(self) -> int:
+        """Numbers that are issued and not concluded, over all policies."""
+        return self._figures.groups.in_flight
+
+    @property
+    def awaits_evaluation(self) -> bool:
+        """Whether the newest version of a policy has not been evaluated in each of its workflows."""
+        recipe = self._run.recipe
+        done = {(one.workflow, one.policy, one.version) for one in self._figures.evals}
+        newest = {policy: pulse.newest_published for policy, pulse in self._pulse.policies.items()}
+        return bool(recipe.evaluate.every) and any(
+            (workflow, policy, newest[policy]) not in done
+            for workflow in recipe.workflows
+            for policy in recipe.policies_of(workflow)
+        )
+
+    def close(self) -> None:
+        """Show the last state and leave the terminal as it was."""
+        try:
+            self._line_due = 0.0
+            self._refresh()
+        finally:
+            if self._live is not None:
+                self._live.stop()
+            self._lag.close()
+            self._reader.close()
+
+    def _refresh(self) -> None:
+        began = time.monotonic()
+        now_ms = time.time_ns() // 1_000_000
+        self._lag.positions = self._fold.trainer_positions
+        self._figures = self._fold.figures(self._lag.newest, now_ms)
+        moment = Moment(
+            recipe=self._run.recipe,
+            figures=self._figures,
+            pulse=self._pulse,
+            rates=self._pulse.rates(now_ms),
+            elapsed_s=began - self._began,
+            processes=self._processes(),
+        )
+        if self._live is not None:
+            self._live.update(page(moment, self._console.width), refresh=True)
+        elif began >= self._line_due:
+            self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
+            self._line_due = began + LINE_S
+        ended = time.monotonic()
+        self._due = ended + max(REFRESH_S, (ended - began) / BUSY_SHARE)
+
+
+class LagMeter:
+    """Asks the broker for the lag now and then, in a thread of its own: a broker that is away holds nobody up."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._stop = threading.Event()
+        self.positions: Mapping[Place, int] = {}
+        """Next offsets of the curated topics, as the trainers last told."""
+        self.newest: Mapping[str, int] = {}
+        """Topic to unread records, some seconds old."""
+        self._thread = threading.Thread(target=self._measure, name="lag-meter", daemon=True)
+        self._thread.start()
+
+    def _measure(self) -> None:
+        while not self._stop.wait(LAG_S):
+            try:
+                self.newest = lags(self._run, self.positions)
+            except HeadraceError as error:
+                log.debug("page.no_lag", why=str(error))
+
+    def close(self) -> None:
+        """Ask no more; a question that is under way ends by itself."""
+        self._stop.set()

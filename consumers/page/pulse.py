@@ -1,0 +1,121 @@
+"""What a live view shows beside the run's figures: rates, the newest step, published weights. A pure fold."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from infra.kafka import Message
+from infra.settings import Recipe
+from infra.topic_reader import Place
+from schemas import codec
+from schemas.avro import SchemaError
+from schemas.records import BatchTrained, DeadLetter, Outcome, WeightsPublished
+
+WINDOW_MS = 10_000
+"""Rates are taken over this much of the newest past."""
+LONGEST_GAP_MS = 10_000
+"""A longer time without a group is a pause of the run, and counts as this much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A group that a curator saw."""
+
+    at_ms: int
+    samples: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second."""
+
+    samples: float = 0.0
+    tokens: float = 0.0
+
+
+@dataclass(slots=True)
+class PolicyPulse:
+    """Of one policy."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of its newest step."""
+    published: int = 0
+    """Weights records."""
+    newest_published: int = -1
+
+
+class Pulse:
+    """Follows outcomes, batches, weights and dead letters; a message that comes again is passed over."""
+
+    def __init__(self, run_id: str, recipe: Recipe) -> None:
+        topics = recipe.topics
+        self._run_id = run_id
+        self._kinds: dict[str, type] = {topics.dead_letters: DeadLetter}
+        for policy in recipe.policies:
+            self._kinds |= {
+                topics.outcomes(policy): Outcome,
+                topics.batches(policy): BatchTrained,
+                topics.weights(policy): WeightsPublished,
+            }
+        self._read: dict[Place, int] = {}
+        self._recent: deque[Arrival] = deque()
+        self._total = Arrival(0, 0, 0)
+        self._times_ms: list[int] = []
+        self.dead_letters = 0
+        self.policies = {policy: PolicyPulse() for policy in recipe.policies}
+
+    def take(self, message: Message) -> None:
+        """Take in a message; unreadable ones and those of other runs are passed over."""
+        place = (message.topic, message.partition)
+        kind = self._kinds.get(message.topic)
+        if kind is None or message.offset < self._read.get(place, 0):
+            return
+        self._read[place] = message.offset + 1
+        try:
+            record: object = codec.decode(message.value, kind)
+        except SchemaError:
+            return
+        if getattr(record, "run_id", "") == self._run_id:
+            self._take(record, message.timestamp_ms)
+
+    def _take(self, record: object, at_ms: int) -> None:
+        if isinstance(record, Outcome):
+            if record.level == "group" and record.component == "curate" and not record.use:
+                self._arrive(Arrival(at_ms, len(record.rewards), sum(record.lengths)))
+        elif isinstance(record, BatchTrained):
+            if record.version >= 0:
+                self.policies[record.policy].metrics = record.metrics
+        elif isinstance(record, WeightsPublished):
+            policy = self.policies[record.policy]
+            policy.published += 1
+            policy.newest_published = max(policy.newest_published, record.version)
+        elif isinstance(record, DeadLetter):
+            self.dead_letters += 1
+
+    def _arrive(self, group: Arrival) -> None:
+        self._recent.append(group)
+        self._total = Arrival(0, self._total.samples + group.samples, self._total.tokens + group.tokens)
+        self._times_ms.append(group.at_ms)
+
+    def rates(self, now_ms: int) -> Rates:
+        """Return the rates of the newest seconds."""
+        while self._recent and self._recent[0].at_ms < now_ms - WINDOW_MS:
+            self._recent.popleft()
+        first_ms = self._times_ms[0] if self._times_ms else now_ms
+        span_s = min(WINDOW_MS, max(1000, now_ms - first_ms)) / 1000
+        return Rates(
+            sum(group.samples for group in self._recent) / span_s,
+            sum(group.tokens for group in self._recent) / span_s,
+        )
+
+    def mean_rates(self) -> Rates:
+        """Return the rates from the first group to the last, pauses of the run left out."""
+        gaps = (later - earlier for earlier, later in pairwise(sorted(self._times_ms)))
+        span_s = sum(min(gap, LONGEST_GAP_MS) for gap in gaps) / 1000
+        if span_s <= 0:
+            return Rates()
+        return Rates(self._total.samples / span_s, self._total.tokens / span_s)

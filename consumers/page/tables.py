@@ -1,0 +1,52 @@
+"""Status and audit for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+
+def status_table(status: Mapping[str, Any]) -> RenderableType:
+    """Return what `headrace status` shows; `status` is what it prints as JSON."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    ended = f" ({status['ended']})" if status["ended"] else ""
+    table.add_row("run", f"[bold]{status['run']}[/] {status['state']}{ended}")
+    for policy, version in status["versions"].items():
+        first, last = (status[key].get(policy) for key in ("reward_first", "reward_last"))
+        reward = "" if first is None or last is None else f", reward {first:.2f} → {last:.2f}"
+        table.add_row("policy", f"{policy} at version {version}{reward}")
+    groups = status["groups"]
+    table.add_row(
+        "groups", " · ".join(f"{groups[k]} {k.replace('_', ' ')}" for k in ("issued", "trained", "in_flight"))
+    )
+    dropped = " · ".join(f"{count} {reason}" for reason, count in groups["discarded"].items())
+    table.add_row("dropped", f"{dropped or 'none'} · {groups['dead']} dead")
+    table.add_row("lag", " · ".join(f"{topic} {count}" for topic, count in status["lag"].items()) or "none")
+    for one in status["evals"][-3:]:
+        table.add_row("held out", f"{one['policy']} {one['avg_at_k']:.2f} at version {one['version']}")
+    for worker in status["workers"]:
+        table.add_row("worker", f"{worker['worker']} {worker['state']} {worker['detail']}".strip())
+    return table
+
+
+def audit_table(audit: Mapping[str, Any]) -> RenderableType:
+    """Return what `headrace audit` shows; `audit` is what it prints as JSON."""
+    table = Table("policy", "issued", "trained", "discarded", "dead", "in flight", "lost", "doubled", box=None)
+    for policy, counts in audit["policies"].items():
+        discarded = ", ".join(f"{count} {reason}" for reason, count in counts["discarded"].items()) or "0"
+        table.add_row(
+            policy,
+            str(counts["issued"]),
+            str(counts["trained"]),
+            discarded,
+            *(str(counts[key]) for key in ("dead", "in_flight", "lost", "doubled")),
+        )
+    good = "The audit closes: issued = trained + discarded + dead + in flight; nothing lost, nothing doubled."
+    bad = f"The audit does not close: {audit['lost']} lost, {audit['doubled']} doubled."
+    return Group(table, Text(good, style="green") if audit["ok"] else Text(bad, style="bold red"))

@@ -1,0 +1,201 @@
+"""The live page and its one-line form, drawn from figures: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from consumers.figures import RunFigures
+from consumers.page.chart import chart
+from consumers.page.diagnosis import Signs, why_no_rise
+from consumers.page.pulse import PolicyPulse, Pulse, Rates
+from infra.settings import Recipe
+from infra.supervisor import ChildState
+from schemas.records import EvalResult, WorkerStatus
+
+WIDTH = 100
+"""Wider than this it does not get."""
+CHART_WIDTH = 64
+CHART_HEIGHT = 7
+SHORTEN_WORKERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """All that is shown at one time."""
+
+    recipe: Recipe
+    figures: RunFigures
+    pulse: Pulse
+    rates: Rates
+    elapsed_s: float
+    processes: Mapping[str, ChildState]
+    """Component processes of this machine, where a launcher runs them."""
+
+
+def page(moment: Moment, width: int = WIDTH) -> RenderableType:
+    """Return the whole page, `width` columns wide at most."""
+    parts: list[RenderableType] = [_curve(moment, policy) for policy in moment.recipe.policies]
+    parts.append(_numbers(moment))
+    if trouble := [*_restarts(moment), *_reasons(moment)]:
+        parts.append(Text("\n".join(trouble), style="yellow"))
+    figures = moment.figures
+    state = f"{figures.state}: {figures.ended}" if figures.ended else figures.state
+    title = f"[bold]{figures.run}[/] · {moment.recipe.about or 'headrace'}"
+    return Panel(
+        Group(*parts),
+        title=title,
+        title_align="left",
+        subtitle=f"{state} · {clock(moment.elapsed_s)}",
+        width=min(width, WIDTH),
+    )
+
+
+def line(moment: Moment) -> str:
+    """Return the page in one line, for logs and pipes."""
+    figures = moment.figures
+    words = [f"{clock(moment.elapsed_s):>6}", *(_policy_words(moment, policy) for policy in moment.recipe.policies)]
+    groups = figures.groups
+    words.append(
+        f"groups issued={groups.issued} trained={groups.trained} dropped={sum(groups.discarded.values())} "
+        f"dead={groups.dead} in_flight={groups.in_flight}"
+    )
+    words.append(f"{moment.rates.samples:.0f} trajectories/s {moment.rates.tokens:.0f} tokens/s")
+    if figures.lag and not figures.ended:
+        words.append(f"lag {sum(figures.lag.values())}")
+    words += [*_restarts(moment), *_reasons(moment)]
+    return "  ".join(words)
+
+
+def clock(seconds: float) -> str:
+    """Return minutes and seconds."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def _policy_words(moment: Moment, policy: str) -> str:
+    curve = moment.figures.rewards.get(policy, ())
+    metrics = moment.pulse.policies[policy].metrics
+    words = [f"{policy} version {_version(moment, policy)}"]
+    if curve:
+        words.append(f"reward {curve[-1].reward:.2f}")
+    if metrics:
+        words.append(f"staleness {metrics.get('staleness_mean', 0.0):.1f}")
+    if evals := _evals_of(moment, policy):
+        words.append(f"eval {evals[-1].avg_at_k:.2f} at {evals[-1].version}")
+    return " ".join(words)
+
+
+def _version(moment: Moment, policy: str) -> str:
+    version = moment.figures.versions.get(policy, -1)
+    return f"{version if version >= 0 else '-'}/{moment.recipe.trainer_of(policy).steps}"
+
+
+def _curve(moment: Moment, policy: str) -> RenderableType:
+    curve = [point.reward for point in moment.figures.rewards.get(policy, ())]
+    newest = f"{curve[-1]:.2f}" if curve else _waiting_for(moment, policy)
+    head = Text.assemble(
+        (policy, "bold"), "  version ", (_version(moment, policy), "bold"), "  reward ", (newest, "bold green")
+    )
+    drawing = Text("\n".join(chart(curve, CHART_WIDTH, CHART_HEIGHT)), style="green", no_wrap=True)
+    return Group(head, drawing)
+
+
+def _waiting_for(moment: Moment, policy: str) -> str:
+    """Say what a run that has no reward yet is at."""
+    if moment.pulse.policies[policy].newest_published >= 0:
+        return "(first groups are played)"
+    if moment.recipe.policies[policy].warm_start:
+        return "(components start, then the supervised warm start)"
+    return "(components start)"
+
+
+def _numbers(moment: Moment) -> Table:
+    figures = moment.figures
+    groups = figures.groups
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_row("speed", f"{moment.rates.samples:,.0f} trajectories/s · {moment.rates.tokens:,.0f} tokens/s")
+    for policy, pulse in moment.pulse.policies.items():
+        table.add_row(_label("step", policy, moment.recipe), _step(pulse))
+    for policy in moment.recipe.policies:
+        found = _evals_of(moment, policy)
+        if found:
+            table.add_row(
+                _label("held out", policy, moment.recipe),
+                " · ".join(f"{one.avg_at_k:.2f} at version {one.version}" for one in (*found[:1], *found[1:][-3:])),
+            )
+    table.add_row(
+        "groups",
+        f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight · {groups.dead} dead",
+    )
+    dropped = " · ".join(f"{count} {reason}" for reason, count in sorted(groups.discarded.items()))
+    table.add_row("dropped", dropped or "none")
+    table.add_row("lag", _lag(moment))
+    table.add_row("workers", _workers(figures.workers))
+    return table
+
+
+def _label(word: str, policy: str, recipe: Recipe) -> str:
+    return word if len(recipe.policies) == 1 else f"{word} {policy}"
+
+
+def _step(pulse: PolicyPulse) -> str:
+    words = [f"{pulse.published} weights published"]
+    metrics = pulse.metrics
+    if metrics:
+        words += [
+            f"staleness {metrics.get('staleness_mean', 0.0):.2f} (most {metrics.get('staleness_max', 0.0):.0f})",
+            f"log-probability gap {metrics.get('logprob_gap_mean', 0.0):.1e}",
+            f"entropy {metrics.get('entropy', 0.0):.2f}",
+        ]
+    return " · ".join(words)
+
+
+def _lag(moment: Moment) -> str:
+    prefix = f"{moment.figures.run}."
+    waiting = [f"{topic.removeprefix(prefix)} {count}" for topic, count in moment.figures.lag.items() if count]
+    return " · ".join(waiting) or "none"
+
+
+def _workers(workers: tuple[WorkerStatus, ...]) -> str:
+    here = [worker for worker in workers if worker.state != "stopped"]
+    words = [
+        f"{worker.worker} {worker.state}"
+        + (f" ({worker.detail})" if worker.detail else f", {worker.episodes_running} episodes")
+        for worker in here[:SHORTEN_WORKERS]
+    ]
+    if len(here) > SHORTEN_WORKERS:
+        words.append(f"and {len(here) - SHORTEN_WORKERS} more")
+    return "\n".join(words) or "none yet"
+
+
+def _evals_of(moment: Moment, policy: str) -> list[EvalResult]:
+    return sorted((one for one in moment.figures.evals if one.policy == policy), key=lambda one: one.version)
+
+
+def _restarts(moment: Moment) -> list[str]:
+    again = [f"{name} {state.starts - 1}x" for name, state in moment.processes.items() if state.starts > 1]
+    return [f"started again: {', '.join(again)}"] if again else []
+
+
+def _reasons(moment: Moment) -> list[str]:
+    found = []
+    for policy, counts in moment.figures.policies.items():
+        metrics = moment.pulse.policies[policy].metrics
+        signs = Signs(
+            rewards=[point.reward for point in moment.figures.rewards.get(policy, ())],
+            concluded=counts.trained + sum(counts.discarded.values()),
+            discarded=counts.discarded,
+            staleness_mean=metrics.get("staleness_mean", 0.0),
+            max_staleness=moment.recipe.trainer_of(policy).max_staleness,
+            logprob_gap_mean=metrics.get("logprob_gap_mean", 0.0),
+        )
+        if why := why_no_rise(signs):
+            found.append(why if len(moment.recipe.policies) == 1 else f"{policy}: {why}")
+    return found

@@ -1,0 +1,95 @@
+"""Starting a process that cannot outlive this one, and ending many at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+POLL_S = 0.02
+
+# Runs before the program in its own process. Safe where a preexec_fn is not (it may deadlock in a process with
+# threads). The signal survives exec.
+_DIE_WITH_PARENT = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, int(sys.argv[1]))  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[2]):
+    sys.exit("the parent died before this began")
+os.execve(sys.argv[3], sys.argv[3:], os.environ)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildCommand:
+    """What to run: program first, by path."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    """Takes standard output and standard error."""
+    death_signal: signal.Signals = signal.SIGKILL
+    """What the kernel sends at our death."""
+
+
+def spawn(child: ChildCommand) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own: Ctrl-C is for the launcher, which stops the others in order.
+
+    Call it from a thread that lives at least as long as the child: the kernel sends the parent-death signal when the
+    *thread* that forked ends. Raises OSError.
+    """
+    shim = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(int(child.death_signal)), str(os.getpid())]
+    with child.log.open("ab") as out:
+        return subprocess.Popen(
+            [*shim, *child.command],
+            env=dict(child.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+
+
+def wait_without_reaping(pid: int) -> None:
+    """Return when a child has ended, while its pid still is its own and /proc still knows what it used."""
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+def has_ended(pid: int) -> bool:
+    """Tell whether a child has ended; it stays unreaped."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:
+        return True
+
+
+def end_all(pids: Iterable[int], timeout_s: float) -> list[int]:
+    """SIGTERM to all, up to `timeout_s` for them to end, SIGKILL to their whole sessions; return who was killed.
+
+    Half-way the signal comes again: a component that has not stopped by then ends at once.
+    """
+    left = list(pids)
+    for _ in range(2):
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + timeout_s / 2
+        while left and time.monotonic() < deadline:
+            left = [pid for pid in left if not has_ended(pid)]
+            time.sleep(POLL_S)
+    for pid in left:
+        kill_session(pid)
+    return left
+
+
+def kill_session(pid: int) -> None:
+    """SIGKILL to a child and to all that it started and that stayed in its process group."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,306 @@
+"""The command line. Heavy imports happen inside the commands, after parsing: `headrace --help` is quick."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra import workers
+from infra.errors import HeadraceError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FAILED = 1
+USAGE = 2
+
+app = typer.Typer(
+    name="headrace",
+    help="Train LLM agents by reinforcement learning in which every step is a Kafka topic.\n\n"
+    "Begin with [bold]headrace up arithmetic[/]: it starts a Kafka and an object store of its own and trains a tiny "
+    "model in about a minute. [bold]headrace doctor[/] tells whether this machine has what it takes.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunOption = Annotated[str, typer.Option("--run", metavar="ADDRESS", help="kafka://HOST:PORT/RUN, as `up` prints it.")]
+RunChoice = Annotated[
+    str | None, typer.Option("--run", metavar="ADDRESS", help="A running run: kafka://HOST:PORT/RUN.")
+]
+DataChoice = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Data folder of a run; the only one in .headrace if not given."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change one key of the recipe: --set trainer.steps=40. Repeatable."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+LOOK = "Look"
+RUN = "Run"
+PARTS = "Parts of a run, each a process of its own"
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"headrace {version('headrace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+# ------------------------------------------------------------------------------------------------------------------ run
+
+
+@app.command(rich_help_panel=RUN)
+def up(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe by name, or the path of a TOML file.")],
+    sets: SetOption = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Data folder.", show_default=".headrace/<run>")
+    ] = None,
+    summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the summary there, as JSON.")] = None,
+    new_recipe: Annotated[
+        bool, typer.Option("--new-recipe", help="Record a changed recipe as a revision of a run that is there.")
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live page.")] = False,
+) -> None:
+    """Run a recipe to its end: servers, components, live page, summary. The same command goes on where it stopped.
+
+    Example: [bold]headrace up arithmetic --set trainer.steps=40 --summary summary.json[/]
+    """
+    from infra.data_folder import data_folder_of
+    from infra.launcher import Order
+    from infra.launcher import up as bring_up
+    from infra.recipe_file import load_recipe
+
+    resolved = load_recipe(recipe, sets or ())
+    folder = data_folder_of(resolved.name, data).root
+    program = _program()
+    again = f"{program} {shlex.join(word for word in sys.argv[1:] if word != '--new-recipe')}"
+    order = Order(resolved, folder, summary, new_recipe, plain, program, again)
+    raise typer.Exit(bring_up(order, _console()))
+
+
+@app.command(rich_help_panel=RUN)
+def clean(
+    data: DataChoice = None,
+    everything: Annotated[bool, typer.Option("--all", help="All runs in .headrace.")] = False,
+    cache: Annotated[bool, typer.Option("--cache", help="Also the jars that all runs share.")] = False,
+) -> None:
+    """Remove what a run left: servers that still run, topics, objects, logs.
+
+    Example: [bold]headrace clean --data .headrace/arithmetic[/]
+    """
+    from infra.cleaning import clean_cache, clean_folder, folders_to_clean
+
+    _log_quietly()
+    for folder in folders_to_clean(data, everything=everything, optional=cache):
+        freed = clean_folder(folder)
+        typer.echo(f"removed {folder.root} ({freed / 1e6:.0f} MB)")
+    if cache:
+        typer.echo(f"removed {clean_cache()}")
+
+
+# ---------------------------------------------------------------------------------------------------------------- parts
+
+
+@app.command(rich_help_panel=PARTS)
+def feed(run: RunOption) -> None:
+    """Issue tasks at the pace of the trainers; one per run.
+
+    Example: [bold]headrace feed --run kafka://127.0.0.1:9092/arithmetic[/]
+    """
+    workers.find(workers.FEED)(run)
+
+
+@app.command(rich_help_panel=PARTS)
+def rollout(
+    run: RunOption,
+    workflow: Annotated[str | None, typer.Option(help="Which workflow to play; the only one if not given.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of this worker; host and pid if not given.")] = None,
+    region: Annotated[str, typer.Option(help="Where it stands.")] = "",
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once, instead of the recipe's.")] = None,
+) -> None:
+    """Play tasks and produce trajectories; start as many as you like, any time, on any machine.
+
+    Example: [bold]headrace rollout --run kafka://127.0.0.1:9092/arithmetic[/]
+    """
+    workers.find(workers.ROLLOUT)(run, workflow, name, region, concurrency)
+
+
+@app.command(rich_help_panel=PARTS)
+def curate(
+    run: RunOption,
+    policy: Annotated[str | None, typer.Option(help="Whose groups; the only policy's if not given.")] = None,
+    slot: Annotated[str | None, typer.Option(help="Its place under a supervisor: a successor fences it.")] = None,
+) -> None:
+    """Decide by the recipe's chain which groups are trained on.
+
+    Example: [bold]headrace curate --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
+    """
+    workers.find(workers.CURATE)(run, policy, slot)
+
+
+@app.command(rich_help_panel=PARTS)
+def train(
+    run: RunOption,
+    policy: Annotated[str | None, typer.Option(help="Whom to train; the only policy if not given.")] = None,
+) -> None:
+    """Learn from curated groups and publish weights; one per policy, resumed where it stopped.
+
+    Example: [bold]headrace train --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
+    """
+    workers.find(workers.TRAIN)(run, policy)
+
+
+@app.command(rich_help_panel=PARTS)
+def evaluate(run: RunOption) -> None:
+    """Fold the answers to held-out problems into avg@k and pass@k per version.
+
+    Example: [bold]headrace evaluate --run kafka://127.0.0.1:9092/arithmetic[/]
+    """
+    workers.find(workers.EVALUATE)(run)
+
+
+# ----------------------------------------------------------------------------------------------------------------- look
+
+
+@app.command(rich_help_panel=LOOK)
+def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption = False) -> None:
+    """Say how a run is doing: versions, groups, lag, workers. Of a run that rests, its broker is started for it.
+
+    Example: [bold]headrace status --data .headrace/arithmetic[/]
+    """
+    from infra.opened_run import opened_run
+
+    _log_quietly()
+    with opened_run(run, data) as opened:
+        figures = workers.find(workers.STATUS)(opened.run, rests=opened.rests)
+    if as_json:
+        typer.echo(json.dumps(figures, indent=1))
+    else:
+        _console().print(workers.find(workers.SHOW_STATUS)(figures))
+
+
+@app.command(rich_help_panel=LOOK)
+def audit(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption = False) -> None:
+    """Prove from the topics alone that nothing was lost or trained twice; exit code 1 when it was.
+
+    Example: [bold]headrace audit --data .headrace/arithmetic --json[/]
+    """
+    from infra.opened_run import opened_run
+
+    _log_quietly()
+    with opened_run(run, data) as opened:
+        found: dict[str, Any] = workers.find(workers.AUDIT)(opened.run.address)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        _console().print(workers.find(workers.SHOW_AUDIT)(found))
+    if not found["ok"]:
+        raise typer.Exit(FAILED)
+
+
+@app.command(rich_help_panel=LOOK)
+def topics(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe, to see or make its topics before a run.")] = None,
+    run: RunChoice = None,
+    sets: SetOption = None,
+) -> None:
+    """Show the topics of a recipe or run; on a cluster create those that are missing and check the others.
+
+    Example: [bold]headrace topics arithmetic --set kafka.bootstrap=broker:9092[/]
+    """
+    from infra.topic_listing import listing_of_recipe, listing_of_run
+
+    _log_quietly()
+    if (recipe is None) == (run is None):
+        raise UsageError("give either a recipe, as in `headrace topics arithmetic`, or --run kafka://HOST:PORT/RUN")
+    table = listing_of_run(run) if run is not None else listing_of_recipe(recipe or "", sets or ())
+    _console().print(table)
+
+
+@app.command(rich_help_panel=LOOK)
+def doctor() -> None:
+    """Check what this machine has for a run, and say what to do about what it lacks.
+
+    Example: [bold]headrace doctor[/]
+    """
+    from infra.doctor import examine
+
+    lacking = 0
+    console = _console()
+    for finding in examine():
+        lacking += not finding.ok
+        mark = "[green]ok  [/]" if finding.ok else "[red]lack[/]"
+        console.print(f"{mark} [bold]{finding.what:<13}[/] {finding.detail}", highlight=False, soft_wrap=True)
+    if lacking:
+        raise typer.Exit(FAILED)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def _log_quietly() -> None:
+    """Log warnings only, to standard error: standard output is the answer. HEADRACE_LOG asks for more."""
+    from infra.log import configure_logging
+    from infra.settings import LOG_LEVEL_VARIABLE, environment
+
+    configure_logging("headrace")
+    if not environment(LOG_LEVEL_VARIABLE):
+        import logging
+
+        import structlog
+
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+
+
+def _program() -> str:
+    """Return how this user calls the command: by its name where the shell finds it, else as it was called now."""
+    called = Path(sys.argv[0])
+    if called.suffix == ".py":
+        return shlex.join([sys.executable, "-m", "infra.cli"])
+    return called.name if shutil.which(called.name) else str(called)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; errors raised on purpose become one message and an exit code."""
+    try:
+        app(args=None if arguments is None else list(arguments))
+    except (HeadraceError, OSError) as error:
+        from infra.settings import LOG_LEVEL_VARIABLE, environment
+
+        if environment(LOG_LEVEL_VARIABLE) == "debug":
+            raise
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(USAGE if isinstance(error, UsageError) else FAILED)
+
+
+if __name__ == "__main__":
+    main()

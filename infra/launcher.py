@@ -1,0 +1,325 @@
+"""`headrace up`: servers, topics, recipe, components, page, summary, and the way back down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import structlog
+from rich.console import Console
+
+from infra.data_folder import DataFolder, RunNotes
+from infra.errors import UsageError
+from infra.log import configure_logging
+from infra.revisions import settled, write_revision
+from infra.run import Run, join, store_text
+from infra.server_process import write_atomically
+from infra.servers import Servers
+from infra.settings import KAFKA_CLIENT_VARIABLE, Recipe
+from infra.supervisor import Child, Supervisor
+from infra.topic_admin import ensure_topics
+from infra.workers import PAGE, SHOW_SUMMARY, SUMMARIZE, find
+
+INTERRUPTED = 130
+TURN_S = 0.25
+NOTE_EVERY_S = 5.0
+STOP_WITHIN_S = 9.5
+"""From Ctrl-C to the last process gone."""
+COMPONENTS_STOP_S = 8.0
+GROUPS_DRAIN_S = 12.0
+"""After the end of a run: workers conclude what they hold within 10 s; a bit more for the records to arrive."""
+EVALUATION_DRAIN_S = 60.0
+"""The last version's evaluation may take longer than that: it is half of what a run is for."""
+
+log = structlog.get_logger()
+
+
+class Page(Protocol):
+    """Follows a run's topics and shows them."""
+
+    def turn(self, timeout_s: float) -> None:
+        """Read what is new, waiting so long for something, and show it."""
+
+    @property
+    def ended(self) -> str:
+        """Why the run is over; empty while it goes on."""
+
+    @property
+    def in_flight(self) -> int:
+        """Numbers that are issued and not concluded, over all policies."""
+
+    @property
+    def awaits_evaluation(self) -> bool:
+        """Whether the last version's evaluation is still to come."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What `headrace up` was asked for."""
+
+    recipe: Recipe
+    data: Path
+    summary: Path | None = None
+    new_recipe: bool = False
+    plain: bool = False
+    program: str = "headrace"
+    """How this user calls it."""
+    again: str = "headrace up …"
+    """The command line, for telling how to go on."""
+
+
+def up(order: Order, console: Console) -> int:
+    """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
+    folder = DataFolder(order.data)
+    with folder.owned(), signals_interrupt():
+        notes = folder.read()
+        if notes is not None and notes.run != order.recipe.name:
+            raise UsageError(
+                f"{folder.root} holds run {notes.run}, the recipe's name is {order.recipe.name}: give another --data, "
+                f"or --set name={notes.run}"
+            )
+        _check_summary_path(order.summary)
+        with redirected_log(folder.logs / "up.log"):
+            launch = Launch(order, folder, notes, console)
+            try:
+                return launch.run()
+            except KeyboardInterrupt:
+                with signals_ignored():
+                    console.print("\n[bold]Stopping[/]: nothing is lost, at most 10 s …")
+                    launch.stop(STOP_WITHIN_S)
+                console.print(f"Stopped. To go on from here:\n  {order.again}", highlight=False, soft_wrap=True)
+                return INTERRUPTED
+            finally:
+                with signals_ignored():
+                    launch.stop(STOP_WITHIN_S)
+
+
+class Launch:
+    """One `headrace up`, from the first server to the last."""
+
+    def __init__(self, order: Order, folder: DataFolder, notes: RunNotes | None, console: Console) -> None:
+        self._order = order
+        self._recipe = order.recipe
+        self._folder = folder
+        self._before = notes
+        self._console = console
+        self._began = time.monotonic()
+        self._servers = Servers(order.recipe, folder, self._say)
+        self._supervisor: Supervisor | None = None
+        self._run: Run | None = None
+        self._notes = notes
+        self._noted = 0.0
+
+    def run(self) -> int:
+        """Bring the run to its end and show what came of it. Raises HeadraceError, and KeyboardInterrupt."""
+        self._say(f"run [bold]{self._recipe.name}[/] in {self._folder.root}")
+        self._servers.claim()
+        early = self._before is None and self._servers.embedded_kafka
+        if early:  # a new run: their imports take as long as the broker's start, and they wait for the recipe
+            self._start_components()
+        self._servers.fetch()
+        self._servers.start()
+        run = self._run = self._settle()
+        self._note(run)
+        if run.ended and self._before is not None and self._before.finished:
+            self._console.print(f"Run [bold]{self._recipe.name}[/] is finished ({run.ended}).")
+        else:
+            if not early:
+                self._start_components()
+            self._follow(run)
+            self._run = None
+            self._end_components()
+            self._note(run, finished=True)
+        self._summarize(join(self._servers.address))
+        self._servers.stop()
+        return 0
+
+    def stop(self, within_s: float) -> None:
+        """Stop all that runs; components first, as their last commits need the broker."""
+        end = time.monotonic() + within_s
+        if self._supervisor is not None:
+            self._end_components(min(COMPONENTS_STOP_S, within_s))
+        if self._run is not None:
+            self._note(self._run)
+            self._run = None
+        self._servers.stop(max(1.0, end - time.monotonic()))
+
+    # ------------------------------------------------------------------------------------------------------- the way up
+
+    def _settle(self) -> Run:
+        """Create the topics and write the recipe, where they are not there yet."""
+        address = self._servers.address
+        store = store_text(self._servers.store_address, with_keys=self._servers.embedded_store)
+        revision = settled(address, self._recipe, store, new_recipe=self._order.new_recipe)
+        topics = self._recipe.topics
+        workflows, policies = tuple(self._recipe.workflows), tuple(self._recipe.policies)
+        ensure_topics(address.connection, topics.all(workflows, policies, self._recipe.kafka.partitions))
+        if revision is not None:
+            write_revision(address.connection, topics.recipe, revision)
+            if revision.revision and not revision.ended:
+                self._say(f"recipe revision {revision.revision} is in force")
+        self._say(f"address: [bold]{address}[/]")
+        return join(address)
+
+    def _start_components(self) -> None:
+        environment = dict(os.environ)
+        if client := self._servers.client:
+            environment[KAFKA_CLIENT_VARIABLE] = json.dumps(client)
+        self._supervisor = Supervisor(
+            components_of(self._recipe, str(self._servers.address)),
+            self._folder.logs,
+            environment,
+            also=lambda: {**self._servers.pids(), "up": os.getpid()},
+        )
+        self._supervisor.start()
+
+    # --------------------------------------------------------------------------------------------------- while it runs
+
+    def _follow(self, run: Run) -> None:
+        """Show the run until it has ended and drained."""
+        assert self._supervisor is not None  # noqa: S101 - started by `run`
+        page: Page = find(PAGE)(run, self._console, plain=self._order.plain, processes=self._supervisor.states)
+        try:
+            ended_at: float | None = None
+            while ended_at is None or not is_drained(page, time.monotonic() - ended_at):
+                page.turn(TURN_S)
+                self._supervisor.raise_failure()
+                self._servers.revive()
+                if page.ended and ended_at is None:
+                    ended_at = time.monotonic()
+                if time.monotonic() - self._noted > NOTE_EVERY_S:
+                    self._note(run)
+        finally:
+            page.close()
+
+    def _note(self, run: Run, *, finished: bool | None = None) -> None:
+        """Write down what is known; a launcher that is killed loses some seconds of accounts, nothing else."""
+        self._noted = time.monotonic()
+        before = self._before
+        cpu = self._supervisor.cpu_seconds() if self._supervisor else {}
+        notes = RunNotes(
+            run=self._recipe.name,
+            bootstrap=self._servers.connection.bootstrap,
+            embedded_kafka=self._servers.embedded_kafka,
+            run_id=run.run_id,
+            finished=bool(run.ended and before and before.finished) if finished is None else finished,
+        )
+        if before is not None and before.run_id == run.run_id:
+            notes = replace(notes, effort=before.effort)
+        if self._supervisor is not None:
+            notes = replace(notes, effort=notes.effort.plus(time.monotonic() - self._began, cpu))
+        self._notes = notes
+        self._folder.write(notes)
+
+    # ----------------------------------------------------------------------------------------------------- the way down
+
+    def _end_components(self, timeout_s: float = COMPONENTS_STOP_S) -> None:
+        if self._supervisor is not None:
+            self._supervisor.stop(timeout_s)
+
+    def _summarize(self, run: Run) -> None:
+        """Write the summary file and show the summary, both from the topics."""
+        assert self._notes is not None  # noqa: S101 - written by `run`
+        summary: Mapping[str, Any] = find(SUMMARIZE)(run, self._notes.effort, self._folder)
+        if self._order.summary is not None:
+            write_atomically(self._order.summary, (json.dumps(summary, indent=1) + "\n").encode())
+        find(SHOW_SUMMARY)(summary, self._console, self._order.program, self._order.again)
+
+    def _say(self, words: str) -> None:
+        self._console.print(f"[dim]headrace:[/] {words}", highlight=False, soft_wrap=True)
+
+
+def _check_summary_path(path: Path | None) -> None:
+    """Refuse a summary file that cannot be written before the run, not after it."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(f"the summary cannot be written to {path}: {folder} is no folder that this user may write to")
+
+
+def is_drained(page: Page, since_end_s: float) -> bool:
+    """Tell whether nothing more can be expected of a run that has ended."""
+    if page.in_flight and since_end_s < GROUPS_DRAIN_S:
+        return False
+    return not (page.awaits_evaluation and since_end_s < EVALUATION_DRAIN_S)
+
+
+def components_of(recipe: Recipe, address: str) -> list[Child]:
+    """Return the component processes of a run on one machine, as the recipe's `launch` says."""
+
+    def child(name: str, *words: str, uses_torch: bool = False) -> Child:
+        command = [sys.executable, "-m", "infra.cli", *words, "--run", address]
+        return Child(name, command, uses_torch)
+
+    children = [child(f"train-{policy}", "train", "--policy", policy, uses_torch=True) for policy in recipe.policies]
+    children += [
+        child(name, "rollout", "--workflow", workflow, "--name", name, uses_torch=True)
+        for workflow in recipe.workflows
+        for name in (f"rollout-{workflow}-{n}" for n in range(recipe.launch.workers))
+    ]
+    children.append(child("feed", "feed"))
+    children += [
+        child(f"curate-{policy}-{n}", "curate", "--policy", policy, "--slot", str(n))
+        for policy in recipe.policies
+        for n in range(recipe.launch.curators)
+    ]
+    if recipe.evaluate.every:
+        children.append(child("evaluate", "evaluate"))
+    return children
+
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    """Give the signals that stop a program to a handler; a SIGHUP that is ignored (nohup) stays so."""
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    taken = {n: old for n, old in before.items() if n is not signal.SIGHUP or old is not signal.SIG_IGN}
+    for number in taken:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in taken.items():
+            signal.signal(number, old)
+
+
+def signals_interrupt() -> Any:
+    """SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt in the block."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    return handling(interrupt)
+
+
+def signals_ignored() -> Any:
+    """Nothing interrupts the block: it stops what runs, within a bounded time."""
+    return handling(signal.SIG_IGN)
+
+
+@contextmanager
+def redirected_log(path: Path) -> Iterator[None]:
+    """Log to a file: the terminal is the page's, which log lines would tear."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", buffering=1) as file:
+        with redirect_stderr(file):  # structlog keeps the stream that it finds when it is configured
+            configure_logging("up")
+        try:
+            yield
+        finally:
+            structlog.reset_defaults()

@@ -1,0 +1,254 @@
+"""Recipes from TOML files: `extends`, `--set`, and errors that say where, what and what would be right.
+
+A recipe is named by its path, or, for those shipped with Headrace, by its name. `extends = "other.toml"` begins with
+another recipe and changes some of it: tables are merged, key by key; everything else, lists too, is replaced; and so
+is a table that names another `use`, since its keys belong to that use alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from infra.errors import UsageError
+from infra.recipe_keys import children_of, fields_of, is_free, known_keys
+from infra.settings import Recipe, Trainer
+
+SET = "--set"
+Table = dict[str, Any]
+Location = tuple[str | int, ...]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A recipe as it grows: the merged tables, and which file or option gave each key."""
+
+    table: Table = field(default_factory=dict)
+    origins: dict[Location, str] = field(default_factory=dict)
+
+    def origin(self, location: Location, default: str) -> str:
+        """Return who gave the key, or the nearest table around it."""
+        for length in range(len(location), 0, -1):
+            if location[:length] in self.origins:
+                return self.origins[location[:length]]
+        return default
+
+
+def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
+    """Read a recipe with all that it extends, change it by `a.b=c` words, and check it whole.
+
+    Raises UsageError that names file and key, says what is wrong and what is allowed.
+    """
+    draft = Draft()
+    _read_into(draft, name_or_path, ())
+    for word in sets:
+        _set(draft, word)
+    try:
+        return Recipe.model_validate(draft.table)
+    except ValidationError as error:
+        raise UsageError(_explain(error, draft, name_or_path)) from error
+
+
+def shipped_recipes() -> dict[str, Traversable]:
+    """Return the recipes that came with Headrace, by name."""
+    files = resources.files("recipes").iterdir()
+    return {f.name.removesuffix(".toml"): f for f in sorted(files, key=lambda f: f.name) if f.name.endswith(".toml")}
+
+
+def _read_into(draft: Draft, name: str, seen: tuple[str, ...], beside: Path | None = None) -> None:
+    source, text = _text_of(name, beside)
+    if source in seen:
+        raise UsageError(f"recipes extend each other in a circle: {' -> '.join((*seen, source))}; remove one `extends`")
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{source} is not TOML: {error}") from error
+    base = table.pop("extends", None)
+    if base is not None:
+        if not isinstance(base, str):
+            raise UsageError(f'{source}: `extends` names one other recipe, as in extends = "arithmetic"; got {base!r}')
+        path = Path(source)
+        _read_into(draft, base, (*seen, source), path.parent if path.exists() else None)
+    _merge(draft, draft.table, table, source)
+
+
+def _text_of(name: str, beside: Path | None) -> tuple[str, str]:
+    """Return where a recipe was found and its text: a path first, then a shipped name."""
+    path = (beside or Path()) / Path(name).expanduser()
+    if path.is_file():
+        try:
+            return str(path), path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"recipe {path} cannot be read: {error}") from error
+    shipped = shipped_recipes()
+    short = name.removesuffix(".toml")
+    if short in shipped:
+        return name, shipped[short].read_text(encoding="utf-8")
+    hint = "" if path.suffix == ".toml" else f"; {_nearest(short, shipped)}"
+    raise UsageError(
+        f"there is no recipe {name!r}: no file {path.absolute()}, and none of that name is shipped "
+        f"({', '.join(shipped) or 'none at all'}){hint.rstrip('; ')}"
+    )
+
+
+def _merge(draft: Draft, into: Table, table: Mapping[str, Any], source: str, at: Location = ()) -> None:
+    for key, value in table.items():
+        here = (*at, key)
+        old = into.get(key)
+        if isinstance(value, dict) and isinstance(old, dict) and old.get("use") == value.get("use", old.get("use")):
+            _merge(draft, old, value, source, here)
+        else:
+            into[key] = value
+            draft.origins = {place: who for place, who in draft.origins.items() if place[: len(here)] != here}
+            _note(draft, here, value, source)
+
+
+def _note(draft: Draft, here: Location, value: Any, source: str) -> None:
+    draft.origins[here] = source
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _note(draft, (*here, key), inner, source)
+
+
+def _set(draft: Draft, word: str) -> None:
+    """Change one key by a word of the command line; the value is TOML, or else a string as it stands."""
+    path, equals, text = word.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise UsageError(f"{SET} {word}: write {SET} table.key=value, as in {SET} trainer.steps=40")
+    table: Any = draft.table
+    for depth, key in enumerate(keys[:-1]):
+        _check_name(draft, keys[: depth + 1], word)
+        table = _step(table, key, word)
+    _check_name(draft, keys, word)
+    value = _value_of(text)
+    if isinstance(table, list):
+        table[_index(table, keys[-1], word)] = value
+    elif isinstance(table, dict):
+        table[keys[-1]] = value
+    else:
+        raise UsageError(f"{SET} {word}: {'.'.join(keys[:-1])} is {table!r}, which has no keys")
+    _note(draft, tuple(int(key) if key.isdigit() else key for key in keys), value, f"{SET} {word}")
+
+
+def _step(table: Any, key: str, word: str) -> Any:
+    if isinstance(table, list):
+        return table[_index(table, key, word)]
+    if not isinstance(table, dict):
+        raise UsageError(f"{SET} {word}: {table!r} has no key {key!r}")
+    return table.setdefault(key, {})
+
+
+def _index(items: list[Any], key: str, word: str) -> int:
+    if not key.isdigit() or int(key) >= len(items):
+        raise UsageError(f"{SET} {word}: {key!r} is no place in a list of {len(items)}; places count from 0")
+    return int(key)
+
+
+def _check_name(draft: Draft, keys: list[str], word: str) -> None:
+    """Refuse a key that no recipe knows, and a policy or workflow that this one lacks: nothing new by a slip."""
+    *above, key = keys
+    if is_free(above):
+        return
+    allowed = fields_of(above) or tuple(_at(draft.table, above))
+    if key not in allowed:
+        raise UsageError(f"{SET} {word}: {_unknown(above, key, allowed)}")
+
+
+def _at(table: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        table = table.get(key, {}) if isinstance(table, dict) else {}
+    return table
+
+
+def _value_of(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+def _explain(error: ValidationError, draft: Draft, name: str) -> str:
+    """Return every fault in one message, a line each."""
+    lines = [
+        f"  {draft.origin(location, name)}: {sentence}" for location, sentence in _faults(error.errors(), draft.table)
+    ]
+    return "\n".join([f"recipe {name} is not right:", *dict.fromkeys(lines)])
+
+
+def _faults(errors: list[ErrorDetails], table: Table) -> list[tuple[Location, str]]:
+    found: list[tuple[Location, str]] = []
+    for error in errors:
+        if isinstance(error.get("ctx", {}).get("error"), ValidationError):
+            found += _trainer_faults(table)
+        else:
+            found.append((error["loc"], _sentence(error)))
+    return found
+
+
+def _trainer_faults(table: Table) -> list[tuple[Location, str]]:
+    """Find faults in the keys of `[trainer]` that a policy sets for itself."""
+    found: list[tuple[Location, str]] = []
+    for policy, settings in table.get("policies", {}).items():
+        try:
+            Trainer.model_validate({**table.get("trainer", {}), **settings.get("trainer", {})})
+        except ValidationError as error:
+            for fault in error.errors():
+                fault["loc"] = ("policies", policy, "trainer", *fault["loc"])
+                found.append((fault["loc"], _sentence(fault)))
+    return found
+
+
+def _sentence(error: ErrorDetails) -> str:
+    """Say what is wrong with one key: the key, the fault, what was given, what it is for."""
+    location = error["loc"]
+    above = [str(part) for part in location[:-1]]
+    if error["type"] == "extra_forbidden":
+        return _unknown(above, str(location[-1]), fields_of(above))
+    where = _dotted(location)
+    if error["type"] == "missing":
+        return f"`{where}` is missing{_about(location)}"
+    fault = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    fault = fault.replace("Input should be", "must be", 1).partition(", unable to parse")[0]
+    given = "" if isinstance(error["input"], Mapping) else f", got {error['input']!r}"
+    return f"`{where}` {fault}{given}{_about(location)}" if where else fault
+
+
+def _about(location: Location) -> str:
+    about = children_of([str(part) for part in location[:-1]]).get(str(location[-1]) if location else "", "")
+    return f" ({about.rstrip('.')})" if about else ""
+
+
+def _unknown(above: Sequence[str], key: str, allowed: Sequence[str]) -> str:
+    """Say that a key is unknown, with the nearest known one and those that are allowed in its place."""
+    table = f"[{'.'.join(above)}]" if above else "A recipe"
+    hint = _elsewhere(key) or _nearest(key, allowed)
+    unknown = f"`{_dotted((*above, key))}` is not known{f': {hint}' if hint else '.'}"
+    return f"{unknown} {table} has {', '.join(sorted(allowed))}"
+
+
+def _nearest(key: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
+    return f"did you mean `{near[0]}`?" if near else ""
+
+
+def _elsewhere(key: str) -> str:
+    """Find a key that is right by its name and wrong by its table."""
+    places = [dotted for dotted in known_keys() if dotted.rpartition(".")[2] == key]
+    return f"did you mean `{places[0]}`?" if places else ""
+
+
+def _dotted(location: Sequence[str | int]) -> str:
+    return ".".join(str(part) for part in location)

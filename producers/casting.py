@@ -1,0 +1,91 @@
+"""What a worker needs before its first task: every policy's files, an engine, and weights in it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from infra.object_store import StoreError
+from infra.run import Run
+from infra.settings import Rollout
+from producers.engines.contract import Engine
+from producers.engines.registry import open_engine
+from producers.episodes import Cast
+from producers.follower import WeightFollower
+from producers.pauses import Pauses
+from producers.policy_files import PolicyFilesError, Tokenizer, fetch_policy_files
+
+log = structlog.get_logger()
+
+TURN_S = 0.1
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Casting:
+    """How to make a cast.
+
+    `engine_opened` is called as soon as there is an engine, which the caller closes.
+    """
+
+    run: Run
+    policies: tuple[str, ...]
+    rollout: Rollout
+    concurrency: int
+    worker: str
+    region: str
+    follower: WeightFollower
+    pauses: Pauses
+    engine_opened: Callable[[Engine], None]
+
+    async def cast(self, folder: Path, stop: threading.Event) -> Cast | None:
+        """Wait for version 0 of every policy, or a later one; None when told to stop before."""
+        folders = {policy: folder / policy for policy in self.policies}
+        for policy in self.policies:
+            if not await self._files(policy, folders[policy], stop):
+                return None
+        tokenizers = {policy: await asyncio.to_thread(Tokenizer, folders[policy]) for policy in self.policies}
+        engine, build = await asyncio.to_thread(open_engine, folders, self.rollout, self.concurrency)
+        self.engine_opened(engine)
+        self.follower.serve(engine)
+        while set(self.policies) - set(engine.versions()):
+            if stop.is_set():
+                return None
+            await asyncio.sleep(TURN_S)
+        log.info("worker.ready", engine=build, versions=engine.versions())
+        return Cast(
+            engine=engine,
+            engine_name=self.rollout.engine,
+            engine_build=build,
+            tokenizers=tokenizers,
+            worker=self.worker,
+            region=self.region,
+            head=lambda policy: self.follower.head.get(policy, -1),
+        )
+
+    async def _files(self, policy: str, folder: Path, stop: threading.Event) -> bool:
+        """Fetch a policy's files; False when told to stop before they are there."""
+        what = f"files of {policy}"
+        while not stop.is_set():
+            if not self.follower.caught_up.is_set():
+                await asyncio.sleep(TURN_S)
+                continue
+            published = await asyncio.to_thread(self.follower.files_of, policy)
+            if published is None:
+                self.pauses.begin(what, "no version is published yet")
+                await asyncio.sleep(TURN_S)
+                continue
+            try:
+                await asyncio.to_thread(fetch_policy_files, self.run.store, published, folder)
+            except (StoreError, PolicyFilesError) as error:
+                self.pauses.begin(what, error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                self.pauses.end(what)
+                return True
+        return False

@@ -1,0 +1,238 @@
+"""Follows the run while a worker plays: newest weights into the engine, recipe revisions, the word that it is over.
+
+A wrong or missing object is never served: the last good version stays, `detail` says why, and every further turn tries
+again, the newest anchor first, then older ones that are still newer than what is served.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+
+import structlog
+
+from infra.errors import HeadraceError, Unavailable
+from infra.kafka import Message, end_offsets, open_admin
+from infra.object_store import StoreError
+from infra.run import Run
+from infra.settings import Recipe
+from infra.topic_reader import Place, TopicReader, read_all
+from infra.weights import Tensor, WeightsError, read_safetensors, weights_hash
+from producers.engines.contract import Engine, EngineError, VersionGone
+from producers.pauses import Pauses
+from schemas import codec
+from schemas.avro import SchemaError
+from schemas.records import RecipeRevision, WeightsPublished
+
+log = structlog.get_logger()
+
+RECENT = 64
+"""Records of a weights topic that a worker begins with; each stands beside the mark of its transaction."""
+POLL_S = 0.1
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+PATIENCE_S = 20.0
+"""How long an evaluation's version may be unheard of; the task can be quicker than the event."""
+
+
+class BadWeights(HeadraceError):
+    """An object does not hold the weights that its record promises."""
+
+
+class WeightFollower(threading.Thread):
+    """Reads `weights.<policy>` from the last 64 records on, and `recipe`, in a thread of its own.
+
+    Args:
+        run: The run.
+        policies: Those of the workflow.
+        name: Client id.
+        pauses: Where waits are said.
+    """
+
+    def __init__(self, run: Run, policies: tuple[str, ...], name: str, pauses: Pauses) -> None:
+        super().__init__(name="weight-follower", daemon=True)
+        self.head: dict[str, int] = {}
+        """Newest version seen of each policy."""
+        self.recipes: dict[int, Recipe] = dict(enumerate(run.revisions))
+        """Every revision of the recipe."""
+        self.ended = run.ended
+        """Why the run is over; empty while it goes on."""
+        self.error: BaseException | None = None
+        """What ended this thread, if it was not `stop`."""
+        self.caught_up = threading.Event()
+        """Set when everything that stood on the topics at the start was read."""
+        self._run_, self._policies, self._name, self._pauses = run, policies, name, pauses
+        self._topics = {run.topics.weights(policy): policy for policy in policies}
+        self._published: dict[str, dict[int, WeightsPublished]] = {policy: {} for policy in policies}
+        self._engine: Engine | None = None
+        self._retry_at: defaultdict[str, float] = defaultdict(float)
+        self._pause_s: defaultdict[str, float] = defaultdict(lambda: FIRST_PAUSE_S)
+        self._over = threading.Event()
+
+    # ------------------------------------------------------------------------------------------ the other threads
+
+    @property
+    def recipe(self) -> Recipe:
+        """The revision in force."""
+        return self.recipes[max(self.recipes)]
+
+    def behind(self, versions: Mapping[str, int]) -> str:
+        """Say which policy is served more than `max_staleness` behind its head; empty when none is."""
+        for policy in self._policies:
+            limit = self.recipe.trainer_of(policy).max_staleness
+            if self.head[policy] - versions[policy] > limit:
+                return f"{policy} is served at version {versions[policy]}, its head is {self.head[policy]}"
+        return ""
+
+    def files_of(self, policy: str) -> WeightsPublished | None:
+        """Return the newest record that names the policy's files; None while there is none."""
+        recent = sorted(self._published[policy].copy().items(), reverse=True)
+        named = next((record for _, record in recent if record.files), None)
+        if named is None and recent:
+            topic = self._run_.topics.weights(policy)
+            records = (self._read(message) for message in read_all(self._run_.connection, [topic]))
+            named = next((record for record in records if record is not None and record.files), None)
+        return named
+
+    def serve(self, engine: Engine) -> None:
+        """Load from now on what is published into this engine."""
+        self._engine = engine
+
+    def hold(self, policy: str, version: int) -> None:
+        """Make the engine hold exactly this version, fetched if it is not served; waits while the store is away.
+
+        Raises VersionGone when it cannot be had.
+        """
+        assert self._engine is not None  # noqa: S101 - evaluations begin after `serve`
+        try:
+            self._engine.hold(policy, version)
+        except VersionGone:
+            record = self._record_of(policy, version)
+            while True:
+                try:
+                    self._engine.hold(policy, version, self._fetch(record))
+                except Unavailable as error:
+                    self._pauses.begin("object store", error)
+                    if self._over.wait(FIRST_PAUSE_S):
+                        raise VersionGone(f"{policy} version {version}: the worker stops") from error
+                except (StoreError, WeightsError, BadWeights) as error:
+                    raise VersionGone(f"{policy} version {version} cannot be had any more: {error}") from error
+                else:
+                    self._pauses.end("object store")
+                    return
+
+    def release(self, policy: str, version: int) -> None:
+        """Undo one hold."""
+        if self._engine is not None and not self._over.is_set():
+            self._engine.release(policy, version)
+
+    def stop(self) -> None:
+        """End the thread; waiting for what it does now."""
+        self._over.set()
+        self.join(timeout=2)
+
+    def _record_of(self, policy: str, version: int) -> WeightsPublished:
+        end = time.monotonic() + PATIENCE_S
+        while version > self.head.get(policy, -1) and time.monotonic() < end:
+            if self._over.wait(POLL_S):
+                break
+        found = self._published[policy].get(version)
+        if found is None:
+            raise VersionGone(f"{policy} version {version} is not among the last {RECENT} that were published")
+        return found
+
+    # --------------------------------------------------------------------------------------------- the own thread
+
+    def run(self) -> None:
+        """Read and load until `stop`; what cannot be lived with is left in `error`."""
+        try:
+            with TopicReader(self._run_.connection, self._positions(), self._name) as reader:
+                ends = reader.ends()
+                while not self._over.is_set():
+                    for message in reader.poll(256, POLL_S):
+                        self._take(message)
+                    if not self.caught_up.is_set() and all(reader.positions[at] >= end for at, end in ends.items()):
+                        self.caught_up.set()
+                    if self._engine is not None:
+                        self._load_newest(self._engine)
+        except BaseException as error:  # noqa: BLE001 - the worker's main thread raises it
+            self.error = error
+
+    def _positions(self) -> dict[Place, int]:
+        admin = open_admin(self._run_.connection)
+        ends = end_offsets(admin, [(topic, 0) for topic in self._topics])
+        positions = {place: max(0, end - 2 * RECENT) for place, end in ends.items()}
+        return {**positions, (self._run_.topics.recipe, 0): 0}
+
+    def _take(self, message: Message) -> None:
+        if message.topic in self._topics:
+            record = self._read(message)
+            if record is not None:
+                policy = self._topics[message.topic]
+                self._published[policy][record.version] = record
+                self.head[policy] = max(self.head.get(policy, -1), record.version)
+                for version in sorted(self._published[policy])[:-RECENT]:
+                    del self._published[policy][version]
+            return
+        try:
+            revision = codec.decode(message.value, RecipeRevision)
+            codec.learn(revision.schemas)
+            # A new dict, since other threads may be looking at the old one.
+            self.recipes = {**self.recipes, revision.revision: Recipe.from_json(revision.recipe)}
+            if revision.ended and not self.ended:
+                log.info("run.ended", why=revision.ended)
+            self.ended = revision.ended
+        except (SchemaError, ValueError) as error:
+            log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
+
+    def _read(self, message: Message) -> WeightsPublished | None:
+        try:
+            record = codec.decode(message.value, WeightsPublished)
+        except SchemaError as error:
+            log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
+            return None
+        if record.run_id != self._run_.run_id:
+            log.warning("message.other_run", topic=message.topic, offset=message.offset, run_id=record.run_id)
+            return None
+        return record
+
+    def _load_newest(self, engine: Engine) -> None:
+        for policy in self._policies:
+            served = engine.versions().get(policy, -1)
+            waiting = [r for v, r in self._published[policy].items() if v > served and r.kind == "anchor"]
+            if waiting and time.monotonic() >= self._retry_at[policy]:
+                self._load_first_good(engine, policy, sorted(waiting, key=lambda record: -record.version))
+
+    def _load_first_good(self, engine: Engine, policy: str, records: list[WeightsPublished]) -> None:
+        """Load the newest that can be had; when that is not the newest of all, say why and try again later."""
+        what = f"weights of {policy}"
+        for record in records:
+            try:
+                engine.load(policy, record.version, self._fetch(record))
+            except (StoreError, WeightsError, BadWeights, EngineError) as error:
+                self._pauses.begin(what, f"version {record.version}: {error}")
+                self._retry_at[policy] = time.monotonic() + self._pause_s[policy]
+                self._pause_s[policy] = min(2 * self._pause_s[policy], LONGEST_PAUSE_S)
+                if isinstance(error, Unavailable):
+                    return
+            else:
+                log.info("weights.loaded", policy=policy, version=record.version, head=self.head[policy])
+                if record is records[0]:
+                    self._pauses.end(what)
+                    self._retry_at[policy], self._pause_s[policy] = 0.0, FIRST_PAUSE_S
+                return
+
+    def _fetch(self, record: WeightsPublished) -> dict[str, Tensor]:
+        """Return verified weights."""
+        if record.kind != "anchor" or record.weights is None:
+            raise BadWeights(f"{record.policy} version {record.version} is no anchor with an object")
+        claim = record.weights
+        tensors = read_safetensors(self._run_.store.get(claim.key, claim.sha256, claim.size_bytes))
+        found = weights_hash(tensors)
+        if found != record.weights_hash:
+            raise BadWeights(
+                f"{claim.key} hashes to {found}, its record says {record.weights_hash}: it is not served; "
+                "the next anchor heals it"
+            )
+        return tensors

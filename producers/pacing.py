@@ -1,0 +1,225 @@
+"""How fast tasks are issued, and to which partition: pure state, no I/O and no clock.
+
+A *number* of a stream is open for a policy from its issue until that policy trained on it, discarded it or it is dead.
+A task may be issued while at least one (`any`), or every (`all`), of the policies that its workflow trains has fewer
+open numbers than `(max_staleness + 1) * groups_per_batch`; a policy that has all its versions counts as none. The open
+numbers of a policy are summed over streams, as its trainer's window holds them all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Plain = dict[str, Any]
+"""State as JSON has it."""
+
+Numbered = tuple[str, int]
+"""(stream, number)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one policy can take."""
+
+    most_open: int
+    """Open numbers at which no more is issued for it."""
+    steps: int
+    """Version at which it needs no more."""
+
+
+@dataclass(slots=True)
+class OpenTask:
+    """A number that at least one policy has not concluded."""
+
+    index: int
+    """Where its problem stands in the environment."""
+    tier: str
+    """Tier that the environment was set to; empty for the recipe's own."""
+    partition: int
+    """Partition of the newest attempt."""
+    attempt: int = 0
+    offset: int = -1
+    """Offset of the newest attempt; -1 before its transaction was flushed."""
+    unheard: set[str] = field(default_factory=set)
+    """Policies of which nothing is known yet: the number is outstanding at the workers or the curator."""
+    open: set[str] = field(default_factory=set)
+    """Policies that it is open for."""
+
+
+class Pacing:
+    """Next numbers, open numbers and versions of a run.
+
+    Args:
+        policies_of: Stream to the policies that it trains.
+        quotas: Policy to what it can take.
+        pace: Whether any or all of a stream's policies must have room.
+        partitions: Partitions of every tasks topic.
+    """
+
+    def __init__(
+        self,
+        policies_of: Mapping[str, tuple[str, ...]],
+        quotas: Mapping[str, Quota],
+        pace: Literal["any", "all"],
+        partitions: int,
+    ) -> None:
+        self.policies_of = dict(policies_of)
+        self.quotas = dict(quotas)
+        self.pace = pace
+        self.next: dict[str, int] = dict.fromkeys(policies_of, 0)
+        """Next number by stream."""
+        self.versions: dict[str, int] = {}
+        """Newest version of each policy that a trainer told of."""
+        self.closed: set[str] = set()
+        """Streams that are issued no more: their tasks are solved."""
+        self.tasks: dict[Numbered, OpenTask] = {}
+        self._turn = 0
+        self._open: Counter[str] = Counter()
+        self._outstanding = {stream: [0] * partitions for stream in policies_of}
+
+    # ------------------------------------------------------------------------------------------------------- questions
+
+    def open(self, policy: str) -> int:
+        """Return how many numbers are open for a policy."""
+        return self._open[policy]
+
+    def outstanding(self, stream: str) -> tuple[int, ...]:
+        """Return how many numbers of each partition the workers or the curators still have."""
+        return tuple(self._outstanding[stream])
+
+    def reached(self, policy: str) -> bool:
+        """Tell whether a policy has all its versions."""
+        return self.versions.get(policy, -1) >= self.quotas[policy].steps
+
+    def has_room(self, stream: str) -> bool:
+        """Tell whether a task of this stream may be issued."""
+        if stream in self.closed:
+            return False
+        room = [self._open[p] < self.quotas[p].most_open for p in self.policies_of[stream] if not self.reached(p)]
+        return bool(room) and (any(room) if self.pace == "any" else all(room))
+
+    def next_stream(self) -> str | None:
+        """Return the stream whose turn it is among those with room; None when there is none."""
+        streams = list(self.policies_of)
+        for step in range(len(streams)):
+            stream = streams[(self._turn + step) % len(streams)]
+            if self.has_room(stream):
+                self._turn = (self._turn + step + 1) % len(streams)
+                return stream
+        return None
+
+    def ended(self) -> str:
+        """Return why no more will be issued, steps or solved; empty while there is work."""
+        left = [policy for policy in self.quotas if not self.reached(policy)]
+        if not left:
+            return "steps"
+        alive = {p for stream, policies in self.policies_of.items() if stream not in self.closed for p in policies}
+        return "" if alive & set(left) else "solved"
+
+    def passed(self, committed: Mapping[tuple[str, int], int]) -> Iterator[tuple[str, int, int]]:
+        """Yield (stream, number, attempt) of what the workers committed past and nobody has told of.
+
+        Args:
+            committed: (stream, partition) to the next offset of the workers' group.
+        """
+        for (stream, number), task in self.tasks.items():
+            if task.unheard and 0 <= task.offset < committed.get((stream, task.partition), 0):
+                yield stream, number, task.attempt
+
+    # ---------------------------------------------------------------------------------------------------------- events
+
+    def issue(self, stream: str, index: int, tier: str) -> tuple[int, OpenTask]:
+        """Give the next number to a problem; it goes to the partition with the fewest outstanding."""
+        number, policies = self.next[stream], self.policies_of[stream]
+        task = OpenTask(index, tier, self._least(stream), unheard=set(policies), open=set(policies))
+        self.next[stream] = number + 1
+        self._keep(stream, number, task)
+        return number, task
+
+    def reissue(self, stream: str, number: int) -> OpenTask:
+        """Send an open number again, as another attempt."""
+        task = self.tasks[stream, number]
+        self._outstanding[stream][task.partition] -= bool(task.unheard)
+        task.partition, task.attempt, task.offset = self._least(stream), task.attempt + 1, -1
+        self._outstanding[stream][task.partition] += bool(task.unheard)
+        return task
+
+    def heard(self, stream: str, number: int, policy: str) -> bool:
+        """Note that a policy's group is past the curator; True the first time."""
+        task = self.tasks.get((stream, number))
+        if task is None or policy not in task.unheard:
+            return False
+        task.unheard.discard(policy)
+        if not task.unheard:
+            self._outstanding[stream][task.partition] -= 1
+        return True
+
+    def conclude(self, stream: str, number: int, policy: str = "") -> bool:
+        """Close a number for a policy, or for all when none is named; False when it was closed before."""
+        task = self.tasks.get((stream, number))
+        closing = set() if task is None else {policy} & task.open if policy else set(task.open)
+        if task is None or not closing:
+            return False
+        for name in closing:
+            self.heard(stream, number, name)
+            self._open[name] -= 1
+        task.open -= closing
+        if not task.open:
+            del self.tasks[stream, number]
+        return True
+
+    def version(self, policy: str, version: int) -> bool:
+        """Take in a version; True when it is news."""
+        news = version > self.versions.get(policy, -1)
+        if news:
+            self.versions[policy] = version
+        return news
+
+    def _least(self, stream: str) -> int:
+        waiting = self._outstanding[stream]
+        return waiting.index(min(waiting))
+
+    def _keep(self, stream: str, number: int, task: OpenTask) -> None:
+        self.tasks[stream, number] = task
+        self._open.update(task.open)
+        self._outstanding[stream][task.partition] += bool(task.unheard)
+
+    # ----------------------------------------------------------------------------------------------------------- state
+
+    def snapshot(self) -> Plain:
+        """Return the state. `next` is what the audit takes as the numbers issued."""
+        return {
+            "next": dict(self.next),
+            "versions": dict(self.versions),
+            "closed": sorted(self.closed),
+            "turn": self._turn,
+            "open": [
+                [stream, number, t.index, t.tier, t.partition, t.attempt, t.offset, sorted(t.unheard), sorted(t.open)]
+                for (stream, number), t in self.tasks.items()
+            ],
+        }
+
+    def restore(self, plain: Plain) -> None:
+        """Take the state that `snapshot` returned; streams that are new since begin at 0, quotas are today's."""
+        self.next.update(plain["next"])
+        self.versions = dict(plain["versions"])
+        self.closed = set(plain["closed"])
+        self._turn = int(plain["turn"])
+        for stream, number, index, tier, partition, attempt, offset, unheard, is_open in plain["open"]:
+            self._keep(stream, number, OpenTask(index, tier, partition, attempt, offset, set(unheard), set(is_open)))
+
+
+class Overdue:
+    """Which numbers have been passed for too long; its clock is the caller's, and starts anew after a restart."""
+
+    def __init__(self, after_s: float) -> None:
+        self.after_s = after_s
+        self._since: dict[tuple[str, int, int], float] = {}
+
+    def due(self, passed: Iterable[tuple[str, int, int]], now_s: float) -> list[Numbered]:
+        """Return the numbers that stood in `passed` at every call for at least `after_s`."""
+        self._since = {key: self._since.get(key, now_s) for key in passed}
+        return [(stream, number) for (stream, number, _), since in self._since.items() if now_s - since >= self.after_s]

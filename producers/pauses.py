@@ -1,0 +1,30 @@
+"""What the worker waits for, said once when a wait begins and once when it is over."""
+
+from __future__ import annotations
+
+import structlog
+
+log = structlog.get_logger()
+
+
+class Pauses:
+    """Waits that are going on, by what is away. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._why: dict[str, str] = {}
+
+    def begin(self, what: str, why: object) -> None:
+        """Say that something is away, unless that was said."""
+        if what not in self._why:
+            log.warning("worker.waiting", what=what, why=str(why))
+        self._why[what] = str(why)
+
+    def end(self, what: str) -> None:
+        """Say that it is back, if it was away."""
+        if self._why.pop(what, None) is not None:
+            log.info("worker.resumed", what=what)
+
+    @property
+    def detail(self) -> str:
+        """All waits in one line; empty when there are none."""
+        return "; ".join(f"{what}: {why}" for what, why in sorted(self._why.copy().items()))

@@ -1,0 +1,334 @@
+"""The rollout worker: tasks in, trajectory groups out, following the weights (`headrace rollout`).
+
+Five threads meet here. The event loop, in the main thread, plays episodes; the task intake owns the consumer; the
+follower reads weights and recipe; the producer's thread hears acknowledgements; the engine computes. None calls into
+another's state: tasks come by `call_soon_threadsafe`, acknowledged tasks go by a queue, the rest is words to be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from infra.errors import UsageError
+from infra.kafka import Outgoing, RunAddress, open_admin, parse_run, partitions_of
+from infra.log import configure_logging
+from infra.process import keep_running, stop_on_signals
+from infra.run import Run, join
+from infra.settings import Recipe
+from infra.stopwatch import Stopwatch
+from infra.topic_reader import Place
+from producers.casting import Casting
+from producers.conclusions import Concluder, make_script
+from producers.engines.contract import Engine
+from producers.episodes import Script
+from producers.follower import WeightFollower
+from producers.group_records import topic_of
+from producers.pauses import Pauses
+from producers.record_producer import RecordProducer
+from producers.slots import Reservation, Slots
+from producers.task_intake import Member, StartedTask, TaskIntake
+from producers.version_holds import VersionHolds
+from producers.watchdog import Watchdog
+from producers.worker_status import Reporter, State, Tally, sum_up
+from schemas import codec
+from schemas.records import Task
+from schemas.topics import check_name, eval_stream
+
+log = structlog.get_logger()
+
+JOIN_S = 10.0
+TURN_S = 0.1
+STATUS_EVERY_S = 1.0
+SILENCE_S = 5.0
+"""A status that is not acknowledged for so long means that Kafka is away."""
+RUN_END_S = 10.0
+"""Running training episodes get so long after the end of the run."""
+DRAIN_S = 3.0
+"""Running episodes get so long when the worker is stopped."""
+FLUSH_S = 2.0
+MOST_UNDELIVERED = 64
+"""Tasks whose groups wait for the store or the broker; with more, none is started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What one worker is told beside its run."""
+
+    workflow: str
+    name: str
+    region: str
+    concurrency: int
+
+    @property
+    def stream(self) -> str:
+        """The stream of training tasks that it plays."""
+        return f"{self.workflow}.{self.region}" if self.region else self.workflow
+
+
+class RolloutWorker:
+    """One worker from its start to its end."""
+
+    def __init__(self, run: Run, options: Options, script: Script) -> None:
+        self.run, self.options = run, options
+        self.tally, self.watch, self.pauses = Tally(), Stopwatch(), Pauses()
+        self.slots = Slots(options.concurrency)
+        self.follower = WeightFollower(run, script.policies, f"{options.name}.follow", self.pauses)
+        self.producer = RecordProducer(run.connection, f"{options.name}.groups", self.watch)
+        self._script = script
+        self._phase: Literal["starting", "waiting", "rolling", "draining", "stopped"] = "starting"
+        self._engine: Engine | None = None
+        self._intake: TaskIntake | None = None
+        self._concluder: Concluder | None = None
+        self._open: dict[asyncio.Task[None], Place] = {}
+        self._failure: BaseException | None = None
+        self._ending, self._ending_at = asyncio.Event(), float("inf")
+        self._reporter = Reporter(run.run_id, options.name, options.workflow, options.region)
+        self._report_at = 0.0
+        self._reported: Future[None] | None = None
+        self._reported_at = 0.0
+
+    def play(self, stop: threading.Event) -> None:
+        """Work until told to stop. Raises what cannot be waited out."""
+        watchdog = Watchdog()
+        watchdog.start()
+        try:
+            asyncio.run(self._live(stop, watchdog))
+        finally:
+            watchdog.stop()
+
+    async def _live(self, stop: threading.Event, watchdog: Watchdog) -> None:
+        self.follower.start()
+        turns, work = asyncio.create_task(self._take_turns(watchdog)), asyncio.create_task(self._work(stop))
+        ends: list[BaseException | None] = []
+        await asyncio.wait({turns, work}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (work, turns):  # the beat goes on while the work is being left
+            task.cancel()
+            ends += await asyncio.gather(task, return_exceptions=True)
+        self._phase = "stopped"
+        self._post_status()
+        await asyncio.to_thread(self.producer.flush, FLUSH_S)
+        self.follower.stop()
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
+        self.producer.close()
+        log.info("worker.stopped", groups=self.tally.groups_done, episodes=self.tally.episodes_done)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+
+    async def _work(self, stop: threading.Event) -> None:
+        self._phase = "waiting"
+        with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+            cast = await self._casting().cast(Path(folder), stop)
+        if cast is None:
+            return
+        self._concluder = Concluder(
+            run=self.run,
+            workflow=self.options.workflow,
+            cast=cast,
+            follower=self.follower,
+            producer=self.producer,
+            partitions=group_partitions(self.run, self._script.policies),
+            scripts={self.run.revision: self._script},
+            holds=VersionHolds(self.follower.hold, self.follower.release),
+            tally=self.tally,
+            watch=self.watch,
+            pauses=self.pauses,
+        )
+        await self._roll(self._open_intake(), stop)
+
+    async def _roll(self, intake: TaskIntake, stop: threading.Event) -> None:
+        """Let tasks come until told to stop, then drain: what is still open is cancelled, and its start forgiven."""
+        self._phase, in_good_order = "rolling", False
+        intake.start()
+        try:
+            while not stop.is_set():  # noqa: ASYNC110 - a signal handler sets it, outside the loop
+                await asyncio.sleep(TURN_S)
+            self._phase, in_good_order = "draining", True
+            intake.drain()
+            if self._open:
+                await asyncio.wait(self._open, timeout=DRAIN_S)
+        finally:
+            for task in self._open:
+                task.cancel()
+            await asyncio.gather(*self._open, return_exceptions=True)
+            await asyncio.to_thread(self.producer.flush, FLUSH_S)
+            await asyncio.to_thread(intake.stop, in_good_order=in_good_order)
+
+    def _casting(self) -> Casting:
+        def engine_opened(engine: Engine) -> None:
+            self._engine = engine
+
+        return Casting(
+            run=self.run,
+            policies=self._script.policies,
+            rollout=self.run.recipe.rollout,
+            concurrency=self.options.concurrency,
+            worker=self.options.name,
+            region=self.options.region,
+            follower=self.follower,
+            pauses=self.pauses,
+            engine_opened=engine_opened,
+        )
+
+    def _open_intake(self) -> TaskIntake:
+        loop, topics, stream = asyncio.get_running_loop(), self.run.topics, self.options.stream
+        member = Member(
+            self.run.connection,
+            f"{self.options.name}.tasks",
+            rollout_group(self.run, stream),
+            (topics.tasks(stream), topics.tasks(eval_stream(stream))),
+            self.run.run_id,
+        )
+        self._intake = TaskIntake(
+            member,
+            self,
+            lambda started: loop.call_soon_threadsafe(self._launch, started),
+            lambda places: loop.call_soon_threadsafe(self._cancel, places),
+            self.pauses,
+        )
+        return self._intake
+
+    # ------------------------------------------------------------------------------------------------------- the tasks
+
+    def admit(self, task: Task) -> Reservation | Literal["run_end"] | None:
+        """See `task_intake.Gate`; called in the intake's thread."""
+        is_training = task.purpose != "eval"
+        if is_training and self.follower.ended:
+            return "run_end"
+        if task.revision not in self.follower.recipes or (is_training and self._behind()):
+            return None
+        if self._concluder is None or self._concluder.delivering >= MOST_UNDELIVERED:
+            return None
+        return self.slots.reserve(task.n_asked)
+
+    def _behind(self) -> str:
+        return self.follower.behind(self._engine.versions()) if self._engine is not None else ""
+
+    def _launch(self, started: StartedTask) -> None:
+        is_training = started.task is None or started.task.purpose != "eval"
+        task = asyncio.create_task(self._conclude(started, self._ending if is_training else asyncio.Event()))
+        self._open[task] = started.place
+        task.add_done_callback(self._closed)
+
+    async def _conclude(self, started: StartedTask, ending: asyncio.Event) -> None:
+        assert self._concluder is not None  # noqa: S101 - the intake began after it
+        assert self._intake is not None  # noqa: S101 - it started this task
+        await self._concluder.conclude(started, ending)
+        self._intake.done(started)
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        del self._open[task]
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = self._failure or task.exception()
+
+    def _cancel(self, places: frozenset[Place]) -> None:
+        for task, place in self._open.items():
+            if place in places:
+                task.cancel()
+
+    # ------------------------------------------------------------------------------------------------------- the turns
+
+    async def _take_turns(self, watchdog: Watchdog) -> None:
+        """Beat, notice the end of the run, report; raise what a thread or a task has died of."""
+        loop = asyncio.get_running_loop()
+        while True:
+            watchdog.beat()
+            intake_error = self._intake.error if self._intake is not None else None
+            for error in (self.follower.error, intake_error, self._failure):
+                if error is not None:
+                    raise error
+            self._watch_end(loop.time())
+            if loop.time() >= self._report_at:
+                self._report_at = loop.time() + STATUS_EVERY_S
+                self._report()
+            await asyncio.sleep(TURN_S)
+
+    def _watch_end(self, now: float) -> None:
+        if not self.follower.ended:
+            if self._ending.is_set():
+                self._ending = asyncio.Event()
+            self._ending_at = float("inf")
+        elif self._ending_at == float("inf"):
+            self._ending_at = now + RUN_END_S
+        elif now >= self._ending_at:
+            self._ending.set()
+
+    def _report(self) -> None:
+        """Post the status, unless the one before is still on its way."""
+        if self._reported is not None:
+            if not self._reported.done():
+                if self._report_at > self._reported_at + SILENCE_S:
+                    self.pauses.begin("Kafka", f"no acknowledgement for {SILENCE_S:g} s")
+                return
+            self._reported.result()
+            self.pauses.end("Kafka")
+        self._post_status()
+
+    def _post_status(self) -> None:
+        word, detail = str(self._phase), self.pauses.detail
+        if word == "rolling" and (behind := self._behind()):
+            word, detail = "behind", "; ".join(filter(None, (behind, detail)))
+        watches = [self.watch] + ([self._intake.watch] if self._intake is not None else [])
+        state = State(word, detail, self.slots.taken, len(self._open), sum_up(watches))
+        status = self._reporter.status(state, self.tally, self._engine)
+        record = Outgoing(self.run.topics.workers, codec.encode(status), self.options.name.encode(), partition=0)
+        self._reported, self._reported_at = self.producer.post(record), self._report_at
+
+
+# ------------------------------------------------------------------------------------------------------------- start up
+
+
+def rollout_group(run: Run, stream: str) -> str:
+    """Return the consumer group of a stream's workers."""
+    return f"{run.address.run}.rollout.{stream}"
+
+
+def group_partitions(run: Run, policies: tuple[str, ...]) -> dict[str, int]:
+    """Return how many partitions each topic has that groups go to."""
+    admin = open_admin(run.connection)
+    topics = [topic_of(run.topics, policy, purpose) for policy in policies for purpose in ("train", "eval")]
+    return {topic: partitions_of(admin, topic) for topic in topics}
+
+
+def choose_workflow(recipe: Recipe, asked: str | None) -> str:
+    """Return the workflow to play: the one asked for, or the only one. Raises UsageError that lists them."""
+    names = ", ".join(recipe.workflows)
+    if asked is None and len(recipe.workflows) > 1:
+        raise UsageError(f"the recipe has several workflows; say which one with --workflow: {names}")
+    if asked is not None and asked not in recipe.workflows:
+        raise UsageError(f"the recipe has no workflow {asked!r}; it has {names}")
+    return asked or next(iter(recipe.workflows))
+
+
+def build(address: RunAddress, workflow: str | None, name: str, region: str, concurrency: int | None) -> RolloutWorker:
+    """Join the run and make a worker for it, nothing running yet.
+
+    Raises UsageError for what cannot be played, NoSuchRun, KafkaAway and KafkaRefused.
+    """
+    run = join(address, JOIN_S)
+    chosen = choose_workflow(run.recipe, workflow)
+    if concurrency is not None and concurrency < 1:
+        raise UsageError(f"--concurrency is {concurrency}; it must be at least 1")
+    options = Options(chosen, name, region, concurrency or run.recipe.rollout.concurrency)
+    return RolloutWorker(run, options, make_script(run.recipe, chosen))
+
+
+def main(run: str, workflow: str | None, name: str | None, region: str, concurrency: int | None) -> None:
+    """Run a worker until it is told to stop: settings, logging, build, run."""
+    address = parse_run(run)
+    if region:
+        check_name("region", region)
+    worker = name or f"{socket.gethostname()}-{os.getpid()}"
+    configure_logging("rollout", worker=worker)
+    keep_running(lambda stop: build(address, workflow, worker, region, concurrency).play(stop), stop_on_signals())

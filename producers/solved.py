@@ -1,0 +1,61 @@
+"""When a stream's tasks teach nothing any more: pure state."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import fmean
+from typing import Literal
+
+from schemas.records import Outcome
+
+WINDOW = 500
+ZERO_VARIANCE = "zero_variance"
+"""Reason of `drop_zero_variance`, the filter that this watches."""
+EASY_ABOVE = 0.5
+"""Mean reward that tells a task that all episodes solve from one that none solves."""
+
+Verdict = Literal["", "solved", "too_hard"]
+
+
+class SolvedWatch:
+    """Watches the last 500 group outcomes of a stream for groups whose episodes all got the same reward.
+
+    When more than `share` of a full window were dropped for that, the verdict is `solved` if most of them were easy
+    (mean reward above 0.5), else `too_hard`, which is said once.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self._flags: deque[str] = deque(maxlen=WINDOW)
+        self._said = False
+
+    def observe(self, outcome: Outcome) -> Verdict:
+        """Take in a curator's outcome of a training group."""
+        self._flags.append(_flag(outcome))
+        easy, hard = self._flags.count("e"), self._flags.count("h")
+        if len(self._flags) < WINDOW or easy + hard <= self.share * WINDOW:
+            return ""
+        if easy > hard:
+            return "solved"
+        said, self._said = self._said, True
+        return "" if said else "too_hard"
+
+    def clear(self) -> None:
+        """Begin again: other tasks come now."""
+        self._flags.clear()
+        self._said = False
+
+    def snapshot(self) -> str:
+        """Return the window: e(asy), h(ard) and . for every other group, oldest first; `!` when it was warned of."""
+        return "".join(self._flags) + "!" * self._said
+
+    def restore(self, state: str) -> None:
+        """Take the state that `snapshot` returned."""
+        self._said = state.endswith("!")
+        self._flags = deque(state.rstrip("!"), WINDOW)
+
+
+def _flag(outcome: Outcome) -> str:
+    if (outcome.verdict, outcome.reason) != ("dropped", ZERO_VARIANCE) or not outcome.rewards:
+        return "."
+    return "e" if fmean(outcome.rewards) > EASY_ABOVE else "h"

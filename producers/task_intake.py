@@ -1,0 +1,376 @@
+"""A worker's membership in the group of its workflow: which tasks are ours, started, done, committed.
+
+One thread owns the consumer and the ledgers; nobody else touches them. Other threads leave acknowledged tasks in
+`done` and hear of tasks and of revocations by two callbacks. It never stops polling, so the membership lives while
+episodes run; tasks that cannot start yet wait here, and a partition with many of them is paused.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from infra.kafka import AWAY, Connection, Message, good_messages, open_consumer, patiently, translate
+from infra.stopwatch import Stopwatch
+from infra.topic_reader import Place
+from producers.pauses import Pauses
+from producers.slots import Reservation
+from producers.task_ledger import POISON_STARTS, TaskLedger
+from schemas import codec
+from schemas.avro import SchemaError
+from schemas.records import Task
+
+log = structlog.get_logger()
+
+MOST_RECORDS = 64
+MOST_WAITING, FEW_WAITING = 64, 16
+"""Tasks of one partition that wait here: it is paused at the first number and goes on at the second."""
+TURN_S = 0.02
+COMMIT_EVERY_S = 0.15
+PATIENCE_S = 30.0
+LEAVE_S = 3.0
+
+MEMBERSHIP_MOVES = {
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError.FENCED_MEMBER_EPOCH,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError._STATE,  # noqa: SLF001 - librdkafka's own codes begin with an underscore
+}
+"""A commit met a rebalance: the next poll tells what is still ours."""
+
+Verdict = Literal["play", "run_end", "poison", "dead"]
+"""What is to be done with a task; all but `play` conclude it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedTask:
+    """A task whose start is committed. `task` is None for a dead letter, which `why` (reason, detail) explains."""
+
+    place: Place
+    message: Message
+    task: Task | None
+    verdict: Verdict
+    why: tuple[str, str] = ("", "")
+    reservation: Reservation | None = None
+
+
+class Gate(Protocol):
+    """Decides, in the intake's thread, what may start."""
+
+    def admit(self, task: Task) -> Reservation | Literal["run_end"] | None:
+        """Return places for the task's episodes, `run_end` to conclude it unplayed, or None: not now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Who an intake is."""
+
+    connection: Connection
+    name: str
+    """Client id."""
+    group: str
+    topics: tuple[str, ...]
+    run_id: str
+
+
+@dataclass(slots=True)
+class _Held:
+    """A partition that is ours."""
+
+    ledger: TaskLedger
+    dirty: bool = False
+    waiting: int = 0
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A task that was received and not started."""
+
+    order: tuple[int, int]
+    message: Message
+    task: Task | None
+    why: tuple[str, str]
+
+    @property
+    def place(self) -> Place:
+        return self.message.topic, self.message.partition
+
+
+class TaskIntake(threading.Thread):
+    """The poll thread.
+
+    Args:
+        member: Who it is.
+        gate: What may start.
+        on_start: Called with every started task, in this thread.
+        on_revoke: Called with partitions that are ours no more, after their commit; their episodes are to be cancelled.
+        pauses: Where waits are said.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        gate: Gate,
+        on_start: Callable[[StartedTask], object],
+        on_revoke: Callable[[frozenset[Place]], object],
+        pauses: Pauses,
+    ) -> None:
+        super().__init__(name="task-intake", daemon=True)
+        self.watch = Stopwatch()
+        self.error: BaseException | None = None
+        """What ended this thread, if it was not `stop`."""
+        self._member, self._gate, self._on_start, self._tell_revoked = member, gate, on_start, on_revoke
+        self._pauses = pauses
+        self._held: dict[Place, _Held] = {}
+        self._owned: set[Place] = set()
+        self._waiting: list[_Waiting] = []
+        self._starting: list[StartedTask] = []
+        self._suspect: tuple[Place, int] | None = None
+        self._done: deque[tuple[Place, int]] = deque()
+        self._commit_due = 0.0
+        self._in_good_order = True
+        self._drains, self._over = threading.Event(), threading.Event()
+        self._consumer: Consumer = open_consumer(member.connection, member.name, member.group)
+
+    # ------------------------------------------------------------------------------------------ the other threads
+
+    def done(self, started: StartedTask) -> None:
+        """Say that all records of a task are acknowledged."""
+        self._done.append((started.place, started.message.offset))
+
+    def drain(self) -> None:
+        """Start nothing more."""
+        self._drains.set()
+
+    def stop(self, *, in_good_order: bool = True) -> None:
+        """Commit, leave the group, end the thread; without good order the tasks that run keep their starts."""
+        self._in_good_order = in_good_order
+        self._over.set()
+        self.join(LEAVE_S)
+
+    # --------------------------------------------------------------------------------------------- the own thread
+
+    def run(self) -> None:
+        """Take turns until `stop`.
+
+        1. poll: records; rebalances happen in here, and partitions that are new are restored.
+        2. done: acknowledged tasks go into the ledgers.
+        3. start: what the gate lets through, suspects one at a time.
+        4. commit: starts before they run, ends every 150 ms.
+        5. hand over: what was started.
+        """
+        try:
+            callbacks = {"on_assign": self._on_assign, "on_revoke": self._on_revoke, "on_lost": self._on_lost}
+            self._consumer.subscribe(list(self._member.topics), **callbacks)
+            while not self._over.is_set():
+                self._poll()  # 1
+                self._take_done()  # 2
+                if not self._drains.is_set():
+                    self._start()  # 3
+                if self._commit():  # 4
+                    self._hand_over()  # 5
+            self._take_done()
+            self._leave(self._held)
+            self._consumer.close()
+        except BaseException as error:  # noqa: BLE001 - the worker's main thread raises it
+            self.error = error
+
+    # ------------------------------------------------------------------------------------------------- rebalances
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Own; ledgers are restored before the first record is received."""
+        consumer.incremental_assign(partitions)
+        consumer.resume(partitions)  # we may have paused them in an earlier ownership
+        self._owned.update(_places(partitions))
+        log.info("partitions.assigned", partitions=sorted(_places(partitions)))
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Commit what is done, blame no open task for its start, and forget."""
+        self._take_done()
+        places = _places(partitions)
+        self._leave(place for place in places if place in self._held)
+        self._forget(consumer, places)
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Forget: it is too late for a commit."""
+        self._forget(consumer, _places(partitions))
+
+    def _leave(self, places: Iterable[Place]) -> None:
+        leaving = {place: self._held[place] for place in places}
+        if self._in_good_order:
+            for held in leaving.values():
+                held.ledger.forgive()
+        try:
+            self._commit_ledgers(leaving)
+        except KafkaException as error:
+            log.warning("commit.lost", why=error.args[0].str(), partitions=sorted(leaving))
+
+    def _forget(self, consumer: Consumer, places: frozenset[Place]) -> None:
+        consumer.incremental_unassign([TopicPartition(*place) for place in places])
+        self._owned -= places
+        for place in places:
+            self._held.pop(place, None)
+        self._waiting = [item for item in self._waiting if item.place not in places]
+        for started in (started for started in self._starting if started.place in places):
+            _give_back(started)
+        self._starting = [started for started in self._starting if started.place not in places]
+        if self._suspect is not None and self._suspect[0] in places:
+            self._suspect = None
+        log.info("partitions.revoked", partitions=sorted(places))
+        self._tell_revoked(places)
+
+    def _restore(self, places: set[Place]) -> None:
+        asked = [TopicPartition(*place) for place in places]
+        found: list[TopicPartition] = patiently(
+            lambda: _without_errors(self._consumer.committed(asked, timeout=10)),
+            f"asking where group {self._member.group} stands",
+            PATIENCE_S,
+        )
+        for tp in found:
+            self._held[tp.topic, tp.partition] = _Held(TaskLedger(tp.offset, tp.metadata or ""))
+
+    # ------------------------------------------------------------------------------------------ the steps of a turn
+
+    def _poll(self) -> None:
+        with self.watch.measure("consume"):
+            raw = self._consumer.consume(MOST_RECORDS, 0)
+        if not raw:
+            with self.watch.measure("wait"):
+                one = self._consumer.poll(TURN_S)
+            raw = [one] if one is not None else []
+        if new := self._owned - self._held.keys():
+            self._restore(new)
+        for message in good_messages(raw, f"reading {', '.join(self._member.topics)}"):
+            held = self._held.get((message.topic, message.partition))
+            if held is None:
+                continue
+            if held.ledger.receive(message.offset):
+                self._receive(held, message)
+            else:
+                held.dirty = True
+
+    def _receive(self, held: _Held, message: Message) -> None:
+        task: Task | None = None
+        why = ("", "")
+        with self.watch.measure("decode"):
+            try:
+                task = codec.decode(message.value, Task)
+                if task.run_id != self._member.run_id:
+                    why = ("other_run", f"the task is of run {task.run_id}, this is {self._member.run_id}")
+                    task = None
+            except SchemaError as error:
+                why = ("undecodable", str(error))
+        order = (task.issued_ms, task.number) if task else (0, 0)
+        insort(self._waiting, _Waiting(order, message, task, why), key=lambda item: item.order)
+        held.waiting += 1
+        if held.waiting >= MOST_WAITING and not held.paused:
+            held.paused = True
+            self._consumer.pause([TopicPartition(message.topic, message.partition)])
+
+    def _take_done(self) -> None:
+        while self._done:
+            place, offset = self._done.popleft()
+            if self._suspect == (place, offset):
+                self._suspect = None
+            if place in self._held:
+                self._held[place].ledger.done(offset)
+                self._held[place].dirty = True
+
+    def _start(self) -> None:
+        """Start what may, oldest first; where one task has no room, later ones of its topic do not overtake it."""
+        refused: set[str] = set()
+        left = []
+        for item in self._waiting:
+            started = None if item.message.topic in refused else self._judged(item, refused)
+            if started is None:
+                left.append(item)
+                continue
+            held = self._held[item.place]
+            held.ledger.start(item.message.offset)
+            held.dirty, held.waiting = True, held.waiting - 1
+            self._starting.append(started)
+            if held.paused and held.waiting <= FEW_WAITING:
+                held.paused = False
+                self._consumer.resume([TopicPartition(*item.place)])
+        self._waiting = left
+
+    def _judged(self, item: _Waiting, refused: set[str]) -> StartedTask | None:
+        """Return the task as started; None when it has to wait."""
+        place, offset = item.place, item.message.offset
+        if item.task is None:
+            return StartedTask(place, item.message, None, "dead", item.why)
+        starts = self._held[place].ledger.starts_before(offset)
+        if starts >= POISON_STARTS:
+            why = ("poison", f"started {starts} times, and its worker died every time")
+            return StartedTask(place, item.message, item.task, "poison", why)
+        if starts and self._suspect is not None:
+            return None
+        admitted = self._gate.admit(item.task)
+        if admitted is None:
+            refused.add(item.message.topic)
+            return None
+        if admitted == "run_end":
+            return StartedTask(
+                place, item.message, item.task, "run_end", ("run_end", "the run was over before it began")
+            )
+        if starts:
+            self._suspect = (place, offset)
+            log.info("task.suspect", stream=item.task.stream, number=item.task.number, starts=starts)
+        return StartedTask(place, item.message, item.task, "play", reservation=admitted)
+
+    def _commit(self) -> bool:
+        """Commit what is dirty and due; False when that has to be tried again."""
+        dirty = {place: held for place, held in self._held.items() if held.dirty}
+        if not dirty or not (self._starting or time.monotonic() >= self._commit_due):
+            return not self._starting
+        try:
+            with self.watch.measure("commit"):
+                self._commit_ledgers(dirty)
+        except KafkaException as error:
+            cause: KafkaError = error.args[0]
+            if not (cause.retriable() or cause.code() in AWAY or cause.code() in MEMBERSHIP_MOVES):
+                raise translate(error, f"committing for group {self._member.group}") from error
+            self._pauses.begin("commit", cause.str())
+            return False
+        self._pauses.end("commit")
+        self._commit_due = time.monotonic() + COMMIT_EVERY_S
+        return True
+
+    def _commit_ledgers(self, ledgers: dict[Place, _Held]) -> None:
+        offsets = [TopicPartition(*place, *held.ledger.commit()) for place, held in ledgers.items()]
+        if offsets:
+            _without_errors(self._consumer.commit(offsets=offsets, asynchronous=False) or [])
+        for held in ledgers.values():
+            held.dirty = False
+
+    def _hand_over(self) -> None:
+        starting, self._starting = self._starting, []
+        for started in starting:
+            self._on_start(started)
+
+
+def _give_back(started: StartedTask) -> None:
+    if started.reservation is not None:
+        started.reservation.close()
+
+
+def _places(partitions: Iterable[TopicPartition]) -> frozenset[Place]:
+    return frozenset((tp.topic, tp.partition) for tp in partitions)
+
+
+def _without_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
+    for tp in partitions:
+        if tp.error is not None:
+            raise KafkaException(tp.error)
+    return partitions

@@ -1,0 +1,144 @@
+"""What became of the tasks of one partition, in a form that fits into the metadata of a committed offset.
+
+The committed offset is the oldest unfinished task. Its metadata says which later ones are done already and how often
+the open ones were started, so the next owner of the partition skips the former, and finds a task that kills its worker:
+a start is committed before the task runs, and taken back when its worker leaves in good order.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+
+MOST_BYTES = 4096
+"""The broker's default limit, `offset.metadata.max.bytes`."""
+POISON_STARTS = 3
+"""A task that was started so often and never finished is not started again."""
+
+Range = tuple[int, int]
+"""First and last offset, both included."""
+
+
+class TaskLedger:
+    """Pure memory of one partition: no I/O, no clock.
+
+    Offsets are received in order; gaps between them (marks of transactions) are nobody's task. Started and finished
+    they are in any order.
+
+    Args:
+        committed_offset: The group's; negative when nothing was committed yet.
+        metadata: What `commit` returned beside it. Text that is not ours counts as none: work may then be done twice,
+            which dedupe drops, but never left out.
+    """
+
+    def __init__(self, committed_offset: int, metadata: str = "") -> None:
+        self._next = max(committed_offset, 0)
+        self._base = self._next
+        self._open: set[int] = set()
+        self._done, self._starts = _decode(self._base, metadata)
+        self._inherited = dict(self._starts)
+        self._mine: set[int] = set()
+
+    def receive(self, offset: int) -> bool:
+        """Take in the next task of the partition; False when it is done already, or not new here."""
+        self._next = max(self._next, offset + 1)
+        if offset < self._base or offset in self._done or offset in self._open:
+            return False
+        self._open.add(offset)
+        return True
+
+    def start(self, offset: int) -> bool:
+        """Count a start, to be committed before the task runs; False, and nothing is counted, when it is done."""
+        if offset not in self._open and not self.receive(offset):
+            return False
+        self._starts[offset] = self._starts.get(offset, 0) + 1
+        self._mine.add(offset)
+        return True
+
+    def starts_before(self, offset: int) -> int:
+        """Return how often owners before this one started a task that is still open."""
+        return self._inherited.get(offset, 0)
+
+    def suspects(self) -> frozenset[int]:
+        """Return open tasks that somebody before started and never finished: to be run one at a time."""
+        return frozenset(offset for offset in self._open if self.starts_before(offset))
+
+    def done(self, offset: int) -> None:
+        """Mark a task as concluded: all its records are acknowledged. Offsets before the position are passed over."""
+        self._open.discard(offset)
+        self._starts.pop(offset, None)
+        self._mine.discard(offset)
+        if offset >= self._base:
+            self._done.add(offset)
+
+    def forgive(self) -> None:
+        """Take back this owner's starts of what is still open: it leaves in good order, no task is to blame."""
+        for offset in self._mine:
+            self._starts[offset] -= 1
+            if not self._starts[offset]:
+                del self._starts[offset]
+        self._mine.clear()
+
+    def commit(self) -> tuple[int, str]:
+        """Return the offset to commit and its metadata, at most 4,096 bytes of ASCII.
+
+        The offset is the oldest unfinished one, else the next. When not all fits, start counts go before done marks,
+        high counts before low ones, long runs of done marks before short ones. A lost mark means work done twice, a
+        lost count a later look at a suspect; an unfinished task is never lost.
+        """
+        self._base = min(self._open, default=self._next)
+        self._done = {offset for offset in self._done if offset >= self._base}
+        self._starts = {offset: count for offset, count in self._starts.items() if offset >= self._base}
+        started = sorted(self._starts.items(), key=lambda item: (-item[1], item[0]))
+        done = sorted(self._done_ranges(), key=lambda bounds: (bounds[0] - bounds[1], bounds[0]))
+        text = _encode(self._base, done, started)
+        while len(text) > MOST_BYTES:
+            if done:
+                done = done[: len(done) * 7 // 8]
+            else:
+                started = started[: len(started) * 7 // 8]
+            text = _encode(self._base, done, started)
+        return self._base, text
+
+    def _done_ranges(self) -> list[Range]:
+        """Return runs of done offsets; gaps that hold no task are part of them."""
+        ranges: list[Range] = []
+        unfinished = sorted(self._open)
+        for offset in sorted(self._done):
+            begin, end = ranges[-1] if ranges else (offset, offset - 1)
+            is_gap_empty = offset < self._next and bisect_right(unfinished, offset) == bisect_right(unfinished, end)
+            if ranges and (offset == end + 1 or is_gap_empty):
+                ranges[-1] = (begin, offset)
+            else:
+                ranges.append((offset, offset))
+        return ranges
+
+
+def _encode(base: int, done: Iterable[Range], started: Iterable[tuple[int, int]]) -> str:
+    """`{"done": "3-7,9", "started": "0:1,4:2"}`, offsets counted from the committed one."""
+    ranges = ",".join(f"{begin - base}-{end - base}" if end > begin else f"{begin - base}" for begin, end in done)
+    counts = ",".join(f"{offset - base}:{count}" for offset, count in started)
+    found = {name: text for name, text in (("done", ranges), ("started", counts)) if text}
+    return json.dumps(found, separators=(",", ":")) if found else ""
+
+
+def _decode(base: int, metadata: str) -> tuple[set[int], dict[int, int]]:
+    try:
+        found = json.loads(metadata) if metadata else {}
+        return _offsets(base, found), _counts(base, found)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return set(), {}
+
+
+def _offsets(base: int, found: Mapping[str, str]) -> set[int]:
+    offsets: set[int] = set()
+    for part in filter(None, found.get("done", "").split(",")):
+        begin, _, end = part.partition("-")
+        offsets.update(range(base + int(begin), base + int(end or begin) + 1))
+    return offsets
+
+
+def _counts(base: int, found: Mapping[str, str]) -> dict[int, int]:
+    pairs = (part.split(":") for part in filter(None, found.get("started", "").split(",")))
+    return {base + int(offset): int(count) for offset, count in pairs}

@@ -1,0 +1,123 @@
+"""What a finished run has left: a closed audit, a summary, and log-probabilities that anybody can check."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from command import VERSIONS, Finished, headrace
+
+from infra.run import Run
+from infra.topic_reader import read_all
+from schemas import codec
+from schemas.records import BatchTrained, CuratedGroup, Sequence, TrajectoryGroup, WeightsPublished
+
+
+def test_the_summary_says_what_the_run_did(finished: Finished) -> None:
+    summary = finished.summary
+    assert summary["run"] == "arithmetic"
+    assert summary["versions"] == VERSIONS
+    assert summary["audit"] == {"ok": True, "lost": 0, "doubled": 0}
+    groups = summary["groups"]
+    assert groups["issued"] == groups["trained"] + sum(groups["discarded"].values()) + groups["dead"]
+    assert groups["trained"] == VERSIONS * 32
+    assert groups["in_flight"] == 0
+    assert 0.2 < summary["reward_first"] < summary["reward_last"] < 1, "twelve versions already help"
+    assert 0.2 < summary["eval_first"] < 0.5, "warmed up into its band"
+    assert 0 < summary["log_share"] < 1
+    assert 0 < summary["log_cpu_share"] < 1
+    assert min(summary[key] for key in ("wall_s", "tokens_per_s", "samples_per_s")) > 0
+
+
+def test_audit_and_status_agree_from_the_topics_alone(finished: Finished) -> None:
+    audit = headrace("audit", "--data", finished.data, "--json")
+    status = headrace("status", "--data", finished.data, "--json")
+    assert audit.returncode == status.returncode == 0, audit.stderr + status.stderr
+    assert json.loads(audit.stdout)["ok"] is True
+    told = json.loads(status.stdout)
+    assert told["run"] == "arithmetic"
+    assert told["state"] == "finished"
+    assert told["versions"] == {"solver": VERSIONS}
+    assert told["groups"]["trained"] == finished.summary["groups"]["trained"]
+
+
+def test_the_same_command_again_says_that_the_run_is_finished(finished: Finished, tmp_path: Path) -> None:
+    again = headrace(*finished.words, "--data", finished.data, "--summary", tmp_path / "s.json")
+    assert again.returncode == 0, again.stderr
+    assert "finished" in again.stdout
+    assert json.loads((tmp_path / "s.json").read_text())["groups"] == finished.summary["groups"]
+
+
+def test_a_changed_recipe_on_an_old_folder_is_refused_with_what_differs(finished: Finished) -> None:
+    changed = headrace(*finished.words, "--set", "trainer.learning_rate=0.001", "--data", finished.data)
+    assert changed.returncode == 2
+    assert "trainer.learning_rate" in changed.stderr
+    assert "--new-recipe" in changed.stderr
+
+
+def anchors(run: Run, folder: Path) -> Iterator[tuple[int, transformers.PreTrainedModel]]:
+    """Every published version as a folder that plain transformers loads."""
+    for message in read_all(run.connection, [run.topics.weights("solver")]):
+        event = codec.decode(message.value, WeightsPublished)
+        here = folder / f"v{event.version}"
+        here.mkdir()
+        assert event.weights is not None
+        (here / "model.safetensors").write_bytes(run.get(event.weights))
+        for file in event.files:
+            assert file.claim is not None
+            (here / file.name).write_bytes(run.get(file.claim))
+        yield event.version, transformers.AutoModelForCausalLM.from_pretrained(here, dtype=torch.float32)
+
+
+def trained_sequences(run: Run) -> list[Sequence]:
+    topics = run.topics
+    used = {
+        (use.stream, use.number)
+        for message in read_all(run.connection, [topics.batches("solver")])
+        for use in codec.decode(message.value, BatchTrained).groups
+    }
+    sequences = []
+    for message in read_all(run.connection, [topics.curated("solver")]):
+        curated = codec.decode(message.value, CuratedGroup)
+        if (curated.stream, curated.number) in used:
+            group = codec.decode(curated.group, TrajectoryGroup)
+            sequences += [s for trajectory in group.trajectories for s in trajectory.sequences]
+    return sequences
+
+
+def test_recorded_log_probabilities_are_those_of_the_version_that_each_token_names(run: Run, tmp_path: Path) -> None:
+    """The rule for a sequence of several versions: each token under its version's weights, over the whole prefix."""
+    sequences = trained_sequences(run)
+    mixed = [s for s in sequences if len({int(v) for v in s.version_runs[::2]} - {-1}) > 1]
+    chosen = mixed[:200] + sequences[:: max(1, len(sequences) // 400)]
+    by_version: defaultdict[int, list[Sequence]] = defaultdict(list)
+    for sequence in chosen:
+        for version in {int(v) for v in sequence.version_runs[::2]} - {-1}:
+            by_version[version].append(sequence)
+    worst, tokens = 0.0, 0
+    for version, model in anchors(run, tmp_path):
+        for sequence in by_version.get(version, ()):
+            runs = sequence.version_runs.reshape(-1, 2)
+            positions = np.flatnonzero(np.repeat(runs[:, 0], runs[:, 1]) == version)
+            with torch.inference_mode():
+                logits = model(torch.tensor(sequence.ids[None].astype(np.int64))).logits[0]
+            plain = torch.log_softmax(logits[positions - 1], -1)
+            found = plain[torch.arange(len(positions)), torch.tensor(sequence.ids[positions].astype(np.int64))]
+            gap = np.abs(found.numpy() - sequence.logprobs[positions])
+            worst, tokens = max(worst, float(gap.max())), tokens + len(positions)
+    assert mixed, "weights changed in flight, so some sequences are of several versions"
+    assert tokens > 1000
+    assert worst < 1e-4
+
+
+@pytest.mark.parametrize("words", [("--help",), ("up", "--help"), ("--version",)])
+def test_help_answers_at_once_and_teaches(words: tuple[str, ...]) -> None:
+    told = headrace(*words)
+    assert told.returncode == 0
+    assert "headrace" in told.stdout.lower()

@@ -1,0 +1,450 @@
+"""Feeder, evaluator and audit on a real broker and store; workers, curators and trainers are played by hand."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from made_run import TINY_MODEL, make_run, tiny_recipe
+
+from consumers.audit import audit, report
+from consumers.evaluator import Evaluator, open_evaluator
+from consumers.figures import figures
+from envs.arithmetic import ALPHABET
+from envs.payload import problem_from_json
+from infra.errors import UsageError
+from infra.group_offsets import committed_offsets, rollout_group
+from infra.kafka import Fenced, Message, Outgoing, open_admin, open_consumer, open_producer
+from infra.object_store import ObjectStore
+from infra.process import MustRestart
+from infra.run import Run, join, read_revisions
+from infra.run_loop import Component, run_loop
+from infra.stopwatch import Stopwatch
+from infra.topic_reader import read_all
+from infra.transactions import TransactionalWriter
+from producers.feeder import Feeder, open_feeder
+from schemas import codec
+from schemas.headers import Stamp, task_key, task_stamp
+from schemas.records import (
+    BatchTrained,
+    DeadLetter,
+    EvalResult,
+    GroupUse,
+    Outcome,
+    Snapshot,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+    WarmStartExamples,
+    WeightsPublished,
+)
+from schemas.topics import eval_stream
+
+QUOTA = 8
+"""(max_staleness 1 + 1) * 4 groups per batch."""
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def make(bootstrap: str, store: ObjectStore, run_name: str) -> Callable[..., Run]:
+    return lambda **tables: make_run(bootstrap, store, tiny_recipe(run_name, **tables))
+
+
+class Arrived(Exception):
+    """What a test waited for is true, and the turn that made it so is committed."""
+
+
+def drive(component: Component, writer: TransactionalWriter, done: Callable[[], bool]) -> None:
+    """Run the loop until something is true after a turn, at least one."""
+    poll, turns, end = component.poll, count(), time.monotonic() + PATIENCE_S
+
+    def watched(watch: Stopwatch) -> list[Message]:
+        assert time.monotonic() < end, "the component did not get there in time"
+        if next(turns) and done():
+            raise Arrived
+        return poll(watch)
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Arrived):
+        patch.setattr(component, "poll", watched)
+        run_loop(component, writer, threading.Event(), Stopwatch())
+
+
+@contextmanager
+def feeding(run: Run) -> Iterator[tuple[Feeder, TransactionalWriter]]:
+    writer = TransactionalWriter(run.connection, f"{run.address.run}.feed")
+    feeder = open_feeder(run, writer)
+    try:
+        yield feeder, writer
+    finally:
+        feeder.close()
+        with suppress(Fenced):  # a successor took over in the middle
+            writer.close()
+
+
+def feed_until(run: Run, done: Callable[[Feeder], bool]) -> None:
+    """Start a feeder anew, drive it until something is true, and leave without a word."""
+    with feeding(run) as (feeder, writer):
+        drive(feeder, writer, lambda: done(feeder))
+
+
+def full(feeder: Feeder) -> bool:
+    return feeder.state.pacing.open("solver") == QUOTA
+
+
+def heard(version: int) -> Callable[[Feeder], bool]:
+    return lambda feeder: feeder.state.pacing.versions.get("solver") == version and feeder.state.evaluations.settled
+
+
+def say(run: Run, *outgoing: Outgoing) -> None:
+    producer = open_producer(run.connection, "test")
+    for one in outgoing:
+        producer.produce(one.topic, one.value, one.key or None, one.partition, headers=list(one.headers))
+    assert producer.flush(30) == 0
+
+
+def outcome(run: Run, number: int, verdict: str = "dropped", **more: Any) -> Outgoing:
+    record = Outcome(
+        run_id=run.run_id,
+        stream="sums",
+        number=number,
+        policy="solver",
+        verdict=verdict,
+        component="curate",
+        reason="zero_variance" if verdict == "dropped" else "",
+        rewards=(0.0, 1.0),
+        head_version=0,
+    )
+    value, headers = (
+        codec.encode(replace(record, **more)),
+        Stamp(run.run_id, "sums", number, policy="solver").to_headers(),
+    )
+    return Outgoing(run.topics.outcomes("solver"), value, task_key("sums", number), headers, number % 4)
+
+
+def batch(run: Run, version: int, *numbers: int) -> Outgoing:
+    groups = tuple(GroupUse("sums", number) for number in numbers)
+    record = BatchTrained(run_id=run.run_id, policy="solver", version=version, groups=groups)
+    return Outgoing(run.topics.batches("solver"), codec.encode(record), partition=0)
+
+
+def weights(run: Run, version: int) -> Outgoing:
+    record = WeightsPublished(run_id=run.run_id, policy="solver", version=version)
+    return Outgoing(run.topics.weights("solver"), codec.encode(record), partition=0)
+
+
+def tasks(run: Run, stream: str = "sums") -> list[tuple[int, Task]]:
+    """Return (partition, task) of all that stands on a stream's topic."""
+    found = []
+    for message in read_all(run.connection, [run.topics.tasks(stream)]):
+        task = codec.decode(message.value, Task)
+        assert message.key == task_key(task.stream, task.number)
+        assert Stamp.from_headers(message.headers) == task_stamp(task)
+        found.append((message.partition, task))
+    return sorted(found, key=lambda one: (one[1].number, one[1].attempt))
+
+
+def numbers(run: Run, stream: str = "sums") -> list[int]:
+    return [task.number for _, task in tasks(run, stream)]
+
+
+def commit_all_tasks(run: Run, stream: str = "sums") -> None:
+    """Commit past every task, as the workers' group."""
+    topic = run.topics.tasks(stream)
+    ends: Counter[int] = Counter()
+    for message in read_all(run.connection, [topic]):
+        ends[message.partition] = max(ends[message.partition], message.offset + 1)
+    consumer = open_consumer(run.connection, "test", rollout_group(run.address.run, "sums"))
+    consumer.commit(offsets=[TopicPartition(topic, p, end) for p, end in ends.items()], asynchronous=False)
+    consumer.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- feeder
+
+
+def test_exactly_the_paced_number_is_issued_and_more_as_numbers_conclude(make: Callable[..., Run]) -> None:
+    run = make()
+    with feeding(run) as (feeder, writer):
+        drive(feeder, writer, lambda: full(feeder))
+        first = tasks(run)
+        assert [task.number for _, task in first] == list(range(QUOTA))
+        assert Counter(partition for partition, _ in first) == {0: 2, 1: 2, 2: 2, 3: 2}
+        say(run, outcome(run, 1), outcome(run, 5), outcome(run, 2, "kept"), batch(run, 1, 2))
+        drive(feeder, writer, lambda: feeder.state.pacing.next["sums"] == QUOTA + 3)
+        drive(feeder, writer, lambda: True)
+    later = tasks(run)
+    assert [task.number for _, task in later] == list(range(QUOTA + 3))
+    assert [partition for partition, _ in later[QUOTA:]] == [1, 1, 2]  # where numbers 1, 5 and 2 had been
+    task = later[3][1]
+    assert (task.run_id, task.revision, task.workflow, task.n_asked) == (run.run_id, 0, "sums", 4)
+    assert problem_from_json(task.payload).tier == "sum1"
+
+
+def test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given_twice(
+    make: Callable[..., Run],
+) -> None:
+    run = make()
+    feed_until(run, full)
+    for round_ in range(3):
+        first = round_ * 4
+        say(run, *[outcome(run, number) for number in range(first, first + 4)])
+        with feeding(run) as (feeder, writer):
+            while feeder.state.pacing.open("solver") > QUOTA - 4:
+                for message in feeder.poll(Stopwatch()):
+                    assert list(feeder.handle(message)) == []
+            feeder.tick()
+            writer.begin()
+            feeder.position(writer)
+            writer.flush()
+            abandoned = feeder.state.pacing.next["sums"]
+            # no commit: a successor takes over while the transaction is open
+            feed_until(run, full)
+            assert numbers(run) == list(range(abandoned))
+    assert audit(run).policies["solver"].issued == QUOTA + 12
+
+
+def test_a_turn_that_is_undone_asks_for_a_new_start(make: Callable[..., Run]) -> None:
+    with feeding(make()) as (feeder, _), pytest.raises(MustRestart):
+        feeder.rewind()
+
+
+def test_evaluations_are_issued_once_and_the_end_is_said_once_over_restarts(make: Callable[..., Run]) -> None:
+    run = make(evaluate={"every": 4, "problems": 3, "samples": 2})
+    say(run, weights(run, 0))
+    feed_until(run, heard(0))
+    feed_until(run, heard(0))
+    stream = eval_stream("sums")
+    assert [(t.number, t.purpose, t.n_asked, t.versions) for _, t in tasks(run, stream)] == [
+        (n, "eval", 2, {"solver": 0}) for n in range(3)
+    ]
+    say(run, *[record for v in range(1, 6) for record in (batch(run, v), weights(run, v))], batch(run, 6))
+    feed_until(run, heard(6))
+    assert join(run.address).ended == ""  # version 6 is not published yet
+    say(run, weights(run, 6))
+    feed_until(run, lambda feeder: feeder.state.ended == "steps")
+    feed_until(run, lambda _: True)
+    assert [t.versions["solver"] for _, t in tasks(run, stream)] == [0] * 3 + [4] * 3 + [6] * 3
+    assert numbers(run, stream) == list(range(9))
+    assert [revision.ended for revision in read_revisions(run.address)] == ["", "steps"]
+    held_out = [t.task_id for _, t in tasks(run, stream)]
+    assert held_out[:3] == held_out[3:6] == held_out[6:]
+
+
+def test_a_run_that_ended_issues_no_more_until_a_later_revision_goes_on(make: Callable[..., Run]) -> None:
+    run = make()
+    feed_until(run, full)
+    say(run, weights(run, 6), *[outcome(run, number) for number in range(QUOTA)])
+    feed_until(run, lambda feeder: feeder.state.ended == "steps" and not feeder.state.pacing.tasks)
+    assert numbers(run) == list(range(QUOTA))
+    longer = run.recipe.model_copy(update={"trainer": run.recipe.trainer.model_copy(update={"steps": 9})})
+    revision = replace(read_revisions(run.address)[0], revision=1, recipe=longer.to_json())
+    say(run, Outgoing(run.topics.recipe, codec.encode(revision), partition=0))
+    feed_until(join(run.address), full)
+    later = tasks(run)
+    assert [task.number for _, task in later] == list(range(2 * QUOTA))
+    assert {task.revision for _, task in later[QUOTA:]} == {1}
+
+
+def test_a_number_that_the_workers_passed_in_silence_is_asked_again_and_done_tasks_are_deleted(
+    make: Callable[..., Run],
+) -> None:
+    run = make(feed={"reissue_after_s": 0.5})
+    feed_until(run, full)
+    before = {task.number: task for _, task in tasks(run)}
+    say(run, *[outcome(run, n, "kept") for n in range(6)], outcome(run, 6))
+    commit_all_tasks(run)
+    with feeding(run) as (feeder, writer):  # a restart: the offsets of tasks are part of the state
+        feeder._commits._delete_due = 0.0
+        drive(feeder, writer, lambda: any(t.attempt for t in feeder.state.pacing.tasks.values()))
+    left = tasks(run)
+    again = [task for _, task in left if task.attempt]
+    assert [(task.number, task.attempt) for task in again] == [(7, 1)]
+    assert (again[0].payload, again[0].seed) == (before[7].payload, before[7].seed)
+    assert {task.number for _, task in left} == {7, 8}  # 0 to 6 were deleted; 8 followed the drop of 6
+    assert audit(run).policies["solver"].issued == QUOTA + 1
+
+
+def test_what_cannot_be_read_becomes_one_dead_letter_and_concludes_its_number(make: Callable[..., Run]) -> None:
+    run = make()
+    feed_until(run, full)
+    broken = replace(outcome(run, 3), value=b"nonsense")
+    say(run, broken, outcome(run, 4, run_id="another"))
+    feed_until(run, lambda feeder: feeder.state.pacing.next["sums"] == QUOTA + 2)
+    feed_until(run, full)
+    letters = [codec.decode(m.value, DeadLetter) for m in read_all(run.connection, [run.topics.dead_letters])]
+    assert sorted((letter.number, letter.reason, letter.component) for letter in letters) == [
+        (3, "undecodable", "feed"),
+        (4, "other_run", "feed"),
+    ]
+    assert audit(run).policies["solver"].dead == 2
+
+
+def test_a_dead_letter_that_cannot_be_read_is_no_further_letter(make: Callable[..., Run]) -> None:
+    run = make()
+    say(run, Outgoing(run.topics.dead_letters, b"nonsense", partition=0))
+    feed_until(run, lambda feeder: full(feeder) and bool(feeder.own.reader.positions[run.topics.dead_letters, 0]))
+    assert len(list(read_all(run.connection, [run.topics.dead_letters]))) == 1
+
+
+def warm(**more: Any) -> dict[str, Any]:
+    return {"solver": {"model": TINY_MODEL, "alphabet": ALPHABET, "warm_start": {"examples": 20, **more}}}
+
+
+def test_a_killed_process_is_taken_over_and_its_successor_ends_on_sigterm(make: Callable[..., Run]) -> None:
+    run = make()
+    command = [sys.executable, "-c", f"from producers.feeder import main; main({str(run.address)!r})"]
+    first = subprocess.Popen(command)
+    second = None
+    try:
+        wait_until(lambda: len(numbers(run)) == QUOTA, first)
+        first.kill()
+        first.wait()
+        say(run, outcome(run, 2), outcome(run, 3))
+        second = subprocess.Popen(command)
+        wait_until(lambda: len(numbers(run)) == QUOTA + 2, second)
+        assert numbers(run) == list(range(QUOTA + 2))
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(10) == 0
+    finally:
+        for process in (first, second):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def wait_until(done: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not done():
+        assert process.poll() is None, "the process ended"
+        assert time.monotonic() < end, "the process did not get there in time"
+
+
+def test_worked_examples_are_stored_and_announced_once(make: Callable[..., Run]) -> None:
+    run = make(policies=warm())
+    feed_until(run, full)
+    feed_until(run, full)
+    found = [m for m in read_all(run.connection, [run.topics.state]) if m.key == b"examples|solver"]
+    assert len(found) == 1
+    claim = codec.decode(found[0].value, WarmStartExamples).examples
+    assert claim is not None
+    lines = [json.loads(line) for line in run.get(claim).decode().splitlines()]
+    assert len(lines) == 20
+    assert all(set(line) == {"prompt", "completion"} and line["completion"].startswith("\\boxed") for line in lines)
+
+
+def test_a_recipe_that_asks_for_more_than_there_is_is_refused(make: Callable[..., Run]) -> None:
+    run = make(evaluate={"problems": 100_000_000})
+    with pytest.raises(UsageError, match=r"evaluate\.problems is 100000000"), feeding(run):
+        pass
+
+
+# ---------------------------------------------------------------------------------------------------------- evaluator
+
+
+def eval_group(run: Run, number: int, *rewards: float, version: int = 2) -> TrajectoryGroup:
+    return TrajectoryGroup(
+        run_id=run.run_id,
+        stream=eval_stream("sums"),
+        number=number,
+        purpose="eval",
+        policy="solver",
+        n_asked=2,
+        asked_version=version,
+        trajectories=tuple(Trajectory(reward=reward) for reward in rewards),
+    )
+
+
+def eval_message(run: Run, group: TrajectoryGroup, value: bytes | None = None) -> Outgoing:
+    stamp = Stamp(run.run_id, group.stream, group.number, purpose="eval", policy="solver", min_version=2)
+    topic = run.topics.eval_groups("solver")
+    return Outgoing(topic, value or codec.encode(group), stamp.key, stamp.to_headers(), group.number % 4)
+
+
+def evaluate_until(run: Run, done: Callable[[Evaluator], bool]) -> None:
+    writer = TransactionalWriter(run.connection, f"{run.address.run}.evaluate")
+    evaluator = open_evaluator(run)
+    try:
+        drive(evaluator, writer, lambda: done(evaluator))
+    finally:
+        evaluator.close()
+        writer.close()
+
+
+def ends_read(evaluator: Evaluator) -> bool:
+    reader = evaluator.own.reader
+    return reader.positions == reader.ends()
+
+
+def test_an_evaluation_concludes_once_over_restarts_claims_and_bytes_that_cannot_be_read(
+    make: Callable[..., Run],
+) -> None:
+    run = make(evaluate={"every": 4, "problems": 4, "samples": 2})
+    large = eval_group(run, 1, 1.0, 1.0)
+    behind_claim = replace(large, trajectories=(), claim=run.put(codec.encode(large), "groups"))
+    missing = replace(behind_claim, number=2, claim=replace(run.put(b"gone", "groups"), key="groups/nowhere"))
+    say(run, eval_message(run, eval_group(run, 0, 1.0, 0.0)), eval_message(run, behind_claim))
+    evaluate_until(run, ends_read)
+    say(run, eval_message(run, behind_claim), eval_message(run, missing))
+    evaluate_until(run, ends_read)
+    say(run, eval_message(run, eval_group(run, 3, 1.0), b"nonsense"), eval_message(run, eval_group(run, 0, 1.0)))
+    evaluate_until(run, ends_read)
+    evaluate_until(run, ends_read)
+    results = [codec.decode(m.value, EvalResult) for m in read_all(run.connection, [run.topics.evals("solver")])]
+    assert [(r.version, r.workflow, r.problems, r.failures) for r in results] == [(2, "sums", 4, 4)]
+    assert (results[0].avg_at_k, results[0].pass_at_k) == (3 / 8, {"1": 3 / 8, "2": 0.5})
+    letters = [codec.decode(m.value, DeadLetter) for m in read_all(run.connection, [run.topics.dead_letters])]
+    assert sorted(letter.reason for letter in letters) == ["missing_object", "undecodable"]
+
+
+# --------------------------------------------------------------------------------------------------- audit and figures
+
+
+def test_audit_and_figures_are_read_from_the_topics_alone(make: Callable[..., Run]) -> None:
+    run = make()
+    feed_until(run, full)
+    say(run, weights(run, 0), *[outcome(run, n, "kept", rewards=(1.0, 1.0)) for n in range(4)])
+    say(run, outcome(run, 4), outcome(run, 5, "expired", component="train"), batch(run, 1, 0, 1, 2))
+    feed_until(run, lambda feeder: feeder.state.pacing.next["sums"] == QUOTA + 5)
+    found = report(run.address)
+    assert (found["ok"], found["lost"], found["doubled"]) == (True, 0, 0)
+    counts = found["policies"]["solver"]
+    assert (counts["issued"], counts["trained"], counts["dead"], counts["in_flight"]) == (13, 3, 0, 8)
+    assert counts["discarded"] == {"expired": 1, "zero_variance": 1}
+    assert audit(run, drained=True).lost == 8
+    seen = figures(run)
+    assert (seen.state, seen.versions, seen.groups.issued, seen.groups.in_flight) == ("running", {"solver": 1}, 13, 8)
+    assert seen.reward_first == {"solver": pytest.approx(0.9)}
+    assert seen.lag[run.topics.tasks("sums")] == 13
+    commit_all_tasks(run)
+    assert figures(run).lag[run.topics.tasks("sums")] == 0
+    say(run, outcome(run, 0), outcome(run, 4, "expired", component="train"))
+    assert report(run.address)["doubled"] == 2
+
+
+def test_a_group_that_never_committed_has_no_offsets(make: Callable[..., Run]) -> None:
+    run = make()
+    admin = open_admin(run.connection)
+    assert committed_offsets(admin, "nobody", [run.topics.tasks("sums")]) == {}
+
+
+def snapshots(run: Run) -> Iterable[Snapshot]:
+    return (codec.decode(m.value, Snapshot) for m in read_all(run.connection, [run.topics.state]) if m.key == b"feed")
+
+
+def test_the_newest_snapshot_tells_the_offsets_of_its_tasks(make: Callable[..., Run]) -> None:
+    run = make()
+    feed_until(run, full)
+    newest = list(snapshots(run))[-1]
+    places = {(row[4], row[6]) for row in json.loads(newest.body)["pacing"]["open"]}
+    assert places == {(m.partition, m.offset) for m in read_all(run.connection, [run.topics.tasks("sums")])}

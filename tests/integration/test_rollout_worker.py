@@ -1,0 +1,412 @@
+"""The rollout worker on a real broker and store: one record per task and policy, whatever happens to the workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from made_run import TINY_MODEL, make_run, tiny_recipe
+
+from envs.arithmetic import ALPHABET, Arithmetic
+from envs.payload import problem_to_json
+from infra.kafka import Message, Outgoing, open_consumer, open_producer
+from infra.object_store import ObjectStore
+from infra.run import STORE_NAME, Run
+from infra.topic_reader import read_all
+from infra.weights import weights_hash, write_safetensors
+from schemas import codec
+from schemas.headers import Stamp
+from schemas.records import (
+    ClaimCheck,
+    DeadLetter,
+    NamedObject,
+    RecipeRevision,
+    Task,
+    TrajectoryGroup,
+    WeightsPublished,
+    WorkerStatus,
+)
+from schemas.topics import eval_stream
+from trainers.model import build_model, character_tokenizer, publish_weights, save_model_files
+
+Spawn = Callable[..., subprocess.Popen[bytes]]
+HERE = Path(__file__).parent
+SLOW = {"sums": {"env": {"use": "arithmetic"}, "workflow": "played:slow", "policies": {"solver": "solver"}}}
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def work() -> Iterator[Spawn]:
+    """Start a worker as a user does; whatever still runs at the end is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(run: Run, name: str, concurrency: int = 64) -> subprocess.Popen[bytes]:
+        call = f"from producers.rollout import main; main({str(run.address)!r}, None, {name!r}, '', {concurrency})"
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(HERE)}
+        started.append(subprocess.Popen([sys.executable, "-c", call], env=env))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+# ----------------------------------------------------------------------------------------------------- what others do
+
+
+def produce(run: Run, *records: Outgoing) -> None:
+    producer = open_producer(run.connection, "test")
+    for record in records:
+        producer.produce(record.topic, record.value, record.key or None, record.partition, headers=list(record.headers))
+    assert producer.flush(30) == 0
+
+
+def publish(run: Run, version: int, *, corrupt: bool = False) -> None:
+    """What a trainer publishes: weights of its own for every version, with the files beside them."""
+    tokenizer = character_tokenizer(ALPHABET)
+    model = build_model(TINY_MODEL, tokenizer, seed=version)
+    weights = publish_weights({name: tensor.detach() for name, tensor in model.named_parameters()})
+    claim = run.put(write_safetensors(weights), "weights")
+    if corrupt:
+        claim = replace(claim, key=f"{claim.key}-gone")
+    files = tuple(
+        NamedObject(name, run.put(data, "files")) for name, data in save_model_files(model, tokenizer).items()
+    )
+    record = WeightsPublished(
+        run_id=run.run_id,
+        policy="solver",
+        version=version,
+        weights_hash=weights_hash(weights),
+        weights=claim,
+        files=files,
+    )
+    produce(run, Outgoing(run.topics.weights("solver"), codec.encode(record), partition=0))
+
+
+def task(run: Run, number: int, **changes: object) -> Task:
+    problem = Arithmetic(seed=1).problem("train", number)
+    plain = Task(
+        run_id=run.run_id,
+        stream="sums",
+        number=number,
+        workflow="sums",
+        task_id=problem.task_id,
+        payload=problem_to_json(problem),
+        n_asked=2,
+        seed=number,
+        issued_ms=number,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def issue(run: Run, *tasks: Task) -> None:
+    partitions = run.recipe.kafka.partitions
+    produce(
+        run, *(Outgoing(run.topics.tasks(t.stream), codec.encode(t), partition=t.number % partitions) for t in tasks)
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ what there is
+
+
+def until(found: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not found():
+        assert time.monotonic() < end, f"no {what} within {PATIENCE_S} s"
+        time.sleep(0.05)
+
+
+def groups(run: Run, topic: str = "") -> list[TrajectoryGroup]:
+    return [codec.decode(m.value, TrajectoryGroup) for m in messages(run, topic)]
+
+
+def messages(run: Run, topic: str = "") -> list[Message]:
+    return list(read_all(run.connection, [topic or run.topics.trajectories("solver")]))
+
+
+def numbers(run: Run) -> Counter[int]:
+    return Counter(group.number for group in groups(run))
+
+
+def statuses(run: Run) -> dict[str, WorkerStatus]:
+    """The newest by worker."""
+    found = (codec.decode(m.value, WorkerStatus) for m in read_all(run.connection, [run.topics.workers]))
+    return {status.worker: status for status in found}
+
+
+def is_in(run: Run, worker: str, state: str) -> bool:
+    status = statuses(run).get(worker)
+    return status is not None and status.state == state
+
+
+def serves(run: Run, worker: str, version: int) -> bool:
+    status = statuses(run).get(worker)
+    return status is not None and status.versions.get("solver") == version
+
+
+def versions(group: TrajectoryGroup) -> set[int]:
+    sequences = [sequence for trajectory in group.trajectories for sequence in trajectory.sequences]
+    return {int(v) for sequence in sequences for v in sequence.version_runs[0::2]} - {-1}
+
+
+# ---------------------------------------------------------------------------------------------------------- the tests
+
+
+def test_every_task_becomes_one_record_whose_key_headers_partition_and_tokens_are_right(
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name))
+    issue(run, *(task(run, number) for number in range(12)))
+    worker = work(run, "w1")
+    until(lambda: is_in(run, "w1", "waiting"), "worker that waits for version 0")
+    publish(run, 0)
+    until(lambda: len(messages(run)) >= 12, "group for every task")
+
+    found = messages(run)
+    assert numbers(run) == Counter(range(12))
+    tokenizer = character_tokenizer(ALPHABET)
+    for message in found:
+        group = codec.decode(message.value, TrajectoryGroup)
+        stamp = Stamp.from_headers(message.headers)
+        assert (stamp.run_id, stamp.stream, stamp.number, stamp.policy) == ("run-1", "sums", group.number, "solver")
+        assert (stamp.min_version, stamp.max_version, stamp.head_version) == (0, 0, 0)
+        assert message.key == f"sums:{group.number}".encode()
+        assert message.partition == group.number % 4
+        assert (group.reason, group.failures, group.head_version, group.asked_version) == ("", (), 0, -1)
+        assert (group.worker, group.engine, group.env, len(group.tokenizer_hash)) == ("w1", "torch", "arithmetic", 64)
+        problem = json.loads(task(run, group.number).payload)
+        for sample, trajectory in enumerate(group.trajectories):
+            assert trajectory.id == group.episode_ids[sample] == f"sums:{group.number}:{sample}"
+            [sequence] = trajectory.sequences
+            prompt, generated = sequence.spans
+            assert tokenizer.decode(sequence.ids[: prompt.length]).replace(" ", "") == problem["prompt"]
+            assert versions(group) == {0}
+            assert generated.sampling is not None
+            assert generated.sampling.stop_ids == (tokenizer.eos_token_id,)
+            assert (sequence.logprobs[prompt.length :] < 0).all()
+            assert not sequence.logprobs[: prompt.length].any()
+        assert len(group.trajectories) == 2
+
+    worker.terminate()
+    assert worker.wait(10) == 0
+    status = statuses(run)["w1"]
+    assert (status.state, status.groups_done, status.episodes_done, status.episodes_failed) == ("stopped", 12, 24, 0)
+    assert status.tokens > 24
+    assert status.wasted_tokens == 0
+    assert {"encode", "decode", "produce", "consume", "commit", "generate", "wait"} <= set(status.seconds)
+
+
+def test_the_same_task_gives_the_same_tokens_and_every_sample_its_own(
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name))
+    publish(run, 0)
+    issue(run, task(run, 3, n_asked=4), task(run, 7, n_asked=4, payload=task(run, 3).payload, seed=3))
+    work(run, "w1")
+    until(lambda: len(messages(run)) >= 2, "two groups")
+    ids = [[trajectory.sequences[0].ids.tolist() for trajectory in group.trajectories] for group in groups(run)]
+    assert ids[0] == ids[1]
+    assert len({tuple(sample) for sample in ids[0]}) > 1
+
+
+def test_new_weights_are_taken_up_in_flight_and_a_missing_object_is_never_served(
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=SLOW))
+    publish(run, 0)
+    work(run, "w1")
+    until(lambda: serves(run, "w1", 0), "worker at version 0")
+    issue(run, *(task(run, number) for number in range(4)))
+    until(lambda: statuses(run)["w1"].episodes_running > 0, "episode under way")
+    publish(run, 1)
+    until(lambda: len(messages(run)) >= 4, "group for every task")
+    assert all(versions(group) == {0, 1} for group in groups(run))
+    [stamp, *_] = [Stamp.from_headers(message.headers) for message in messages(run)]
+    assert (stamp.min_version, stamp.max_version, stamp.head_version) == (0, 1, 1)
+
+    publish(run, 2, corrupt=True)
+    until(lambda: "version 2" in statuses(run)["w1"].detail, "word about the missing object")
+    issue(run, task(run, 4))
+    until(lambda: len(messages(run)) >= 5, "group under the last good version")
+    assert versions(groups(run)[-1]) == {1} or versions(next(g for g in groups(run) if g.number == 4)) == {1}
+    assert is_in(run, "w1", "rolling")
+
+    publish(run, 3, corrupt=True)
+    until(lambda: is_in(run, "w1", "behind"), "worker that is two versions behind")
+    issue(run, task(run, 5))
+    publish(run, 4)
+    until(lambda: len(messages(run)) >= 6, "group after the healing")
+    assert versions(next(g for g in groups(run) if g.number == 5)) == {4}
+    until(lambda: is_in(run, "w1", "rolling") and not statuses(run)["w1"].detail, "healed worker")
+
+
+def test_an_evaluation_runs_on_exactly_its_version_though_a_newer_one_is_served(
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=SLOW))
+    for version in range(3):
+        publish(run, version)
+    work(run, "w1")
+    until(lambda: serves(run, "w1", 2), "worker at version 2")
+    stream = eval_stream("sums")
+    issue(
+        run,
+        *(task(run, n, stream=stream, purpose="eval", versions={"solver": n % 4}) for n in range(8)),
+        task(run, 0),
+    )
+    topic = run.topics.eval_groups("solver")
+    until(lambda: len(messages(run, topic)) >= 6 and len(messages(run)) >= 1, "evaluated and trained groups")
+    publish(run, 3)
+    until(lambda: len(messages(run, topic)) >= 8, "evaluation of a version that was not there yet")
+    for group in groups(run, topic):
+        assert versions(group) == {group.asked_version} == {group.number % 4}
+        assert (group.stream, group.purpose, group.reason) == ("eval.sums", "eval", "")
+    assert versions(groups(run)[0]) <= {2, 3}
+
+
+def test_a_version_that_is_gone_concludes_its_evaluation(
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name))
+    publish(run, 0, corrupt=True)
+    publish(run, 1)
+    issue(run, task(run, 0, stream=eval_stream("sums"), purpose="eval", versions={"solver": 0}))
+    work(run, "w1")
+    topic = run.topics.eval_groups("solver")
+    until(lambda: len(messages(run, topic)) >= 1, "conclusion")
+    [group] = groups(run, topic)
+    assert (group.reason, group.trajectories, len(group.failures)) == ("version_gone", (), 2)
+    assert "does not exist" in group.failures[0].detail
+
+
+def test_a_second_worker_joins_and_takes_work(bootstrap: str, store: ObjectStore, run_name: str, work: Spawn) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=SLOW))
+    publish(run, 0)
+    work(run, "w1", 4)
+    until(lambda: serves(run, "w1", 0), "first worker")
+    issue(run, *(task(run, number) for number in range(40)))
+    work(run, "w2", 4)
+    until(lambda: set(numbers(run)) == set(range(40)), "every number")
+    assert {group.worker for group in groups(run)} == {"w1", "w2"}
+
+
+def test_after_kill_9_the_next_worker_redoes_only_what_was_unfinished(
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=SLOW))
+    publish(run, 0)
+    first = work(run, "w1", 8)
+    issue(run, *(task(run, number) for number in range(24)))
+    until(lambda: len(messages(run)) >= 8, "first groups")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    done = set(numbers(run))
+    assert len(done) < 24
+    work(run, "w2")
+    until(lambda: set(numbers(run)) == set(range(24)), "every number")
+    # Only what was acknowledged within the last commit interval may be there twice: the four tasks of one wave.
+    assert sum(count - 1 for count in numbers(run).values()) <= 4
+
+
+def test_a_task_that_kills_its_workers_is_found_and_the_others_are_done(
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
+) -> None:
+    deadly = {"sums": {**SLOW["sums"], "workflow": "played:deadly"}}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=deadly))
+    publish(run, 0)
+    problem = replace(Arithmetic(seed=1).problem("train", 5), extra={"deadly": True})
+    tasks = [task(run, number) for number in range(12)]
+    issue(run, *tasks[:5], replace(tasks[5], payload=problem_to_json(problem)), *tasks[6:])
+    deaths = 0
+    while deaths < 6 and set(numbers(run)) != set(range(12)):
+        worker = work(run, f"w{deaths}")
+        until(lambda w=worker: w.poll() is not None or set(numbers(run)) == set(range(12)), "death or end")  # type: ignore[misc]
+        deaths += worker.poll() is not None
+    assert deaths == 3
+    poisoned = [group for group in groups(run) if group.reason]
+    assert [(group.number, group.reason) for group in poisoned] == [(5, "poison")]
+
+
+def test_sigterm_ends_a_worker_in_time_and_its_open_tasks_are_not_blamed(
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
+) -> None:
+    endless = {"sums": {**SLOW["sums"], "workflow": "played:endless"}}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=endless))
+    publish(run, 0)
+    worker = work(run, "w1")
+    issue(run, *(task(run, number) for number in range(4)))
+    until(lambda: "w1" in statuses(run) and statuses(run)["w1"].episodes_running == 8, "running episodes")
+    worker.terminate()
+    assert worker.wait(10) == 0
+    assert not messages(run)
+    assert statuses(run)["w1"].wasted_tokens > 0
+    with_group = open_consumer(run.connection, "look", f"{run_name}.rollout.sums")
+    places = [TopicPartition(run.topics.tasks("sums"), partition) for partition in range(4)]
+    assert all("started" not in (found.metadata or "") for found in with_group.committed(places, timeout=10))
+    with_group.close()
+
+
+def test_what_is_no_task_of_this_run_becomes_a_dead_letter(
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name))
+    publish(run, 0)
+    topic = run.topics.tasks("sums")
+    produce(run, Outgoing(topic, b"no task", b"sums:9", partition=1))
+    issue(run, task(run, 5, run_id="another"), task(run, 9), task(run, 2, payload="[]"))
+    work(run, "w1")
+    until(lambda: len(messages(run, run.topics.dead_letters)) >= 2 and len(messages(run)) >= 2, "all conclusions")
+    letters = [codec.decode(m.value, DeadLetter) for m in messages(run, run.topics.dead_letters)]
+    assert {(letter.reason, letter.partition) for letter in letters} == {("undecodable", 1), ("other_run", 1)}
+    failed = next(group for group in groups(run) if group.number == 2)
+    assert (failed.reason, len(failed.failures), failed.failures[0].reason) == ("failed", 2, "error")
+    assert "payload" in failed.failures[0].detail
+
+
+def test_a_large_group_goes_to_the_store_and_its_record_carries_the_claim(
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
+) -> None:
+    rollout = {"max_tokens": 8, "inline_limit_bytes": 1024}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, rollout=rollout))
+    publish(run, 0)
+    issue(run, task(run, 0, n_asked=32))
+    work(run, "w1")
+    until(lambda: len(messages(run)) >= 1, "group")
+    [message] = messages(run)
+    short = codec.decode(message.value, TrajectoryGroup)
+    assert (short.trajectories, short.reason) == ((), "")
+    assert isinstance(short.claim, ClaimCheck)
+    assert short.claim.store == STORE_NAME
+    whole = codec.decode(run.get(short.claim), TrajectoryGroup)
+    assert len(whole.trajectories) == 32
+    assert replace(whole, trajectories=(), claim=short.claim) == short
+    assert Stamp.from_headers(message.headers).max_version == 0
+
+
+def test_after_the_end_what_was_not_started_and_what_does_not_end_concludes_as_run_end(
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
+) -> None:
+    endless = {"sums": {**SLOW["sums"], "workflow": "played:endless"}}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=endless))
+    publish(run, 0)
+    work(run, "w1", 4)
+    issue(run, *(task(run, number) for number in range(6)))
+    until(lambda: "w1" in statuses(run) and statuses(run)["w1"].episodes_running == 4, "running episodes")
+    ended = RecipeRevision(run_id=run.run_id, recipe=run.recipe.to_json(), ended="steps")
+    produce(run, Outgoing(run.topics.recipe, codec.encode(ended), partition=0))
+    until(lambda: len(messages(run)) >= 4, "tasks that were not started")
+    until(lambda: len(messages(run)) >= 6, "tasks that ran")
+    assert numbers(run) == Counter(range(6))
+    assert {(group.reason, group.failures[0].reason) for group in groups(run)} == {("run_end", "run_end")}

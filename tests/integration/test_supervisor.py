@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.errors import UsageError
+from infra.supervisor import Child, GaveUp, Patience, Supervisor, child_environment
+
+HASTE = Patience(first_pause_s=0.01, longest_pause_s=0.05, most_short_lives=3)
+LIVES_ON = "import time\nwhile True: time.sleep(60)"
+DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\nwhile True: time.sleep(60)"
+WITH_CHILD = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {LIVES_ON!r}])
+print(child.pid)
+time.sleep(60)
+"""
+
+
+def python(name: str, code: str) -> Child:
+    return Child(name, [sys.executable, "-u", "-c", code])
+
+
+@contextmanager
+def supervised(folder: Path, *children: Child, patience: Patience = HASTE) -> Iterator[Supervisor]:
+    supervisor = Supervisor(children, folder, os.environ, patience=patience)
+    supervisor.start()
+    try:
+        yield supervisor
+    finally:
+        supervisor.stop(timeout_s=5)
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "what the test waits for did not come"
+        time.sleep(0.01)
+
+
+def log_of(folder: Path, name: str) -> str:
+    path = folder / f"{name}.log"
+    return path.read_text() if path.exists() else ""
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_child_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    with supervised(tmp_path, python("worker", LIVES_ON)) as supervisor:
+        wait_for(lambda: supervisor.states()["worker"].pid is not None)
+        first = supervisor.states()["worker"].pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+
+        wait_for(lambda: supervisor.states()["worker"].pid not in (None, first))
+
+        assert supervisor.states()["worker"].starts == 2
+        supervisor.raise_failure()
+
+
+def test_a_child_that_finished_stays_finished(tmp_path: Path) -> None:
+    with supervised(tmp_path, python("done", "print('all done')")) as supervisor:
+        wait_for(lambda: supervisor.states()["done"].state == "finished")
+
+        assert supervisor.states()["done"].starts == 1
+        assert log_of(tmp_path, "done") == "all done\n"
+
+
+def test_a_child_that_dies_again_and_again_is_given_up_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with supervised(tmp_path, python("torn", "raise SystemExit('no spoon')")) as supervisor:
+        wait_for(lambda: supervisor.states()["torn"].state == "failed")
+
+        assert supervisor.states()["torn"].starts == HASTE.most_short_lives
+        with pytest.raises(GaveUp, match=r"torn died 3 times.*exit code 1(.|\n)*torn\.log(.|\n)*no spoon"):
+            supervisor.raise_failure()
+
+
+def test_a_child_that_was_misused_is_not_started_again_and_its_sentence_is_passed_on(tmp_path: Path) -> None:
+    code = "import sys\nprint('{}')\nprint('error: no such policy', file=sys.stderr)\nsys.exit(2)"
+    with supervised(tmp_path, python("train", code)) as supervisor:
+        wait_for(lambda: supervisor.states()["train"].state == "failed")
+
+        with pytest.raises(UsageError) as caught:
+            supervisor.raise_failure()
+        assert str(caught.value) == "train: no such policy"
+        assert supervisor.states()["train"].starts == 1
+
+
+def test_pauses_between_lives_grow(tmp_path: Path) -> None:
+    patience = Patience(first_pause_s=0.1, longest_pause_s=0.2, most_short_lives=4)
+    code = "import time\nprint(time.time())\nraise SystemExit(1)"
+    with supervised(tmp_path, python("torn", code), patience=patience) as supervisor:
+        wait_for(lambda: supervisor.states()["torn"].state == "failed")
+
+    starts = [float(line) for line in log_of(tmp_path, "torn").splitlines()]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert [gap >= least for gap, least in zip(gaps, (0.1, 0.2, 0.2), strict=True)] == [True] * 3
+
+
+def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with supervised(tmp_path, Child("none", ["/nowhere/at/all"])) as supervisor:
+        wait_for(lambda: supervisor.states()["none"].state == "failed")
+
+        with pytest.raises(GaveUp, match="none"):
+            supervisor.raise_failure()
+
+
+def test_stop_ends_the_deaf_too_and_leaves_no_process_behind(tmp_path: Path) -> None:
+    children = (python("quick", LIVES_ON), python("deaf", DEAF), python("parent", WITH_CHILD))
+    with supervised(tmp_path, *children) as supervisor:
+        wait_for(lambda: "deaf" in log_of(tmp_path, "deaf") and log_of(tmp_path, "parent").strip().isdigit())
+        wait_for(lambda: supervisor.states()["quick"].pid is not None)
+        pids = [state.pid for state in supervisor.states().values() if state.pid is not None]
+        pids.append(int(log_of(tmp_path, "parent")))
+        began = time.monotonic()
+
+        supervisor.stop(timeout_s=0.5)
+
+        assert time.monotonic() - began < 5
+        wait_for(lambda: all(gone(pid) for pid in pids))
+        assert {state.state for state in supervisor.states().values()} == {"stopped"}
+
+
+def test_a_supervisor_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    code = f"""
+        import os, time
+        from pathlib import Path
+        from infra.supervisor import Child, Supervisor
+        supervisor = Supervisor(
+            [Child("deaf", {[sys.executable, "-u", "-c", DEAF]!r})], Path({str(tmp_path)!r}), os.environ
+        )
+        supervisor.start()
+        while (pid := supervisor.states()["deaf"].pid) is None: time.sleep(0.01)
+        print(pid, flush=True)
+        time.sleep(60)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE) as launcher:
+        try:
+            assert launcher.stdout is not None
+            pid = int(launcher.stdout.readline())
+            wait_for(lambda: "deaf" in log_of(tmp_path, "deaf"))
+        finally:
+            launcher.kill()
+
+        wait_for(lambda: gone(pid))
+
+
+def test_cpu_seconds_count_ended_lives_and_name_the_threads_of_librdkafka(tmp_path: Path) -> None:
+    code = """
+import threading, time
+from pathlib import Path
+def burn():
+    Path("/proc/thread-self/comm").write_text("rdk:toy")
+    end = time.thread_time() + 0.3
+    while time.thread_time() < end: pass
+    time.sleep(1.5)
+threading.Thread(target=burn).start()
+raise SystemExit(1)
+"""
+    patience = Patience(first_pause_s=0.01, most_short_lives=2)
+    with supervised(tmp_path, python("toy", code), patience=patience) as supervisor:
+        wait_for(lambda: supervisor.states()["toy"].state == "failed")
+
+    used = supervisor.cpu_seconds()["toy"]
+    assert used["process"] >= 2 * 0.28
+    assert 2 * 0.25 <= used["librdkafka"] <= used["process"]
+
+
+def test_further_processes_are_counted_by_their_name(tmp_path: Path) -> None:
+    supervisor = Supervisor([], tmp_path, os.environ, also=lambda: {"up": os.getpid()})
+    supervisor.start()
+    supervisor.stop()
+
+    assert supervisor.cpu_seconds()["up"]["process"] > 0
+
+
+def test_threads_of_the_children_are_set_before_they_start() -> None:
+    given = {"PATH": "/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+
+    environment = child_environment(given, torch_processes=2, cores=8)
+
+    assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "4"
+    assert environment["OMP_WAIT_POLICY"] == "passive"
+    assert "PYTHONDONTWRITEBYTECODE" not in environment
+    assert child_environment(given, torch_processes=4, cores=2)["OMP_NUM_THREADS"] == "1"
+    assert child_environment({"OMP_NUM_THREADS": "3"}, 4, cores=2)["OMP_NUM_THREADS"] == "3"
+
+
+def test_no_thread_outlives_stop(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with supervised(tmp_path, python("a", LIVES_ON), python("b", "pass")):
+        pass
+
+    assert set(threading.enumerate()) == before

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.evaluation import EvaluationFold, workflow_of
+from schemas.records import EvalResult, Sequence, Span, Trajectory, TrajectoryGroup
+
+
+def group(number: int, *rewards: float, version: int = 3, n_asked: int = 0, policy: str = "solver") -> TrajectoryGroup:
+    spans = (Span("prompt", 5), Span("generated", 10), Span("observation", 3), Span("generated", 2))
+    return TrajectoryGroup(
+        stream="eval.sums",
+        number=number,
+        policy=policy,
+        asked_version=version,
+        n_asked=n_asked or len(rewards),
+        trajectories=tuple(Trajectory(reward=reward, sequences=(Sequence(spans=spans),)) for reward in rewards),
+    )
+
+
+def fold_all(fold: EvaluationFold, groups: list[TrajectoryGroup]) -> list[EvalResult]:
+    return [result for one in groups if (result := fold.take(one)) is not None]
+
+
+def test_a_result_comes_when_all_problems_have_concluded() -> None:
+    fold = EvaluationFold("r", 2)
+    assert fold.take(group(0, 1, 1, 0, 0, 0, 0, 0, 0)) is None
+    result = fold.take(group(1, *[0.0] * 8))
+    assert result is not None
+    assert (result.run_id, result.policy, result.workflow, result.version) == ("r", "solver", "sums", 3)
+    assert (result.problems, result.asked, result.samples, result.failures) == (2, 2, 8, 0)
+    assert result.avg_at_k == pytest.approx(0.125)
+    # 8 samples, 2 right: pass@1 0.25 and pass@4 0.78571 (arXiv 2107.03374); the other problem gives 0
+    assert result.pass_at_k == pytest.approx({"1": 0.125, "2": 0.2321428, "4": 0.392857, "8": 0.5})
+    assert result.mean_length == 12
+
+
+def test_failures_and_missing_episodes_are_wrong_answers() -> None:
+    fold = EvaluationFold("r", 2)
+    fold.take(group(0, n_asked=4))
+    result = fold.take(group(1, 1.0, n_asked=4))
+    assert result is not None
+    assert (result.avg_at_k, result.failures, result.samples) == (1 / 8, 7, 4)
+    assert result.pass_at_k["4"] == 0.5
+
+
+def test_partial_rewards_count_in_part_and_never_beyond_one() -> None:
+    result = EvaluationFold("r", 1).take(group(0, 0.5, 0.6, 3.0, -1.0))
+    assert result is not None
+    assert result.avg_at_k == pytest.approx((0.5 + 0.6 + 1.0) / 4)
+    assert result.pass_at_k["1"] == 0.5
+
+
+def test_one_version_gives_one_result() -> None:
+    fold = EvaluationFold("r", 1)
+    assert fold.take(group(0, 1)) is not None
+    assert fold.take(group(0, 1)) is None
+    assert fold.take(group(7, 1)) is None
+    assert fold.take(group(1, 1, version=4)) is not None
+    assert fold.take(group(1, 1, policy="judge")) is not None
+
+
+def test_a_single_sample_gives_pass_at_1_alone() -> None:
+    result = EvaluationFold("r", 1).take(group(0, 1.0))
+    assert result is not None
+    assert result.pass_at_k == {"1": 1.0}
+
+
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.4, 1.0]), min_size=4, max_size=4), min_size=4, max_size=4), st.data())
+def test_order_repetition_and_restarts_change_nothing(rewards: list[list[float]], data: st.DataObject) -> None:
+    groups = [group(n, *values, version=v) for v in (0, 20) for n, values in enumerate(rewards)]
+    expected = {r.version: r for r in fold_all(EvaluationFold("r", 4), groups)}
+    shuffled = data.draw(st.permutations(groups + groups[:3]))
+    cut = data.draw(st.integers(0, len(shuffled)))
+    first = EvaluationFold("r", 4)
+    results = fold_all(first, shuffled[:cut])
+    second = EvaluationFold("r", 4)
+    second.restore(json.loads(json.dumps(first.snapshot())))
+    results += fold_all(second, shuffled[cut:])
+    assert sorted(r.version for r in results) == [0, 20]
+    for result in results:
+        assert result.avg_at_k == pytest.approx(expected[result.version].avg_at_k)
+        assert result.pass_at_k == pytest.approx(expected[result.version].pass_at_k)
+
+
+def test_mean_length_of_no_trajectory_is_zero() -> None:
+    result = EvaluationFold("r", 1).take(group(4, n_asked=2))
+    assert result is not None
+    assert result.mean_length == 0
+
+
+@pytest.mark.parametrize(("stream", "workflow"), [("eval.sums", "sums"), ("sums", "sums"), ("eval.sums.east", "sums")])
+def test_a_stream_names_its_workflow(stream: str, workflow: str) -> None:
+    assert workflow_of(stream) == workflow

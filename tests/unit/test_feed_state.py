@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from envs.contract import Problem, Score, Split
+from envs.payload import problem_from_json
+from infra.settings import Recipe
+from producers.evaluation_schedule import EvaluationSchedule
+from producers.feed_state import FeedState, Planned, task_seed
+from producers.selectors import AcceptAll
+from producers.solved import WINDOW, SolvedWatch
+from producers.task_source import TaskSource
+from schemas.records import BatchTrained, DeadLetter, GroupUse, Outcome, RecipeRevision, WeightsPublished
+
+
+class Counting:
+    name = "counting"
+
+    def __init__(self, tiers: tuple[str, ...] | list[str] = ("low",)) -> None:
+        self._tier = tiers[0]
+
+    def size(self, split: Split) -> int | None:
+        return None if split == "train" else 100
+
+    def problem(self, split: Split, index: int) -> Problem:
+        return Problem(f"{self._tier}-{split}-{index}", f"{index}?", str(index), self._tier)
+
+    def score(self, problem: Problem, text: str) -> Score:
+        return Score(float(text == problem.answer))
+
+
+class Tiered(Counting):
+    def tiers(self) -> tuple[str, ...]:
+        return ("low", "high")
+
+
+class Watching(AcceptAll):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.seen: list[Any] = []
+
+    def observe(self, outcome: Outcome) -> None:
+        self.seen.append(outcome.number)
+
+    def on_version(self, version: int) -> None:
+        self.seen.append(f"v{version}")
+
+
+def recipe(**trainer: Any) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "t",
+            "policies": {"solver": {"path": "x"}, "judge": {"path": "y"}},
+            "workflows": {
+                "sums": {"env": {"use": "counting"}, "policies": {"solver": "solver"}},
+                "debate": {"env": {"use": "counting"}, "policies": {"s": "solver", "j": "judge"}},
+            },
+            "trainer": {"groups_per_batch": 4, "minibatches": 1, "max_staleness": 1, "steps": 3, **trainer},
+            "evaluate": {"every": 2, "problems": 3, "samples": 2},
+            "rollout": {"group_size": 5},
+            "kafka": {"partitions": 2},
+        },
+    )
+
+
+def state(environment: type[Counting] = Counting, ended: str = "", **trainer: Any) -> FeedState:
+    found = recipe(**trainer)
+    sources = {w: TaskSource(w, lambda more: environment(**more), Watching(1)) for w in found.workflows}
+    return FeedState(found, RecipeRevision(run_id="r", revision=2, ended=ended), sources)
+
+
+def names(planned: list[Planned]) -> list[tuple[str, int]]:
+    return [(one.task.stream, one.task.number) for one in planned]
+
+
+def dropped(stream: str, number: int, reward: float, **more: Any) -> Outcome:
+    common = {"run_id": "r", "component": "curate", "verdict": "dropped", "reason": "zero_variance", "policy": "solver"}
+    return Outcome(**{**common, "stream": stream, "number": number, "rewards": (reward, reward), **more})
+
+
+def version(policy: str, number: int) -> WeightsPublished:
+    return WeightsPublished(run_id="r", policy=policy, version=number)
+
+
+def test_a_task_says_all_that_a_worker_needs() -> None:
+    feed = state()
+    planned = feed.plan()
+    # 8 open for the solver fill it; the judge still has room, and pace is any
+    assert len([one for one in planned if one.task.stream == "debate"]) == 8
+    task = planned[1].task
+    assert (task.run_id, task.revision, task.workflow, task.purpose) == ("r", 2, "debate", "train")
+    assert (task.stream, task.number, task.attempt, task.n_asked, task.versions) == ("debate", 0, 0, 5, {})
+    assert (task.task_id, task.tier) == ("low-train-0", "low")
+    assert problem_from_json(task.payload).answer == "0"
+    assert task.seed == task_seed(1, "debate", 0) != task_seed(1, "debate", 1)
+    assert 0 <= task.seed < 2**63
+
+
+def test_a_seed_never_changes() -> None:
+    assert task_seed(1, "sums", 7) == 6313955248914724937
+
+
+def test_trained_expired_and_dead_numbers_make_room() -> None:
+    feed = state()
+    feed.plan()
+    assert feed.plan() == []
+    feed.take_outcome(Outcome(stream="debate", number=0, policy="judge", verdict="kept", component="curate"))
+    assert feed.plan() == []
+    feed.take_batch(BatchTrained(policy="judge", version=1, groups=(GroupUse("debate", 0),)))
+    assert names(feed.plan()) == [("debate", 8)]
+    feed.take_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="expired", component="train"))
+    assert names(feed.plan()) == [("debate", 9)]
+    feed.take_letter(DeadLetter(stream="debate", number=2, policy="judge"))
+    assert names(feed.plan()) == [("debate", 10)]
+    feed.take_letter(DeadLetter(stream="debate", number=3))  # the task itself could not be read
+    assert names(feed.plan()) == [("debate", 11)]
+
+
+def test_replays_and_single_trajectories_make_no_room() -> None:
+    feed = state()
+    feed.plan()
+    feed.take_batch(BatchTrained(policy="judge", version=1, groups=(GroupUse("debate", 0, use=1),)))
+    feed.take_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="dropped", level="trajectory"))
+    feed.take_outcome(Outcome(stream="eval.debate", number=1, policy="judge", verdict="dropped"))
+    assert feed.plan() == []
+
+
+def test_a_lost_number_is_asked_again_with_the_same_problem_and_seed() -> None:
+    feed = state()
+    first = {(one.task.stream, one.task.number): one.task for one in feed.plan()}
+    with capture_logs() as logs:
+        again = feed.again([("debate", 3)])[0].task
+    before = first["debate", 3]
+    assert (again.attempt, again.seed, again.payload, again.n_asked) == (1, before.seed, before.payload, 5)
+    assert [line["event"] for line in logs] == ["task.reissued"]
+
+
+def test_the_selector_sees_every_finished_group_once_and_every_new_version() -> None:
+    feed = state()
+    feed.plan()
+    selector = feed.sources["debate"].selector
+    feed.take_outcome(dropped("debate", 0, 1.0))
+    feed.take_outcome(dropped("debate", 0, 1.0))
+    feed.take_outcome(dropped("debate", 0, 1.0, policy="judge", verdict="kept", reason=""))
+    feed.take_weights(version("solver", 1))
+    feed.take_batch(BatchTrained(policy="solver", version=1))
+    feed.take_weights(version("judge", 1))
+    feed.take_weights(version("judge", 2))
+    assert isinstance(selector, Watching)
+    assert selector.seen == [0, 0, "v1", "v1", "v2"]
+
+
+def test_evaluations_have_their_own_stream_numbers_and_exact_versions() -> None:
+    feed = state()
+    feed.plan()
+    feed.take_weights(version("solver", 0))
+    planned = feed.plan()
+    assert names(planned) == [("eval.sums", n) for n in range(3)]
+    task = planned[0].task
+    assert (task.purpose, task.workflow, task.n_asked, task.versions) == ("eval", "sums", 2, {"solver": 0})
+    assert task.task_id == "low-held_out-0"
+    feed.take_weights(version("solver", 1))
+    feed.take_weights(version("judge", 0))
+    # debate waited for the judge; both its policies are now evaluated at version 0, the partner being the newest
+    assert [(t.task.number, t.task.versions) for t in feed.plan()][::3] == [
+        (0, {"solver": 0, "judge": 0}),
+        (3, {"solver": 1, "judge": 0}),
+    ]
+
+
+def test_the_end_waits_for_the_last_versions_and_their_evaluations_and_is_said_once() -> None:
+    feed = state()
+    feed.plan()
+    feed.take_weights(version("solver", 3))
+    feed.take_batch(BatchTrained(policy="judge", version=3))
+    assert feed.plan() != []
+    assert feed.end() == ""
+    feed.take_weights(version("judge", 3))
+    assert feed.end() == ""  # an evaluation is not planned yet
+    assert all(one.task.purpose == "eval" for one in feed.plan())
+    assert feed.end() == "steps"
+    assert feed.end() == ""
+    assert feed.plan() == []
+
+
+def test_solved_tasks_close_their_stream_and_in_the_end_the_run() -> None:
+    feed = state()
+    with capture_logs() as logs:
+        answer_all(feed, "sums", 1.0)
+        assert feed.end() == ""
+        answer_all(feed, "debate", 1.0)
+    assert [line["workflow"] for line in logs if line["event"] == "tasks.solved"] == ["sums", "debate"]
+    assert feed.plan() == []
+    assert feed.end() == "solved"
+
+
+def test_solved_tasks_raise_the_tier_where_there_is_one() -> None:
+    feed = state(Tiered)
+    answer_all(feed, "sums", 1.0)
+    answer_all(feed, "debate", 1.0)
+    assert {one.task.tier for one in feed.plan()} == {"high"}
+    answer_all(feed, "sums", 1.0, tier="low")  # old tasks that finish late do not count
+    assert "sums" not in feed.pacing.closed
+    answer_all(feed, "sums", 1.0, tier="high")
+    assert "sums" in feed.pacing.closed
+
+
+def answer_all(feed: FeedState, stream: str, reward: float, **more: Any) -> None:
+    """Conclude all tasks over and over, until those of one stream have filled its window."""
+    for _ in range(WINDOW):
+        feed.plan()
+        for name, number in list(feed.pacing.tasks):
+            if name == stream:
+                feed.take_outcome(dropped(name, number, reward, **more))
+            feed.pacing.conclude(name, number)
+
+
+def test_tasks_that_nobody_solves_are_warned_of_once() -> None:
+    watch = SolvedWatch(0.95)
+    verdicts = [watch.observe(dropped("sums", n, 0.0)) for n in range(WINDOW + 20)]
+    assert verdicts == [""] * (WINDOW - 1) + ["too_hard"] + [""] * 20
+
+
+def test_a_share_below_the_limit_is_no_verdict_and_above_it_is() -> None:
+    watch = SolvedWatch(0.95)
+    for number in range(25):
+        watch.observe(dropped("sums", number, 1.0, verdict="kept", reason=""))
+    verdicts = [watch.observe(dropped("sums", number, 1.0)) for number in range(WINDOW)]
+    assert verdicts.index("solved") == WINDOW - 25  # the first kept group has left the window: 476 of 500
+    assert watch.observe(dropped("sums", 0, 1.0)) == "solved"
+
+
+def test_a_watch_goes_on_where_its_snapshot_was_taken() -> None:
+    watch = SolvedWatch(0.95)
+    for number in range(WINDOW):
+        watch.observe(dropped("sums", number, 0.0))
+    again = SolvedWatch(0.95)
+    again.restore(watch.snapshot())
+    assert again.observe(dropped("sums", 0, 0.0)) == ""
+    assert again.snapshot() == watch.snapshot()
+
+
+def test_a_restored_feeder_plans_what_the_first_one_would_have() -> None:
+    first = state(Tiered)
+    answer_all(first, "sums", 1.0)
+    first.take_weights(version("solver", 0))
+    second = state(Tiered)
+    second.restore(json.loads(json.dumps(first.snapshot())))
+    assert [_same(one) for one in second.plan()] == [_same(one) for one in first.plan()]
+    assert second.snapshot() == first.snapshot()
+
+
+def _same(planned: Planned) -> tuple[Any, ...]:
+    task = planned.task
+    return task.stream, task.number, task.payload, task.seed, task.versions, planned.partition
+
+
+@pytest.mark.parametrize("ended", ["", "steps"])
+def test_a_run_that_ended_stays_ended_unless_a_later_revision_goes_on(ended: str) -> None:
+    first = state()
+    for policy in ("solver", "judge"):
+        first.take_weights(version(policy, 3))
+    first.plan()
+    assert first.end() == "steps"
+    again = state(ended=ended, steps=5)
+    again.restore(first.snapshot())
+    assert bool(again.plan()) == (not ended)
+
+
+def test_a_skipped_version_is_evaluated_at_the_next_published_one() -> None:
+    schedule = EvaluationSchedule({"sums": ("solver",)}, {"solver": 10}, 4)
+    for number in (0, 1, 3, 5, 6, 8, 9, 9, 10, 10):
+        schedule.published("solver", number)
+    assert [one.versions["solver"] for one in schedule.ready()] == [0, 5, 8, 10]
+    assert schedule.ready() == []
+
+
+def test_no_evaluations_are_due_when_none_are_asked_for() -> None:
+    schedule = EvaluationSchedule({"sums": ("solver",)}, {"solver": 1}, 0)
+    schedule.published("solver", 0)
+    schedule.published("solver", 1)
+    schedule.close()
+    assert (schedule.ready(), schedule.complete("solver")) == ([], True)

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from consumers.figures import Figures, RewardPoint, RunFigures
+from infra.kafka import Message
+from infra.settings import Recipe
+from schemas import codec
+from schemas.records import (
+    BatchTrained,
+    EvalResult,
+    GroupUse,
+    Outcome,
+    Position,
+    RecipeRevision,
+    Snapshot,
+    WeightsPublished,
+    WorkerStatus,
+)
+
+RECIPE = Recipe.model_validate(
+    {
+        "name": "t",
+        "policies": {"solver": {"path": "x"}},
+        "workflows": {"sums": {"env": {"use": "a"}, "policies": {"solver": "solver"}}},
+    },
+)
+TOPICS = RECIPE.topics
+NOW = 1_000_000
+
+
+class Log:
+    """Feeds records as messages with the next offset of their topic."""
+
+    def __init__(self) -> None:
+        self.figures = Figures("r", RECIPE)
+        self.messages: list[Message] = []
+        self._ends: dict[str, int] = {}
+
+    def say(self, topic: str, record: Any, key: bytes = b"", at_ms: int = 0) -> None:
+        offset = self._ends.get(topic, 0)
+        self._ends[topic] = offset + 1
+        value = b"" if record is None else codec.encode(record)
+        self.messages.append(Message(topic, 0, offset, key, value, timestamp_ms=at_ms))
+        self.figures.take(self.messages[-1])
+
+    def read(self, now_ms: int = NOW) -> RunFigures:
+        return self.figures.figures({}, now_ms)
+
+    def issued(self, number: int) -> None:
+        self.say(TOPICS.state, Snapshot(run_id="r", body=json.dumps({"next": {"sums": number}}).encode()), b"feed")
+
+    def group(self, number: int, head: int, *rewards: float, verdict: str = "kept") -> None:
+        self.say(
+            TOPICS.outcomes("solver"),
+            Outcome(
+                run_id="r",
+                stream="sums",
+                number=number,
+                policy="solver",
+                verdict=verdict,
+                reason="" if verdict == "kept" else "zero_variance",
+                component="curate",
+                rewards=rewards,
+                head_version=head,
+            ),
+        )
+
+    def worker(self, name: str, state: str, updated_ms: int) -> None:
+        status = WorkerStatus(run_id="r", worker=name, state=state, updated_ms=updated_ms)
+        self.say(TOPICS.workers, status, name.encode())
+
+
+def test_rewards_are_of_every_group_before_any_filter_by_head_version() -> None:
+    log = Log()
+    log.group(0, 0, 0.0, 0.0, verdict="dropped")
+    log.group(1, 0, 1.0, 0.0)
+    log.group(2, 1, 1.0)
+    log.group(3, 1)  # every episode failed
+    assert log.read().rewards == {"solver": (RewardPoint(0, 0.25, 2), RewardPoint(1, 1.0, 1))}
+
+
+def test_first_and_last_reward_are_over_five_versions_each() -> None:
+    log = Log()
+    for version in (6, 0, 1, 2, 3, 4, 5):  # as workers finish, in any order
+        log.group(version, version, float(version), float(version))
+    log.group(7, 0, 10.0, 10.0, 10.0)
+    found = log.read()
+    assert found.reward_first == {"solver": pytest.approx((30 + 2 * (0 + 1 + 2 + 3 + 4)) / 13)}
+    assert found.reward_last == {"solver": pytest.approx(4.0)}
+
+
+def test_a_repeated_message_changes_nothing() -> None:
+    log = Log()
+    log.issued(3)
+    log.group(0, 0, 1.0, 0.0)
+    log.say(TOPICS.evals("solver"), EvalResult(run_id="r", policy="solver", version=0))
+    before = log.read()
+    for message in log.messages:
+        log.figures.take(message)
+    assert log.read() == before
+
+
+def test_groups_versions_and_evaluations() -> None:
+    log = Log()
+    log.issued(4)
+    log.group(0, 0, 1.0, 1.0, verdict="dropped")
+    log.say(TOPICS.weights("solver"), WeightsPublished(run_id="r", policy="solver", version=0))
+    batch = BatchTrained(
+        run_id="r", policy="solver", version=1, groups=(GroupUse("sums", 1),), positions=(Position(2, 7),)
+    )
+    log.say(TOPICS.batches("solver"), batch)
+    log.say(TOPICS.batches("solver"), BatchTrained(run_id="r", policy="solver", positions=(Position(2, 9),)))
+    log.say(TOPICS.evals("solver"), EvalResult(run_id="r", policy="solver", version=0, avg_at_k=0.3))
+    found = log.read()
+    assert found.versions == {"solver": 1}
+    assert (found.groups.issued, found.groups.trained, found.groups.discarded) == (4, 1, {"zero_variance": 1})
+    assert (found.groups.dead, found.groups.in_flight) == (0, 2)
+    assert [result.avg_at_k for result in found.evals] == [0.3]
+    assert log.figures.trainer_positions == {(TOPICS.curated("solver"), 2): 9}
+    json.dumps(found.to_json())
+
+
+def test_a_run_runs_while_a_worker_is_there_and_is_stopped_when_none_is() -> None:
+    log = Log()
+    assert log.read().state == "stopped"
+    log.say(TOPICS.recipe, RecipeRevision(run_id="r"), at_ms=NOW - 1_000)
+    assert log.read().state == "running"  # no worker yet, but somebody just spoke
+    log.worker("a", "rolling", NOW - 1_000)
+    assert log.read().state == "running"
+    assert log.read(NOW + 60_000).state == "stopped"
+    log.worker("a", "stopped", NOW)
+    assert log.read().state == "stopped"
+    log.worker("b", "waiting", NOW)
+    log.say(TOPICS.workers, None, b"a")
+    assert [worker.worker for worker in log.read().workers] == ["b"]
+    assert log.read().state == "running"
+
+
+def test_a_run_that_ended_is_finished_once_it_is_drained_or_nobody_is_left() -> None:
+    log = Log()
+    log.issued(1)
+    log.worker("a", "draining", NOW)
+    log.say(TOPICS.recipe, RecipeRevision(run_id="r", ended="steps"))
+    assert (log.read().state, log.read().ended) == ("running", "steps")
+    assert log.read(NOW + 60_000).state == "finished"
+    log.group(0, 0, 1.0, verdict="dropped")
+    assert log.read().state == "finished"
+    log.say(TOPICS.recipe, RecipeRevision(run_id="r", revision=1))
+    assert log.read().state == "running"
+
+
+def test_other_runs_and_unreadable_bytes_are_passed_over() -> None:
+    log = Log()
+    log.say(TOPICS.weights("solver"), WeightsPublished(run_id="old", policy="solver", version=9))
+    log.figures.take(Message(TOPICS.weights("solver"), 0, 1, b"", b"no record"))
+    log.figures.take(Message("another.topic", 0, 0, b"", b""))
+    assert log.read().versions == {}

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from infra.recipe_file import load_recipe, shipped_recipes
+from infra.settings import Recipe
+
+BASE = """
+name = "base"
+about = "A recipe for tests."
+
+[policies.solver]
+alphabet = "0123456789"
+model = { architecture = "qwen3", hidden_size = 64 }
+
+[workflows.sums]
+env = { use = "arithmetic", tier = "one-digit" }
+policies = { solver = "solver" }
+
+[trainer]
+steps = 10
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    path = tmp_path / "base.toml"
+    path.write_text(BASE)
+    return path
+
+
+def write(folder: Path, text: str, name: str = "own.toml") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def refusal(name: str, *sets: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        load_recipe(name, sets)
+    return str(caught.value)
+
+
+def test_a_recipe_is_read_by_path(base: Path) -> None:
+    recipe = load_recipe(str(base))
+
+    assert (recipe.name, recipe.trainer.steps) == ("base", 10)
+    assert recipe.workflows["sums"].env.settings == {"tier": "one-digit"}
+
+
+def test_every_shipped_recipe_is_read_by_name_and_survives_its_topic() -> None:
+    for name in shipped_recipes():
+        recipe = load_recipe(name)
+        assert Recipe.from_json(recipe.to_json()) == recipe
+
+
+def test_an_extending_recipe_changes_keys_deep_in_tables_and_keeps_the_others(base: Path, tmp_path: Path) -> None:
+    own = write(tmp_path, 'extends = "base.toml"\nname = "own"\n[policies.solver.model]\nhidden_size = 32\n')
+
+    recipe = load_recipe(own)
+
+    assert recipe.name == "own"
+    assert recipe.policies["solver"].model == {"architecture": "qwen3", "hidden_size": 32}
+    assert recipe.trainer.steps == 10
+
+
+def test_a_table_that_names_another_use_replaces_the_old_one_whole(base: Path, tmp_path: Path) -> None:
+    own = write(tmp_path, 'extends = "base.toml"\n[workflows.sums.env]\nuse = "jsonl"\npath = "a.jsonl"\n')
+
+    assert load_recipe(own).workflows["sums"].env.settings == {"path": "a.jsonl"}
+
+
+def test_recipes_that_extend_each_other_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, 'extends = "b.toml"', "a.toml")
+    write(tmp_path, 'extends = "a.toml"', "b.toml")
+
+    told = refusal(str(tmp_path / "a.toml"))
+
+    assert "circle" in told
+    assert "b.toml" in told
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("trainer.steps=40", 40),
+        ("trainer.learning_rate=5e-4", 5e-4),
+        ("trainer.deterministic=false", False),
+        ("trainer.device=cuda:0", "cuda:0"),
+        ("trainer.betas=[0.9, 0.95]", (0.9, 0.95)),
+    ],
+)
+def test_set_takes_toml_values_and_plain_words(base: Path, word: str, value: object) -> None:
+    assert getattr(load_recipe(str(base), [word]).trainer, word.partition("=")[0].partition(".")[2]) == value
+
+
+def test_set_reaches_into_lists_and_settings_of_a_use(base: Path, tmp_path: Path) -> None:
+    own = write(
+        tmp_path, 'extends = "base.toml"\n[curate]\nchain = [{ use = "validate" }, { use = "max_staleness" }]\n'
+    )
+
+    recipe = load_recipe(own, ["curate.chain.1.limit=3", "workflows.sums.env.tier=two-digit"])
+
+    assert recipe.curate.chain[1].settings == {"limit": 3}
+    assert recipe.workflows["sums"].env.settings == {"tier": "two-digit"}
+
+
+@pytest.mark.parametrize(
+    ("word", "telling"),
+    [
+        ("trainer.stpes=40", ("trainer.stpes", "did you mean `steps`", "groups_per_batch")),
+        ("steps=40", ("did you mean `trainer.steps`",)),
+        ("policies.slover.alphabet=abc", ("policies.slover", "did you mean `solver`")),
+        ("trainer.steps.more=1", ("trainer.steps",)),
+        ("curate.chain.7.use=validate", ("curate.chain",)),
+        ("trainer.steps", ("--set trainer.steps=40",)),
+        ("trainer.steps=0", ("--set trainer.steps=0", "`trainer.steps` must be greater than or equal to 1", "got 0")),
+        ("trainer.steps=many", ("`trainer.steps` must be a valid integer", "got 'many'", "Versions to train")),
+    ],
+)
+def test_a_wrong_set_is_told_with_its_key_and_what_would_be_right(
+    base: Path, word: str, telling: tuple[str, ...]
+) -> None:
+    told = refusal(str(base), word)
+
+    for words in telling:
+        assert words in told
+
+
+def test_faults_in_a_file_name_the_file_that_holds_them_and_all_are_told(base: Path, tmp_path: Path) -> None:
+    own = write(tmp_path, 'extends = "base.toml"\n[trainer]\nlearning_rat = 1\nsteps = "ten"\n[rollou]\ntop_p = 1\n')
+
+    told = refusal(own)
+
+    assert told.count("own.toml:") == 3
+    assert "did you mean `learning_rate`" in told
+    assert "did you mean `rollout`" in told
+    assert "`trainer.steps`" in told
+
+
+def test_a_fault_in_the_base_is_not_laid_to_the_extending_file(base: Path, tmp_path: Path) -> None:
+    base.write_text(BASE.replace("steps = 10", "steps = -10"))
+    own = write(tmp_path, 'extends = "base.toml"\n[trainer]\nlearning_rate = 0.1\n')
+
+    assert "base.toml: `trainer.steps`" in refusal(own)
+
+
+def test_a_policys_own_trainer_keys_are_checked_too(base: Path) -> None:
+    told = refusal(str(base), "policies.solver.trainer.stpes=3")
+
+    assert "policies.solver.trainer.stpes" in told
+    assert "did you mean `steps`" in told
+
+
+def test_sentences_of_the_settings_themselves_are_passed_on(base: Path) -> None:
+    assert "cut the distribution" in refusal(str(base), "rollout.top_p=0.9")
+
+
+def test_a_missing_table_is_named(tmp_path: Path) -> None:
+    assert "`policies` is missing" in refusal(write(tmp_path, 'name = "x"\n[workflows]\n'))
+
+
+def test_a_missing_recipe_is_told_with_where_it_was_looked_for(tmp_path: Path) -> None:
+    told = refusal(str(tmp_path / "none.toml"))
+
+    assert str(tmp_path / "none.toml") in told
+    assert "shipped" in told
+
+
+def test_text_that_is_not_toml_is_told_with_its_place(tmp_path: Path) -> None:
+    assert "line 2" in refusal(write(tmp_path, 'name = "x"\nname name\n'))

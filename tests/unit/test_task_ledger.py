@@ -1,0 +1,151 @@
+"""The ledger of one partition of tasks: no interleaving of starts, ends and restarts loses an unfinished offset."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from producers.task_ledger import MOST_BYTES, TaskLedger
+
+
+class Partition(RuleBasedStateMachine):
+    """A partition with gaps, its owners one after the other, and what is really finished."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offsets: list[int] = []
+        self.finished: set[int] = set()
+        self.committed = (-1001, "")
+        self.ledger = TaskLedger(*self.committed)
+        self.unread = 0
+        self.received: list[int] = []
+
+    @rule(gap=st.integers(1, 3))
+    def a_task_is_issued(self, gap: int) -> None:
+        self.offsets.append((self.offsets[-1] if self.offsets else -1) + gap)
+
+    @precondition(lambda self: self.unread < len(self.offsets))
+    @rule()
+    def the_next_is_received(self) -> None:
+        offset = self.offsets[self.unread]
+        self.unread += 1
+        if self.ledger.receive(offset):
+            self.received.append(offset)
+        else:
+            assert offset in self.finished
+
+    @precondition(lambda self: self.received)
+    @rule(data=st.data())
+    def one_is_started(self, data: st.DataObject) -> None:
+        offset = data.draw(st.sampled_from(self.received))
+        assert self.ledger.start(offset) is (offset in self.ledger._open)
+
+    @precondition(lambda self: self.received)
+    @rule(data=st.data())
+    def one_is_finished(self, data: st.DataObject) -> None:
+        offset = data.draw(st.sampled_from(self.received))
+        self.received.remove(offset)
+        self.finished.add(offset)
+        self.ledger.done(offset)
+
+    @rule()
+    def a_commit_is_made(self) -> None:
+        offset, metadata = self.ledger.commit()
+        assert offset >= self.committed[0]
+        self.committed = (offset, metadata)
+
+    @rule(in_good_order=st.booleans())
+    def the_partition_moves(self, *, in_good_order: bool) -> None:
+        if in_good_order:
+            self.ledger.forgive()
+            self.committed = self.ledger.commit()
+        self.ledger = TaskLedger(*self.committed)
+        self.unread = sum(offset < self.committed[0] for offset in self.offsets)
+        self.received = []
+
+    @invariant()
+    def nothing_unfinished_is_passed(self) -> None:
+        assert {offset for offset in self.offsets if offset < self.committed[0]} <= self.finished
+        assert len(self.committed[1]) <= MOST_BYTES
+
+
+test_no_interleaving_loses_an_unfinished_offset = Partition.TestCase
+
+
+def test_done_tasks_are_skipped_and_open_ones_keep_their_starts() -> None:
+    ledger = TaskLedger(5)
+    for offset in (5, 6, 8, 9):
+        assert ledger.start(offset)
+    ledger.done(6)
+    ledger.done(8)
+    offset, metadata = ledger.commit()
+    assert (offset, metadata) == (5, '{"done":"1-3","started":"0:1,4:1"}')
+
+    heir = TaskLedger(offset, metadata)
+    assert not heir.start(6)
+    assert not heir.start(8)
+    assert heir.start(5)
+    assert heir.start(9)
+    assert heir.suspects() == {5, 9}
+    assert heir.starts_before(9) == 1
+    assert TaskLedger(*heir.commit()).starts_before(9) == 2
+
+
+def test_an_owner_that_leaves_in_good_order_takes_its_own_starts_back_and_no_others() -> None:
+    ledger = TaskLedger(0, '{"started":"0:1"}')
+    ledger.start(0)
+    ledger.start(1)
+    ledger.forgive()
+    assert ledger.commit() == (0, '{"started":"0:1"}')
+
+
+def test_all_finished_commits_the_next_offset() -> None:
+    ledger = TaskLedger(-1001)
+    for offset in (3, 4):
+        ledger.start(offset)
+        ledger.done(offset)
+    assert ledger.commit() == (5, "")
+
+
+def test_marks_of_tasks_not_received_yet_survive_a_commit() -> None:
+    ledger = TaskLedger(10, '{"done":"2-4","started":"1:2"}')
+    ledger.receive(10)
+    heir = TaskLedger(*ledger.commit())
+    assert [heir.receive(offset) for offset in range(10, 16)] == [True, True, False, False, False, True]
+    assert heir.suspects() == {11}
+
+
+def test_a_mark_of_an_earlier_ownership_counts_before_the_task_is_received_again() -> None:
+    ledger = TaskLedger(4)
+    ledger.done(6)
+    assert [ledger.receive(offset) for offset in (4, 5, 6)] == [True, True, False]
+
+
+def test_foreign_metadata_means_that_nothing_is_done() -> None:
+    for text in ("{", "[1]", '{"done":"x"}', '{"started":"1"}', '{"done":3}'):
+        assert TaskLedger(0, text).receive(0)
+        assert not TaskLedger(0, text).suspects()
+
+
+def test_metadata_too_large_keeps_start_counts_and_long_runs_and_loses_no_task() -> None:
+    n = 6_000
+    ledger = TaskLedger(0)
+    started = set(range(0, n, 60))
+    for offset in range(n):
+        ledger.receive(offset)
+        if offset in started:
+            ledger.start(offset)
+    a_long_run = set(range(5_461, 5_519))
+    finished = a_long_run | {offset for offset in range(5_400) if offset not in started and offset % 3}
+    for offset in finished:
+        ledger.done(offset)
+
+    offset, metadata = ledger.commit()
+    assert offset == 0
+    assert MOST_BYTES // 2 < len(metadata) <= MOST_BYTES
+    heir = TaskLedger(offset, metadata)
+    again = {offset for offset in range(n) if heir.receive(offset)}
+    assert again >= set(range(n)) - finished
+    assert heir.suspects() == started
+    assert not again & a_long_run
+    assert len(again) < n - len(a_long_run)
