@@ -17,12 +17,12 @@ STEP_S = 0.1
 
 
 async def slow(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
-    """Eight generations with pauses, so that episodes last and weights change beneath them."""
+    """Twenty generations with pauses, so that episodes last and weights change beneath them."""
     [(role, actor)] = actors.items()
     transcript = Transcript(role)
     transcript.prompt(actor.encode(problem.prompt))
     made: list[Generation] = []
-    for _ in range(8):
+    for _ in range(20):
         made.append(await actor.generate(transcript.ids, max_tokens=1))
         transcript.generated(made[-1])
         await asyncio.sleep(STEP_S)

@@ -8,14 +8,14 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from counting_component import Counter, membership
 
 from infra.group_consumer import GroupConsumer
-from infra.kafka import Connection, Fenced, Outgoing, open_producer
+from infra.kafka import Connection, Fenced, Message, Outgoing, open_producer
 from infra.run_loop import run_loop
 from infra.stopwatch import Stopwatch
 from infra.topic_admin import TopicDiffers, ensure_topics
@@ -109,7 +109,7 @@ def test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_
     failures = iter([True] * 3)
 
     class Stumbling(Counter):
-        def handle(self, message):  # type: ignore[no-untyped-def]
+        def handle(self, message: Message) -> Iterable[Outgoing]:
             yield from super().handle(message)
             if self.count == 20 and next(failures, False):
                 raise Aborted("as if the store were away")
@@ -200,5 +200,5 @@ def test_topics_are_created_once_and_differences_are_refused(connection: Connect
     assert ensure_topics(connection, [spec]) == []
     with pytest.raises(TopicDiffers, match="has 3 partitions, the recipe says 5"):
         ensure_topics(connection, [TopicSpec(spec.name, 5)])
-    with pytest.raises(TopicDiffers, match="retention.ms=-1, the run needs 1000"):
+    with pytest.raises(TopicDiffers, match=r"retention\.ms=-1, the run needs 1000"):
         ensure_topics(connection, [TopicSpec(spec.name, 3, {"retention.ms": "1000"})])
