@@ -22,7 +22,7 @@ from infra.settings import Recipe
 from infra.topic_reader import Place
 from schemas import codec
 from schemas.avro import SchemaError
-from schemas.headers import HeaderError, Stamp
+from schemas.headers import HeaderError, Stamp, outcome_stamp
 from schemas.records import ClaimCheck, CuratedGroup, Outcome, TrajectoryGroup
 from schemas.topics import Topics
 
@@ -152,16 +152,7 @@ class CuratorPartition:
         return Outgoing(topic, codec.encode(curated), stamp.key, stamp.to_headers(), self._partition)
 
     def _outcome_message(self, outcome: Outcome) -> Outgoing:
-        stamp = Stamp(
-            run_id=outcome.run_id,
-            stream=outcome.stream,
-            number=outcome.number,
-            revision=outcome.revision,
-            policy=outcome.policy,
-            min_version=outcome.min_version,
-            max_version=outcome.max_version,
-            head_version=outcome.head_version,
-        )
+        stamp = outcome_stamp(outcome)
         topic = self._desk.topics.outcomes(self._desk.policy)
         return Outgoing(topic, codec.encode(outcome), stamp.key, stamp.to_headers(), self._partition)
 

@@ -30,7 +30,7 @@ def main(run: str, policy: str | None = None, slot: str | None = None) -> None:
         joined = join(address, JOIN_PATIENCE_S)
         name = joined.policy(policy)
         place = slot or secrets.token_hex(4)
-        writer = TransactionalWriter(joined.connection, f"{address.run}.curate.{name}.{place}")
+        writer = TransactionalWriter(joined.connection, f"{joined.topics.curate_group(name)}.{place}")
         consumer = curator(joined, name)
         try:
             run_loop(consumer, writer, stop, Stopwatch())
@@ -59,7 +59,7 @@ def curator(run: Run, policy: str) -> GroupConsumer:
             connection=run.connection,
             component=component,
             run_id=run.run_id,
-            group=f"{run.address.run}.{component}",
+            group=topics.curate_group(policy),
             topics=(topic,),
             state_topic=topics.state,
             snapshot_every_s=run.recipe.curate.snapshot_every_s,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from consumers.audit import FEEDER_KEY, AuditFold, PolicyAudit, kinds_of
-from infra.group_offsets import committed_offsets, curate_group, rollout_group
+from infra.group_offsets import committed_offsets
 from infra.kafka import Message, end_offsets, open_admin
 from infra.run import Run
 from infra.settings import Recipe
@@ -242,14 +242,14 @@ def lags(run: Run, trainer_positions: Mapping[Place, int]) -> dict[str, int]:
     for workflow in recipe.workflows:
         topics = [run.topics.tasks(workflow), run.topics.tasks(eval_stream(workflow))]
         found |= dict.fromkeys(topics, 0)
-        committed = committed_offsets(admin, rollout_group(name, workflow), topics)
+        committed = committed_offsets(admin, run.topics.rollout_group(workflow), topics)
         positions |= whole_topics(run.connection, topics, committed)
     with TopicReader(run.connection, positions, "lag") as reader:
         for message in reader.catch_up():
             found[message.topic] += 1
     for policy in recipe.policies:
         trajectories, curated = run.topics.trajectories(policy), run.topics.curated(policy)
-        done = committed_offsets(admin, curate_group(name, policy), [trajectories])
+        done = committed_offsets(admin, run.topics.curate_group(policy), [trajectories])
         done |= {place: offset for place, offset in trainer_positions.items() if place[0] == curated}
         ends = end_offsets(admin, whole_topics(run.connection, [trajectories, curated]))
         for topic in (trajectories, curated):

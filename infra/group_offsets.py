@@ -1,4 +1,4 @@
-"""Names of the consumer groups, and how far one is, asked from outside."""
+"""How far a consumer group is, asked from outside; and deleting what it is done with."""
 
 from __future__ import annotations
 
@@ -10,16 +10,6 @@ from confluent_kafka.admin import AdminClient
 from infra.kafka import kafka_errors, partitions_of
 
 REQUEST_S = 10.0
-
-
-def rollout_group(run: str, workflow: str) -> str:
-    """Return the group of a workflow's rollout workers."""
-    return f"{run}.rollout.{workflow}"
-
-
-def curate_group(run: str, policy: str) -> str:
-    """Return the group of a policy's curators."""
-    return f"{run}.curate.{policy}"
 
 
 def committed_offsets(admin: AdminClient, group: str, topics: Iterable[str]) -> dict[tuple[str, int], int]:

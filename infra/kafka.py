@@ -270,6 +270,16 @@ def end_offsets(admin: AdminClient, partitions: Iterable[tuple[str, int]]) -> di
         return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
 
 
+_admins: dict[str, AdminClient] = {}
+
+
 def open_admin(connection: Connection) -> AdminClient:
-    """Return an admin client; keep it referenced until its futures are done."""
-    return AdminClient(connection.config())
+    """Return the process's admin client of a cluster.
+
+    It is shared, and kept: a fresh one's first question may take 3 s, when librdkafka drops the bootstrap connection
+    with the question in flight; and one that is not referenced loses its answers.
+    """
+    cluster = json.dumps([connection.bootstrap, dict(connection.client)])
+    if cluster not in _admins:
+        _admins[cluster] = AdminClient(connection.config())
+    return _admins[cluster]

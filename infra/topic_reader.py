@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from infra.kafka import (
     AWAY,
@@ -47,7 +47,8 @@ class TopicReader:
         self._assign()
 
     def _assign(self) -> None:
-        places = [TopicPartition(t, p, offset or OFFSET_BEGINNING) for (t, p), offset in self.positions.items()]
+        # Plain offsets, also for 0: asking for the beginning by name costs half a second; below it, a reset goes there.
+        places = [TopicPartition(t, p, offset) for (t, p), offset in self.positions.items()]
         with kafka_errors("assigning partitions"):
             self._consumer.assign(places)
 

@@ -11,7 +11,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as RawMessage
 
-from infra.errors import Unavailable
+from infra.errors import HeadraceError, Unavailable
 from infra.kafka import AWAY, Connection, Fenced, Outgoing, open_transactional_producer, translate
 
 log = structlog.get_logger()
@@ -109,10 +109,10 @@ class TransactionalWriter:
             self._guarded(lambda: self._producer.abort_transaction(CALL_S), "aborting a transaction")
 
     def close(self) -> None:
-        """Abort what is open and leave."""
+        """Abort what is open and leave; it never hides the error on account of which one leaves."""
         try:
             self.abort()
-        except Unavailable as error:
+        except HeadraceError as error:
             log.warning("transaction.left_open", transactional_id=self.transactional_id, error=str(error))
 
     def _guarded(self, call: Callable[[], Any], doing: str) -> None:

@@ -21,7 +21,7 @@ from envs.contract import Environment
 from envs.registry import load_environment
 from infra.dead_letters import dead_letter
 from infra.errors import Unavailable, UsageError
-from infra.group_offsets import committed_offsets, delete_before, rollout_group
+from infra.group_offsets import committed_offsets, delete_before
 from infra.kafka import Message, Outgoing, RunAddress, open_admin, parse_run
 from infra.log import configure_logging
 from infra.own_positions import OwnPositions, Role
@@ -170,7 +170,7 @@ class TaskCommits:
 
     def _of(self, stream: str) -> dict[tuple[str, int], int]:
         topic = self.run.topics.tasks(stream)
-        found = committed_offsets(self._admin, rollout_group(self.run.address.run, stream), [topic])
+        found = committed_offsets(self._admin, self.run.topics.rollout_group(stream), [topic])
         return {(stream, partition): offset for (_, partition), offset in found.items()}
 
 

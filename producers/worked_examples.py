@@ -15,16 +15,12 @@ from infra.topic_reader import read_all
 from infra.transactions import TransactionalWriter
 from schemas import codec
 from schemas.records import WarmStartExamples
+from schemas.topics import examples_key
 
 log = structlog.get_logger()
 
 KIND = "examples"
 """Folder of the objects in the store."""
-
-
-def examples_key(policy: str) -> bytes:
-    """Return the key of a policy's examples in `state`."""
-    return f"examples|{policy}".encode()
 
 
 def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[str, Environment]) -> None:

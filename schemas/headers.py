@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from schemas.records import Task
+    from schemas.records import Outcome, Task
 
 Headers = list[tuple[str, bytes]]
 
@@ -60,6 +60,21 @@ class Stamp:
 def task_key(stream: str, number: int) -> bytes:
     """Return the key of every message about this task."""
     return f"{stream}:{number}".encode()
+
+
+def outcome_stamp(outcome: Outcome) -> Stamp:
+    """Return the stamp of an outcome's own message."""
+    return Stamp(
+        run_id=outcome.run_id,
+        stream=outcome.stream,
+        number=outcome.number,
+        use=outcome.use,
+        revision=outcome.revision,
+        policy=outcome.policy,
+        min_version=outcome.min_version,
+        max_version=outcome.max_version,
+        head_version=outcome.head_version,
+    )
 
 
 def task_stamp(task: Task, policy: str = "") -> Stamp:

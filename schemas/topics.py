@@ -84,6 +84,14 @@ class Topics:
         """Snapshot, CheckpointPointer and WarmStartExamples, the newest by key."""
         return f"{self.run}.state"
 
+    def rollout_group(self, stream: str) -> str:
+        """Consumer group of the workers of a stream."""
+        return f"{self.run}.rollout.{stream}"
+
+    def curate_group(self, policy: str) -> str:
+        """Consumer group of a policy's curators."""
+        return f"{self.run}.curate.{policy}"
+
     def _varied(self, what: str, policy: str, variant: str) -> str:
         return f"{self.run}.{what}.{policy}" + (f".{variant}" if variant else "")
 
@@ -122,6 +130,16 @@ def check_name(what: str, name: str) -> str:
             "letter or digit (it becomes part of topic names, where dots separate)",
         )
     return name
+
+
+def checkpoint_key(policy: str) -> bytes:
+    """Return the key, in `state`, of a trainer's checkpoint pointer."""
+    return f"checkpoint|{policy}".encode()
+
+
+def examples_key(policy: str) -> bytes:
+    """Return the key, in `state`, of a policy's worked examples."""
+    return f"examples|{policy}".encode()
 
 
 def eval_stream(stream: str) -> str:

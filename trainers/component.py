@@ -19,7 +19,7 @@ from infra.topic_reader import TopicReader, whole_topics
 from infra.transactions import TransactionalWriter
 from schemas import codec, records
 from schemas.avro import SchemaError
-from schemas.headers import task_key
+from schemas.headers import outcome_stamp
 from schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, Position, RecipeRevision
 from trainers import publisher
 from trainers.groups import WholeGroup, training_sequences
@@ -167,8 +167,9 @@ class Trainer:
             min_version=curated.min_version,
             head_version=group.head_version,
         )
-        topic, key = self.run.topics.outcomes(self.policy), task_key(curated.stream, curated.number)
-        return Outgoing(topic, codec.encode(outcome), key, partition=eviction.entry.partition)
+        topic = self.run.topics.outcomes(self.policy)
+        stamp = outcome_stamp(outcome)
+        return Outgoing(topic, codec.encode(outcome), stamp.key, stamp.to_headers(), eviction.entry.partition)
 
     # --------------------------------------------------------------------------------------------------------- version
 

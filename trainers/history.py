@@ -20,6 +20,7 @@ from schemas.records import (
     WarmStartExamples,
     WeightsPublished,
 )
+from schemas.topics import checkpoint_key, examples_key
 
 log = structlog.get_logger()
 
@@ -61,7 +62,7 @@ def read_history(run: Run, policy: str) -> History:
             _take_batch(history, codec.decode(message.value, BatchTrained), message.offset)
         elif message.topic == weights:
             history.published = codec.decode(message.value, WeightsPublished)
-        elif message.key == pointer_key(policy):
+        elif message.key == checkpoint_key(policy):
             history.checkpoint = codec.decode(message.value, CheckpointPointer)
     history.batches.sort(key=lambda batch: batch.version)
     return history
@@ -73,16 +74,6 @@ def _take_batch(history: History, batch: BatchTrained, offset: int) -> None:
     if batch.version >= 0:
         history.batches.append(batch)
         history.batch_offsets[batch.version] = offset
-
-
-def pointer_key(policy: str) -> bytes:
-    """Return the key of a trainer's checkpoint pointer in `state`."""
-    return f"checkpoint|{policy}".encode()
-
-
-def examples_key(policy: str) -> bytes:
-    """Return the key of a policy's worked examples in `state`."""
-    return f"examples|{policy}".encode()
 
 
 def key_of(group: GroupUse | CuratedGroup) -> Key:

@@ -15,8 +15,8 @@ from infra.run import Run
 from infra.weights import Tensor, weights_hash, write_safetensors
 from schemas import codec
 from schemas.records import CheckpointPointer, ClaimCheck, NamedObject, Position, WeightsPublished
+from schemas.topics import checkpoint_key
 from trainers.checkpoint import encode_checkpoint
-from trainers.history import pointer_key
 from trainers.learner import Learner
 
 
@@ -86,7 +86,7 @@ def checkpoint(run: Run, policy: str, learner: Learner, window: WindowMark) -> O
         positions=window.positions,
         fingerprint=learner.fingerprint(),
     )
-    return Outgoing(run.topics.state, codec.encode(pointer), pointer_key(policy), partition=0)
+    return Outgoing(run.topics.state, codec.encode(pointer), checkpoint_key(policy), partition=0)
 
 
 @dataclass(frozen=True, slots=True)

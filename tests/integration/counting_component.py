@@ -27,7 +27,8 @@ class Counter:
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
         self.count += 1
-        yield Outgoing(self.out, f"{message.value.decode()} {self.count}".encode(), message.key, partition=self.place[1])
+        told = f"{message.value.decode()} {self.count}".encode()
+        yield Outgoing(self.out, told, message.key, partition=self.place[1])
 
     def snapshot(self) -> bytes:
         return json.dumps(self.count).encode()

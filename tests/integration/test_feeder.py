@@ -25,7 +25,7 @@ from consumers.figures import figures
 from envs.arithmetic import ALPHABET
 from envs.payload import problem_from_json
 from infra.errors import UsageError
-from infra.group_offsets import committed_offsets, rollout_group
+from infra.group_offsets import committed_offsets
 from infra.kafka import Fenced, Message, Outgoing, open_admin, open_consumer, open_producer
 from infra.object_store import ObjectStore
 from infra.process import MustRestart
@@ -165,7 +165,7 @@ def commit_all_tasks(run: Run, stream: str = "sums") -> None:
     ends: Counter[int] = Counter()
     for message in read_all(run.connection, [topic]):
         ends[message.partition] = max(ends[message.partition], message.offset + 1)
-    consumer = open_consumer(run.connection, "test", rollout_group(run.address.run, "sums"))
+    consumer = open_consumer(run.connection, "test", run.topics.rollout_group("sums"))
     consumer.commit(offsets=[TopicPartition(topic, p, end) for p, end in ends.items()], asynchronous=False)
     consumer.close()
 

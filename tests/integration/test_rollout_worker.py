@@ -191,7 +191,7 @@ def test_every_task_becomes_one_record_whose_key_headers_partition_and_tokens_ar
             assert trajectory.id == group.episode_ids[sample] == f"sums:{group.number}:{sample}"
             [sequence] = trajectory.sequences
             prompt, generated = sequence.spans
-            assert tokenizer.decode(sequence.ids[: prompt.length]).replace(" ", "") == problem["prompt"]
+            assert str(tokenizer.decode(sequence.ids[: prompt.length])).replace(" ", "") == problem["prompt"]
             assert versions(group) == {0}
             assert generated.sampling is not None
             assert generated.sampling.stop_ids == (tokenizer.eos_token_id,)

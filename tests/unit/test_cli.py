@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from infra import cli, workers
+from infra.data_folder import DataFolder, RunNotes
+from infra.errors import HeadraceError, UsageError
+
+COMPONENTS = {
+    "feed": (workers.FEED, (), ()),
+    "rollout": (workers.ROLLOUT, ("--workflow", "sums", "--concurrency", "8"), ("sums", None, "", 8)),
+    "curate": (workers.CURATE, ("--policy", "solver", "--slot", "1"), ("solver", "1")),
+    "train": (workers.TRAIN, ("--policy", "solver"), ("solver",)),
+    "evaluate": (workers.EVALUATE, (), ()),
+}
+ADDRESS = "kafka://127.0.0.1:9092/demo"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Run a command line that ends badly; return its exit code and what it said."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    return int(caught.value.code or 0), said.err
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    code = "import sys, infra.cli\ntry: infra.cli.main(['--help'])\nfinally: print('modules', *sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    page, _, modules = done.stdout.partition("modules ")
+    for command in ("up", "topics", "status", "audit", "doctor", "clean", *COMPONENTS):
+        assert f" {command} " in page
+    assert not {"torch", "transformers", "confluent_kafka", "pydantic", "minio"} & set(modules.split())
+
+
+@pytest.mark.parametrize("command", ["up", "topics", "status", "audit", "doctor", "clean", *COMPONENTS])
+def test_every_command_teaches_by_an_example(command: str) -> None:
+    page = CliRunner().invoke(cli.app, [command, "--help"]).output
+
+    assert "Example: headrace" in page
+
+
+@pytest.mark.parametrize("command", COMPONENTS)
+def test_a_component_is_found_by_its_name_and_given_its_options(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, options, expected = COMPONENTS[command]
+    seen: list[tuple[str, tuple[Any, ...]]] = []
+    monkeypatch.setattr(workers, "find", lambda found: lambda *given: seen.append((found, given)))
+
+    result = CliRunner().invoke(cli.app, [command, "--run", ADDRESS, *options])
+
+    assert result.exit_code == 0
+    assert seen == [(place, (ADDRESS, *expected))]
+
+
+def test_every_place_of_a_worker_holds_something_to_call() -> None:
+    for name, place in vars(workers).items():
+        if name.isupper():
+            assert callable(workers.find(place)), name
+
+
+def test_a_wrong_recipe_is_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = refused(capsys, "up", "arithmetic", "--set", "trainer.stpes=3")
+
+    assert code == 2
+    assert said.startswith("error: ")
+    assert "did you mean `steps`" in said
+
+
+def test_a_wrong_address_is_told_with_its_form(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = refused(capsys, "audit", "--run", "localhost:9092")
+
+    assert code == 2
+    assert "kafka://HOST:PORT/RUN" in said
+
+
+def test_an_error_on_purpose_ends_with_1_and_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_place: str) -> Any:
+        raise HeadraceError("the broker is away: start it")
+
+    monkeypatch.setattr(workers, "find", fail)
+
+    assert refused(capsys, "feed", "--run", ADDRESS) == (1, "error: the broker is away: start it\n")
+
+
+def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_place: str) -> Any:
+        raise UsageError("no")
+
+    monkeypatch.setattr(workers, "find", fail)
+    monkeypatch.setenv("HEADRACE_LOG", "debug")
+
+    with pytest.raises(UsageError):
+        cli.main(["feed", "--run", ADDRESS])
+
+
+def test_status_without_a_run_says_how_to_name_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    code, said = refused(capsys, "status")
+
+    assert code == 2
+    assert "--data" in said
+    assert "--run" in said
+
+
+def test_a_run_is_named_in_one_way_only(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert refused(capsys, "status", "--run", ADDRESS, "--data", str(tmp_path))[0] == 2
+    assert refused(capsys, "topics")[0] == 2
+
+
+def test_topics_of_a_recipe_are_listed_without_a_cluster() -> None:
+    result = CliRunner().invoke(cli.app, ["topics", "arithmetic", "--set", "name=mine"])
+
+    assert result.exit_code == 0
+    assert "mine.trajectories.solver" in result.output
+
+
+def test_clean_removes_a_run_and_nothing_else(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path / "run")
+    folder.root.mkdir()
+    folder.write(RunNotes("demo", "127.0.0.1:1", embedded_kafka=True))
+    precious = tmp_path / "precious"
+    precious.mkdir()
+
+    assert CliRunner().invoke(cli.app, ["clean", "--data", str(folder.root)]).exit_code == 0
+    code, said = refused(capsys, "clean", "--data", str(precious))
+
+    assert not folder.root.exists()
+    assert precious.exists()
+    assert (code, "not removed" in said) == (2, True)
+
+
+def test_clean_leaves_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    with folder.owned():
+        folder.write(RunNotes("demo", "127.0.0.1:1", embedded_kafka=True))
+
+        code, said = refused(capsys, "clean", "--data", str(tmp_path))
+
+    assert code == 1
+    assert "--data" in said
+    assert folder.require().run == "demo"
+
+
+def test_clean_all_takes_every_run_below_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        folder = DataFolder(Path(".headrace") / name)
+        folder.root.mkdir(parents=True)
+        folder.write(RunNotes(name, "127.0.0.1:1", embedded_kafka=True))
+
+    assert CliRunner().invoke(cli.app, ["clean", "--all"]).exit_code == 0
+    assert list((tmp_path / ".headrace").iterdir()) == []
+
+
+def test_a_second_up_on_a_folder_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with DataFolder(tmp_path).owned():
+        code, said = refused(capsys, "up", "arithmetic", "--data", str(tmp_path))
+
+    assert code == 1
+    assert f"headrace status --data {tmp_path}" in said
+
+
+def test_a_folder_of_another_run_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    DataFolder(tmp_path).write(RunNotes("other", "127.0.0.1:1", embedded_kafka=True))
+
+    code, said = refused(capsys, "up", "arithmetic", "--data", str(tmp_path))
+
+    assert code == 2
+    assert "holds run other" in said
+
+
+def test_a_summary_that_cannot_be_written_is_refused_before_the_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    summary = tmp_path / "none" / "summary.json"
+
+    code, said = refused(capsys, "up", "arithmetic", "--data", str(tmp_path), "--summary", str(summary))
+
+    assert code == 2
+    assert str(summary) in said
+
+
+def test_notes_survive_the_file_and_add_up(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    notes = RunNotes("demo", "127.0.0.1:1", embedded_kafka=True, run_id="demo-1")
+    effort = notes.effort.plus(2.0, {"feed": {"process": 1.0, "librdkafka": 0.5}})
+    effort = effort.plus(3.0, {"feed": {"process": 1.0, "librdkafka": 0.0}, "broker": {"process": 4.0}})
+    folder.write(RunNotes("demo", "127.0.0.1:1", embedded_kafka=True, run_id="demo-1", effort=effort))
+
+    found = folder.require()
+
+    assert found.address == "kafka://127.0.0.1:1/demo"
+    assert found.effort.wall_s == 5.0
+    assert found.effort.cpu["feed"] == {"process": 2.0, "librdkafka": 0.5}
+    assert found.effort.cpu["broker"] == {"process": 4.0, "librdkafka": 0.0}
+    assert json.loads((tmp_path / "run.json").read_text())["run"] == "demo"
+
+
+def test_doctor_says_what_is_there() -> None:
+    page = CliRunner().invoke(cli.app, ["doctor"]).output
+
+    for what in ("python", "packages", "java", "kafka jars", "object store", "ports", "memory", "disk"):
+        assert what in page

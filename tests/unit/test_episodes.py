@@ -1,0 +1,281 @@
+"""One task played with a fake engine: whatever its episodes do, one group per policy says so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score, Split, Workflow
+from envs.payload import PayloadError, problem_to_json
+from envs.single_turn import single_turn
+from envs.transcript import Transcript
+from producers.engines.contract import EngineError, EngineStats, Generation, VersionGone
+from producers.episodes import Cast, Outcome, Script, conclude_unplayed, play_group
+from producers.group_records import encode_group, generated_tokens, outgoing, stamp_of
+from producers.scoring import LimitedScoring, ScoreTimeLimit
+from schemas import codec
+from schemas.headers import Stamp
+from schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup
+from schemas.topics import Topics
+
+
+@dataclass
+class FakeEngine:
+    """Says the seed's digits; `fail` is raised instead."""
+
+    logprob_convention: Any = "tempered"
+    kv_on_swap: Any = "recompute"
+    fail: Exception | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    async def generate(self, policy: str, ids: Sequence[int], sampling: Sampling, **more: Any) -> Generation:
+        self.calls.append({"policy": policy, "ids": list(ids), "sampling": sampling, **more})
+        await asyncio.sleep(0)
+        if self.fail is not None:
+            raise self.fail
+        made = np.array([more["seed"] % 10, 9], np.int32)
+        version = 7 if more["version"] is None else more["version"]
+        return Generation(made, np.array([-0.5, -0.25], np.float32), ((version, 1), (version + 1, 1)), "stop")
+
+    def load(self, policy: str, version: int, weights: Mapping[str, Any]) -> None: ...
+    def hold(self, policy: str, version: int, weights: Mapping[str, Any] | None = None) -> None: ...
+    def release(self, policy: str, version: int) -> None: ...
+    def versions(self) -> dict[str, int]:
+        return {"p": 7}
+
+    def stats(self) -> EngineStats:
+        return EngineStats(0, 0, 0, 0, 0, 0.0)
+
+    def close(self) -> None: ...
+
+
+class Digits:
+    hash = "abc"
+    stop_ids: tuple[int, ...] = (9,)
+
+    def encode(self, text: str) -> list[int]:
+        return [int(character) for character in text]
+
+    encode_plain = encode
+
+    def decode(self, ids: Any) -> str:
+        return "".join(str(int(i)) for i in ids)
+
+
+class Echo:
+    """Rewards whatever ends with a 9; `pause_s` is how long it thinks."""
+
+    name = "echo"
+
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self.pause_s = pause_s
+
+    def size(self, split: Split) -> int | None:  # noqa: ARG002 - the contract's
+        return None
+
+    def problem(self, split: Split, index: int) -> Problem:  # noqa: ARG002 - the contract's
+        return Problem(str(index), str(index))
+
+    def score(self, problem: Problem, text: str) -> Score:  # noqa: ARG002 - the contract's
+        end = time.monotonic() + self.pause_s
+        while time.monotonic() < end:
+            pass
+        return Score(float(text.endswith("9")), {"nine": 1.0})
+
+
+TASK = Task(run_id="r", stream="w", number=4, n_asked=3, seed=5, payload=problem_to_json(Problem("t", "12")))
+
+
+def cast(engine: FakeEngine, policies: tuple[str, ...] = ("p",)) -> Cast:
+    return Cast(engine, "fake", "fake 1", {policy: Digits() for policy in policies}, "w1", "", lambda _: 8)
+
+
+def script(workflow: Workflow = single_turn, roles: Mapping[str, str] | None = None, limit_s: float = 5.0) -> Script:
+    return Script(workflow, Echo(), roles or {"solver": "p"}, Sampling(max_tokens=4), Sampling(0.0), limit_s, 1 << 20)
+
+
+def play(
+    task: Task, a_script: Script, a_cast: Cast, ending_after_s: float | None = None
+) -> tuple[dict[str, TrajectoryGroup], list[Outcome]]:
+    ends: list[Outcome] = []
+
+    async def run() -> dict[str, TrajectoryGroup]:
+        ending = asyncio.Event()
+        if ending_after_s is not None:
+            asyncio.get_running_loop().call_later(ending_after_s, ending.set)
+        return await play_group(task, a_script, a_cast, ending, ends.append)
+
+    return asyncio.run(run()), ends
+
+
+async def hang(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+    await asyncio.Event().wait()
+    return {}
+
+
+def test_a_group_holds_every_sample_in_order_with_what_was_generated() -> None:
+    engine = FakeEngine()
+    groups, ends = play(TASK, script(), cast(engine))
+    [group] = groups.values()
+    assert group.episode_ids == tuple(t.id for t in group.trajectories) == ("w:4:0", "w:4:1", "w:4:2")
+    assert [t.reward for t in group.trajectories] == [1.0] * 3
+    assert (group.reason, group.failures, group.n_asked, group.head_version) == ("", (), 3, 8)
+    assert (group.env, group.engine, group.engine_build, group.tokenizer_hash) == ("echo", "fake", "fake 1", "abc")
+    stamp = stamp_of(group)
+    assert (stamp.min_version, stamp.max_version, stamp.head_version, stamp.key) == (7, 8, 8, b"w:4")
+    assert generated_tokens(group) == 6
+    assert sorted(end.sample for end in ends) == [0, 1, 2]
+    assert [end.tokens for end in ends] == [2, 2, 2]
+    assert len({call["seed"] for call in engine.calls}) == 3
+    assert all(call["sampling"].stop_ids == (9,) for call in engine.calls)
+    again = FakeEngine()
+    play(TASK, script(), cast(again))
+    assert {call["seed"] for call in again.calls} == {call["seed"] for call in engine.calls}
+
+
+def test_an_evaluation_runs_on_its_version_with_its_sampling() -> None:
+    engine = FakeEngine()
+    groups, _ = play(replace(TASK, purpose="eval", versions={"p": 3}), script(), cast(engine))
+    assert {(call["version"], call["sampling"].temperature) for call in engine.calls} == {(3, 0.0)}
+    assert groups["p"].asked_version == 3
+    assert outgoing(Topics("run"), encode_group(groups["p"]), {"run.eval-groups.p": 3}).topic == "run.eval-groups.p"
+
+
+def test_an_episode_that_raises_is_a_failure_beside_those_that_went_well() -> None:
+    async def moody(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+        episode = await single_turn(problem, env, actors)
+        if len(seen) == 0:
+            seen.append(1)
+            raise RuntimeError("no\nluck")
+        return episode
+
+    seen: list[int] = []
+    groups, ends = play(TASK, script(moody), cast(FakeEngine()))
+    group = groups["p"]
+    assert len(group.trajectories) == 2
+    assert [(f.reason, f.detail) for f in group.failures] == [("error", "RuntimeError: no luck")]
+    failed = group.failures[0].sample
+    assert f"w:4:{failed}" not in group.episode_ids
+    assert [end.tokens for end in ends if end.failure] == [2]
+
+
+def test_an_episode_that_hangs_fails_at_its_time_limit() -> None:
+    groups, _ = play(TASK, script(hang, limit_s=0.05), cast(FakeEngine()))
+    assert [f.reason for f in groups["p"].failures] == ["time_limit"] * 3
+    assert groups["p"].reason == "failed"
+
+
+def test_a_version_that_goes_during_an_evaluation_is_said() -> None:
+    groups, _ = play(TASK, script(), cast(FakeEngine(fail=VersionGone("gone"))))
+    assert (groups["p"].reason, groups["p"].failures[0].reason) == ("version_gone", "version_gone")
+    groups, _ = play(TASK, script(), cast(FakeEngine(fail=EngineError("too long"))))
+    assert (groups["p"].reason, groups["p"].failures[0].reason) == ("failed", "error")
+
+
+def test_the_end_of_the_run_ends_episodes_that_still_run() -> None:
+    groups, ends = play(TASK, script(hang), cast(FakeEngine()), ending_after_s=0.02)
+    assert (groups["p"].reason, [f.reason for f in groups["p"].failures]) == ("run_end", ["run_end"] * 3)
+    assert len(ends) == 3
+
+
+def test_a_cancelled_group_is_no_group_and_frees_its_places() -> None:
+    ends: list[Outcome] = []
+
+    async def run() -> None:
+        playing = asyncio.create_task(play_group(TASK, script(hang), cast(FakeEngine()), asyncio.Event(), ends.append))
+        await asyncio.sleep(0.02)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert [(end.episode, end.failure) for end in ends] == [(None, None)] * 3
+
+
+def test_a_policy_that_never_acted_gets_a_group_that_says_so() -> None:
+    async def only_solver(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+        return await single_turn(problem, env, {"solver": actors["solver"]})
+
+    roles = {"solver": "p", "verifier": "q"}
+    groups, _ = play(TASK, script(only_solver, roles), cast(FakeEngine(), ("p", "q")))
+    assert {policy: group.reason for policy, group in groups.items()} == {"p": "", "q": "not_acted"}
+    assert codec.decode(encode_group(groups["q"]).value, TrajectoryGroup).reason == "not_acted"
+
+
+def test_roles_of_one_policy_share_a_trajectory_and_keep_their_own_rewards_and_parents() -> None:
+    async def two_roles(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+        def said(role: str, parent: int) -> Any:
+            transcript = Transcript(role, parent=parent)
+            transcript.prompt([1])
+            return transcript.sequence()
+
+        return {
+            "solver": RoleTrajectory(1.0, (said("solver", -1), said("solver", 0)), {"right": 1.0}),
+            "critic": RoleTrajectory(0.25, (said("critic", -1), said("critic", 0))),
+        }
+
+    groups, _ = play(TASK, script(two_roles, {"solver": "p", "critic": "p"}), cast(FakeEngine()))
+    [trajectory, *_] = groups["p"].trajectories
+    assert (trajectory.reward, trajectory.reward_parts) == (1.0, {"right": 1.0})
+    assert [sequence.role for sequence in trajectory.sequences] == ["solver", "solver", "critic", "critic"]
+    assert [sequence.parent for sequence in trajectory.sequences] == [-1, 0, -1, 2]
+    assert [sequence.reward for sequence in trajectory.sequences] == [None, None, 0.25, 0.25]
+    assert stamp_of(groups["p"]).min_version == -1
+
+
+def test_a_role_that_the_recipe_does_not_know_fails_the_episode() -> None:
+    async def stranger(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+        return {"stranger": RoleTrajectory(1.0, ())}
+
+    groups, _ = play(TASK, script(stranger), cast(FakeEngine()))
+    assert "stranger" in groups["p"].failures[0].detail
+
+
+def test_a_payload_that_is_no_problem_is_refused_before_any_episode() -> None:
+    with pytest.raises(PayloadError):
+        play(replace(TASK, payload="{}"), script(), cast(FakeEngine()))
+
+
+def test_a_group_that_the_schema_refuses_concludes_as_failed() -> None:
+    async def wrong(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+        episode = await single_turn(problem, env, actors)
+        return {"solver": replace(episode["solver"], reward="high")}  # type: ignore[arg-type]  # the test's point
+
+    groups, _ = play(TASK, script(wrong), cast(FakeEngine()))
+    encoded = encode_group(groups["p"])
+    assert (encoded.group.reason, encoded.group.trajectories) == ("failed", ())
+    assert "reward" in encoded.group.failures[2].detail
+    assert codec.decode(encoded.value, TrajectoryGroup) == encoded.group
+
+
+def test_a_group_behind_a_claim_keeps_its_stamp() -> None:
+    groups, _ = play(TASK, script(), cast(FakeEngine()))
+    encoded = encode_group(groups["p"]).behind(ClaimCheck("main", "k", "s", 5))
+    record = outgoing(Topics("run"), encoded, {"run.trajectories.p": 3})
+    assert (record.partition, Stamp.from_headers(record.headers).max_version) == (1, 8)
+    short = codec.decode(record.value, TrajectoryGroup)
+    assert (short.trajectories, short.claim, len(short.episode_ids)) == ((), ClaimCheck("main", "k", "s", 5), 3)
+
+
+def test_an_unplayed_task_concludes_for_every_policy_and_sample() -> None:
+    groups = conclude_unplayed(TASK, ("p", "q"), "echo", cast(FakeEngine(), ("p", "q")), Failure(0, "poison", "killed"))
+    assert {group.reason for group in groups.values()} == {"poison"}
+    assert [failure.sample for failure in groups["q"].failures] == [0, 1, 2]
+
+
+def test_a_score_that_never_returns_is_interrupted() -> None:
+    began = time.monotonic()
+    with pytest.raises(ScoreTimeLimit, match=r"0\.05 s"):
+        LimitedScoring(Echo(pause_s=30), 0.05).score(Problem("t", "1"), "9")
+    assert time.monotonic() - began < 5
+    assert LimitedScoring(Echo(), 5).score(Problem("t", "1"), "9").reward == 1.0
+    slow = replace(script(limit_s=5), environment=LimitedScoring(Echo(pause_s=30), 0.05))
+    groups, _ = play(replace(TASK, n_asked=1), slow, cast(FakeEngine()))
+    assert groups["p"].failures[0].reason == "time_limit"

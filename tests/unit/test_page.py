@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from consumers.figures import Figures
+from consumers.page.chart import chart
+from consumers.page.diagnosis import Signs, why_no_rise
+from consumers.page.pulse import LONGEST_GAP_MS, Pulse
+from consumers.page.view import Moment, line, page
+from infra.kafka import Message
+from infra.recipe_file import load_recipe
+from infra.settings import Recipe
+from infra.supervisor import ChildState
+from schemas import codec
+from schemas.records import BatchTrained, DeadLetter, EvalResult, Outcome, WeightsPublished, WorkerStatus
+
+RUN_ID = "arithmetic-1"
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return load_recipe("arithmetic")
+
+
+class Log:
+    """Messages as the broker would give them: offsets count per partition."""
+
+    def __init__(self, *folds: Any) -> None:
+        self._folds = folds
+        self._offsets: dict[str, int] = {}
+
+    def say(self, topic: str, record: Any, at_ms: int = NOW_MS, key: bytes = b"") -> Message:
+        offset = self._offsets.setdefault(topic, 0)
+        self._offsets[topic] += 1
+        message = Message(topic, 0, offset, key, codec.encode(record), [], at_ms)
+        for fold in self._folds:
+            fold.take(message)
+        return message
+
+
+def outcome(number: int, rewards: tuple[float, ...] = (1.0, 0.0), version: int = 0, **more: Any) -> Outcome:
+    fields: dict[str, Any] = {"verdict": "kept", "component": "curate", "lengths": (5, 5), **more}
+    return Outcome(
+        run_id=RUN_ID, stream="sums", number=number, policy="solver", rewards=rewards, head_version=version, **fields
+    )
+
+
+def drawn(renderable: Any) -> str:
+    console = Console(width=110, force_terminal=False)
+    with console.capture() as captured:
+        console.print(renderable)
+    return captured.get()
+
+
+def signs(rewards: list[float], **more: Any) -> Signs:
+    usual: Mapping[str, Any] = {
+        "concluded": 1000,
+        "discarded": {},
+        "staleness_mean": 0.5,
+        "max_staleness": 1,
+        "logprob_gap_mean": 1e-6,
+    }
+    return Signs(rewards=rewards, **{**usual, **more})
+
+
+FLAT = [0.35] * 20
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (signs([0.35] * 14), ""),
+        (signs([n / 20 for n in range(20)]), ""),
+        (signs([0.95] * 20), ""),
+        (signs(FLAT, logprob_gap_mean=0.3), "disagree on log-probabilities"),
+        (signs([0.02] * 20, discarded={"zero_variance": 900}), "too hard"),
+        (signs([0.8] * 20, discarded={"zero_variance": 900}), "too easy"),
+        (signs(FLAT, discarded={"expired": 900, "zero_variance": 10}), "dropped for expired"),
+        (signs(FLAT, staleness_mean=7.0, max_staleness=8), "lower trainer.max_staleness"),
+        (signs(FLAT), "learning_rate"),
+    ],
+)
+def test_reward_that_does_not_rise_is_explained(seen: Signs, words: str) -> None:
+    why = why_no_rise(seen)
+
+    assert words in why
+    assert bool(why) == bool(words)
+
+
+def test_an_explanation_shows_the_three_figures_it_rests_on() -> None:
+    why = why_no_rise(signs(FLAT, discarded={"zero_variance": 250}, staleness_mean=0.9, logprob_gap_mean=2e-5))
+
+    assert "25% of the groups dropped" in why
+    assert "staleness 0.9" in why
+    assert "2e-05" in why
+
+
+def test_a_chart_has_a_bar_per_value_as_high_as_the_value() -> None:
+    rows = [line.partition("┤")[2] for line in chart([0.0, 0.5, 1.0], width=10, height=4)]
+
+    assert rows == ["  █", "  █", " ██", " ██"]
+
+
+def test_a_long_curve_is_averaged_into_the_columns_there_are() -> None:
+    rows = [line.partition("┤")[2] for line in chart([0.0, 1.0] * 50, width=10, height=2)]
+
+    assert rows == [" " * 10, "█" * 10]
+
+
+def test_a_chart_of_nothing_is_an_empty_frame() -> None:
+    assert len(chart([], width=10, height=5)) == 5
+
+
+def test_rates_are_of_the_newest_seconds_and_repeated_messages_do_not_count(recipe: Recipe) -> None:
+    pulse = Pulse(RUN_ID, recipe)
+    log = Log(pulse)
+    topic = recipe.topics.outcomes("solver")
+    log.say(topic, outcome(0), NOW_MS - 60_000)
+    for number in range(1, 11):
+        message = log.say(topic, outcome(number), NOW_MS - 5_000)
+        pulse.take(message)
+
+    rates = pulse.rates(NOW_MS)
+
+    assert (rates.samples, rates.tokens) == (2.0, 10.0)
+
+
+def test_mean_rates_leave_out_the_time_between_two_starts(recipe: Recipe) -> None:
+    pulse = Pulse(RUN_ID, recipe)
+    log = Log(pulse)
+    for number, at_ms in enumerate((0, 1_000, 3_600_000, 3_601_000)):
+        log.say(recipe.topics.outcomes("solver"), outcome(number), NOW_MS + at_ms)
+
+    assert pulse.mean_rates().samples == pytest.approx(8 / (2 + LONGEST_GAP_MS / 1000))
+
+
+def test_the_pulse_counts_groups_once_and_other_runs_never(recipe: Recipe) -> None:
+    pulse = Pulse(RUN_ID, recipe)
+    log = Log(pulse)
+    topics = recipe.topics
+    log.say(topics.outcomes("solver"), outcome(0), NOW_MS)
+    log.say(topics.outcomes("solver"), outcome(0, component="train", verdict="expired"), NOW_MS)
+    log.say(topics.outcomes("solver"), outcome(0, level="trajectory"), NOW_MS)
+    log.say(topics.outcomes("solver"), outcome(0, use=1), NOW_MS)
+    log.say(topics.dead_letters, DeadLetter(run_id=RUN_ID))
+    log.say(topics.dead_letters, DeadLetter(run_id="another"))
+    log.say(topics.batches("solver"), BatchTrained(run_id=RUN_ID, policy="solver", version=1, metrics={"kl": 0.5}))
+    log.say(topics.batches("solver"), BatchTrained(run_id=RUN_ID, policy="solver", version=-1))
+    log.say(topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=1))
+
+    solver = pulse.policies["solver"]
+    assert pulse.rates(NOW_MS).samples == 2.0
+    assert pulse.dead_letters == 1
+    assert (dict(solver.metrics), solver.published, solver.newest_published) == ({"kl": 0.5}, 1, 1)
+
+
+@pytest.fixture
+def moment(recipe: Recipe) -> Moment:
+    figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
+    log = Log(figures, pulse)
+    topics = recipe.topics
+    for number in range(40):
+        log.say(topics.outcomes("solver"), outcome(number, (0.4, 0.4), version=number // 2, lengths=(3, 4)))
+    metrics = {"staleness_mean": 0.75, "staleness_max": 1.0, "logprob_gap_mean": 3e-6}
+    log.say(topics.batches("solver"), BatchTrained(run_id=RUN_ID, policy="solver", version=20, metrics=metrics))
+    log.say(topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=20))
+    log.say(topics.evals("solver"), EvalResult(run_id=RUN_ID, policy="solver", workflow="sums", avg_at_k=0.31))
+    worker = WorkerStatus(run_id=RUN_ID, worker="rollout-sums-0", state="behind", detail="two versions")
+    log.say(topics.workers, worker, key=b"rollout-sums-0")
+    return Moment(
+        recipe=recipe,
+        figures=figures.figures({f"{recipe.name}.tasks.sums": 12}, NOW_MS),
+        pulse=pulse,
+        rates=pulse.rates(NOW_MS),
+        elapsed_s=75,
+        processes={"feed": ChildState("running", 1, 1, None), "train-solver": ChildState("running", 2, 3, -9)},
+    )
+
+
+def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:
+    shown = drawn(page(moment))
+
+    for words in (
+        "version 20/80",
+        "reward 0.40",
+        "trajectories/s",
+        "tokens/s",
+        "staleness 0.75",
+        "1 weights published",
+        "tasks.sums 12",
+        "0.31 at version 0",
+        "rollout-sums-0 behind (two versions)",
+        "started again: train-solver 2x",
+        "Reward does not rise (0.40 → 0.40)",
+        "1:15",
+    ):
+        assert words in shown
+
+
+def test_a_pipe_gets_the_same_in_one_line(moment: Moment) -> None:
+    shown = line(moment)
+
+    assert "\n" not in shown
+    for words in ("solver version 20/80", "reward 0.40", "eval 0.31 at 0", "lag 12", "trajectories/s"):
+        assert words in shown
+
+
+def test_a_run_that_has_nothing_to_show_says_what_it_is_at(recipe: Recipe) -> None:
+    figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
+    moment = Moment(recipe, figures.figures({}, NOW_MS), pulse, pulse.rates(NOW_MS), 0, {})
+
+    assert "warm start" in drawn(page(moment))
+    assert "version -/80" in line(moment)

@@ -1,0 +1,201 @@
+"""The small parts of a rollout worker: places, holds, pauses, the watchdog, the choice of a workflow."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+
+import pytest
+from structlog.testing import capture_logs
+
+from infra.errors import UsageError
+from infra.settings import Recipe, Rollout
+from producers.engines.contract import VersionGone
+from producers.engines.registry import open_engine
+from producers.episodes import Outcome
+from producers.pauses import Pauses
+from producers.rollout import choose_workflow
+from producers.slots import Slots
+from producers.version_holds import VersionHolds
+from producers.watchdog import Watchdog
+from producers.worker_status import Tally
+from schemas.records import Failure
+
+
+def test_places_are_given_back_one_by_one_and_never_twice() -> None:
+    slots = Slots(4)
+    first = slots.reserve(3)
+    assert first is not None
+    assert slots.reserve(2) is None
+    first.give_one()
+    second = slots.reserve(2)
+    assert second is not None
+    for _ in range(5):
+        first.give_one()
+    first.close()
+    second.close()
+    assert slots.taken == 0
+
+
+def test_a_task_larger_than_the_worker_runs_alone() -> None:
+    slots = Slots(4)
+    large = slots.reserve(9)
+    assert large is not None
+    assert slots.reserve(1) is None
+    large.close()
+    assert slots.reserve(1) is not None
+    assert slots.reserve(9) is None
+
+
+class Held:
+    """Remembers what is held, and the most versions of a policy at once."""
+
+    def __init__(self) -> None:
+        self.now: list[tuple[str, int]] = []
+        self.most = 0
+        self.lock = threading.Lock()
+
+    def hold(self, policy: str, version: int) -> None:
+        if version < 0:
+            raise VersionGone("gone")
+        with self.lock:
+            self.now.append((policy, version))
+            self.most = max(self.most, len({v for p, v in self.now if p == policy}))
+
+    def release(self, policy: str, version: int) -> None:
+        with self.lock:
+            self.now.remove((policy, version))
+
+
+def test_few_versions_are_held_at_once_and_all_are_released() -> None:
+    held, done = Held(), []
+
+    async def run() -> None:
+        holds = VersionHolds(held.hold, held.release, most=2)
+
+        async def evaluate(versions: Mapping[str, int]) -> None:
+            async with holds.held(versions):
+                assert set(versions.items()) <= set(held.now)
+                await asyncio.sleep(0.002)
+            done.append(versions)
+
+        wanted = [{"a": n % 5, "b": n % 3} if n % 2 else {"b": n % 3, "a": n % 5} for n in range(40)]
+        await asyncio.wait_for(asyncio.gather(*map(evaluate, wanted)), 30)
+
+    asyncio.run(run())
+    assert len(done) == 40
+    assert held.most == 2
+    assert held.now == []
+
+
+def test_a_version_that_is_gone_frees_its_place() -> None:
+    held = Held()
+
+    async def run() -> None:
+        holds = VersionHolds(held.hold, held.release, most=1)
+        with pytest.raises(VersionGone):
+            async with holds.held({"a": 1, "b": -1}):
+                pass
+        assert held.now == []
+        async with holds.held({"b": 2}):
+            assert held.now == [("b", 2)]
+
+    asyncio.run(run())
+
+
+def test_a_hold_that_is_cancelled_while_it_is_made_is_released_in_the_end() -> None:
+    held, may_go_on = Held(), threading.Event()
+
+    def slow_hold(policy: str, version: int) -> None:
+        may_go_on.wait(10)
+        held.hold(policy, version)
+
+    def release(policy: str, version: int) -> None:
+        held.release(policy, version)
+        released.set()
+
+    async def run() -> None:
+        holds = VersionHolds(slow_hold, release)
+
+        async def evaluate() -> None:
+            async with holds.held({"a": 1}):
+                pass
+
+        task = asyncio.create_task(evaluate())
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        may_go_on.set()
+        await asyncio.wait_for(released.wait(), 10)
+
+    released = asyncio.Event()
+    asyncio.run(run())
+    assert held.now == []
+
+
+def test_a_pause_is_said_once_when_it_begins_and_once_when_it_ends() -> None:
+    pauses = Pauses()
+    with capture_logs() as logs:
+        for _ in range(3):
+            pauses.begin("Kafka", "no answer")
+        pauses.begin("object store", "no answer either")
+        assert pauses.detail == "Kafka: no answer; object store: no answer either"
+        for _ in range(2):
+            pauses.end("Kafka")
+    assert [(line["event"], line["what"]) for line in logs] == [
+        ("worker.waiting", "Kafka"),
+        ("worker.waiting", "object store"),
+        ("worker.resumed", "Kafka"),
+    ]
+    assert pauses.detail == "object store: no answer either"
+
+
+def test_the_watchdog_ends_a_process_whose_loop_stands_still_and_no_other() -> None:
+    ended = threading.Event()
+    watchdog = Watchdog(limit_s=0.05, turn_s=0.01, end=ended.set)
+    watchdog.start()
+    assert ended.wait(10)
+
+    spared = threading.Event()
+    beaten = Watchdog(limit_s=5, turn_s=0.01, end=spared.set)
+    beaten.start()
+    for _ in range(10):
+        beaten.beat()
+    beaten.stop()
+    beaten.join(10)
+    assert not spared.is_set()
+
+
+def test_wasted_tokens_are_exact_when_nothing_is_under_way() -> None:
+    tally = Tally(delivered_tokens=100)
+    tally.episode_ended(Outcome(0, episode={}, tokens=10))
+    tally.episode_ended(Outcome(1, failure=Failure(1, "error"), tokens=10))
+    tally.episode_ended(Outcome(2, tokens=5))
+    assert (tally.episodes_done, tally.episodes_failed) == (1, 1)
+    assert tally.wasted_of(generated=180, tasks_open=1) == 15
+    assert tally.wasted_of(generated=130, tasks_open=0) == 30
+
+
+def recipe(*workflows: str) -> Recipe:
+    one = {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}
+    return Recipe.model_validate(
+        {"name": "r", "policies": {"solver": {"path": "x"}}, "workflows": dict.fromkeys(workflows, one)},
+    )
+
+
+def test_the_only_workflow_is_taken_and_of_several_one_must_be_named() -> None:
+    assert choose_workflow(recipe("sums"), None) == "sums"
+    assert choose_workflow(recipe("sums", "times"), "times") == "times"
+    with pytest.raises(UsageError, match="sums, times"):
+        choose_workflow(recipe("sums", "times"), None)
+    with pytest.raises(UsageError, match="no workflow 'sum'; it has sums"):
+        choose_workflow(recipe("sums"), "sum")
+
+
+def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="take one of torch"):
+        open_engine({}, Rollout(engine="torhc"), 1)
+    with pytest.raises(UsageError, match="cannot be imported"):
+        open_engine({}, Rollout(engine="no_such_module:Engine"), 1)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from consumers import summary as summaries
+from consumers.audit import Audit
+from consumers.page.closing import show_summary
+from consumers.summary import eval_ends, log_cpu_share, mean_of, summarize
+from infra.data_folder import DataFolder, Effort
+from infra.kafka import Connection, Message, RunAddress
+from infra.object_store import StoreAddress
+from infra.recipe_file import load_recipe
+from infra.run import Run
+from schemas import codec
+from schemas.records import BatchTrained, EvalResult, GroupUse, Outcome, RecipeRevision, Snapshot, WorkerStatus
+
+RUN_ID = "arithmetic-1"
+CPU = {
+    "broker": {"process": 10.0, "librdkafka": 0.0},
+    "feed": {"process": 2.0, "librdkafka": 1.0},
+    "curate-solver-0": {"process": 3.0, "librdkafka": 1.0},
+    "rollout-sums-0": {"process": 40.0, "librdkafka": 4.0},
+    "train-solver": {"process": 45.0, "librdkafka": 1.0},
+}
+
+
+def test_the_logs_cpu_share_is_broker_feeder_curators_and_the_clients_threads() -> None:
+    assert log_cpu_share(CPU) == pytest.approx((10 + 2 + 3 + 4 + 1) / 100)
+    assert log_cpu_share({}) == 0.0
+
+
+def test_evaluations_of_the_first_and_last_version_are_averaged_over_workflows() -> None:
+    evals = [
+        EvalResult(workflow="b", version=40, avg_at_k=0.9),
+        EvalResult(workflow="a", version=40, avg_at_k=0.7),
+        EvalResult(workflow="a", version=0, avg_at_k=0.3),
+        EvalResult(workflow="a", version=20, avg_at_k=0.1),
+    ]
+
+    first, last = eval_ends(evals)
+    assert first == 0.3
+    assert last == pytest.approx(0.8)
+    assert eval_ends([]) == (None, None)
+
+
+def test_what_was_never_measured_is_none_and_not_nought() -> None:
+    assert mean_of([None, 0.5, 1.0]) == 0.75
+    assert mean_of([None]) is None
+
+
+def run_of(recipe_name: str = "arithmetic") -> Run:
+    recipe = load_recipe(recipe_name)
+    address = RunAddress(Connection("127.0.0.1:1"), recipe.name)
+    return Run(address, RUN_ID, (recipe,), StoreAddress("127.0.0.1:2", "b", "k", "s"), ended="steps")
+
+
+def messages(run: Run) -> list[Message]:
+    """Ten versions of two groups each: rewards rise from 0.0 to 0.9, every second group of a version is dropped."""
+    topics = run.topics
+    found: list[tuple[str, Any, int, bytes]] = []
+    groups = []
+    for number in range(20):
+        reward = number // 2 / 10
+        kept = number % 2 == 0
+        groups += [GroupUse("sums", number)] if kept else []
+        record = Outcome(
+            run_id=RUN_ID,
+            stream="sums",
+            number=number,
+            policy="solver",
+            verdict="kept" if kept else "dropped",
+            reason="" if kept else "zero_variance",
+            component="curate",
+            rewards=(reward, reward),
+            lengths=(4, 6),
+            head_version=number // 2,
+        )
+        found.append((topics.outcomes("solver"), record, 1000 + 100 * number, b""))
+    batch = BatchTrained(
+        run_id=RUN_ID,
+        policy="solver",
+        version=10,
+        groups=tuple(groups),
+        metrics={"seconds_step": 6.0, "seconds_commit": 1.0},
+    )
+    state = Snapshot(run_id=RUN_ID, component="feed", body=json.dumps({"next": {"sums": 20}}).encode())
+    worker = WorkerStatus(run_id=RUN_ID, worker="w", seconds={"generate": 2.0, "produce": 1.0, "wait": 90.0})
+    found += [
+        (topics.batches("solver"), batch, 4000, b""),
+        (topics.evals("solver"), EvalResult(run_id=RUN_ID, policy="solver", version=0, avg_at_k=0.25), 4000, b""),
+        (topics.workers, worker, 4000, b"w"),
+        (topics.state, state, 4000, b"feed"),
+        (topics.recipe, RecipeRevision(run_id=RUN_ID, ended="steps"), 4000, b""),
+    ]
+    return [
+        Message(topic, 0, offset, key, codec.encode(record), [], at_ms)
+        for offset, (topic, record, at_ms, key) in enumerate(found)
+    ]
+
+
+@pytest.fixture
+def summary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    run = run_of()
+
+    def read(_connection: Connection, _topics: Iterable[str]) -> list[Message]:
+        return messages(run)
+
+    def audited(_run: Run, *, drained: bool) -> Audit:
+        assert drained
+        return Audit(ok=True, lost=0, doubled=0, policies={})
+
+    monkeypatch.setattr(summaries, "read_all", read)
+    monkeypatch.setattr(summaries, "audit", audited)
+    (tmp_path / "kafka").write_bytes(bytes(10_000))
+    return summarize(run, Effort(12.34, CPU), DataFolder(tmp_path))
+
+
+def test_a_summary_says_what_came_of_the_run(summary: dict[str, Any]) -> None:
+    assert summary["run"] == "arithmetic"
+    assert summary["versions"] == 10
+    assert summary["wall_s"] == 12.3
+    assert summary["reward_first"] == pytest.approx(0.2)
+    assert summary["reward_last"] == pytest.approx(0.7)
+    assert (summary["eval_first"], summary["eval_last"]) == (0.25, 0.25)
+    assert summary["groups"] == {
+        "issued": 20,
+        "trained": 10,
+        "discarded": {"zero_variance": 10},
+        "dead": 0,
+        "in_flight": 0,
+    }
+    assert summary["audit"] == {"ok": True, "lost": 0, "doubled": 0}
+    assert summary["log_share"] == pytest.approx(2 / 10)
+    assert summary["log_cpu_share"] == pytest.approx(0.2)
+    assert summary["samples_per_s"] == pytest.approx(40 / 1.9, abs=0.1)
+    assert summary["tokens_per_s"] == pytest.approx(200 / 1.9, abs=0.1)
+    assert summary["data"]["bytes"] >= 10_000
+
+
+def test_a_summary_is_plain_json(summary: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(summary)) == summary
+
+
+def test_the_closing_page_gives_three_commands_unbroken(summary: dict[str, Any]) -> None:
+    console = Console(width=60, force_terminal=False)
+    again = "headrace up arithmetic --data /some/where/quite/far/away --set trainer.steps=10"
+
+    with console.capture() as captured:
+        show_summary(summary, console, "headrace", again)
+
+    page = captured.get()
+    assert "0.20 → 0.70" in page
+    assert "closes" in page
+    lines = [line.strip() for line in page.splitlines()]
+    assert f"{again} --set trainer.steps=20 --new-recipe" in lines
+    assert len([line for line in lines if line.startswith("headrace ")]) == 3
