@@ -10,6 +10,7 @@ Each stage is the target of a process of its own; `reports` carries (word, monot
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,9 +20,10 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 
 from infra.kafka import Outgoing, open_consumer, open_producer, open_transactional_producer, parse_run
+from infra.log import configure_logging
 from infra.process import stop_on_signals
 from infra.run import Run, join
 from infra.run_loop import run_loop
@@ -133,12 +135,26 @@ def _outcome() -> Outcome:
     )
 
 
+def _begin(load: Load) -> tuple[Run, threading.Event]:
+    """Do what every process does first: say little, hear signals, join."""
+    configure_logging("benchmark")
+    stop = stop_on_signals()
+    return join(parse_run(load.address)), stop
+
+
+def _tell(reports: Reports, load: Load, taken: int) -> None:
+    if taken == load.warm_up:
+        reports.put(("warm", time.monotonic()))
+    elif taken == load.warm_up + load.groups:
+        reports.put(("last", time.monotonic()))
+
+
 # ------------------------------------------------------------------------------------------------------------ Headrace
 
 
 def produce(load: Load, reports: Reports, go: Event) -> None:
     """Encode and send as the rollout worker does, with as many groups undelivered as it allows."""
-    run, stop = join(parse_run(load.address)), stop_on_signals()
+    run, stop = _begin(load)
     groups = made_groups(run.run_id)
     partitions = group_partitions(run, (POLICY,))
     producer = RecordProducer(run.connection, "benchmark.groups", Stopwatch())
@@ -167,14 +183,11 @@ def curate(load: Load, _reports: Reports, _go: Event) -> None:
 
 
 def take_in(load: Load, reports: Reports, _go: Event) -> None:
-    """Be the trainer up to the sequences of every batch: poll, decode, window, cut, decode, masks and advantages."""
+    """Be the trainer up to a batch: poll, decode, window, cut, decode the groups inside."""
     from trainers.component import Trainer
-    from trainers.groups import training_sequences
     from trainers.history import History
     from trainers.start import Incarnation, whole
     from trainers.window import Waiting
-
-    stop = stop_on_signals()
 
     class Learner:
         version = 0
@@ -186,13 +199,12 @@ def take_in(load: Load, reports: Reports, _go: Event) -> None:
 
         def _make_version(self, batch: list[Waiting]) -> list[Outgoing]:
             wholes = [whole(self.run, entry.payload) for entry in batch]  # type: ignore[arg-type]  # what it put there
-            sequences = [s for i, w in enumerate(wholes) for s in training_sequences(w, i, self.settings)]
-            assert len(sequences) == SAMPLES * len(batch)  # noqa: S101 - or the figures would be of another task
-            self.taken += len(batch)
+            assert {len(w.group.trajectories) for w in wholes} == {SAMPLES}  # noqa: S101 - or it was not this task
+            self.taken += len(wholes)
             _tell(reports, load, self.taken)
             return []
 
-    run, watch = join(parse_run(load.address)), Stopwatch()
+    (run, stop), watch = _begin(load), Stopwatch()
     intake = Intake(run, POLICY, Incarnation(Learner(), (), 0, History()), watch)  # type: ignore[arg-type]  # no model
     writer = TransactionalWriter(run.connection, f"{run.address.run}.train.{POLICY}")
     run_loop(intake, writer, stop, watch)
@@ -204,18 +216,22 @@ def take_in(load: Load, reports: Reports, _go: Event) -> None:
 
 
 def raw_produce(load: Load, reports: Reports, go: Event) -> None:
-    """Send messages that were made beforehand, as fast as librdkafka takes them."""
-    run, stop = join(parse_run(load.address)), stop_on_signals()
+    """Send messages that were made beforehand, as many undelivered as the worker has: with more the chain is slower."""
+    run, stop = _begin(load)
     records = _raw_records(run, load)
     producer = open_producer(run.connection, "raw.groups", message_timeout_ms=0)
-    for record in records[: load.warm_up]:
-        _hand_over(producer, record)
-    producer.flush()
+
+    def send(some: list[Outgoing]) -> None:
+        for record in some:
+            while len(producer) >= MOST_UNDELIVERED:
+                producer.poll(0.005)
+            producer.produce(record.topic, record.value, record.key, record.partition, headers=list(record.headers))
+        producer.flush()
+
+    send(records[: load.warm_up])
     go.wait()
     reports.put(("first", time.monotonic()))
-    for record in records[load.warm_up :]:
-        _hand_over(producer, record)
-    producer.flush()
+    send(records[load.warm_up :])
     stop.wait()
 
 
@@ -226,20 +242,9 @@ def _raw_records(run: Run, load: Load) -> list[Outgoing]:
     return [outgoing(run.topics, replace(e, group=replace(e.group, number=n)), partitions) for n, e in numbered]
 
 
-def _hand_over(producer: Producer, record: Outgoing) -> None:
-    while True:
-        try:
-            producer.produce(record.topic, record.value, record.key, record.partition, headers=list(record.headers))
-        except BufferError:
-            producer.poll(0.01)
-        else:
-            producer.poll(0)
-            return
-
-
 def raw_relay(load: Load, _reports: Reports, _go: Event) -> None:
     """Hand every group on, with a record of an outcome's size, in transactions with the group's offsets."""
-    run, stop = join(parse_run(load.address)), stop_on_signals()
+    run, stop = _begin(load)
     topics, connection, outcome = run.topics, run.connection, codec.encode(_outcome())
     source, curated, outcomes = topics.trajectories(POLICY), topics.curated(POLICY), topics.outcomes(POLICY)
     producer = open_transactional_producer(connection, f"{run.address.run}.raw")
@@ -253,6 +258,7 @@ def raw_relay(load: Load, _reports: Reports, _go: Event) -> None:
         producer.begin_transaction()
         ends: dict[int, int] = {}
         for raw in found:
+            assert raw.error() is None  # noqa: S101 - or the figures would be of another task
             partition, key, headers = raw.partition() or 0, raw.key(), raw.headers()
             producer.produce(outcomes, outcome, key, partition, headers=headers)
             producer.produce(curated, raw.value(), key, partition, headers=headers)
@@ -266,7 +272,7 @@ def raw_relay(load: Load, _reports: Reports, _go: Event) -> None:
 
 def raw_read(load: Load, reports: Reports, _go: Event) -> None:
     """Count what arrives."""
-    run, stop = join(parse_run(load.address)), stop_on_signals()
+    run, stop = _begin(load)
     consumer = open_consumer(run.connection, "raw.read")
     places = whole_topics(run.connection, [run.topics.curated(POLICY)])
     consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in places])
@@ -277,13 +283,6 @@ def raw_read(load: Load, reports: Reports, _go: Event) -> None:
             taken += len(raw.value() or b"") > 0
             _tell(reports, load, taken)
     consumer.close()
-
-
-def _tell(reports: Reports, load: Load, taken: int) -> None:
-    if taken == load.warm_up:
-        reports.put(("warm", time.monotonic()))
-    elif taken == load.warm_up + load.groups:
-        reports.put(("last", time.monotonic()))
 
 
 HEADRACE = (produce, curate, take_in)

@@ -191,29 +191,25 @@ def _per_second(call: Callable[[], object]) -> float:
 
 
 def show(console: Console, comparisons: list[Comparison], size: int, caption: str) -> None:
-    title = f"Groups of {chains.SAMPLES} x {chains.TOKENS:,} tokens, {size / 1000:.0f} KB: {caption}"
-    table = Table(title=title, caption=f"target ratio {TARGET}")
-    table.add_column("compression")
-    for name in (
-        "raw groups/s",
-        "MB/s",
-        "Headrace groups/s",
-        "MB/s",
-        "ratio",
-        "raw CPU ms/group",
-        "Headrace CPU ms/group",
-    ):
-        table.add_column(name, justify="right")
+    title = f"Groups of {chains.SAMPLES} x {chains.TOKENS:,} tokens ({size / 1000:.0f} KB), best of the rounds"
+    speeds = Table(title=title, caption=f"{caption}; target ratio {TARGET}")
+    speeds.add_column("compression")
+    for name in ("raw\ngroups/s", "Headrace\ngroups/s", "ratio", "raw\nMB/s", "Headrace\nMB/s"):
+        speeds.add_column(name, justify="right")
+    costs = Table(title="CPU milliseconds per group of those passages")
+    for name in ("compression", "chain"):
+        costs.add_column(name)
+    for name in ("broker", "produce", "relay", "read", "all"):
+        costs.add_column(name, justify="right")
     for one in comparisons:
-        sides = (one.raw, one.headrace)
-        speeds = [text for s in sides for text in (f"{s.groups_per_s:,.0f}", f"{s.groups_per_s * size / 1e6:,.0f}")]
-        cpu = [f"{sum(s.cpu_ms.values()):.2f}" for s in sides]
-        table.add_row(one.compression, *speeds, f"{one.ratio:.2f}", *cpu)
-    console.print(table)
-    for one in comparisons:
-        for side, passage in (("raw", one.raw), ("headrace", one.headrace)):
-            parts = ", ".join(f"{process} {spent:.2f}" for process, spent in passage.cpu_ms.items())
-            console.print(f"{one.compression:>5} {side:<9} CPU ms/group: {parts}")
+        raw, headrace = one.raw.groups_per_s, one.headrace.groups_per_s
+        mb = [f"{speed * size / 1e6:,.0f}" for speed in (raw, headrace)]
+        speeds.add_row(one.compression, f"{raw:,.0f}", f"{headrace:,.0f}", f"{one.ratio:.2f}", *mb)
+        for side, passage in (("raw", one.raw), ("Headrace", one.headrace)):
+            spent = [*passage.cpu_ms.values(), sum(passage.cpu_ms.values())]
+            costs.add_row(one.compression, side, *(f"{ms:.2f}" for ms in spent))
+    console.print(speeds)
+    console.print(costs)
 
 
 def main() -> None:

@@ -68,6 +68,7 @@ class CuratorPartition:
         self._dedupe = Dedupe(place[1], partitions)
         self._clock = -1
         self._chains: dict[int, Chain] = {}
+        self._limits: dict[int, int] = {}
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
         """Return the dead letter, or the outcome (and curated record), of one message; nothing for a repetition."""
@@ -125,7 +126,7 @@ class CuratorPartition:
 
     def _curated_message(self, candidate: Candidate, value: bytes) -> Outgoing:
         group = candidate.group
-        limit = self._desk.recipe_of(group.revision).trainer_of(self._desk.policy).max_staleness
+        limit = self._staleness_limit(group.revision)
         curated = CuratedGroup(
             run_id=group.run_id,
             stream=group.stream,
@@ -164,6 +165,11 @@ class CuratorPartition:
         if revision not in self._chains:
             self._chains[revision] = chain_of(self._desk.recipe_of(revision), self._desk.policy)
         return self._chains[revision]
+
+    def _staleness_limit(self, revision: int) -> int:
+        if revision not in self._limits:
+            self._limits[revision] = self._desk.recipe_of(revision).trainer_of(self._desk.policy).max_staleness
+        return self._limits[revision]
 
     def snapshot(self) -> bytes:
         """Return the state as JSON."""

@@ -42,6 +42,9 @@ AWAY = {
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
 }
 """Errors that time heals: the broker is away, or not ready yet."""
 
@@ -155,7 +158,7 @@ def translate(error: KafkaException, doing: str) -> HeadraceError:
     cause: KafkaError = error.args[0]
     if cause.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH):  # noqa: SLF001
         return Fenced(f"{doing}: another process has taken over ({cause.str()}); this one ends")
-    if cause.code() in AWAY:
+    if cause.code() in AWAY or cause.retriable():
         return KafkaAway(f"{doing}: no answer from Kafka ({cause.str()}); check that it runs and can be reached")
     return KafkaRefused(f"{doing}: Kafka says {cause.name()}: {cause.str()}")
 

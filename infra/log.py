@@ -9,11 +9,17 @@ import logging
 import sys
 
 import structlog
+from structlog.typing import Processor
 
 from infra.errors import UsageError
 from infra.settings import LOG_LEVEL_VARIABLE, environment
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def _bind(constants: dict[str, str]) -> Processor:
+    """Put constants on every line, whichever thread writes it; context variables would not reach other threads."""
+    return lambda _logger, _method, event: {**constants, **event}
 
 
 def configure_logging(component: str, **bound: str) -> None:
@@ -25,7 +31,7 @@ def configure_logging(component: str, **bound: str) -> None:
     renderer = structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
+            _bind({"component": component, **bound}),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if people else "iso", utc=not people),
             structlog.processors.StackInfoRenderer(),
@@ -36,4 +42,3 @@ def configure_logging(component: str, **bound: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(component=component, **bound)

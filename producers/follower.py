@@ -130,7 +130,7 @@ class WeightFollower(threading.Thread):
     def stop(self) -> None:
         """End the thread; waiting for what it does now."""
         self._over.set()
-        self.join(timeout=2)
+        self.join(timeout=1)
 
     def _record_of(self, policy: str, version: int) -> WeightsPublished:
         end = time.monotonic() + PATIENCE_S

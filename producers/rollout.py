@@ -53,9 +53,9 @@ SILENCE_S = 5.0
 """A status that is not acknowledged for so long means that Kafka is away."""
 RUN_END_S = 10.0
 """Running training episodes get so long after the end of the run."""
-DRAIN_S = 3.0
+DRAIN_S = 2.0
 """Running episodes get so long when the worker is stopped."""
-FLUSH_S = 2.0
+FLUSH_S = 1.5
 MOST_UNDELIVERED = 64
 """Tasks whose groups wait for the store or the broker; with more, none is started."""
 
@@ -186,7 +186,7 @@ class RolloutWorker:
         member = Member(
             self.run.connection,
             f"{self.options.name}.tasks",
-            rollout_group(self.run, stream),
+            self.run.topics.rollout_group(stream),
             (topics.tasks(stream), topics.tasks(eval_stream(stream))),
             self.run.run_id,
         )
@@ -287,11 +287,6 @@ class RolloutWorker:
 
 
 # ------------------------------------------------------------------------------------------------------------- start up
-
-
-def rollout_group(run: Run, stream: str) -> str:
-    """Return the consumer group of a stream's workers."""
-    return f"{run.address.run}.rollout.{stream}"
 
 
 def group_partitions(run: Run, policies: tuple[str, ...]) -> dict[str, int]:

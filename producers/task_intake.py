@@ -36,7 +36,7 @@ MOST_WAITING, FEW_WAITING = 64, 16
 TURN_S = 0.02
 COMMIT_EVERY_S = 0.15
 PATIENCE_S = 30.0
-LEAVE_S = 3.0
+LEAVE_S = 2.0
 
 MEMBERSHIP_MOVES = {
     KafkaError.STALE_MEMBER_EPOCH,
@@ -141,7 +141,10 @@ class TaskIntake(threading.Thread):
         self._commit_due = 0.0
         self._in_good_order = True
         self._drains, self._over = threading.Event(), threading.Event()
-        self._consumer: Consumer = open_consumer(member.connection, member.name, member.group)
+        # The default assignor, uniform, evens out the sum over all topics: two workers would get one topic each.
+        self._consumer: Consumer = open_consumer(
+            member.connection, member.name, member.group, group_remote_assignor="range"
+        )
 
     # ------------------------------------------------------------------------------------------ the other threads
 
@@ -193,7 +196,8 @@ class TaskIntake(threading.Thread):
         consumer.incremental_assign(partitions)
         consumer.resume(partitions)  # we may have paused them in an earlier ownership
         self._owned.update(_places(partitions))
-        log.info("partitions.assigned", partitions=sorted(_places(partitions)))
+        if partitions:
+            log.info("partitions.assigned", partitions=_names(_places(partitions)))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit what is done, blame no open task for its start, and forget."""
@@ -214,7 +218,7 @@ class TaskIntake(threading.Thread):
         try:
             self._commit_ledgers(leaving)
         except KafkaException as error:
-            log.warning("commit.lost", why=error.args[0].str(), partitions=sorted(leaving))
+            log.warning("commit.lost", why=error.args[0].str(), partitions=_names(leaving))
 
     def _forget(self, consumer: Consumer, places: frozenset[Place]) -> None:
         consumer.incremental_unassign([TopicPartition(*place) for place in places])
@@ -227,7 +231,7 @@ class TaskIntake(threading.Thread):
         self._starting = [started for started in self._starting if started.place not in places]
         if self._suspect is not None and self._suspect[0] in places:
             self._suspect = None
-        log.info("partitions.revoked", partitions=sorted(places))
+        log.info("partitions.revoked", partitions=_names(places))
         self._tell_revoked(places)
 
     def _restore(self, places: set[Place]) -> None:
@@ -367,6 +371,10 @@ def _give_back(started: StartedTask) -> None:
 
 def _places(partitions: Iterable[TopicPartition]) -> frozenset[Place]:
     return frozenset((tp.topic, tp.partition) for tp in partitions)
+
+
+def _names(places: Iterable[Place]) -> list[str]:
+    return [f"{topic}[{partition}]" for topic, partition in sorted(places)]
 
 
 def _without_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:

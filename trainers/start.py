@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +15,12 @@ import structlog
 import torch
 import transformers
 
+from infra.kafka import open_producer
 from infra.run import Run
 from infra.settings import Policy, Trainer
 from infra.transactions import TransactionalWriter
 from schemas import codec
-from schemas.records import CuratedGroup, NamedObject, TrajectoryGroup
+from schemas.records import CuratedGroup, NamedObject, TrajectoryGroup, WorkerStatus
 from trainers import history as past
 from trainers import publisher
 from trainers.batch import TrainingSequence
@@ -106,22 +111,46 @@ def _warm_start(
     distinct = list(dict.fromkeys(examples))
     cut = max(1, min(settings.held_out, len(distinct) // 4))
     apart = set(distinct[:cut])
-    result = warm_start(
-        model,
-        tokenizer,
-        [example for example in examples if example not in apart],
-        distinct[:cut],
-        WarmStartSettings(
-            low=settings.reward_low,
-            high=settings.reward_high,
-            learning_rate=settings.learning_rate,
-            batch_size=settings.batch,
-            max_steps=settings.max_steps,
-            max_new_tokens=run.recipe.rollout.max_tokens,
-            seed=run.recipe.seed,
-        ),
+    warm = WarmStartSettings(
+        low=settings.reward_low,
+        high=settings.reward_high,
+        learning_rate=settings.learning_rate,
+        batch_size=settings.batch,
+        max_steps=settings.max_steps,
+        max_new_tokens=run.recipe.rollout.max_tokens,
+        seed=run.recipe.seed,
     )
+    to_learn_from = [example for example in examples if example not in apart]
+    with _told(run, policy) as tell:
+
+        def measured(step: int, reward: float) -> None:
+            wanted = f"{settings.reward_low:.2f}-{settings.reward_high:.2f}"
+            tell(f"held-out reward {reward:.2f} after {step} supervised steps, wanted {wanted}")
+
+        tell(f"{len(to_learn_from)} worked examples")
+        result = warm_start(model, tokenizer, to_learn_from, distinct[:cut], warm, measured)
     log.info("warm_start.done", policy=policy, steps=result.steps, reward=round(result.reward, 3))
+
+
+@contextmanager
+def _told(run: Run, policy: str) -> Iterator[Callable[[str], None]]:
+    """Say on `workers` how the warm start goes: it is long, and nothing else of the run moves meanwhile."""
+    producer = open_producer(run.connection, f"train.{policy}")
+    name = f"train-{policy}"
+
+    def tell(detail: str, state: str = "warming up") -> None:
+        now = time.time_ns() // 1_000_000
+        status = WorkerStatus(
+            run_id=run.run_id, worker=name, state=state, detail=detail, pid=os.getpid(), updated_ms=now
+        )
+        producer.produce(run.topics.workers, codec.encode(status), name.encode(), 0)
+        producer.poll(0)
+
+    try:
+        yield tell
+    finally:
+        tell("", "stopped")
+        producer.flush(5)
 
 
 def _size(model: transformers.PreTrainedModel) -> int:

@@ -16,7 +16,7 @@ import structlog
 import torch
 import transformers
 
-from infra.errors import HeadraceError, UsageError
+from infra.errors import UsageError
 from trainers.batch import TrainingSequence, micro_batch_cuts, pad
 from trainers.losses import token_mean
 from trainers.model import deterministic, encode, token_logprobs
@@ -24,8 +24,8 @@ from trainers.model import deterministic, encode, token_logprobs
 log = structlog.get_logger()
 
 
-class BandNotReached(HeadraceError):  # says what happened, as HeadraceError's others do
-    """The held-out reward did not come to lie in the band."""
+class BandNotReached(UsageError):
+    """The held-out reward did not come to lie in the band: this model cannot learn so what the recipe asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +75,16 @@ def warm_start(
     examples: Sequence[WorkedExample],
     held_out: Sequence[WorkedExample],
     settings: WarmStartSettings,
-    *,
-    answer_of: Callable[[str], str] = str.strip,
+    tell: Callable[[int, float], None] | None = None,
 ) -> WarmStart:
     """Train `model` (fp32, in place) until held-out reward is in [low, high]; deterministic for a seed.
 
-    The reward is the share of sampled completions with answer_of(completion) == answer_of(gold), taken on the
+    The reward is the share of sampled completions that equal the gold one but for blanks around it, taken on the
     bf16-rounded weights that version 0 will publish. Raises BandNotReached after `max_steps`, or when the model is
-    above the band before any step; the model is then wherever the search stopped.
+    above the band before any step; the model is then wherever the search stopped. `tell` hears every measurement.
     """
     student = _Student(model, tokenizer, examples, settings)
-    meter = _Meter(model, tokenizer, held_out, settings, answer_of)
+    meter = _Meter(model, tokenizer, held_out, settings)
     stride, taken, steps = settings.measure_every, 0, 0
     reward = meter.measure()
     if reward > settings.high:
@@ -105,6 +104,8 @@ def warm_start(
         reward = meter.measure()
         curve.append((steps + stride, reward))
         log.info("warm_start.measured", step=steps + stride, reward=round(reward, 4), stride=stride)
+        if tell is not None:
+            tell(steps + stride, reward)
         if reward <= settings.high:
             steps += stride
             kept = student.snapshot()
@@ -174,15 +175,13 @@ class _Meter:
         tokenizer: transformers.PreTrainedTokenizerBase,
         held_out: Sequence[WorkedExample],
         settings: WarmStartSettings,
-        answer_of: Callable[[str], str],
     ) -> None:
         self._model = model
         self._published: Any = copy.deepcopy(model)  # transformers does not declare generate
         self._tokenizer = tokenizer
         self._settings = settings
-        self._answer_of = answer_of
         chosen = [held_out[index % len(held_out)] for index in range(settings.samples)]
-        self._gold = [answer_of(example.completion) for example in chosen]
+        self._gold = [example.completion.strip() for example in chosen]
         prompts = [encode(tokenizer, example.prompt) for example in chosen]
         width = max(map(len, prompts))
         pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -213,7 +212,7 @@ class _Meter:
         ended = (completions == self._tokenizer.eos_token_id).any(-1).tolist()
         texts = self._tokenizer.batch_decode(completions, skip_special_tokens=True)
         right = [
-            end and self._answer_of(text) == gold for end, text, gold in zip(ended, texts, self._gold, strict=True)
+            end and text.strip() == gold for end, text, gold in zip(ended, texts, self._gold, strict=True)
         ]
         return float(np.mean(right))
 

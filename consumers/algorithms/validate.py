@@ -87,9 +87,9 @@ def sequence_fault(sequence: Sequence, head_version: int, vocabulary: int = 0) -
 
 
 def _span_fault(sequence: Sequence) -> Fault | None:
-    length = sequence.ids.size
-    if any(span.length < 0 for span in sequence.spans) or sum(span.length for span in sequence.spans) != length:
-        return "spans", f"spans of {[span.length for span in sequence.spans]} do not add up to {length} ids"
+    length, lengths = sequence.ids.size, [span.length for span in sequence.spans]
+    if min(lengths, default=0) < 0 or sum(lengths) != length:
+        return "spans", f"spans of {lengths} do not add up to {length} ids"
     unknown = {span.kind for span in sequence.spans} - SPAN_KINDS
     if unknown:
         return "spans", f"unknown kinds of span: {', '.join(sorted(unknown))}"
@@ -103,9 +103,9 @@ def _length_fault(sequence: Sequence) -> Fault | None:
     length = sequence.ids.size
     if sequence.logprobs.size != length:
         return "lengths", f"{length} ids, {sequence.logprobs.size} log-probabilities"
-    counts = sequence.version_runs[1::2]
-    if sequence.version_runs.size % 2 or (counts <= 0).any() or counts.sum() != length:
-        return "versions", f"version runs cover {int(counts.sum())} of {length} tokens"
+    counts = sequence.version_runs[1::2].tolist()
+    if sequence.version_runs.size % 2 or min(counts, default=1) <= 0 or sum(counts) != length:
+        return "versions", f"version runs cover {sum(counts)} of {length} tokens"
     given = (sequence.reward, sequence.baseline, *(span.reward for span in sequence.spans))
     if not all(value is None or math.isfinite(value) for value in given):
         return "reward", "a reward or baseline of the sequence or its spans is not finite"
@@ -133,7 +133,7 @@ def _version_fault(sequence: Sequence, head_version: int) -> Fault | None:
                 return "versions", f"a token generated after position {start} has no weight version"
             if max(versions) > head_version:
                 return "ahead", f"a token of version {max(versions)}, but the worker knew {head_version} at most"
-        elif max(versions) >= 0 or sequence.logprobs[start : start + span.length].any():
+        elif max(versions) >= 0 or np.count_nonzero(sequence.logprobs[start : start + span.length]):
             return "mask", f"a token of the {span.kind} at position {start} has a weight version or a log-probability"
     return None
 

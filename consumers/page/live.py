@@ -20,7 +20,7 @@ from infra.topic_reader import Place, TopicReader, whole_topics
 
 REFRESH_S = 0.5
 BUSY_SHARE = 0.05
-"""Most of the time that may go into figures, however many groups a run has."""
+"""Most of a core that may go into figures, however many groups a run has."""
 LINE_S = 5.0
 LAG_S = 4.0
 MOST_MESSAGES = 512
@@ -98,7 +98,7 @@ class LivePage:
             self._reader.close()
 
     def _refresh(self) -> None:
-        began = time.monotonic()
+        began, worked = time.monotonic(), time.thread_time()
         now_ms = time.time_ns() // 1_000_000
         self._lag.positions = self._fold.trainer_positions
         self._figures = self._fold.figures(self._lag.newest, now_ms)
@@ -115,8 +115,7 @@ class LivePage:
         elif began >= self._line_due:
             self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
             self._line_due = began + LINE_S
-        ended = time.monotonic()
-        self._due = ended + max(REFRESH_S, (ended - began) / BUSY_SHARE)
+        self._due = time.monotonic() + max(REFRESH_S, (time.thread_time() - worked) / BUSY_SHARE)
 
 
 class LagMeter:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from made_run import TINY_MODEL, make_run, tiny_recipe
 
 from envs.arithmetic import ALPHABET, Arithmetic
 from envs.payload import problem_to_json
-from infra.kafka import Message, Outgoing, open_consumer, open_producer
+from infra.embedded_kafka import EmbeddedKafka
+from infra.embedded_store import EmbeddedStore
+from infra.kafka import KafkaAway, KafkaRefused, Message, Outgoing, open_consumer, open_producer
 from infra.object_store import ObjectStore
 from infra.run import STORE_NAME, Run
 from infra.topic_reader import read_all
@@ -46,14 +49,15 @@ PATIENCE_S = 60
 
 
 @pytest.fixture
-def work() -> Iterator[Spawn]:
-    """Start a worker as a user does; whatever still runs at the end is killed."""
+def work(tmp_path: Path) -> Iterator[Spawn]:
+    """Start a worker as a user does, its log in `<name>.log`; whatever still runs at the end is killed."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(run: Run, name: str, concurrency: int = 64) -> subprocess.Popen[bytes]:
         call = f"from producers.rollout import main; main({str(run.address)!r}, None, {name!r}, '', {concurrency})"
         env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(HERE)}
-        started.append(subprocess.Popen([sys.executable, "-c", call], env=env))
+        with (tmp_path / f"{name}.log").open("wb") as log:
+            started.append(subprocess.Popen([sys.executable, "-c", call], env=env, stderr=log))
         return started[-1]
 
     yield start
@@ -61,6 +65,8 @@ def work() -> Iterator[Spawn]:
         if process.poll() is None:
             process.kill()
         process.wait()
+    for log in sorted(tmp_path.glob("*.log")):
+        sys.stderr.write(f"---- {log.name}\n{log.read_text()}")
 
 
 # ----------------------------------------------------------------------------------------------------- what others do
@@ -123,7 +129,10 @@ def issue(run: Run, *tasks: Task) -> None:
 
 def until(found: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + PATIENCE_S
-    while not found():
+    while True:
+        with suppress(KafkaAway, KafkaRefused):  # a broker that has just started refuses epochs that it forgot
+            if found():
+                return
         assert time.monotonic() < end, f"no {what} within {PATIENCE_S} s"
         time.sleep(0.05)
 
@@ -294,11 +303,13 @@ def test_a_version_that_is_gone_concludes_its_evaluation(
 def test_a_second_worker_joins_and_takes_work(bootstrap: str, store: ObjectStore, run_name: str, work: Spawn) -> None:
     run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=SLOW))
     publish(run, 0)
-    work(run, "w1", 4)
-    until(lambda: serves(run, "w1", 0), "first worker")
-    issue(run, *(task(run, number) for number in range(40)))
-    work(run, "w2", 4)
-    until(lambda: set(numbers(run)) == set(range(40)), "every number")
+    work(run, "w1", 8)
+    issue(run, *(task(run, number) for number in range(8)))
+    until(lambda: len(messages(run)) > 0, "first worker's group")
+    work(run, "w2", 8)
+    until(lambda: serves(run, "w2", 0), "second worker")
+    issue(run, *(task(run, number) for number in range(8, 32)))
+    until(lambda: set(numbers(run)) == set(range(32)), "every number")
     assert {group.worker for group in groups(run)} == {"w1", "w2"}
 
 
@@ -410,3 +421,55 @@ def test_after_the_end_what_was_not_started_and_what_does_not_end_concludes_as_r
     until(lambda: len(messages(run)) >= 6, "tasks that ran")
     assert numbers(run) == Counter(range(6))
     assert {(group.reason, group.failures[0].reason) for group in groups(run)} == {("run_end", "run_end")}
+
+
+def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path, store: ObjectStore, run_name: str, work: Spawn) -> None:
+    with EmbeddedKafka(tmp_path / "kafka") as server:
+        run = make_run(server.bootstrap, store, tiny_recipe(run_name, workflows=SLOW))
+        publish(run, 0)
+        worker = work(run, "w1", 8)
+        issue(run, *(task(run, number) for number in range(12)))
+        until(lambda: len(messages(run)) > 0, "first group")
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        until(lambda: not server.alive(), "end of the broker")
+        until(lambda: waits(tmp_path, "Kafka") > 0, "word that Kafka is away")
+        server.start()
+        until(lambda: '"worker.resumed"' in (tmp_path / "w1.log").read_text(), "word that Kafka is back")
+        until(lambda: set(numbers(run)) == set(range(12)), "every number")
+        assert worker.poll() is None
+        assert waits(tmp_path, "Kafka") == 1
+
+        os.kill(server.pid, signal.SIGKILL)
+        until(lambda: not server.alive(), "end of the broker")
+        worker.terminate()
+        assert worker.wait(10) == 0
+
+
+def test_a_store_that_goes_away_is_waited_for(bootstrap: str, tmp_path: Path, run_name: str, work: Spawn) -> None:
+    server = EmbeddedStore(tmp_path / "store").start()
+    try:
+        with ObjectStore(server.address("groups-of-workers")) as store:
+            store.ensure_bucket()
+            run = make_run(
+                bootstrap, store, tiny_recipe(run_name, rollout={"inline_limit_bytes": 1024, "max_tokens": 8})
+            )
+            publish(run, 0)
+            worker = work(run, "w1")
+            until(lambda: serves(run, "w1", 0), "worker at version 0")
+            server.stop()
+            issue(run, *(task(run, number, n_asked=16) for number in range(3)))
+            until(lambda: waits(tmp_path, "object store") > 0, "word that the store is away")
+            server.start()
+            until(lambda: set(numbers(run)) == set(range(3)), "every number")
+            assert numbers(run) == Counter(range(3))
+            assert all(codec.decode(run.get(g.claim), TrajectoryGroup).trajectories for g in groups(run) if g.claim)
+            assert worker.poll() is None
+    finally:
+        server.stop()
+
+
+def waits(folder: Path, what: str) -> int:
+    """How often the worker said that something is away."""
+    lines = [json.loads(line) for line in (folder / "w1.log").read_text().splitlines() if line.startswith("{")]
+    return sum(line["event"] == "worker.waiting" and line["what"] == what for line in lines)

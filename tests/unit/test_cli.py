@@ -23,6 +23,12 @@ COMPONENTS = {
 ADDRESS = "kafka://127.0.0.1:9092/demo"
 
 
+@pytest.fixture(autouse=True)
+def logging_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loggers keep the stream they were first used with: it must not be one that a test captures and closes."""
+    monkeypatch.setattr(cli, "_log_quietly", lambda: None)
+
+
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     """Run a command line that ends badly; return its exit code and what it said."""
     with pytest.raises(SystemExit) as caught:

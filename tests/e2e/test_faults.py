@@ -1,0 +1,164 @@
+"""What a user may do to a run, and what may befall it: interrupted, killed, joined, fed with garbage, misconfigured."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from command import headrace
+
+from infra.errors import HeadraceError
+from infra.kafka import open_producer, parse_run
+from infra.run import Run, join
+
+STEPS = 14
+PATIENCE_S = 150.0
+
+
+@contextmanager
+def started(*words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the command line beside the test; what of it still runs at the end is killed."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "infra.cli", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        yield process
+    finally:
+        for child in (*children(process.pid), process):
+            try:
+                child.kill()
+            except psutil.NoSuchProcess:
+                continue
+        process.wait()
+
+
+def children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"not in time: {what}"
+        time.sleep(0.2)
+
+
+def status(data: Path) -> dict[str, Any]:
+    done = headrace("status", "--data", data, "--json")
+    return dict(json.loads(done.stdout)) if done.returncode == 0 else {"versions": {}, "workers": []}
+
+
+def joined(data: Path) -> Run:
+    notes = data / "run.json"
+    until(notes.exists, "run.json is written")
+    address = parse_run(f"kafka://{json.loads(notes.read_text())['bootstrap']}/arithmetic")
+    found: list[Run] = []
+
+    def tried() -> bool:
+        try:
+            found.append(join(address))
+        except HeadraceError:
+            return False
+        return True
+
+    until(tried, "the run can be joined")
+    return found[0]
+
+
+def version(data: Path) -> int:
+    return int(status(data)["versions"].get("solver") or 0)
+
+
+def kill_one(process: subprocess.Popen[bytes], *words: str) -> None:
+    """Kill -9 the one component whose command line has these words."""
+    (victim,) = [c for c in children(process.pid) if set(words) <= set(c.cmdline()) and "infra.cli" in c.cmdline()]
+    victim.kill()
+
+
+def test_a_run_that_is_joined_vandalised_killed_and_interrupted_ends_with_a_closed_audit(tmp_path: Path) -> None:
+    data, summary = tmp_path / "data", tmp_path / "summary.json"
+    words = ("up", "arithmetic", "--set", f"trainer.steps={STEPS}", "--set", "evaluate.every=0", "--data", data)
+    words = (*words, "--summary", summary, "--plain")
+    with started(*words) as up:
+        run = joined(data)
+        until(lambda: version(data) >= 1, "a first version")
+        with started("rollout", "--run", str(run.address), "--name", "second"):
+            until(
+                lambda: any(w["worker"] == "second" and w["groups_done"] > 0 for w in status(data)["workers"]),
+                "the second worker takes work",
+            )
+        vandal = open_producer(run.connection, "vandal")
+        vandal.produce(run.topics.trajectories("solver"), b"garbage", b"sums:0", 0)
+        assert vandal.flush(30) == 0
+        kill_one(up, "rollout")
+        kill_one(up, "train")
+        kill_one(up, "curate")
+        at = version(data)
+        until(lambda: version(data) > at, "the killed components came back")
+        up.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        assert up.wait(30) == 130
+        assert time.monotonic() - begin < 15, "Ctrl-C takes about ten seconds at most"
+        assert not children(up.pid)
+    assert not summary.exists() or json.loads(summary.read_text())["versions"] < STEPS
+    again = headrace(*words)
+    assert again.returncode == 0, again.stdout + again.stderr
+    told = json.loads(summary.read_text())
+    assert told["versions"] == STEPS
+    assert told["audit"] == {"ok": True, "lost": 0, "doubled": 0}
+    assert told["groups"]["trained"] == STEPS * 32
+    assert told["dead_letters"] == 1
+
+
+def test_an_environment_that_raises_or_never_returns_gives_failed_groups_and_the_run_goes_on(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    summary = tmp_path / "summary.json"
+    done = headrace(
+        *("up", "arithmetic", "--data", tmp_path / "data", "--summary", summary, "--plain"),
+        *("--set", "trainer.steps=2", "--set", "evaluate.every=0", "--set", "rollout.episode_limit_s=2"),
+        *("--set", 'workflows.sums.env={ use = "faulty_sums:FaultySums" }'),
+        *("--set", 'workflows.sums.workflow="faulty_sums:faulty_turn"'),
+        PYTHONPATH=os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")]),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(summary.read_text())
+    assert told["audit"]["ok"]
+    assert told["versions"] == 2
+    assert told["groups"]["discarded"]["failed"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("up", "arithmetik"), 2, "arithmetic"),
+        (("up", "arithmetic", "--set", "trainer.stepps=3"), 2, "trainer.steps"),
+        (("up", "arithmetic", "--set", "trainer.steps=many"), 2, "trainer.steps"),
+        (("up", "arithmetic", "--set", "rollout.top_p=0.9"), 2, "log-probabilities"),
+        (("up", "arithmetic", "--set", 'workflows.sums.env.use="arithmetics"'), 2, "arithmetic"),
+        (("up", "arithmetic", "--set", 'kafka.bootstrap="127.0.0.1:1"'), 1, "no Kafka answers at 127.0.0.1:1"),
+        (("up", "arithmetic", "--set", 'policies.solver.alphabet="abc"'), 2, "alphabet"),
+        (("rollout", "--run", "localhost:9092/x"), 2, "kafka://"),
+        (("audit", "--data", "/nowhere/at/all"), 2, "holds no run"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_its_exit_code(
+    words: tuple[str, ...], code: int, says: str, tmp_path: Path
+) -> None:
+    data = ("--data", tmp_path / "data") if words[0] == "up" else ()
+    done = headrace(*words, *data)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,109 @@
+"""Concluding a task without a broker: an engine that died is nobody's failure."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from infra.errors import UsageError
+from infra.kafka import Message
+from infra.settings import Recipe
+from infra.stopwatch import Stopwatch
+from producers.conclusions import Concluder, make_script
+from producers.engines.contract import EngineError, Generation
+from producers.episodes import Cast
+from producers.pauses import Pauses
+from producers.slots import Slots
+from producers.task_intake import StartedTask
+from producers.version_holds import VersionHolds
+from producers.worker_status import Tally
+from schemas import codec
+from schemas.records import Task, TrajectoryGroup
+from schemas.topics import Topics
+
+PAYLOAD = '{"task_id": "t", "prompt": "1+1"}'
+
+
+def recipe(**env: Any) -> Recipe:
+    workflow = {"env": {"use": "arithmetic", **env}, "policies": {"solver": "p"}}
+    return Recipe.model_validate({"name": "r", "policies": {"p": {"path": "x"}}, "workflows": {"w": workflow}})
+
+
+class Engine:
+    """Refuses long prompts; when dead, all."""
+
+    logprob_convention, kv_on_swap = "tempered", "recompute"
+
+    def __init__(self, *, dead: bool) -> None:
+        self.dead = dead
+
+    async def generate(self, _policy: str, ids: list[int], *_: Any, **__: Any) -> Generation:
+        if self.dead or len(ids) > 1:
+            raise EngineError("the engine thread crashed" if self.dead else "too long")
+        return cast("Generation", None)
+
+
+def concluder(*, dead: bool) -> tuple[Concluder, list[Any]]:
+    """One whose records end up in the list."""
+    sent: list[Any] = []
+
+    async def send(records: list[Any]) -> None:
+        sent.extend(records)
+
+    tokenizer = SimpleNamespace(hash="h", stop_ids=(), encode=lambda text: [1] * len(text))
+    made = Concluder(
+        run=cast("Any", SimpleNamespace(run_id="one", topics=Topics("r"))),
+        workflow="w",
+        cast=Cast(cast("Any", Engine(dead=dead)), "fake", "", {"p": cast("Any", tokenizer)}, "w1", "", lambda _: 0),
+        follower=cast("Any", SimpleNamespace(recipes={0: recipe()}, recipe=recipe())),
+        producer=cast("Any", SimpleNamespace(send=send)),
+        partitions={"r.trajectories.p": 4},
+        scripts={},
+        holds=VersionHolds(lambda *_: None, lambda *_: None),
+        tally=Tally(),
+        watch=Stopwatch(),
+        pauses=Pauses(),
+    )
+    return made, sent
+
+
+def started(slots: Slots) -> StartedTask:
+    task = Task(run_id="one", stream="w", number=6, n_asked=2, payload=PAYLOAD)
+    message = Message("r.tasks.w", 0, 0, b"", b"")
+    return StartedTask(("r.tasks.w", 0), message, task, "play", reservation=slots.reserve(2))
+
+
+def test_a_request_that_the_engine_refuses_is_a_failed_group() -> None:
+    slots = Slots(8)
+    works, sent = concluder(dead=False)
+    asyncio.run(works.conclude(started(slots), asyncio.Event()))
+    [record] = sent
+    group = codec.decode(record.value, TrajectoryGroup)
+    assert (group.reason, group.failures[0].detail, record.partition) == ("failed", "EngineError: too long", 2)
+    assert (works.tally.episodes_failed, works.tally.groups_done, slots.taken) == (2, 1, 0)
+
+
+def test_a_dead_engine_ends_the_worker_and_concludes_nothing() -> None:
+    slots = Slots(8)
+    works, sent = concluder(dead=True)
+    with pytest.raises(EngineError, match="crashed"):
+        asyncio.run(works.conclude(started(slots), asyncio.Event()))
+    assert sent == []
+    assert slots.taken == 0
+
+
+def test_a_revision_that_cannot_be_played_here_fails_its_tasks_and_says_why() -> None:
+    works, sent = concluder(dead=False)
+    works.follower.recipes[0] = recipe(tiers=["no such tier"])
+    asyncio.run(works.conclude(started(Slots(8)), asyncio.Event()))
+    group = codec.decode(sent[0].value, TrajectoryGroup)
+    assert group.reason == "failed"
+    assert "no such tier" in group.failures[1].detail
+
+
+def test_a_recipe_that_cannot_be_played_here_is_refused_at_the_start() -> None:
+    with pytest.raises(UsageError, match="no such tier"):
+        make_script(recipe(tiers=["no such tier"]), "w")

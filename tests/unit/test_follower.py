@@ -1,0 +1,205 @@
+"""The weight follower with a fake engine and a fake store: what is served, what is refused, what heals."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from infra.kafka import Message
+from infra.object_store import ObjectMissing, StoreUnavailable
+from infra.run import Run
+from infra.settings import Recipe
+from infra.weights import Tensor, weights_hash, write_safetensors
+from producers.engines.contract import Engine, EngineError, VersionGone
+from producers.follower import WeightFollower
+from producers.pauses import Pauses
+from schemas import codec
+from schemas.records import ClaimCheck, NamedObject, RecipeRevision, WeightsPublished
+from schemas.topics import Topics
+
+RECIPE = Recipe.model_validate(
+    {
+        "name": "r",
+        "policies": {"p": {"path": "x"}},
+        "workflows": {"w": {"env": {"use": "arithmetic"}, "policies": {"solver": "p"}}},
+    },
+)
+
+
+@dataclass
+class Store:
+    """Objects by key; `away` is raised by every call."""
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+    away: bool = False
+
+    def get(self, key: str, _sha256: str, _size: int) -> bytes:
+        if self.away:
+            raise StoreUnavailable("no answer")
+        if key not in self.objects:
+            raise ObjectMissing(f"{key} does not exist")
+        return self.objects[key]
+
+
+@dataclass
+class FakeEngine:
+    loaded: list[int] = field(default_factory=list)
+    held: list[tuple[int, bool]] = field(default_factory=list)
+    refused: set[int] = field(default_factory=set)
+
+    def load(self, _policy: str, version: int, weights: Mapping[str, Tensor]) -> None:
+        if version in self.refused:
+            raise EngineError(f"{sorted(weights)} do not fit")
+        self.loaded.append(version)
+
+    def hold(self, _policy: str, version: int, weights: Mapping[str, Tensor] | None = None) -> None:
+        if weights is None and version not in {*self.loaded[-1:], *(held for held, _ in self.held)}:
+            raise VersionGone("not held")
+        self.held.append((version, weights is not None))
+
+    def versions(self) -> dict[str, int]:
+        return {"p": self.loaded[-1]} if self.loaded else {}
+
+
+class Scene:
+    """A follower, what it reads, and what it loads into."""
+
+    def __init__(self) -> None:
+        self.store, self.engine, self.pauses = Store(), FakeEngine(), Pauses()
+        run = SimpleNamespace(
+            revisions=(RECIPE,), ended="", topics=Topics("r"), store=self.store, run_id="one", connection=None
+        )
+        self.follower = WeightFollower(cast("Run", run), ("p",), "test", self.pauses)
+        self.follower.serve(cast("Engine", self.engine))
+
+    def publish(self, version: int, **changes: Any) -> None:
+        tensors = {"w": Tensor("F32", (1,), memoryview(version.to_bytes(4, "little")))}
+        data = write_safetensors(tensors)
+        key = f"weights/{version}"
+        self.store.objects[key] = data
+        claim = ClaimCheck("main", key, hashlib.sha256(data).hexdigest(), len(data))
+        record = WeightsPublished(
+            run_id="one", policy="p", version=version, weights_hash=weights_hash(tensors), weights=claim
+        )
+        self.take("r.weights.p", codec.encode(replace(record, **changes)))
+
+    def take(self, topic: str, value: bytes) -> None:
+        self.follower._take(Message(topic, 0, 0, b"", value))
+
+    def turn(self) -> list[int]:
+        """One turn, however long the follower would wait before it tries again."""
+        self.follower._retry_at.clear()
+        self.follower._load_newest(cast("Engine", self.engine))
+        return self.engine.loaded
+
+
+def test_of_several_waiting_versions_only_the_newest_is_loaded() -> None:
+    scene = Scene()
+    for version in range(5):
+        scene.publish(version)
+    assert scene.turn() == [4]
+    assert scene.turn() == [4]
+    scene.publish(3)
+    assert scene.turn() == [4]
+    assert scene.follower.head == {"p": 4}
+
+
+def test_bad_weights_are_never_served_and_the_nearest_good_anchor_heals() -> None:
+    scene = Scene()
+    scene.publish(0)
+    scene.publish(1)
+    scene.publish(2, weights_hash="another")
+    assert scene.turn() == [1]
+    assert "version 2" in scene.pauses.detail
+    assert "hashes to" in scene.pauses.detail
+    scene.publish(3)
+    assert scene.turn() == [1, 3]
+    assert scene.pauses.detail == ""
+
+
+def test_a_torn_object_and_weights_that_do_not_fit_are_refused() -> None:
+    scene = Scene()
+    scene.publish(0)
+    scene.turn()
+    scene.publish(1)
+    scene.store.objects["weights/1"] = b"torn"
+    assert scene.turn() == [0]
+    scene.engine.refused.add(2)
+    scene.publish(2)
+    assert scene.turn() == [0]
+    scene.publish(3, weights=None)
+    assert scene.turn() == [0]
+    assert scene.follower.behind({"p": 0}) == "p is served at version 0, its head is 3"
+    assert scene.follower.behind({"p": 2}) == ""
+
+
+def test_a_refused_version_is_tried_again_only_after_a_pause() -> None:
+    scene = Scene()
+    scene.store.away = True
+    scene.publish(0)
+    scene.turn()
+    scene.store.away = False
+    scene.follower._load_newest(cast("Engine", scene.engine))
+    assert scene.engine.loaded == []
+    assert scene.follower._retry_at["p"] > time.monotonic()
+    assert scene.turn() == [0]
+
+
+def test_an_exact_version_is_held_fetched_only_when_it_is_not_served() -> None:
+    scene = Scene()
+    for version in range(3):
+        scene.publish(version)
+    scene.turn()
+    scene.follower.hold("p", 2)
+    scene.follower.hold("p", 1)
+    scene.follower.hold("p", 1)
+    assert scene.engine.held == [(2, False), (1, True), (1, False)]
+
+
+def test_a_version_that_cannot_be_had_is_gone() -> None:
+    scene = Scene()
+    scene.publish(0)
+    scene.publish(5)
+    scene.turn()
+    with pytest.raises(VersionGone, match="not among the last 64"):
+        scene.follower.hold("p", 3)
+    del scene.store.objects["weights/0"]
+    with pytest.raises(VersionGone, match="does not exist"):
+        scene.follower.hold("p", 0)
+
+
+def test_records_of_another_run_and_unreadable_ones_are_passed_over() -> None:
+    scene = Scene()
+    scene.publish(9, run_id="another")
+    scene.take("r.weights.p", b"nothing")
+    scene.take("r.recipe", b"nothing")
+    assert scene.turn() == []
+    assert scene.follower.head == {}
+
+
+def test_revisions_come_into_force_and_the_end_is_seen_and_taken_back() -> None:
+    scene = Scene()
+    other = RECIPE.model_copy(update={"rollout": RECIPE.rollout.model_copy(update={"temperature": 0.5})})
+    revision = RecipeRevision(run_id="one", revision=1, recipe=other.to_json())
+    scene.take("r.recipe", codec.encode(revision))
+    assert scene.follower.recipe.rollout.temperature == 0.5
+    assert scene.follower.recipes[0].rollout.temperature == 1.0
+    scene.take("r.recipe", codec.encode(replace(revision, ended="steps")))
+    assert scene.follower.ended == "steps"
+    scene.take("r.recipe", codec.encode(replace(revision, revision=2)))
+    assert scene.follower.ended == ""
+
+
+def test_the_files_of_a_policy_are_those_of_its_newest_version_that_names_some() -> None:
+    scene = Scene()
+    scene.publish(0, files=(NamedObject("config.json", ClaimCheck()),))
+    scene.publish(1)
+    files = scene.follower.files_of("p")
+    assert files is not None
+    assert files.version == 0
