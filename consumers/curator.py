@@ -27,7 +27,7 @@ def main(run: str, policy: str | None = None, slot: str | None = None) -> None:
     address, stop = parse_run(run), stop_on_signals()
 
     def build_and_run(stop: threading.Event) -> None:
-        joined = join(address, JOIN_PATIENCE_S)
+        joined = join(address, JOIN_PATIENCE_S, stop)
         name = joined.policy(policy)
         place = slot or secrets.token_hex(4)
         writer = TransactionalWriter(joined.connection, f"{joined.topics.curate_group(name)}.{place}")

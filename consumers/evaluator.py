@@ -140,7 +140,7 @@ def open_evaluator(run: Run) -> Evaluator:
 
 def evaluate(address: RunAddress, stop: threading.Event) -> None:
     """Evaluate a run until told to stop. Raises MustRestart or Unavailable when it is to be built anew."""
-    run = join(address, JOIN_PATIENCE_S)
+    run = join(address, JOIN_PATIENCE_S, stop)
     writer = TransactionalWriter(run.connection, f"{address.run}.{COMPONENT}")
     with closing(writer), closing(open_evaluator(run)) as evaluator:
         run_loop(evaluator, writer, stop, Stopwatch())

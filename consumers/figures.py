@@ -10,7 +10,7 @@ from typing import Any
 
 from consumers.audit import FEEDER_KEY, AuditFold, PolicyAudit, kinds_of
 from infra.group_offsets import committed_offsets
-from infra.kafka import Message, end_offsets, open_admin
+from infra.kafka import Message, end_offsets
 from infra.run import Run
 from infra.settings import Recipe
 from infra.topic_reader import Place, TopicReader, read_all, whole_topics
@@ -236,22 +236,22 @@ def lags(run: Run, trainer_positions: Mapping[Place, int]) -> dict[str, int]:
     Unread tasks are counted. The rest are differences of offsets; those of the curated topics, which are written in
     transactions, count the transactions' markers too.
     """
-    admin, recipe, name = open_admin(run.connection), run.recipe, run.address.run
+    recipe = run.recipe
     found: dict[str, int] = {}
     positions: dict[Place, int] = {}
     for workflow in recipe.workflows:
         topics = [run.topics.tasks(workflow), run.topics.tasks(eval_stream(workflow))]
         found |= dict.fromkeys(topics, 0)
-        committed = committed_offsets(admin, run.topics.rollout_group(workflow), topics)
+        committed = committed_offsets(run.connection, run.topics.rollout_group(workflow), topics)
         positions |= whole_topics(run.connection, topics, committed)
     with TopicReader(run.connection, positions, "lag") as reader:
         for message in reader.catch_up():
             found[message.topic] += 1
     for policy in recipe.policies:
         trajectories, curated = run.topics.trajectories(policy), run.topics.curated(policy)
-        done = committed_offsets(admin, run.topics.curate_group(policy), [trajectories])
+        done = committed_offsets(run.connection, run.topics.curate_group(policy), [trajectories])
         done |= {place: offset for place, offset in trainer_positions.items() if place[0] == curated}
-        ends = end_offsets(admin, whole_topics(run.connection, [trajectories, curated]))
+        ends = end_offsets(run.connection, whole_topics(run.connection, [trajectories, curated]))
         for topic in (trajectories, curated):
             found[topic] = sum(max(end - done.get(p, 0), 0) for p, end in ends.items() if p[0] == topic)
     return found

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from infra.errors import Unavailable
+from infra.settings import CACHE_VARIABLE, USER_CACHE_VARIABLE, environment
 
 if TYPE_CHECKING:
     from jgo.maven import MavenContext
@@ -49,9 +50,9 @@ def cache_folder() -> Path:
 
     `$HEADRACE_CACHE`, else `$XDG_CACHE_HOME/headrace`, else `~/.cache/headrace`.
     """
-    if own := os.environ.get("HEADRACE_CACHE"):
+    if own := environment(CACHE_VARIABLE):
         return Path(own).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
+    base = environment(USER_CACHE_VARIABLE)
     return (Path(base) if base else Path.home() / ".cache").absolute() / "headrace"
 
 

@@ -251,29 +251,10 @@ def good_messages(raw: Iterable[RawMessage], doing: str) -> list[Message]:
     return found
 
 
-def partitions_of(admin: AdminClient, topic: str) -> int:
-    """Return how many partitions a topic has. Raises KafkaAway, or KafkaRefused when there is none of that name."""
-    with kafka_errors(f"asking for topic {topic}"):
-        found = admin.list_topics(topic, timeout=10).topics[topic]
-    if found.error is not None:
-        raise KafkaRefused(
-            f"topic {topic} cannot be read: {found.error.str()}; `headrace topics` creates what is missing"
-        )
-    return len(found.partitions)
-
-
-def end_offsets(admin: AdminClient, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """Return high watermarks, open transactions included: what a restore must read past."""
-    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
-    asked = {TopicPartition(topic, partition): latest for topic, partition in partitions}
-    if not asked:
-        return {}
-    with kafka_errors("asking for the ends of topics"):
-        futures = admin.list_offsets(asked, request_timeout=10)
-        return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
-
-
 _admins: dict[str, AdminClient] = {}
+
+MOVED = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
+"""A kept admin client goes on asking with the leader epochs of before a broker's restart."""
 
 
 def open_admin(connection: Connection) -> AdminClient:
@@ -282,7 +263,36 @@ def open_admin(connection: Connection) -> AdminClient:
     It is shared, and kept: a fresh one's first question may take 3 s, when librdkafka drops the bootstrap connection
     with the question in flight; and one that is not referenced loses its answers.
     """
-    cluster = json.dumps([connection.bootstrap, dict(connection.client)])
+    cluster = _cluster(connection)
     if cluster not in _admins:
         _admins[cluster] = AdminClient(connection.config())
     return _admins[cluster]
+
+
+def _cluster(connection: Connection) -> str:
+    return json.dumps([connection.bootstrap, dict(connection.client)])
+
+
+def partitions_of(connection: Connection, topic: str) -> int:
+    """Return how many partitions a topic has. Raises KafkaAway, or KafkaRefused when there is none of that name."""
+    with kafka_errors(f"asking for topic {topic}"):
+        found = open_admin(connection).list_topics(topic, timeout=10).topics[topic]
+    if found.error is not None:
+        raise KafkaRefused(f"topic {topic} cannot be read: {found.error.str()}; `headrace topics` creates it")
+    return len(found.partitions)
+
+
+def end_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """Return high watermarks, open transactions included: what a restore must read past."""
+    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
+    asked = {TopicPartition(topic, partition): latest for topic, partition in partitions}
+    if not asked:
+        return {}
+    with kafka_errors("asking for the ends of topics"):
+        try:
+            futures = open_admin(connection).list_offsets(asked, request_timeout=10)
+            return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+        except KafkaException as error:
+            if error.args[0].code() in MOVED:
+                _admins.pop(_cluster(connection), None)
+            raise

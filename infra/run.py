@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,8 +104,10 @@ def _waiting(call: Callable[[], T]) -> T:
             pause = min(2 * pause, 5.0)
 
 
-def join(address: RunAddress, patience_s: float = 0) -> Run:
+def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | None = None) -> Run:
     """Read a run's recipe from its topic, waiting for broker and recipe as long as the patience lasts.
+
+    A `stop` that is set ends the patience.
 
     Raises NoSuchRun when there is no recipe, KafkaAway or KafkaRefused when the topic cannot be read.
     """
@@ -115,6 +118,8 @@ def join(address: RunAddress, patience_s: float = 0) -> Run:
         except (NoSuchRun, KafkaAway, KafkaRefused) as error:
             if time.monotonic() > end:
                 raise
+            if stop is not None and stop.is_set():
+                raise KafkaAway("told to stop while waiting for the run") from error
             log.debug("run.waiting", run=str(address), why=str(error))
             time.sleep(0.2)
 

@@ -179,16 +179,17 @@ def await_leaders(connection: Connection, patience_s: float = PATIENCE_S) -> Non
     """Return when a broker that has just started leads all its partitions.
 
     For some milliseconds it knows their new leader epochs before it takes requests for them, and refuses with
-    UNKNOWN_LEADER_EPOCH. A new client each time, as one keeps the epochs that it saw first. Raises KafkaAway or
-    KafkaRefused at the end of patience.
+    UNKNOWN_LEADER_EPOCH. Raises KafkaAway or KafkaRefused at the end of patience.
     """
+    admin = open_admin(connection)
     end = time.monotonic() + patience_s
     while True:
-        admin = open_admin(connection)
         try:
             with kafka_errors("listing topics"):
                 topics = admin.list_topics(timeout=5).topics
-            end_offsets(admin, [(name, partition) for name, topic in topics.items() for partition in topic.partitions])
+            end_offsets(
+                connection, [(name, partition) for name, topic in topics.items() for partition in topic.partitions]
+            )
         except (KafkaAway, KafkaRefused):
             if time.monotonic() > end:
                 raise

@@ -19,6 +19,8 @@ ACCESS_KEY_VARIABLE = "HEADRACE_S3_ACCESS_KEY"
 """Access key of a store that the recipe names; an embedded store makes its own."""
 SECRET_KEY_VARIABLE = "HEADRACE_S3_SECRET_KEY"  # noqa: S105 - the name of a variable
 """Secret key of a store that the recipe names."""
+USER_CACHE_VARIABLE = "XDG_CACHE_HOME"
+"""The user's own cache folder (XDG base directories), where ours lies when it is not named."""
 KAFKA_CLIENT_VARIABLE = "HEADRACE_KAFKA_CLIENT"
 """Further librdkafka settings as a JSON object, for instance for SASL, when a component is started with `--run`."""
 LOG_LEVEL_VARIABLE = "HEADRACE_LOG"

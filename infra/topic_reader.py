@@ -18,7 +18,6 @@ from infra.kafka import (
     end_offsets,
     kafka_errors,
     message_of,
-    open_admin,
     open_consumer,
     partitions_of,
     translate,
@@ -42,7 +41,6 @@ class TopicReader:
     def __init__(self, connection: Connection, positions: Mapping[Place, int], name: str = "reader") -> None:
         self.connection = connection
         self.positions = dict(positions)
-        self._admin = open_admin(connection)
         self._consumer = open_consumer(connection, name, enable_partition_eof=True)
         self._assign()
 
@@ -95,7 +93,7 @@ class TopicReader:
 
     def catch_up(self, timeout_s: float = 60) -> Iterator[Message]:
         """Yield records up to the high watermarks of this moment, open transactions included: an exact restore."""
-        return self.until(end_offsets(self._admin, self.positions), timeout_s)
+        return self.until(end_offsets(self.connection, self.positions), timeout_s)
 
     def seek_to(self, positions: Mapping[Place, int]) -> None:
         """Go on reading from other positions."""
@@ -104,7 +102,7 @@ class TopicReader:
 
     def ends(self) -> dict[Place, int]:
         """Return the high watermarks of this moment."""
-        return end_offsets(self._admin, self.positions)
+        return end_offsets(self.connection, self.positions)
 
     def close(self) -> None:
         """Leave."""
@@ -115,12 +113,11 @@ def whole_topics(
     connection: Connection, topics: Iterable[str], given: Mapping[Place, int] | None = None
 ) -> dict[Place, int]:
     """Return positions of all partitions of these topics: those given, else the beginning."""
-    admin = open_admin(connection)
     known = given or {}
     return {
         (topic, partition): known.get((topic, partition), 0)
         for topic in topics
-        for partition in range(partitions_of(admin, topic))
+        for partition in range(partitions_of(connection, topic))
     }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +21,9 @@ log = structlog.get_logger()
 
 CALL_S = 10.0
 """How long one call to the coordinator waits before it is asked again."""
+STUCK_S = 45.0
+"""A call that has not returned after so long never will."""
+STUCK_EXIT = 75
 
 
 class Aborted(Unavailable):
@@ -43,6 +49,19 @@ class TransactionalWriter:
         self._producer = open_transactional_producer(connection, transactional_id)
         self._open = False
         self._failure: KafkaError | None = None
+        self._called_at = math.inf
+        threading.Thread(target=self._watch, name="transaction-watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        """End the process when a call hangs past its own timeout, as librdkafka's was seen to for ten minutes.
+
+        Nothing is lost by it: the transaction aborts at the broker, and the successor begins from what is committed.
+        """
+        while True:
+            time.sleep(1.0)
+            if time.monotonic() - self._called_at > STUCK_S:
+                log.error("transaction.stuck", transactional_id=self.transactional_id, seconds=STUCK_S)
+                os._exit(STUCK_EXIT)
 
     def begin(self) -> None:
         """Open a transaction."""
@@ -119,6 +138,7 @@ class TransactionalWriter:
         pause = 0.02
         while True:
             try:
+                self._called_at = time.monotonic()
                 call()
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
@@ -134,6 +154,8 @@ class TransactionalWriter:
                 pause = min(2 * pause, 1.0)
             else:
                 return
+            finally:
+                self._called_at = math.inf
 
     def _abort(self, error: KafkaException, doing: str) -> None:
         self.abort()

@@ -22,7 +22,7 @@ from envs.registry import load_environment
 from infra.dead_letters import dead_letter
 from infra.errors import Unavailable, UsageError
 from infra.group_offsets import committed_offsets, delete_before
-from infra.kafka import Message, Outgoing, RunAddress, open_admin, parse_run
+from infra.kafka import Message, Outgoing, RunAddress, parse_run
 from infra.log import configure_logging
 from infra.own_positions import OwnPositions, Role
 from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
@@ -145,7 +145,6 @@ class TaskCommits:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._admin = open_admin(run.connection)
         self._overdue = Overdue(run.recipe.feed.reissue_after_s)
         self._every_s = min(LOOK_EVERY_S, run.recipe.feed.reissue_after_s / 2)
         self._look_due = 0.0
@@ -162,7 +161,9 @@ class TaskCommits:
             if now >= self._delete_due:
                 self._delete_due = now + DELETE_EVERY_S
                 topics = self.run.topics
-                delete_before(self._admin, {(topics.tasks(s), p): offset for (s, p), offset in committed.items()})
+                delete_before(
+                    self.run.connection, {(topics.tasks(s), p): offset for (s, p), offset in committed.items()}
+                )
         except Unavailable as error:
             log.info("commits.unknown", error=str(error))
             return []
@@ -170,7 +171,7 @@ class TaskCommits:
 
     def _of(self, stream: str) -> dict[tuple[str, int], int]:
         topic = self.run.topics.tasks(stream)
-        found = committed_offsets(self._admin, self.run.topics.rollout_group(stream), [topic])
+        found = committed_offsets(self.run.connection, self.run.topics.rollout_group(stream), [topic])
         return {(stream, partition): offset for (_, partition), offset in found.items()}
 
 
@@ -217,7 +218,7 @@ def _source(run: Run, workflow: str) -> TaskSource:
 
 def feed(address: RunAddress, stop: threading.Event) -> None:
     """Feed a run until told to stop. Raises MustRestart or Unavailable when it is to be built anew."""
-    run = join(address, JOIN_PATIENCE_S)
+    run = join(address, JOIN_PATIENCE_S, stop)
     writer = TransactionalWriter(run.connection, f"{address.run}.{COMPONENT}")
     with closing(writer), closing(open_feeder(run, writer)) as feeder:
         log.info("feeder.started", revision=run.revision, issued=dict(feeder.state.pacing.next))

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import structlog
 
 from infra.errors import HeadraceError, Unavailable
-from infra.kafka import Message, end_offsets, open_admin
+from infra.kafka import Message, end_offsets
 from infra.object_store import StoreError
 from infra.run import Run
 from infra.settings import Recipe
@@ -160,8 +160,7 @@ class WeightFollower(threading.Thread):
             self.error = error
 
     def _positions(self) -> dict[Place, int]:
-        admin = open_admin(self._run_.connection)
-        ends = end_offsets(admin, [(topic, 0) for topic in self._topics])
+        ends = end_offsets(self._run_.connection, [(topic, 0) for topic in self._topics])
         positions = {place: max(0, end - 2 * RECENT) for place, end in ends.items()}
         return {**positions, (self._run_.topics.recipe, 0): 0}
 

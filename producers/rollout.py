@@ -20,9 +20,9 @@ from typing import Literal
 import structlog
 
 from infra.errors import UsageError
-from infra.kafka import Outgoing, RunAddress, open_admin, parse_run, partitions_of
+from infra.kafka import Outgoing, parse_run, partitions_of
 from infra.log import configure_logging
-from infra.process import keep_running, stop_on_signals
+from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
 from infra.run import Run, join
 from infra.settings import Recipe
 from infra.stopwatch import Stopwatch
@@ -30,6 +30,7 @@ from infra.topic_reader import Place
 from producers.casting import Casting
 from producers.conclusions import Concluder, make_script
 from producers.engines.contract import Engine
+from producers.engines.registry import import_engine
 from producers.episodes import Script
 from producers.follower import WeightFollower
 from producers.group_records import topic_of
@@ -46,7 +47,6 @@ from schemas.topics import check_name, eval_stream
 
 log = structlog.get_logger()
 
-JOIN_S = 10.0
 TURN_S = 0.1
 STATUS_EVERY_S = 1.0
 SILENCE_S = 5.0
@@ -291,9 +291,8 @@ class RolloutWorker:
 
 def group_partitions(run: Run, policies: tuple[str, ...]) -> dict[str, int]:
     """Return how many partitions each topic has that groups go to."""
-    admin = open_admin(run.connection)
     topics = [topic_of(run.topics, policy, purpose) for policy in policies for purpose in ("train", "eval")]
-    return {topic: partitions_of(admin, topic) for topic in topics}
+    return {topic: partitions_of(run.connection, topic) for topic in topics}
 
 
 def choose_workflow(recipe: Recipe, asked: str | None) -> str:
@@ -306,12 +305,8 @@ def choose_workflow(recipe: Recipe, asked: str | None) -> str:
     return asked or next(iter(recipe.workflows))
 
 
-def build(address: RunAddress, workflow: str | None, name: str, region: str, concurrency: int | None) -> RolloutWorker:
-    """Join the run and make a worker for it, nothing running yet.
-
-    Raises UsageError for what cannot be played, NoSuchRun, KafkaAway and KafkaRefused.
-    """
-    run = join(address, JOIN_S)
+def build(run: Run, workflow: str | None, name: str, region: str, concurrency: int | None) -> RolloutWorker:
+    """Make a worker for a run, nothing running yet. Raises UsageError for what cannot be played."""
     chosen = choose_workflow(run.recipe, workflow)
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"--concurrency is {concurrency}; it must be at least 1")
@@ -326,4 +321,10 @@ def main(run: str, workflow: str | None, name: str | None, region: str, concurre
         check_name("region", region)
     worker = name or f"{socket.gethostname()}-{os.getpid()}"
     configure_logging("rollout", worker=worker)
-    keep_running(lambda stop: build(address, workflow, worker, region, concurrency).play(stop), stop_on_signals())
+
+    def join_and_play(stop: threading.Event) -> None:
+        joined = join(address, JOIN_PATIENCE_S, stop)
+        threading.Thread(target=import_engine, args=(joined.recipe.rollout.engine,), daemon=True).start()
+        build(joined, workflow, worker, region, concurrency).play(stop)
+
+    keep_running(join_and_play, stop_on_signals())

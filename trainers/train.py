@@ -25,7 +25,7 @@ def main(run: str, policy: str | None = None) -> None:
     from trainers.start import begin_or_resume
 
     def build_and_run(stop: threading.Event) -> None:
-        joined = join(address, JOIN_PATIENCE_S)
+        joined = join(address, JOIN_PATIENCE_S, stop)
         name = joined.policy(policy)
         writer = TransactionalWriter(joined.connection, f"{address.run}.train.{name}")
         watch = Stopwatch()

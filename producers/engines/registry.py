@@ -53,6 +53,12 @@ def open_engine(folders: Mapping[str, Path], rollout: Rollout, concurrency: int)
     return _found(rollout.engine)(folders, rollout, concurrency)
 
 
+def import_engine(name: str) -> None:
+    """Import what an engine is made of, which takes seconds: while the worker still waits for weights."""
+    if name == "torch":
+        import producers.engines.torch_engine  # noqa: F401 - for its imports
+
+
 def _found(name: str) -> OpenEngine:
     if name in ENGINES:
         return ENGINES[name]

@@ -26,7 +26,7 @@ from envs.arithmetic import ALPHABET
 from envs.payload import problem_from_json
 from infra.errors import UsageError
 from infra.group_offsets import committed_offsets
-from infra.kafka import Fenced, Message, Outgoing, open_admin, open_consumer, open_producer
+from infra.kafka import Fenced, Message, Outgoing, open_consumer, open_producer
 from infra.object_store import ObjectStore
 from infra.process import MustRestart
 from infra.run import Run, join, read_revisions
@@ -434,8 +434,7 @@ def test_audit_and_figures_are_read_from_the_topics_alone(make: Callable[..., Ru
 
 def test_a_group_that_never_committed_has_no_offsets(make: Callable[..., Run]) -> None:
     run = make()
-    admin = open_admin(run.connection)
-    assert committed_offsets(admin, "nobody", [run.topics.tasks("sums")]) == {}
+    assert committed_offsets(run.connection, "nobody", [run.topics.tasks("sums")]) == {}
 
 
 def snapshots(run: Run) -> Iterable[Snapshot]:
