@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import structlog
@@ -9,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from infra.errors import HeadraceError
-from infra.kafka import Connection, kafka_errors, open_admin, patiently
+from infra.kafka import Connection, KafkaAway, kafka_errors, open_admin, patiently
 from schemas.topics import TopicSpec
 
 log = structlog.get_logger()
@@ -56,7 +57,17 @@ def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> N
             if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 continue  # another launcher was quicker
             raise
+    _await_listed(admin, {spec.name for spec in missing})
     log.info("topics.created", count=len(missing))
+
+
+def _await_listed(admin: AdminClient, names: set[str], patience_s: float = 10) -> None:
+    """Wait until the broker lists topics that it has just made, or whoever asks next is told that they are missing."""
+    end = time.monotonic() + patience_s
+    while names - admin.list_topics(timeout=10).topics.keys():
+        if time.monotonic() > end:
+            raise KafkaAway(f"topics were created and are not listed after {patience_s:.0f} s: {sorted(names)}")
+        time.sleep(0.02)
 
 
 def _config_differences(admin: AdminClient, specs: list[TopicSpec]) -> list[str]:

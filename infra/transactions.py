@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 CALL_S = 10.0
 """How long one call to the coordinator waits before it is asked again."""
-STUCK_S = 45.0
+STUCK_S = 20.0
 """A call that has not returned after so long never will."""
 STUCK_EXIT = 75
 

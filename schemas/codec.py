@@ -3,9 +3,6 @@
 A message is `C3 01`, the CRC-64-AVRO fingerprint of its writer's schema (8 bytes, little-endian) and the Avro body, so
 any reader that holds the schema can decode it with no registry. Sources: Avro 1.11 specification, "Single-object
 encoding" and "Schema fingerprints".
-
-There are two ways between a record and its bytes. `schemas.binary` is quick and knows only records that fit and today's
-schemas; whatever it refuses goes by way of plain dicts and fastavro, which judge, explain, and resolve other schemas.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from schemas.avro import NAMESPACE, Convert, Plain, SchemaError, from_plain, schema_of, to_plain
-from schemas.binary import MISFITS, Read, Write, reader, writer
 from schemas.records import RECORDS
 
 MAGIC = b"\xc3\x01"
@@ -38,16 +34,8 @@ class Form:
     record: type
     schema: Plain
     fingerprint: bytes
-    header: bytes
-    """What its messages begin with."""
     encode: Convert
-    """Record to plain dict."""
     decode: Convert
-    """Plain dict to record."""
-    write: Write
-    """Record to bytes, the quick way."""
-    read: Read
-    """Bytes to record, the quick way."""
 
 
 def fingerprint_of(schema: Plain) -> bytes:
@@ -57,17 +45,7 @@ def fingerprint_of(schema: Plain) -> bytes:
 
 def _form_of(record: type) -> Form:
     schema = schema_of(record)
-    name = fingerprint_of(schema)
-    return Form(
-        record=record,
-        schema=_parsed(schema),
-        fingerprint=name,
-        header=MAGIC + name,
-        encode=to_plain(record),
-        decode=from_plain(record),
-        write=writer(record),
-        read=reader(record),
-    )
+    return Form(record, _parsed(schema), fingerprint_of(schema), to_plain(record), from_plain(record))
 
 
 def _parsed(schema: Plain) -> Plain:
@@ -111,17 +89,8 @@ def encode(record: Any) -> bytes:
     Raises SchemaError with the path of the field that does not fit; nothing is coerced.
     """
     form = FORMS[type(record)]
-    pieces = [form.header]
-    try:
-        form.write(record, pieces.append)
-    except MISFITS:
-        return _encode_plain(record, form)
-    return b"".join(pieces)
-
-
-def _encode_plain(record: Any, form: Form) -> bytes:
     out = io.BytesIO()
-    out.write(form.header)
+    out.write(MAGIC + form.fingerprint)
     try:
         schemaless_writer(out, form.schema, form.encode(record))
     except SchemaError as error:
@@ -166,23 +135,15 @@ def _writer_schema(data: bytes) -> Plain:
 
 
 def _read(data: bytes, form: Form) -> Any:
-    if not data.startswith(form.header):
-        return _decode_plain(data, form, _writer_schema(data))
-    try:
-        found, end = form.read(data, HEADER_BYTES)
-    except MISFITS:
-        end = -1
-    return found if end == len(data) else _decode_plain(data, form, form.schema)
-
-
-def _decode_plain(data: bytes, form: Form, written: Plain) -> Any:
+    same = data[:HEADER_BYTES] == MAGIC + form.fingerprint
+    writer = form.schema if same else _writer_schema(data)
     name = form.record.__name__
-    if written["name"].removeprefix(f"{NAMESPACE}.") != name:
-        raise SchemaError(f"expected a {name}, the message holds a {written['name']}")
+    if writer["name"].removeprefix(f"{NAMESPACE}.") != name:
+        raise SchemaError(f"expected a {name}, the message holds a {writer['name']}")
     body = io.BytesIO(data)
     body.seek(HEADER_BYTES)
     try:
-        found = form.decode(schemaless_reader(body, written, None if written is form.schema else form.schema))
+        found = form.decode(schemaless_reader(body, writer, None if same else form.schema))
     except SchemaError as error:
         raise SchemaError(f"{name}: {error}") from None
     except Exception as error:  # fastavro raises many kinds on bytes cut short or altered
