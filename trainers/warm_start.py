@@ -211,9 +211,7 @@ class _Meter:
         completions = output[:, self._ids.shape[1] :].cpu()
         ended = (completions == self._tokenizer.eos_token_id).any(-1).tolist()
         texts = self._tokenizer.batch_decode(completions, skip_special_tokens=True)
-        right = [
-            end and text.strip() == gold for end, text, gold in zip(ended, texts, self._gold, strict=True)
-        ]
+        right = [end and text.strip() == gold for end, text, gold in zip(ended, texts, self._gold, strict=True)]
         return float(np.mean(right))
 
 
