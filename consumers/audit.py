@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,6 +32,8 @@ Numbered = tuple[str, int]
 """(stream, number)."""
 Use = tuple[str, int, int]
 """(stream, number, use)."""
+Said = tuple[str, str, str]
+"""(component, verdict, reason)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +68,38 @@ class Audit:
 
 
 class PolicyFold:
-    """What the topics say of one policy's numbers, whatever the order of the records and however often one comes."""
+    """What the topics say of one policy's numbers, whatever the order of the records.
+
+    A record is known by the place where it stands, so the same record read twice is one, and two equal records are two.
+    """
 
     def __init__(self) -> None:
-        self._trained: dict[Use, set[tuple[int, int]]] = {}
-        """Use to the (version, place in the batch) that trained it."""
-        self._discarded: dict[Use, set[tuple[str, str, str]]] = {}
-        """Use to the (component, verdict, reason) that discarded it."""
+        self._trained: dict[Use, set[tuple[object, int]]] = {}
+        """Use to the (record, place in the batch) that trained it."""
+        self._kept: dict[Use, set[object]] = {}
+        """Use to the records that kept it."""
+        self._discarded: dict[Use, dict[object, Said]] = {}
+        """Use to what the records that discarded it said."""
         self._dead: set[Numbered] = set()
         self._trajectories: set[tuple[str, int, str]] = set()
 
-    def train(self, batch: BatchTrained) -> None:
-        """Take in a batch."""
+    def train(self, batch: BatchTrained, record: object) -> None:
+        """Take in a batch; `record` is where it stands."""
         for place, group in enumerate(batch.groups):
-            self._trained.setdefault((group.stream, group.number, group.use), set()).add((batch.version, place))
+            self._trained.setdefault((group.stream, group.number, group.use), set()).add((record, place))
 
-    def conclude(self, outcome: Outcome) -> None:
-        """Take in what became of a group or a trajectory."""
-        if outcome.verdict == "kept" or is_eval(outcome.stream):
+    def conclude(self, outcome: Outcome, record: object) -> None:
+        """Take in what became of a group or a trajectory; `record` is where it stands."""
+        if is_eval(outcome.stream):
             return
+        use = (outcome.stream, outcome.number, outcome.use)
         if outcome.level == "trajectory":
             self._trajectories.add((outcome.stream, outcome.number, outcome.trajectory_id))
+        elif outcome.verdict == "kept":
+            self._kept.setdefault(use, set()).add(record)
         else:
-            use = (outcome.stream, outcome.number, outcome.use)
-            self._discarded.setdefault(use, set()).add((outcome.component, outcome.verdict, outcome.reason))
+            said = (outcome.component, outcome.verdict, outcome.reason)
+            self._discarded.setdefault(use, {})[record] = said
 
     def bury(self, stream: str, number: int) -> None:
         """Take in a dead number."""
@@ -126,7 +136,10 @@ class PolicyFold:
 
     def _doubled(self) -> int:
         uses = self._trained.keys() | self._discarded.keys()
-        return sum(len(self._trained.get(use, ())) + len(self._discarded.get(use, ())) > 1 for use in uses)
+        twice = sum(len(self._trained.get(use, ())) + len(self._discarded.get(use, ())) > 1 for use in uses)
+        kept = sum(len(records) > 1 for records in self._kept.values())
+        buried = sum(not use and (stream, number) in self._dead for stream, number, use in uses)
+        return twice + kept + buried
 
 
 class AuditFold:
@@ -153,12 +166,12 @@ class AuditFold:
             self._see(message)
         elif kind is not Snapshot or message.key == FEEDER_KEY:
             try:
-                self.take_record(codec.decode(message.value, kind))
+                self.take_record(codec.decode(message.value, kind), (message.topic, message.partition, message.offset))
             except SchemaError:
                 return
 
-    def take_record(self, record: BatchTrained | Outcome | DeadLetter | Snapshot) -> None:
-        """Take in a record; the snapshot must be the feeder's, the newest last."""
+    def take_record(self, record: BatchTrained | Outcome | DeadLetter | Snapshot, place: object) -> None:
+        """Take in a record that stands at a place; the snapshot must be the feeder's, the newest last."""
         if record.run_id != self.run_id:
             return
         if isinstance(record, Snapshot):
@@ -167,7 +180,7 @@ class AuditFold:
             self._bury(record)
         elif record.policy in self._folds:
             fold = self._folds[record.policy]
-            fold.train(record) if isinstance(record, BatchTrained) else fold.conclude(record)
+            fold.train(record, place) if isinstance(record, BatchTrained) else fold.conclude(record, place)
 
     def _bury(self, letter: DeadLetter) -> None:
         if letter.number < 0 or is_eval(letter.stream):
@@ -208,8 +221,8 @@ def kinds_of(topics: Topics, recipe: Recipe) -> dict[str, type[Any]]:
     return kinds | {topics.dead_letters: DeadLetter, topics.state: Snapshot}
 
 
-def _reason(said: Iterable[tuple[str, str, str]]) -> str:
-    _, verdict, reason = min(said)
+def _reason(said: Mapping[object, Said]) -> str:
+    _, verdict, reason = min(said.values())
     return reason or verdict
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from consumers.algorithms.chain import Chain, load_chain
+from consumers.algorithms.chain import Chain, ChainError, load_chain
 from consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, generated_lengths
 from consumers.dedupe import Dedupe
 from infra.dead_letters import dead_letter
@@ -40,8 +40,12 @@ class Desk:
     policy: str
     topics: Topics
     recipe_of: Callable[[int], Recipe]
-    """Recipe by revision."""
+    """Recipe by revision; raises UnknownRevision."""
     fetch: Callable[[ClaimCheck], bytes]
+
+
+class UnknownRevision(LookupError):
+    """No such revision stands on the recipe topic."""
 
 
 class _Unreadable(Exception):
@@ -105,15 +109,22 @@ class CuratorPartition:
             raise _Unreadable("undecodable", str(error)) from error
         except (ObjectMissing, ObjectCorrupt) as error:
             raise _Unreadable("missing_object", str(error)) from error
-        if (group.stream, group.number, group.policy) != (stamp.stream, stamp.number, self._desk.policy):
+        ours = (self._desk.run_id, stamp.stream, stamp.number, self._desk.policy)
+        if (group.run_id, group.stream, group.number, group.policy) != ours:
             raise _Unreadable("undecodable", "the headers name another group than the record")
-        if self._clock >= 0 and group.head_version > self._clock + LARGEST_LEAP:
+        if group.head_version > max(self._clock, 0) + LARGEST_LEAP:
             raise _Unreadable("time_travel", f"head_version {group.head_version} at clock {self._clock}")
+        try:
+            self._chain(group.revision)
+        except UnknownRevision as error:
+            raise _Unreadable("unknown_revision", str(error)) from error
         return group
 
     def _curate(self, group: TrajectoryGroup, value: bytes) -> list[Outgoing]:
         before = Candidate.of(group)
-        verdict = self._chain(group.revision).process(before, self._clock)[0]
+        verdict, *again = self._chain(group.revision).process(before, self._clock)
+        if again:
+            raise ChainError("an algorithm asked for a group to be trained again, which this version cannot do yet")
         outcome = _outcome(self._desk.policy, before)
         if not isinstance(verdict, Keep):
             dropped = replace(outcome, verdict="dropped", reason=verdict.reason if isinstance(verdict, Drop) else "")

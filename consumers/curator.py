@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import secrets
 import threading
+from contextlib import closing
 
-from consumers.curation import CuratorPartition, Desk, chain_of
+from consumers.curation import CuratorPartition, Desk, UnknownRevision, chain_of
 from infra.group_consumer import GroupConsumer, Membership
 from infra.kafka import parse_run
 from infra.log import configure_logging
-from infra.process import JOIN_PATIENCE_S, MustRestart, keep_running, stop_on_signals
+from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
 from infra.run import Run, join
 from infra.run_loop import run_loop
 from infra.settings import Recipe
@@ -31,12 +32,8 @@ def main(run: str, policy: str | None = None, slot: str | None = None) -> None:
         name = joined.policy(policy)
         place = slot or secrets.token_hex(4)
         writer = TransactionalWriter(joined.connection, f"{joined.topics.curate_group(name)}.{place}")
-        consumer = curator(joined, name)
-        try:
+        with closing(writer), closing(curator(joined, name)) as consumer:
             run_loop(consumer, writer, stop, Stopwatch())
-        finally:
-            consumer.close()
-            writer.close()
 
     keep_running(build_and_run, stop)
 
@@ -47,10 +44,14 @@ def curator(run: Run, policy: str) -> GroupConsumer:
     chain_of(run.recipe, policy)
     partitions = len(whole_topics(run.connection, [topic]))
 
+    recipes = dict(enumerate(run.revisions))
+
     def recipe_of(revision: int) -> Recipe:
-        if revision < len(run.revisions):
-            return run.revisions[revision]
-        raise MustRestart(f"a group is stamped with recipe revision {revision}, newer than this process has read")
+        if revision not in recipes:
+            recipes.update(enumerate(join(run.address).revisions))
+        if revision not in recipes:
+            raise UnknownRevision(f"recipe revision {revision} is not among the {len(recipes)} of the run")
+        return recipes[revision]
 
     desk = Desk(run.run_id, policy, topics, recipe_of, run.get)
     component = f"curate.{policy}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -131,7 +132,7 @@ class Figures:
         elif isinstance(record, WeightsPublished):
             self._version(record.policy, record.version)
         else:
-            self._audit.take_record(record)
+            self._audit.take_record(record, (message.topic, message.partition, message.offset))
         if isinstance(record, Outcome):
             self._reward(record)
         elif isinstance(record, BatchTrained):
@@ -192,17 +193,18 @@ class _Mean:
     groups: int = 0
 
     def add(self, rewards: tuple[float, ...]) -> None:
-        self.total += sum(rewards)
-        self.count += len(rewards)
+        finite = [reward for reward in rewards if math.isfinite(reward)]
+        self.total += sum(finite)
+        self.count += len(finite)
         self.groups += 1
 
     @property
     def value(self) -> float:
-        return self.total / self.count
+        return self.total / self.count if self.count else 0.0
 
 
 def _pooled(means: list[_Mean]) -> float:
-    return sum(mean.total for mean in means) / sum(mean.count for mean in means)
+    return sum(mean.total for mean in means) / max(1, sum(mean.count for mean in means))
 
 
 def _sum(policies: Iterable[PolicyAudit]) -> GroupCounts:

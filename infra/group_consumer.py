@@ -20,7 +20,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 from infra.errors import HeadraceError
 from infra.kafka import Connection, Message, Outgoing, good_messages, kafka_errors, open_consumer, patiently
 from infra.stopwatch import Stopwatch
-from infra.topic_reader import Place, read_one, read_range
+from infra.topic_reader import Place, read_all, read_one, read_range
 from infra.transactions import Ticket, TransactionalWriter
 from schemas import codec
 from schemas.records import Snapshot
@@ -138,6 +138,23 @@ class GroupConsumer:
         self._held[place] = _Held(state, end, snapshot_offset, due)
         log.info("state.restored", partition=_name(place), offset=end, replayed=end - begin)
 
+    def _refuse_lost_offsets(self, places: list[Place]) -> None:
+        """Refuse to begin anew where somebody has been before: all that was handled would be handled again."""
+        if not places:
+            return
+        known = {message.key for message in read_all(self.membership.connection, [self.membership.state_topic])}
+        lost = [_name(place) for place in places if self._key(place) in known]
+        if lost:
+            raise StateLost(
+                f"group {self.membership.group} has lost its offsets of {', '.join(lost)}, where it has been: did the "
+                "cluster's offsets.retention.minutes pass while the run rested? Going on would curate everything a "
+                "second time; set the offsets back, or begin a new run",
+            )
+
+    def _key(self, place: Place) -> bytes:
+        topic, partition = place
+        return f"{self.membership.component}|{topic}|{partition}".encode()
+
     def _snapshot_at(self, offset: int, place: Place) -> Snapshot:
         topic, partition = place
         message = read_one(self.membership.connection, (self.membership.state_topic, 0), offset)
@@ -161,8 +178,10 @@ class GroupConsumer:
                 raw += self._consumer.consume(MOST_RECORDS - len(raw), TURN_S)
         self._metadata = self._consumer.consumer_group_metadata()
         if new := self._owned - self._held.keys():
-            for committed in self._committed(new):
-                self._restore(committed)
+            committed = self._committed(new)
+            self._refuse_lost_offsets([(tp.topic, tp.partition) for tp in committed if tp.offset < 0])
+            for position in committed:
+                self._restore(position)
         found = good_messages(raw, f"reading {', '.join(self.membership.topics)}")
         return [m for m in found if (m.topic, m.partition) in self._held]
 
@@ -214,8 +233,7 @@ class GroupConsumer:
             positions={_name(place): held.position},
             body=held.state.snapshot(),
         )
-        key = f"{self.membership.component}|{topic}|{partition}".encode()
-        return Outgoing(self.membership.state_topic, codec.encode(snapshot), key, partition=0)
+        return Outgoing(self.membership.state_topic, codec.encode(snapshot), self._key(place), partition=0)
 
     def rewind(self) -> None:
         """Drop all memory, ask again where the group stands, and go on from there."""

@@ -35,8 +35,9 @@ NOTE_EVERY_S = 5.0
 STOP_WITHIN_S = 9.5
 """From Ctrl-C to the last process gone."""
 COMPONENTS_STOP_S = 8.0
-GROUPS_DRAIN_S = 12.0
-"""After the end of a run: workers conclude what they hold within 10 s; a bit more for the records to arrive."""
+GROUPS_DRAIN_S = 30.0
+"""After the end of a run: workers conclude what they hold within 10 s, and the tasks of one that was killed are another
+worker's after 8 s."""
 EVALUATION_DRAIN_S = 60.0
 """The last version's evaluation may take longer than that: it is half of what a run is for."""
 
@@ -138,10 +139,15 @@ class Launch:
         else:
             if not early:
                 self._start_components()
-            self._follow(run)
+            in_flight = self._follow(run)
             self._run = None
             self._end_components()
-            self._note(run, finished=True)
+            self._note(run, finished=not in_flight)
+            if in_flight:
+                self._say(
+                    f"{in_flight} groups are still in flight {GROUPS_DRAIN_S:.0f} s after the end of the run: the same "
+                    "command goes on with them"
+                )
         self._summarize(join(self._servers.address))
         self._servers.stop()
         return 0
@@ -187,8 +193,8 @@ class Launch:
 
     # --------------------------------------------------------------------------------------------------- while it runs
 
-    def _follow(self, run: Run) -> None:
-        """Show the run until it has ended and drained."""
+    def _follow(self, run: Run) -> int:
+        """Show the run until it has ended and drained, or should have; return how many numbers are in flight then."""
         assert self._supervisor is not None  # noqa: S101 - started by `run`
         page: Page = find(PAGE)(run, self._console, plain=self._order.plain, processes=self._supervisor.states)
         try:
@@ -201,6 +207,7 @@ class Launch:
                     ended_at = time.monotonic()
                 if time.monotonic() - self._noted > NOTE_EVERY_S:
                     self._note(run)
+            return page.in_flight
         finally:
             page.close()
 

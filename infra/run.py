@@ -13,11 +13,12 @@ from typing import TypeVar
 import structlog
 
 from infra.errors import HeadraceError, Unavailable, UsageError
-from infra.kafka import Connection, KafkaAway, KafkaRefused, RunAddress
+from infra.kafka import Connection, KafkaAway, KafkaRefused, Message, RunAddress
 from infra.object_store import ObjectStore, StoreAddress
 from infra.settings import Recipe
 from infra.topic_reader import read_all
 from schemas import codec
+from schemas.avro import SchemaError
 from schemas.records import ClaimCheck, RecipeRevision
 from schemas.topics import Topics
 
@@ -45,6 +46,8 @@ class Run:
     store_address: StoreAddress
     ended: str = ""
     """Why the run is over; empty while it goes on."""
+    recipe_end: int = 0
+    """Next offset of the recipe topic: whoever follows it begins there, and never takes an old end for a new one."""
 
     @property
     def connection(self) -> Connection:
@@ -125,7 +128,8 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
 
 
 def _join(address: RunAddress) -> Run:
-    found = read_revisions(address)
+    messages = list(read_all(address.connection, [Topics(address.run).recipe]))
+    found = [revision for message in messages if (revision := read_revision(message)) is not None]
     if not found:
         raise NoSuchRun(f"{address} has no recipe yet: start it with `headrace up`, or check the run's name")
     for revision in found:
@@ -135,13 +139,23 @@ def _join(address: RunAddress) -> Run:
     store = StoreAddress.from_url(where["url"], access_key=where["access_key"], secret_key=where["secret_key"])
     revisions = tuple(recipe for _, recipe in sorted(recipes.items()))
     own = Connection(address.connection.bootstrap, address.connection.client, revisions[-1].kafka.compression)
-    return Run(RunAddress(own, address.run), found[0].run_id, revisions, store, found[-1].ended)
+    end = messages[-1].offset + 1
+    return Run(RunAddress(own, address.run), found[0].run_id, revisions, store, found[-1].ended, end)
+
+
+def read_revision(message: Message) -> RecipeRevision | None:
+    """Return what stands in a message of the recipe topic; None, and a warning, when it cannot be read."""
+    try:
+        return codec.decode(message.value, RecipeRevision)
+    except SchemaError as error:
+        log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
+        return None
 
 
 def read_revisions(address: RunAddress) -> list[RecipeRevision]:
     """Return what stands on a run's recipe topic, oldest first: revisions, and words that the run is over."""
-    topic = Topics(address.run).recipe
-    return [codec.decode(m.value, RecipeRevision) for m in read_all(address.connection, [topic])]
+    messages = read_all(address.connection, [Topics(address.run).recipe])
+    return [revision for message in messages if (revision := read_revision(message)) is not None]
 
 
 def store_text(address: StoreAddress, *, with_keys: bool) -> str:

@@ -52,7 +52,6 @@ class Servers:
         self._kafka = None if recipe.kafka.bootstrap else EmbeddedKafka(folder.kafka, progress=say)
         self._store = None if recipe.store.endpoint else EmbeddedStore(folder.store)
         self._starters: list[threading.Thread] = []
-        self._revived = 0
 
     @property
     def embedded_kafka(self) -> bool:
@@ -149,12 +148,6 @@ class Servers:
                 log.warning("server.died", server=server.what)
                 self._say(f"the {server.what} died and is started again with its data")
                 server.start()
-                self._revived += 1
-
-    @property
-    def revived(self) -> int:
-        """How often a server was started again."""
-        return self._revived
 
     def pids(self) -> dict[str, int]:
         """Return the processes of the embedded servers that run, by `broker` and `store`."""

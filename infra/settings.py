@@ -205,8 +205,6 @@ class Trainer(Settings):
     """Versions between checkpoints."""
     device: str = "cpu"
     """Where the trainer computes."""
-    deterministic: bool = True
-    """Same batches, same weights, bit for bit."""
 
     @model_validator(mode="after")
     def _whole_minibatches(self) -> Trainer:

@@ -63,7 +63,10 @@ class TopicReader:
     def poll(self, most: int = 64, timeout_s: float = 0.1) -> list[Message]:
         """Return up to `most` records, as soon as there are any; none after the timeout. Positions move past them."""
         found: list[Message] = []
-        for raw in self._consumer.consume(most, timeout_s):
+        batch = self._consumer.consume(most, 0)
+        if not batch and timeout_s > 0 and (first := self._consumer.poll(timeout_s)) is not None:
+            batch = [first, *self._consumer.consume(most - 1, 0)]
+        for raw in batch:
             error = raw.error()
             if error is None:
                 found.append(message_of(raw))
@@ -94,11 +97,6 @@ class TopicReader:
     def catch_up(self, timeout_s: float = 60) -> Iterator[Message]:
         """Yield records up to the high watermarks of this moment, open transactions included: an exact restore."""
         return self.until(end_offsets(self.connection, self.positions), timeout_s)
-
-    def seek_to(self, positions: Mapping[Place, int]) -> None:
-        """Go on reading from other positions."""
-        self.positions.update(positions)
-        self._assign()
 
     def ends(self) -> dict[Place, int]:
         """Return the high watermarks of this moment."""

@@ -50,6 +50,7 @@ class TransactionalWriter:
         self._open = False
         self._failure: KafkaError | None = None
         self._called_at = math.inf
+        self._closed = threading.Event()
         threading.Thread(target=self._watch, name="transaction-watch", daemon=True).start()
 
     def _watch(self) -> None:
@@ -57,8 +58,7 @@ class TransactionalWriter:
 
         Nothing is lost by it: the transaction aborts at the broker, and the successor begins from what is committed.
         """
-        while True:
-            time.sleep(1.0)
+        while not self._closed.wait(1.0):
             if time.monotonic() - self._called_at > STUCK_S:
                 log.error("transaction.stuck", transactional_id=self.transactional_id, seconds=STUCK_S)
                 os._exit(STUCK_EXIT)
@@ -133,6 +133,8 @@ class TransactionalWriter:
             self.abort()
         except HeadraceError as error:
             log.warning("transaction.left_open", transactional_id=self.transactional_id, error=str(error))
+        finally:
+            self._closed.set()
 
     def _guarded(self, call: Callable[[], Any], doing: str) -> None:
         pause = 0.02
@@ -142,11 +144,14 @@ class TransactionalWriter:
                 call()
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
-                if cause.fatal() or isinstance(translate(error, doing), Fenced):
+                if cause.fatal():
                     self._open = False
                     raise Fenced(str(translate(error, doing))) from error
                 if cause.txn_requires_abort():
                     self._abort(error, doing)
+                if isinstance(translate(error, doing), Fenced):
+                    self._open = False
+                    raise translate(error, doing) from error
                 if not (cause.retriable() or cause.code() in AWAY):
                     raise translate(error, doing) from error
                 log.info("kafka.waiting", doing=doing, error=cause.str(), transactional_id=self.transactional_id)

@@ -6,6 +6,7 @@ A failing episode is data. Only the end of the worker's right to the task (a rev
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -142,6 +143,10 @@ def _actors(task: Task, sample: int, script: Script, cast: Cast) -> dict[str, En
 def _checked(episode: Episode, roles: Mapping[str, str]) -> Episode:
     if unknown := set(episode) - set(roles):
         raise ValueError(f"the workflow returned roles {sorted(unknown)}; the recipe gives it {sorted(roles)}")
+    for role, played in episode.items():
+        rewards = [played.reward, *(s.reward for s in played.sequences if s.reward is not None)]
+        if any(isinstance(reward, float) and not math.isfinite(reward) for reward in rewards):
+            raise ValueError(f"the rewards of {role} must be finite, got {rewards}: mend the environment's scorer")
     return episode
 
 

@@ -20,7 +20,7 @@ import structlog
 from envs.contract import Environment
 from envs.registry import load_environment
 from infra.dead_letters import dead_letter
-from infra.errors import Unavailable, UsageError
+from infra.errors import HeadraceError, UsageError
 from infra.group_offsets import committed_offsets, delete_before
 from infra.kafka import Message, Outgoing, RunAddress, parse_run
 from infra.log import configure_logging
@@ -164,7 +164,7 @@ class TaskCommits:
                 delete_before(
                     self.run.connection, {(topics.tasks(s), p): offset for (s, p), offset in committed.items()}
                 )
-        except Unavailable as error:
+        except HeadraceError as error:  # away, or without the right to delete: tasks then stay, no more
             log.info("commits.unknown", error=str(error))
             return []
         return self._overdue.due(state.pacing.passed(committed), now)

@@ -162,7 +162,7 @@ class WeightFollower(threading.Thread):
     def _positions(self) -> dict[Place, int]:
         ends = end_offsets(self._run_.connection, [(topic, 0) for topic in self._topics])
         positions = {place: max(0, end - 2 * RECENT) for place, end in ends.items()}
-        return {**positions, (self._run_.topics.recipe, 0): 0}
+        return {**positions, (self._run_.topics.recipe, 0): self._run_.recipe_end}
 
     def _take(self, message: Message) -> None:
         if message.topic in self._topics:

@@ -101,7 +101,7 @@ def encode(record: Any) -> bytes:
 
 
 def decode(data: bytes, record: type[R]) -> R:
-    """Return the record of the class asked for; tensors are read-only views of the message's bytes.
+    """Return the record of the class asked for; tensors are read-only views of what fastavro hands over.
 
     Raises SchemaError when the bytes are no message, their schema is unknown or another record's, they are cut short,
     or something follows them.

@@ -5,7 +5,7 @@ the `.avsc` file. Every field has a default, so any past or future schema can be
 reasons, verdicts) are strings, not Avro enums: a new symbol would break old readers.
 
 Tensors are Avro `bytes`, little-endian, with their dtype named in the schema; here they are numpy arrays, on read
-zero-copy views of the message.
+views, without a copy, of the bytes that the decoder hands over.
 """
 
 from __future__ import annotations
@@ -379,7 +379,7 @@ class Eviction:
     group: GroupUse | None = None
     """Which."""
     verdict: str = ""
-    """expired | surplus | run_end."""
+    """expired | surplus | run_end | dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +397,7 @@ class BatchTrained:
     epoch: int = 0
     """Counts how often the hash chain was cut."""
     revision: int = 0
-    """Newest recipe revision among the groups."""
+    """Recipe revision that the trainer had in force: what `retrain` and a resume use."""
     groups: tuple[GroupUse, ...] = ()
     """In the order in which they were trained."""
     positions: tuple[Position, ...] = ()
@@ -549,7 +549,7 @@ class DeadLetter:
     offset: int = 0
     """Where they were."""
     reason: str = ""
-    """undecodable | unknown_schema | other_run | time_travel | missing_object | poison."""
+    """undecodable | other_run | misrouted | time_travel | missing_object | unknown_revision | unusable."""
     detail: str = ""
     """The error in one line."""
     policy: str = ""
@@ -606,8 +606,6 @@ class CheckpointPointer:
     """Of the published weights."""
     positions: tuple[Position, ...] = ()
     """Next offset of every curated partition such that all in the window at the checkpoint lies at or after it."""
-    batches_offset: int = -1
-    """Offset in `batches` of the record of this version; -1 for version 0."""
     fingerprint: dict[str, str] = field(default_factory=dict)
     """What its numbers depend on."""
 

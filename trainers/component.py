@@ -12,16 +12,19 @@ import structlog
 
 from infra.dead_letters import dead_letter
 from infra.kafka import Message, Outgoing
+from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.process import MustRestart
-from infra.run import Run
+from infra.run import Run, read_revision
 from infra.stopwatch import Stopwatch, log_share
 from infra.topic_reader import TopicReader, whole_topics
 from infra.transactions import TransactionalWriter
 from schemas import codec, records
 from schemas.avro import SchemaError
 from schemas.headers import outcome_stamp
-from schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, Position, RecipeRevision
+from schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, Position
 from trainers import publisher
+from trainers.advantages import RewardError
+from trainers.batch import BatchError
 from trainers.groups import WholeGroup, training_sequences
 from trainers.history import Key, key_of, resume_positions
 from trainers.start import Incarnation, whole
@@ -49,7 +52,7 @@ class Trainer:
         self._watch = watch
         self._curated = run.topics.curated(policy)
         places = whole_topics(run.connection, [self._curated])
-        positions = {**resume_positions(incarnation.history, places), (run.topics.recipe, 0): 0}
+        positions = {**resume_positions(incarnation.history, places), (run.topics.recipe, 0): run.recipe_end}
         self._reader = TopicReader(run.connection, positions, f"train.{policy}")
         self._concluded: set[Key] = incarnation.history.concluded
         """Uses that a past incarnation concluded, and that may still come by again."""
@@ -66,7 +69,7 @@ class Trainer:
         """Return the next curated groups; does not wait when a batch can be cut."""
         with watch.measure("consume"):
             found = self._reader.poll(256, 0)
-        if not found and not self._batch_waits() and not self._evicted:
+        if not found and not self._batch_waits():
             with watch.measure("wait"):
                 found = self._reader.poll(256, 0.05)
         return found
@@ -74,30 +77,52 @@ class Trainer:
     def handle(self, message: Message) -> Iterable[Outgoing]:
         """Take a group into the window, or follow the recipe."""
         if message.topic == self.run.topics.recipe:
-            self._ended = codec.decode(message.value, RecipeRevision).ended
+            revision = read_revision(message)
+            self._ended = revision.ended if revision else self._ended
             return ()
         try:
             with self._watch.measure("decode"):
                 curated = codec.decode(message.value, CuratedGroup)
         except SchemaError as error:
-            why = ("undecodable", str(error))
-            return [dead_letter(self.run.topics, self.run.run_id, f"train.{self.policy}", message, why)]
+            return [self._dead(message, "undecodable", str(error))]
+        if curated.run_id != self.run.run_id:
+            return [self._dead(message, "other_run", f"a group of run {curated.run_id}")]
         key = key_of(curated)
         if key in self._concluded:
             self._concluded.remove(key)
             return ()
+        return self._take_in(message, key, curated)
+
+    def _take_in(self, message: Message, key: Key, curated: CuratedGroup) -> list[Outgoing]:
+        """Put a group into the window, decoded, so that one that cannot be trained on is known before its batch."""
         self._arrivals += 1
-        waiting = Waiting(
+        entry = Waiting(
             key=key,
             min_version=curated.min_version,
             deadline_version=curated.deadline_version,
             arrival=self._arrivals,
             partition=message.partition,
             offset=message.offset,
-            payload=curated,
         )
-        self._evict(self.window.add(waiting))
-        return ()
+        try:
+            with self._watch.measure("decode"):
+                group = self._usable(curated)
+        except (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError) as error:
+            dead = replace(self._record(), evictions=(_eviction(Eviction(entry, "dead")),))
+            return [self._dead(message, "unusable", str(error)), self._batch_message(dead)]
+        self._evict(self.window.add(replace(entry, payload=group)))
+        return []
+
+    def _usable(self, curated: CuratedGroup) -> WholeGroup:
+        """Return the decoded group. Raises what makes it unusable."""
+        group = whole(self.run, curated)
+        newest = max((int(s.versions.max()) for s in training_sequences(group, 0, self.settings)), default=0)
+        if newest > self.learner.version:
+            raise BatchError(f"it has tokens of version {newest}, and {self.learner.version} is the newest there is")
+        return group
+
+    def _dead(self, message: Message, reason: str, detail: str) -> Outgoing:
+        return dead_letter(self.run.topics, self.run.run_id, f"train.{self.policy}", message, (reason, detail))
 
     def tick(self) -> Iterable[Outgoing]:
         """Report evictions that wait, else make a version if a batch is there."""
@@ -146,9 +171,7 @@ class Trainer:
         return [self._batch_message(record), *(self._outcome(e) for e in evicted)]
 
     def _outcome(self, eviction: Eviction) -> Outgoing:
-        curated = eviction.entry.payload
-        assert isinstance(curated, CuratedGroup)  # noqa: S101 - what `handle` put there
-        group = whole(self.run, curated).group
+        curated, group = _whole(eviction.entry).curated, _whole(eviction.entry).group
         outcome = Outcome(
             run_id=self.run.run_id,
             stream=curated.stream,
@@ -177,8 +200,7 @@ class Trainer:
         """Train one batch and publish what came out: snapshot, encode, upload, and the records of the transaction."""
         waited, begin = time.monotonic() - self._waiting_since, time.monotonic()
         base, version = self.learner.version, self.learner.version + 1
-        with self._watch.measure("decode"):
-            wholes = [whole(self.run, _curated(entry)) for entry in batch]
+        wholes = [_whole(entry) for entry in batch]
         with self._watch.measure("train"):
             sequences = [s for i, w in enumerate(wholes) for s in training_sequences(w, i, self.settings)]
             metrics = self.learner.step(sequences, version)
@@ -191,7 +213,7 @@ class Trainer:
         record = replace(
             self._record(),
             version=version,
-            revision=max(w.curated.revision for w in wholes),
+            revision=self.run.revision,
             groups=tuple(_use(entry) for entry in batch),
             evictions=tuple(_eviction(e) for e in self._evicted),
             weights_hash=stored.weights_hash,
@@ -240,8 +262,8 @@ class Trainer:
         return tuple(Position(partition, offset) for partition, offset in first.items())
 
 
-def _curated(entry: Waiting) -> CuratedGroup:
-    assert isinstance(entry.payload, CuratedGroup)  # noqa: S101 - what `handle` put there
+def _whole(entry: Waiting) -> WholeGroup:
+    assert isinstance(entry.payload, WholeGroup)  # noqa: S101 - what `_take_in` put there
     return entry.payload
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from infra.errors import HeadraceError
+from infra.process import MustRestart
 from infra.run import Run
 from infra.topic_reader import Place, TopicReader, read_all, read_range, whole_topics
 from schemas import codec
@@ -40,17 +42,10 @@ class History:
     """The newest."""
     batches: list[BatchTrained] = field(default_factory=list)
     """Records that made a version."""
-    batch_offsets: dict[int, int] = field(default_factory=dict)
-    """Version to the offset of its record."""
     concluded: set[Key] = field(default_factory=set)
     """Uses that were trained or evicted."""
     published: WeightsPublished | None = None
     """The newest."""
-
-    @property
-    def version(self) -> int:
-        """The newest version; -1 before the start."""
-        return self.published.version if self.published else -1
 
 
 def read_history(run: Run, policy: str) -> History:
@@ -59,7 +54,7 @@ def read_history(run: Run, policy: str) -> History:
     batches, weights = topics.batches(policy), topics.weights(policy)
     for message in read_all(run.connection, [batches, weights, topics.state]):
         if message.topic == batches:
-            _take_batch(history, codec.decode(message.value, BatchTrained), message.offset)
+            _take_batch(history, codec.decode(message.value, BatchTrained))
         elif message.topic == weights:
             history.published = codec.decode(message.value, WeightsPublished)
         elif message.key == checkpoint_key(policy):
@@ -68,12 +63,11 @@ def read_history(run: Run, policy: str) -> History:
     return history
 
 
-def _take_batch(history: History, batch: BatchTrained, offset: int) -> None:
+def _take_batch(history: History, batch: BatchTrained) -> None:
     history.concluded.update(key_of(group) for group in batch.groups)
     history.concluded.update(key_of(e.group) for e in batch.evictions if e.group)
     if batch.version >= 0:
         history.batches.append(batch)
-        history.batch_offsets[batch.version] = offset
 
 
 def key_of(group: GroupUse | CuratedGroup) -> Key:
@@ -100,8 +94,8 @@ def groups_of(run: Run, policy: str, batches: Iterable[BatchTrained]) -> dict[Ke
     return found
 
 
-def wait_for_examples(run: Run, policy: str) -> WarmStartExamples:
-    """Wait until the feeder has put worked examples into the store."""
+def wait_for_examples(run: Run, policy: str, stop: threading.Event) -> WarmStartExamples:
+    """Wait until the feeder has put worked examples into the store. Raises MustRestart when told to stop."""
     state = run.topics.state
     with TopicReader(run.connection, whole_topics(run.connection, [state]), f"examples.{policy}") as reader:
         said = time.monotonic() + 5
@@ -112,6 +106,8 @@ def wait_for_examples(run: Run, policy: str) -> WarmStartExamples:
             if time.monotonic() > said:
                 log.info("examples.waiting", policy=policy)
                 said = time.monotonic() + 30
+            if stop.is_set():
+                raise MustRestart("told to stop while waiting for worked examples")
 
 
 def resume_positions(history: History, places: Iterable[Place]) -> dict[Place, int]:

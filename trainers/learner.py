@@ -94,6 +94,16 @@ class Learner:
         )
         self._round()
 
+    def use(self, settings: LearnerSettings) -> None:
+        """Go on with other settings from the next step on; the device stays."""
+        self.settings = settings
+        for group in self._optimizer.param_groups:
+            group |= {
+                "betas": settings.betas,
+                "eps": settings.adam_eps,
+                "weight_decay": settings.weight_decay,
+            }
+
     @property
     def model(self) -> transformers.PreTrainedModel:
         """The compute copy, holding the published values."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,23 +62,24 @@ def learner_settings(settings: Trainer, seed: int) -> LearnerSettings:
     )
 
 
-def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter) -> Incarnation:
+def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
     """Return a trainer's memory: from version 0, made and published here, or from the newest checkpoint."""
     history = past.read_history(run, policy)
     if history.checkpoint is None or history.published is None:
-        return _begin(run, policy, writer)
+        return _begin(run, policy, writer, stop)
     return _resume(run, policy, history)
 
 
 # ---------------------------------------------------------------------------------------------------------------- begin
 
 
-def _begin(run: Run, policy: str, writer: TransactionalWriter) -> Incarnation:
+def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
     """Make version 0 and publish it with checkpoint 0, in one transaction."""
     settings = run.recipe.policies[policy]
     model, tokenizer = _first_model(settings, run.recipe.seed)
     if settings.warm_start is not None:
-        _warm_start(run, policy, model, tokenizer)
+        examples = _examples(run, policy, stop)
+        _warm_start(run, policy, model, tokenizer, examples)
     learner = Learner(model, learner_settings(run.recipe.trainer_of(policy), run.recipe.seed))
     files = publisher.upload_files(run, save_model_files(model, tokenizer))
     stored = publisher.upload(run, publisher.encode(publisher.snapshot(learner)))
@@ -99,14 +101,21 @@ def _first_model(
     return build_model(settings.model, tokenizer, seed=seed), tokenizer
 
 
+def _examples(run: Run, policy: str, stop: threading.Event) -> list[WorkedExample]:
+    claim = past.wait_for_examples(run, policy, stop).examples
+    assert claim is not None  # noqa: S101 - the feeder always sets it
+    return [WorkedExample(**json.loads(line)) for line in run.get(claim).decode().splitlines()]
+
+
 def _warm_start(
-    run: Run, policy: str, model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase
+    run: Run,
+    policy: str,
+    model: transformers.PreTrainedModel,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    examples: list[WorkedExample],
 ) -> None:
     settings = run.recipe.policies[policy].warm_start
     assert settings is not None  # noqa: S101 - the caller asked
-    claim = past.wait_for_examples(run, policy).examples
-    assert claim is not None  # noqa: S101 - the feeder always sets it
-    examples = [WorkedExample(**json.loads(line)) for line in run.get(claim).decode().splitlines()]
     # Held out by content: a problem that is drawn twice is either learnt from or measured on.
     distinct = list(dict.fromkeys(examples))
     cut = max(1, min(settings.held_out, len(distinct) // 4))
@@ -166,16 +175,18 @@ def _resume(run: Run, policy: str, history: past.History) -> Incarnation:
     assert pointer is not None  # noqa: S101 - the caller looked
     assert published is not None  # noqa: S101
     assert pointer.checkpoint is not None  # noqa: S101 - every pointer has one
-    learner = Learner(
-        _published_model(run, published.files), learner_settings(run.recipe.trainer_of(policy), run.recipe.seed)
-    )
+    current = learner_settings(run.recipe.trainer_of(policy), run.recipe.seed)
+    learner = Learner(_published_model(run, published.files), current)
     learner.load_state(decode_checkpoint(run.get(pointer.checkpoint)))
     again = [batch for batch in history.batches if batch.version > pointer.version]
     groups = past.groups_of(run, policy, again)
     log.info("trainer.resuming", policy=policy, checkpoint=pointer.version, versions=len(again))
     for batch in again:
-        sequences = batch_sequences(run, policy, [groups[past.key_of(use)] for use in batch.groups])
-        learner.step(sequences, batch.version)
+        then = run.revisions[batch.revision]
+        learner.use(learner_settings(then.trainer_of(policy), then.seed))
+        curated = [groups[past.key_of(use)] for use in batch.groups]
+        learner.step(batch_sequences(run, then.trainer_of(policy), curated), batch.version)
+    learner.use(current)
     got = publisher.encode(publisher.snapshot(learner)).weights_hash
     epoch = published.epoch
     if got != published.weights_hash:
@@ -208,9 +219,8 @@ def _published_model(run: Run, files: tuple[NamedObject, ...]) -> transformers.P
 # --------------------------------------------------------------------------------------------------------------- shared
 
 
-def batch_sequences(run: Run, policy: str, curated: list[CuratedGroup]) -> list[TrainingSequence]:
+def batch_sequences(run: Run, settings: Trainer, curated: list[CuratedGroup]) -> list[TrainingSequence]:
     """Return the sequences of a batch, groups in order; groups behind a claim check are fetched."""
-    settings = run.recipe.trainer_of(policy)
     sequences: list[TrainingSequence] = []
     for index, record in enumerate(curated):
         sequences += training_sequences(whole(run, record), index, settings)

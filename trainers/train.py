@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
 import structlog
 
@@ -29,11 +30,9 @@ def main(run: str, policy: str | None = None) -> None:
         name = joined.policy(policy)
         writer = TransactionalWriter(joined.connection, f"{address.run}.train.{name}")
         watch = Stopwatch()
-        trainer = Trainer(joined, name, begin_or_resume(joined, name, writer), watch)
-        try:
-            run_loop(trainer, writer, stop, watch)
-        finally:
-            trainer.close()
-            writer.close()
+        with closing(writer):
+            incarnation = begin_or_resume(joined, name, writer, stop)
+            with closing(Trainer(joined, name, incarnation, watch)) as trainer:
+                run_loop(trainer, writer, stop, watch)
 
     keep_running(build_and_run, stop)

@@ -6,7 +6,7 @@ import bisect
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["surplus", "expired", "run_end"]
+Verdict = Literal["surplus", "expired", "run_end", "dead"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from schemas import codec
 from schemas.records import (
     BatchTrained,
     CuratedGroup,
+    DeadLetter,
     Outcome,
     Sampling,
     Sequence,
@@ -147,6 +148,28 @@ def test_a_killed_trainer_comes_back_to_the_same_bits_and_trains_every_group_onc
     assert all(print_ == resumed_on[0] for print_ in resumed_on)
 
 
+def test_versions_are_trained_again_with_the_recipe_that_they_were_made_with(
+    bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
+) -> None:
+    trainer = {"steps": 5, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 8, "checkpoint_every": 2}
+    recipe = tiny_recipe(run_name, trainer=trainer)
+    run = make_run(bootstrap, store, recipe)
+    feed(run, [curated(number, stale=100) for number in range(12)])
+    first = train(run)
+    until(lambda: len(batches(run)) == 3, first)
+    first.kill()
+    first.wait()
+    other = tiny_recipe(run_name, trainer={**trainer, "learning_rate": 0.01, "minibatches": 4})
+    revision = replace(read_revisions(run.address)[-1], revision=1, recipe=other.to_json())
+    producer = open_producer(run.connection, "test")
+    producer.produce(run.topics.recipe, codec.encode(revision), partition=0)
+    assert producer.flush(30) == 0
+    feed(run, [curated(number, stale=100) for number in range(12, 20)])
+    until(lambda: len(batches(run)) == 5, train(run))
+    assert {event.epoch for event in published(run)} == {0}, "version 3 came out the same again"
+    assert [batch.revision for batch in batches(run)] == [0, 0, 0, 1, 1]
+
+
 def test_what_is_published_loads_with_plain_transformers_and_has_the_hash_it_names(
     bootstrap: str, store: ObjectStore, run_name: str, train: Spawn, tmp_path: Path
 ) -> None:
@@ -188,16 +211,19 @@ def test_stale_surplus_and_leftover_groups_each_get_one_outcome_and_the_run_ends
     assert sorted(concluded) == list(range(12))
 
 
-def test_an_undecodable_curated_record_is_a_dead_letter_and_training_goes_on(
+def test_a_curated_record_that_cannot_be_used_is_a_dead_letter_and_training_goes_on(
     bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
 ) -> None:
     run = make_run(bootstrap, store, tiny_recipe(run_name))
     producer = open_producer(run.connection, "vandal")
     producer.produce(run.topics.curated("solver"), b"garbage", partition=0)
     assert producer.flush(30) == 0
+    torn, early = replace(curated(4), group=curated(4).group[:-9]), curated(8, version=7)
+    feed(run, [torn, early])
     feed(run, [curated(number) for number in range(4)])
     until(lambda: len(batches(run)) == 1, train(run))
-    assert len(list(read_all(run.connection, [run.topics.dead_letters]))) == 1
+    letters = [codec.decode(m.value, DeadLetter) for m in read_all(run.connection, [run.topics.dead_letters])]
+    assert [letter.reason for letter in letters] == ["undecodable", "unusable", "unusable"]
 
 
 def test_the_word_that_the_run_is_over_makes_the_trainer_discard_what_it_holds(

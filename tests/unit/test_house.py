@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.settings import Recipe
 from schemas.records import RECORDS
 
 ROOT = Path(__file__).parents[2]
@@ -157,6 +158,13 @@ def test_every_dependency_is_pinned_and_no_host_is_named() -> None:
 
     assert "://" not in text
     assert not [line for line in wanted if re.split(r"[<>=\[ ]", line)[0] not in pins]
+
+
+def test_every_recipe_in_the_readme_is_one() -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        Recipe.model_validate(tomllib.loads(block))
 
 
 # ---------------------------------------------------------------------------------------------- the tree in the README
