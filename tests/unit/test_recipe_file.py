@@ -88,7 +88,6 @@ def test_recipes_that_extend_each_other_are_refused(tmp_path: Path) -> None:
     [
         ("trainer.steps=40", 40),
         ("trainer.learning_rate=5e-4", 5e-4),
-        ("trainer.deterministic=false", False),
         ("trainer.device=cuda:0", "cuda:0"),
         ("trainer.betas=[0.9, 0.95]", (0.9, 0.95)),
     ],
