@@ -28,14 +28,7 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
     except HeaderError:
         pass
     reason, detail = why
-    log.warning(
-        "message.dead",
-        topic=message.topic,
-        partition=message.partition,
-        offset=message.offset,
-        reason=reason,
-        detail=detail,
-    )
+    log.warning("message.dead", topic=message.topic, offset=message.offset, reason=reason, detail=detail)
     letter = DeadLetter(
         run_id=run_id,
         component=component,

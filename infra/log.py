@@ -31,6 +31,7 @@ def configure_logging(component: str, **bound: str) -> None:
     renderer = structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
+            structlog.contextvars.merge_contextvars,
             _bind({"component": component, **bound}),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if people else "iso", utc=not people),

@@ -75,7 +75,7 @@ def run_loop(
         try:
             messages = component.poll(watch)  # 1
             with watch.measure("handle"):  # 2
-                outgoing = [record for message in messages for record in component.handle(message)]
+                outgoing = [record for message in messages for record in _handled(component, message)]
             outgoing += component.tick()
             if outgoing or component.moved:
                 with watch.measure("produce"):  # 3
@@ -89,6 +89,13 @@ def run_loop(
             log.warning("turn.undone", error=str(error))
             _undo(component, writer, stop, pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def _handled(component: Component, message: Message) -> list[Outgoing]:
+    """Handle one record, with its place on every line that is logged meanwhile."""
+    place = {"topic": message.topic, "partition": message.partition, "offset": message.offset}
+    with structlog.contextvars.bound_contextvars(**place):
+        return list(component.handle(message))
 
 
 def _undo(component: Component, writer: TransactionalWriter, stop: threading.Event, pause_s: float) -> None:

@@ -9,12 +9,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from counting_component import Counter, membership
 
-from infra.group_consumer import GroupConsumer
+from infra.group_consumer import GroupConsumer, StateLost
 from infra.kafka import Connection, Fenced, Message, Outgoing, open_producer
 from infra.run_loop import run_loop
 from infra.stopwatch import Stopwatch
@@ -153,6 +154,25 @@ def test_a_state_is_restored_from_its_snapshot_and_the_records_after_it(connecti
     assert len(restored) == PARTITIONS
     assert all(count > 0 for count in restored), "snapshots held counts"
     assert counted(connection, out) == exactly_once(104)
+
+
+def test_a_group_that_lost_its_offsets_does_not_begin_anew(connection: Connection, run_name: str) -> None:
+    out = f"{run_name}.out"
+    produce(connection, f"{run_name}.in", range(40))
+    member = membership(connection.bootstrap, run_name, snapshot_every_s=0.0)
+    consumer = GroupConsumer(member, lambda place: Counter(place, out))
+    run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) == 40)
+
+    forgotten = replace(member, group=f"{run_name}.forgotten")
+    again = GroupConsumer(forgotten, lambda place: Counter(place, out))
+    writer = TransactionalWriter(connection, f"{run_name}.t")
+    try:
+        with pytest.raises(StateLost, match="has lost its offsets"):
+            run_loop(again, writer, threading.Event(), Stopwatch())
+    finally:
+        again.close()
+        writer.close()
+    assert counted(connection, out) == exactly_once(40)
 
 
 def test_a_second_writer_of_the_same_id_fences_the_first(connection: Connection, run_name: str) -> None:
