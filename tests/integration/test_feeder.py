@@ -185,7 +185,7 @@ def test_exactly_the_paced_number_is_issued_and_more_as_numbers_conclude(make: C
         drive(feeder, writer, lambda: True)
     later = tasks(run)
     assert [task.number for _, task in later] == list(range(QUOTA + 3))
-    assert [partition for partition, _ in later[QUOTA:]] == [1, 1, 2]  # where numbers 1, 5 and 2 had been
+    assert sorted(partition for partition, _ in later[QUOTA:]) == [1, 1, 2]  # where numbers 1, 5 and 2 had been
     task = later[3][1]
     assert (task.run_id, task.revision, task.workflow, task.n_asked) == (run.run_id, 0, "sums", 4)
     assert problem_from_json(task.payload).tier == "sum1"
