@@ -14,7 +14,7 @@ from infra.object_store import StoreError
 from infra.run import Run
 from infra.settings import Rollout
 from producers.engines.contract import Engine
-from producers.engines.registry import open_engine
+from producers.engines.registry import import_engine, open_engine
 from producers.episodes import Cast
 from producers.follower import WeightFollower
 from producers.pauses import Pauses
@@ -49,6 +49,7 @@ class Casting:
         for policy in self.policies:
             if not await self._files(policy, folders[policy], stop):
                 return None
+        await asyncio.to_thread(import_engine, self.rollout.engine)
         tokenizers = {policy: await asyncio.to_thread(Tokenizer, folders[policy]) for policy in self.policies}
         engine, build = await asyncio.to_thread(open_engine, folders, self.rollout, self.concurrency)
         self.engine_opened(engine)

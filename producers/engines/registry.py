@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -53,10 +54,21 @@ def open_engine(folders: Mapping[str, Path], rollout: Rollout, concurrency: int)
     return _found(rollout.engine)(folders, rollout, concurrency)
 
 
+_importing = threading.Lock()
+
+
 def import_engine(name: str) -> None:
-    """Import what an engine is made of, which takes seconds: while the worker still waits for weights."""
-    if name == "torch":
-        import producers.engines.torch_engine  # noqa: F401 - for its imports
+    """Import what an engine is made of, which takes seconds: early, in a thread, while the worker waits for weights.
+
+    Called again it waits until that is done: transformers cannot be imported by two threads at once (seen).
+    """
+    with _importing:
+        if name == "torch":
+            import transformers
+
+            import producers.engines.torch_engine  # noqa: F401 - for its imports
+
+            transformers.AutoTokenizer  # noqa: B018 - resolves what transformers imports only when it is asked for
 
 
 def _found(name: str) -> OpenEngine:
