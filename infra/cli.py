@@ -25,7 +25,7 @@ app = typer.Typer(
     name="headrace",
     help="Train LLM agents by reinforcement learning in which every step is a Kafka topic.\n\n"
     "Begin with [bold]headrace up arithmetic[/]: it starts a Kafka and an object store of its own and trains a tiny "
-    "model in about a minute. [bold]headrace doctor[/] tells whether this machine has what it takes.",
+    "model in about a minute and a half. [bold]headrace doctor[/] tells whether this machine has what it takes.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",

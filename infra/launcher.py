@@ -27,7 +27,7 @@ from infra.servers import Servers
 from infra.settings import KAFKA_CLIENT_VARIABLE, Recipe
 from infra.supervisor import Child, Supervisor
 from infra.topic_admin import ensure_topics
-from infra.workers import PAGE, SHOW_SUMMARY, SUMMARIZE, find
+from infra.workers import CHECK_CHAIN, LOAD_ENVIRONMENT, LOAD_WORKFLOW, PAGE, SHOW_SUMMARY, SUMMARIZE, find
 
 INTERRUPTED = 130
 TURN_S = 0.25
@@ -84,6 +84,7 @@ class Order:
 def up(order: Order, console: Console) -> int:
     """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(order.data)
+    check_names(order.recipe)
     with folder.owned(), signals_interrupt():
         notes = folder.read()
         if notes is not None and notes.run != order.recipe.name:
@@ -246,6 +247,21 @@ class Launch:
 
     def _say(self, words: str) -> None:
         self._console.print(f"[dim]headrace:[/] {words}", highlight=False, soft_wrap=True)
+
+
+def check_names(recipe: Recipe) -> None:
+    """Find every algorithm, environment and workflow that the recipe names, before anything is started for it.
+
+    Raises UsageError, with what there is instead.
+    """
+    for policy in recipe.policies:
+        find(CHECK_CHAIN)(recipe, policy)
+    for name, workflow in recipe.workflows.items():
+        try:
+            find(LOAD_WORKFLOW)(workflow.workflow)
+            find(LOAD_ENVIRONMENT)(workflow.env.use, recipe.seed, workflow.env.settings)
+        except ValueError as error:
+            raise UsageError(f"workflows.{name}: {error}") from error
 
 
 def _check_summary_path(path: Path | None) -> None:

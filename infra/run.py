@@ -114,7 +114,8 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
 
     Raises NoSuchRun when there is no recipe, KafkaAway or KafkaRefused when the topic cannot be read.
     """
-    end = time.monotonic() + patience_s
+    begin = time.monotonic()
+    end, said = begin + patience_s, False
     while True:
         try:
             return _join(address)
@@ -123,7 +124,9 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
                 raise
             if stop is not None and stop.is_set():
                 raise KafkaAway("told to stop while waiting for the run") from error
-            log.debug("run.waiting", run=str(address), why=str(error))
+            if not said and time.monotonic() - begin > 3:
+                log.warning("run.waiting", run=str(address), for_s=patience_s, why=str(error))
+                said = True
             time.sleep(0.2)
 
 

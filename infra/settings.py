@@ -9,8 +9,9 @@ import json
 import os
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from infra.errors import UsageError
 from schemas.topics import Topics, check_name
 
 CACHE_VARIABLE = "HEADRACE_CACHE"
@@ -157,6 +158,8 @@ class Feed(Settings):
     """Issue while any, or all, of a workflow's policies have room."""
     solved_share: float = Field(0.95, gt=0, le=1)
     """Share of zero-variance drops among the last 500 groups at which the tasks count as solved."""
+    raise_tier: bool = False
+    """When the tasks are solved, go on with the environment's next harder tier; else the run ends as `solved`."""
     reissue_after_s: float = Field(60.0, gt=0)
     """A task that the workers committed past and nobody concluded is issued again after so long."""
 
@@ -335,5 +338,11 @@ class Recipe(Settings):
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
-        """Read what `to_json` wrote."""
-        return cls.model_validate_json(text)
+        """Read what `to_json` wrote. Raises UsageError for a recipe of a version that knew other keys."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise UsageError(
+                f"the run's recipe was written by another version of Headrace ({error.errors()[0]['loc']}: "
+                f"{error.errors()[0]['msg']}): go on with that version, or begin a new run"
+            ) from error

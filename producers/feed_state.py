@@ -106,7 +106,7 @@ class FeedState:
         verdict = watch.observe(outcome)
         if verdict == "too_hard":
             log.warning("tasks.too_hard", workflow=stream, advice="take an easier tier or a stronger start")
-        elif verdict == "solved" and source.raise_tier():
+        elif verdict == "solved" and self.recipe.feed.raise_tier and source.raise_tier():
             log.info("tasks.solved", workflow=stream, next_tier=source.tier)
             watch.clear()
         elif verdict == "solved" and stream not in self.pacing.closed:

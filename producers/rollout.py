@@ -12,6 +12,7 @@ import os
 import socket
 import tempfile
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,8 @@ RUN_END_S = 10.0
 DRAIN_S = 2.0
 """Running episodes get so long when the worker is stopped."""
 FLUSH_S = 1.5
+OVER_AFTER_S = 20.0
+"""A run that has ended is over after so long without a task: a killed worker's come to another within 8 s."""
 MOST_UNDELIVERED = 64
 """Tasks whose groups wait for the store or the broker; with more, none is started."""
 
@@ -92,6 +95,7 @@ class RolloutWorker:
         self._open: dict[asyncio.Task[None], Place] = {}
         self._failure: BaseException | None = None
         self._ending, self._ending_at = asyncio.Event(), float("inf")
+        self._busy_at = time.monotonic()
         self._reporter = Reporter(run.run_id, options.name, options.workflow, options.region)
         self._report_at = 0.0
         self._reported: Future[None] | None = None
@@ -152,8 +156,11 @@ class RolloutWorker:
         self._phase, in_good_order = "rolling", False
         intake.start()
         try:
-            while not stop.is_set():  # noqa: ASYNC110 - a signal handler sets it, outside the loop
+            while not stop.is_set():
                 await asyncio.sleep(TURN_S)
+                if self._is_over():
+                    log.info("worker.finished", why=self.follower.ended)
+                    stop.set()
             self._phase, in_good_order = "draining", True
             intake.drain()
             if self._open:
@@ -164,6 +171,13 @@ class RolloutWorker:
             await asyncio.gather(*self._open, return_exceptions=True)
             await asyncio.to_thread(self.producer.flush, FLUSH_S)
             await asyncio.to_thread(intake.stop, in_good_order=in_good_order)
+
+    def _is_over(self) -> bool:
+        """Tell whether the run has ended and nothing came for so long that nothing will."""
+        now = time.monotonic()
+        if self._open or not self.follower.ended:
+            self._busy_at = now
+        return now - self._busy_at > OVER_AFTER_S
 
     def _casting(self) -> Casting:
         def engine_opened(engine: Engine) -> None:

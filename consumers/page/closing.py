@@ -49,11 +49,25 @@ def next_commands(summary: Mapping[str, Any], program: str, again: str) -> Text:
     text = Text("Try next:\n")
     for why, command in (
         ("prove it from the topics alone", f"{program} audit --data {folder}"),
-        ("train on from here", f"{again} --set trainer.steps={2 * summary['versions'] or 1} --new-recipe"),
+        ("train on from here", _train_on(again, 2 * summary["versions"] or 1)),
         ("remove what it left", f"{program} clean --data {folder}"),
     ):
         text.append(f"  # {why}\n", style="dim").append(f"  {command}\n", style="bold")
     return text
+
+
+def _train_on(again: str, steps: int) -> str:
+    """Return the command that goes on to more versions: the same one, but for what it said of steps and summary."""
+    words, kept = shlex.split(again), []
+    while words:
+        word = words.pop(0)
+        if word in ("--set", "--summary") and words:
+            value = words.pop(0)
+            if word == "--set" and not value.startswith("trainer.steps="):
+                kept += [word, value]
+        elif word != "--new-recipe":
+            kept.append(word)
+    return shlex.join([*kept, "--set", f"trainer.steps={steps}", "--new-recipe"])
 
 
 def _facts(summary: Mapping[str, Any]) -> Table:

@@ -76,14 +76,18 @@ class LivePage:
 
     @property
     def awaits_evaluation(self) -> bool:
-        """Whether the newest version of a policy has not been evaluated in each of its workflows."""
+        """Whether the last version of a policy is to be evaluated, and has not been in each of its workflows."""
         recipe = self._run.recipe
         done = {(one.workflow, one.policy, one.version) for one in self._figures.evals}
         newest = {policy: pulse.newest_published for policy, pulse in self._pulse.policies.items()}
-        return bool(recipe.evaluate.every) and any(
-            (workflow, policy, newest[policy]) not in done
-            for workflow in recipe.workflows
-            for policy in recipe.policies_of(workflow)
+        return (
+            bool(recipe.evaluate.every)
+            and self.ended == "steps"
+            and any(
+                (workflow, policy, newest[policy]) not in done
+                for workflow in recipe.workflows
+                for policy in recipe.policies_of(workflow)
+            )
         )
 
     def close(self) -> None:

@@ -167,7 +167,7 @@ def _workers(workers: tuple[WorkerStatus, ...]) -> str:
     here = [worker for worker in workers if worker.state != "stopped"]
     words = [
         f"{worker.worker} {worker.state}"
-        + (f" ({worker.detail})" if worker.detail else f", {worker.episodes_running} episodes")
+        + (f" ({worker.detail})" if worker.detail else f", {worker.groups_done:,} groups")
         for worker in here[:SHORTEN_WORKERS]
     ]
     if len(here) > SHORTEN_WORKERS:

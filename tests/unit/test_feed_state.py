@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from envs.contract import Problem, Score, Split
 from envs.payload import problem_from_json
-from infra.settings import Recipe
+from infra.settings import Feed, Recipe
 from producers.evaluation_schedule import EvaluationSchedule
 from producers.feed_state import FeedState, Planned, task_seed
 from producers.selectors import AcceptAll
@@ -198,8 +198,14 @@ def test_solved_tasks_close_their_stream_and_in_the_end_the_run() -> None:
     assert feed.end() == "solved"
 
 
-def test_solved_tasks_raise_the_tier_where_there_is_one() -> None:
+def test_solved_tasks_close_their_stream_unless_the_recipe_asks_for_harder_ones() -> None:
     feed = state(Tiered)
+    answer_all(feed, "sums", 1.0)
+    assert "sums" in feed.pacing.closed
+
+
+def test_solved_tasks_raise_the_tier_where_there_is_one_and_the_recipe_asks_for_it() -> None:
+    feed = climbing()
     answer_all(feed, "sums", 1.0)
     answer_all(feed, "debate", 1.0)
     assert {one.task.tier for one in feed.plan()} == {"high"}
@@ -207,6 +213,12 @@ def test_solved_tasks_raise_the_tier_where_there_is_one() -> None:
     assert "sums" not in feed.pacing.closed
     answer_all(feed, "sums", 1.0, tier="high")
     assert "sums" in feed.pacing.closed
+
+
+def climbing() -> FeedState:
+    feed = state(Tiered)
+    feed.recipe = feed.recipe.model_copy(update={"feed": Feed(raise_tier=True)})
+    return feed
 
 
 def answer_all(feed: FeedState, stream: str, reward: float, **more: Any) -> None:
@@ -245,10 +257,10 @@ def test_a_watch_goes_on_where_its_snapshot_was_taken() -> None:
 
 
 def test_a_restored_feeder_plans_what_the_first_one_would_have() -> None:
-    first = state(Tiered)
+    first = climbing()
     answer_all(first, "sums", 1.0)
     first.take_weights(version("solver", 0))
-    second = state(Tiered)
+    second = climbing()
     second.restore(json.loads(json.dumps(first.snapshot())))
     assert [_same(one) for one in second.plan()] == [_same(one) for one in first.plan()]
     assert second.snapshot() == first.snapshot()

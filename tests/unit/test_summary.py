@@ -158,5 +158,5 @@ def test_the_closing_page_gives_three_commands_unbroken(summary: dict[str, Any])
     assert "0.20 → 0.70" in page
     assert "closes" in page
     lines = [line.strip() for line in page.splitlines()]
-    assert f"{again} --set trainer.steps=20 --new-recipe" in lines
+    assert "headrace up arithmetic --data /some/where/quite/far/away --set trainer.steps=20 --new-recipe" in lines
     assert len([line for line in lines if line.startswith("headrace ")]) == 3
