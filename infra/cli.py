@@ -110,7 +110,9 @@ def clean(
     everything: Annotated[bool, typer.Option("--all", help="All runs in .headrace.")] = False,
     cache: Annotated[bool, typer.Option("--cache", help="Also the jars that all runs share.")] = False,
 ) -> None:
-    """Remove what a run left: servers that still run, topics, objects, logs.
+    """Remove what a run left in its folder: servers that still run, their topics and objects, logs.
+
+    Topics on a cluster and objects in a store that the recipe names stay: delete those with their own tools.
 
     Example: [bold]headrace clean --data .headrace/arithmetic[/]
     """
