@@ -205,7 +205,7 @@ def take_in(load: Load, reports: Reports, _go: Event) -> None:
             return []
 
     (run, stop), watch = _begin(load), Stopwatch()
-    intake = Intake(run, POLICY, Incarnation(Learner(), (), 0, History()), watch)  # type: ignore[arg-type]  # no model
+    intake = Intake(run, POLICY, Incarnation(Learner(), (), 0, "", History()), watch)  # type: ignore[arg-type]  # no model
     writer = TransactionalWriter(run.connection, f"{run.address.run}.train.{POLICY}")
     run_loop(intake, writer, stop, watch)
     intake.close()

@@ -14,6 +14,7 @@ from typing import Protocol
 import structlog
 
 from infra.errors import Unavailable
+from infra.failpoints import reach
 from infra.kafka import Message, Outgoing
 from infra.stopwatch import Stopwatch
 from infra.transactions import TransactionalWriter
@@ -77,6 +78,7 @@ def run_loop(
             with watch.measure("handle"):  # 2
                 outgoing = [record for message in messages for record in _handled(component, message)]
             outgoing += component.tick()
+            reach(f"{writer.component}.handled")
             if outgoing or component.moved:
                 with watch.measure("produce"):  # 3
                     writer.begin()

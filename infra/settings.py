@@ -26,6 +26,8 @@ KAFKA_CLIENT_VARIABLE = "HEADRACE_KAFKA_CLIENT"
 """Further librdkafka settings as a JSON object, for instance for SASL, when a component is started with `--run`."""
 LOG_LEVEL_VARIABLE = "HEADRACE_LOG"
 """debug | info | warning | error."""
+FAILPOINTS_VARIABLE = "HEADRACE_FAILPOINTS"
+"""Folder in which tests arm failpoints (`infra/failpoints.py`)."""
 
 
 def environment(name: str, default: str = "") -> str:

@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as RawMessage
 
 from infra.errors import HeadraceError, Unavailable
+from infra.failpoints import reach
 from infra.kafka import AWAY, Connection, Fenced, Outgoing, open_transactional_producer, translate
 
 log = structlog.get_logger()
@@ -46,6 +47,8 @@ class TransactionalWriter:
 
     def __init__(self, connection: Connection, transactional_id: str) -> None:
         self.transactional_id = transactional_id
+        self.component = transactional_id.split(".")[1] if "." in transactional_id else transactional_id
+        """Of `<run>.<component>...`: how its failpoints begin."""
         self._producer = open_transactional_producer(connection, transactional_id)
         self._open = False
         self._failure: KafkaError | None = None
@@ -68,6 +71,7 @@ class TransactionalWriter:
         self._failure = None
         self._guarded(self._producer.begin_transaction, "beginning a transaction")
         self._open = True
+        reach(f"{self.component}.begun")
 
     def produce(self, outgoing: Iterable[Outgoing]) -> list[Ticket]:
         """Add records; returns a ticket for each."""
@@ -106,6 +110,7 @@ class TransactionalWriter:
             log.info("kafka.waiting", doing="flushing a transaction", transactional_id=self.transactional_id)
         if self._failure is not None:
             self._abort(KafkaException(self._failure), "delivering records")
+        reach(f"{self.component}.produced")
 
     def send_offsets(self, positions: list[TopicPartition], metadata: Any) -> None:
         """Add a consumer group's positions; refused when the member's epoch is no longer the group's."""
@@ -113,12 +118,15 @@ class TransactionalWriter:
             lambda: self._producer.send_offsets_to_transaction(positions, metadata, CALL_S),
             "sending offsets",
         )
+        reach(f"{self.component}.offsets_sent")
 
     def commit(self) -> None:
         """Make all of it happen."""
         self.flush()
+        reach(f"{self.component}.committing")
         self._guarded(lambda: self._producer.commit_transaction(CALL_S), "committing a transaction")
         self._open = False
+        reach(f"{self.component}.committed")
 
     def abort(self) -> None:
         """Make none of it happen; nothing to do when no transaction is open."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from envs.registry import load_environment, load_workflow
 from infra.dead_letters import dead_letter
 from infra.errors import UsageError
+from infra.failpoints import reach
 from infra.kafka import Outgoing
 from infra.object_store import StoreError
 from infra.run import STORE_NAME, Run
@@ -85,13 +86,16 @@ class Concluder:
             await self.producer.send([dead_letter(topics, self.run.run_id, "rollout", started.message, why)])
             return
         try:
+            reach("rollout.started")
             groups = await self._groups(started, started.task, ending)
+            reach("rollout.played")
         finally:
             if started.reservation is not None:
                 started.reservation.close()
         self.delivering += 1
         try:
             await self._deliver(groups, self._recipe_of(started.task).rollout.inline_limit_bytes)
+            reach("rollout.delivered")
         finally:
             self.delivering -= 1
 

@@ -174,6 +174,8 @@ class RecipeRevision:
     """Address of the object store as JSON; with keys only when it is embedded, on loopback."""
     ended: str = ""
     """Why the run is over: steps | solved; empty while it goes on. Workers and trainers then conclude what is left."""
+    source: str = ""
+    """Of an offline experiment: name of the run, on the same cluster, over whose batches it was trained."""
     created_ms: int = 0
     """Wall time in ms since the epoch."""
 
@@ -404,6 +406,8 @@ class BatchTrained:
     """Next offset of every curated partition at the cut."""
     evictions: tuple[Eviction, ...] = ()
     """What left the window untrained since the record before."""
+    base_hash: str = ""
+    """Of the published weights that training began from: `weights_hash` of the version before, within an epoch."""
     weights_hash: str = ""
     """Of the published weights that came out."""
     fingerprint: dict[str, str] = field(default_factory=dict)
@@ -536,7 +540,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Bytes that could not be read, why, and where from. every consumer → people, feeder, redrive."""
+    """Bytes that could not be read, why, and where from. every consumer, redrive → people, feeder, audit, redrive."""
 
     run_id: str = ""
     """The run."""
@@ -549,7 +553,8 @@ class DeadLetter:
     offset: int = 0
     """Where they were."""
     reason: str = ""
-    """undecodable | other_run | misrouted | time_travel | missing_object | unknown_revision | unusable."""
+    """undecodable | other_run | misrouted | time_travel | missing_object | unknown_revision | unusable | poison |
+    redriven."""
     detail: str = ""
     """The error in one line."""
     policy: str = ""
@@ -564,6 +569,9 @@ class DeadLetter:
     """As they were."""
     value: bytes = b""
     """As it was."""
+    redrives: int = -1
+    """Offset, in this topic, of the letter whose message was sent back to where it came from (reason `redriven`): its
+    number is open again. -1 in a letter of its own."""
     created_ms: int = 0
     """Wall time in ms since the epoch."""
 

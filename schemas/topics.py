@@ -132,9 +132,14 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
-def checkpoint_key(policy: str) -> bytes:
-    """Return the key, in `state`, of a trainer's checkpoint pointer."""
-    return f"checkpoint|{policy}".encode()
+def checkpoint_key(policy: str, version: int) -> bytes:
+    """Return the key, in `state`, of the pointer to one of a trainer's checkpoints: compaction keeps them all."""
+    return f"{checkpoint_prefix(policy).decode()}{version}".encode()
+
+
+def checkpoint_prefix(policy: str) -> bytes:
+    """Return how the keys of a trainer's checkpoint pointers begin."""
+    return f"checkpoint|{policy}|".encode()
 
 
 def examples_key(policy: str) -> bytes:

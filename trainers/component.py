@@ -49,6 +49,7 @@ class Trainer:
         self.learner = incarnation.learner
         self._files = incarnation.files
         self._epoch = incarnation.epoch
+        self._weights_hash = incarnation.weights_hash
         self._watch = watch
         self._curated = run.topics.curated(policy)
         places = whole_topics(run.connection, [self._curated])
@@ -216,6 +217,7 @@ class Trainer:
             revision=self.run.revision,
             groups=tuple(_use(entry) for entry in batch),
             evictions=tuple(_eviction(e) for e in self._evicted),
+            base_hash=self._weights_hash,
             weights_hash=stored.weights_hash,
             fingerprint=self.learner.fingerprint(),
             metrics={name: float(value) for name, value in metrics.items()},
@@ -225,6 +227,7 @@ class Trainer:
         if version % self.settings.checkpoint_every == 0 or version == self.settings.steps:
             mark = publisher.WindowMark(self._epoch, stored.weights_hash, self._window_positions())
             outgoing.append(publisher.checkpoint(self.run, self.policy, self.learner, mark))
+        self._weights_hash = stored.weights_hash
         self._evicted, self._waiting_since = [], time.monotonic()
         log.info(
             "version.trained",

@@ -22,7 +22,7 @@ from schemas.records import (
     WarmStartExamples,
     WeightsPublished,
 )
-from schemas.topics import checkpoint_key, examples_key
+from schemas.topics import checkpoint_prefix, examples_key
 
 log = structlog.get_logger()
 
@@ -38,14 +38,19 @@ class LineageBroken(HeadraceError):
 class History:
     """A trainer's past, oldest first."""
 
-    checkpoint: CheckpointPointer | None = None
-    """The newest."""
+    checkpoints: dict[int, CheckpointPointer] = field(default_factory=dict)
+    """By version, all that were ever taken."""
     batches: list[BatchTrained] = field(default_factory=list)
     """Records that made a version."""
     concluded: set[Key] = field(default_factory=set)
     """Uses that were trained or evicted."""
     published: WeightsPublished | None = None
     """The newest."""
+
+    @property
+    def checkpoint(self) -> CheckpointPointer | None:
+        """The newest, None before the first."""
+        return self.checkpoints[max(self.checkpoints)] if self.checkpoints else None
 
 
 def read_history(run: Run, policy: str) -> History:
@@ -57,8 +62,9 @@ def read_history(run: Run, policy: str) -> History:
             _take_batch(history, codec.decode(message.value, BatchTrained))
         elif message.topic == weights:
             history.published = codec.decode(message.value, WeightsPublished)
-        elif message.key == checkpoint_key(policy):
-            history.checkpoint = codec.decode(message.value, CheckpointPointer)
+        elif message.key.startswith(checkpoint_prefix(policy)):
+            pointer = codec.decode(message.value, CheckpointPointer)
+            history.checkpoints[pointer.version] = pointer
     history.batches.sort(key=lambda batch: batch.version)
     return history
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from infra.failpoints import reach
 from infra.kafka import Outgoing
 from infra.run import Run
 from infra.weights import Tensor, weights_hash, write_safetensors
@@ -48,7 +49,10 @@ def encode(named: Mapping[str, Tensor]) -> Encoded:
 
 def upload(run: Run, encoded: Encoded) -> Stored:
     """Step 3: put into the store under the content's hash."""
-    return Stored(encoded.weights_hash, run.put(encoded.data, "weights", ".safetensors"))
+    reach("train.before_upload")
+    stored = Stored(encoded.weights_hash, run.put(encoded.data, "weights", ".safetensors"))
+    reach("train.after_upload")
+    return stored
 
 
 def announce(
@@ -76,6 +80,7 @@ def upload_files(run: Run, files: Mapping[str, bytes]) -> tuple[NamedObject, ...
 
 def checkpoint(run: Run, policy: str, learner: Learner, window: WindowMark) -> Outgoing:
     """Store masters, moments and version; return the pointer, for a transaction."""
+    reach("train.before_checkpoint")
     pointer = CheckpointPointer(
         run_id=run.run_id,
         policy=policy,
@@ -86,7 +91,8 @@ def checkpoint(run: Run, policy: str, learner: Learner, window: WindowMark) -> O
         positions=window.positions,
         fingerprint=learner.fingerprint(),
     )
-    return Outgoing(run.topics.state, codec.encode(pointer), checkpoint_key(policy), partition=0)
+    reach("train.after_checkpoint")
+    return Outgoing(run.topics.state, codec.encode(pointer), checkpoint_key(policy, learner.version), partition=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class Incarnation:
     files: tuple[NamedObject, ...]
     """Config and tokenizer, as every anchor names them."""
     epoch: int
+    weights_hash: str
+    """Of the learner's weights, as published."""
     history: past.History
 
 
@@ -89,7 +91,7 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     writer.produce([event, pointer])
     writer.commit()
     log.info("policy.started", policy=policy, weights_hash=stored.weights_hash[:12], parameters=_size(model))
-    return Incarnation(learner, files, 0, past.read_history(run, policy))
+    return Incarnation(learner, files, 0, stored.weights_hash, past.read_history(run, policy))
 
 
 def _first_model(
@@ -200,7 +202,7 @@ def _resume(run: Run, policy: str, history: past.History) -> Incarnation:
             epoch=epoch,
             why="the same batches gave other weights here; training goes on under a new epoch",
         )
-    return Incarnation(learner, published.files, epoch, history)
+    return Incarnation(learner, published.files, epoch, got, history)
 
 
 def _published_model(run: Run, files: tuple[NamedObject, ...]) -> transformers.PreTrainedModel:

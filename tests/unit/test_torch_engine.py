@@ -87,7 +87,7 @@ def run(engine: Engine, *calls: Awaitable[Generation]) -> list[Generation]:
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - the engine has no event to wait for
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.0005)  # not 0: a loop that spins keeps the interpreter from the engine
 
 
 async def until_generated(engine: Engine, more: int) -> None:

@@ -1,0 +1,53 @@
+"""Named moments of a component's work at which a test may stop or kill it: faults that no outside clock can time.
+
+Without the environment variable a point costs one comparison. With it, the variable names a folder, and a file in it,
+named as the point, arms it: `kill` ends the process as SIGKILL does, `stop` suspends it as SIGSTOP does, and `kill 3`
+does so the third time that one process comes by. An armed point is used up by the first process that acts on it: its
+file is renamed to `<point>.hit` and holds the pid, which proves that the moment was met.
+
+Points are `<component>.<moment>`, the component as in the transactional id. In every turn of the run loop: `handled`
+(records are in memory, nothing is produced), then, of its transaction: `begun`, `produced` (after each flush: records
+have their offsets), `offsets_sent`, `committing`, `committed`. Beside those:
+
+    train.before_upload, train.after_upload            around the weights' way into the store
+    train.before_checkpoint, train.after_checkpoint    around a checkpoint's
+    rollout.started                                    a task's start is committed, nothing is played
+    rollout.played, rollout.delivered                   before a group is produced, after it is acknowledged
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+from infra.settings import FAILPOINTS_VARIABLE, environment
+
+ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+_folder = environment(FAILPOINTS_VARIABLE)
+_passed: Counter[str] = Counter()
+
+
+def reach(point: str) -> None:
+    """Pass a point; what is armed there happens now."""
+    if _folder:
+        _act(Path(_folder), point)
+
+
+def _act(folder: Path, point: str) -> None:
+    armed = folder / point
+    try:
+        action, _, count = armed.read_text().partition(" ")
+    except FileNotFoundError:
+        return
+    _passed[point] += 1
+    if _passed[point] < int(count or 1):
+        return
+    try:
+        armed.rename(folder / f"{point}.hit")
+    except FileNotFoundError:  # another process was quicker
+        return
+    (folder / f"{point}.hit").write_text(str(os.getpid()))
+    os.kill(os.getpid(), ACTIONS[action])
