@@ -1,14 +1,15 @@
-"""A run to look at: one that goes on, by its address or folder, or one that rests, whose broker is started for it."""
+"""A run to look at: one that goes on, by its address or folder, or one that rests, whose servers are started for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from infra.data_folder import DataFolder, only_folder
+from infra.data_folder import DataFolder, RunNotes, only_folder
 from infra.embedded_kafka import EmbeddedKafka
+from infra.embedded_store import EmbeddedStore
 from infra.errors import UsageError
 from infra.kafka import parse_run
 from infra.run import Run, join
@@ -27,10 +28,11 @@ class OpenedRun:
 
 
 @contextmanager
-def opened_run(address: str | None, data: Path | None) -> Iterator[OpenedRun]:
+def opened_run(address: str | None, data: Path | None, *, store: bool = False) -> Iterator[OpenedRun]:
     """Join the run of that address or data folder, or the only one below the working directory.
 
-    What is started is stopped again, and only that. Raises UsageError, and what `join` raises.
+    What is started is stopped again, and only that: of a run that rests its embedded broker, and with `store` its
+    embedded object store too. Raises UsageError, and what `join` raises.
     """
     if address and data:
         raise UsageError("give --run or --data, not both: the first names a running cluster, the second a folder")
@@ -39,10 +41,24 @@ def opened_run(address: str | None, data: Path | None) -> Iterator[OpenedRun]:
         return
     folder = DataFolder(data) if data else only_folder()
     notes = folder.require()
-    if folder.owner() is not None or not notes.embedded_kafka:
-        yield OpenedRun(join(parse_run(notes.address), PATIENCE_S), rests=folder.owner() is None)
+    if folder.owner() is not None:
+        yield OpenedRun(join(parse_run(notes.address), PATIENCE_S), rests=False)
         return
-    with folder.owned(), EmbeddedKafka(folder.kafka) as kafka:
-        resting = parse_run(f"kafka://{kafka.bootstrap}/{notes.run}")
-        await_leaders(resting.connection)
-        yield OpenedRun(join(resting, PATIENCE_S), rests=True)
+    with ExitStack() as started:
+        if notes.embedded_kafka or store:
+            started.enter_context(folder.owned())
+        run = _joined(folder, notes, started)
+        if store and not run.recipe.store.endpoint:
+            server = started.enter_context(EmbeddedStore(folder.store))
+            run = replace(run, store_address=server.address(run.recipe.store.bucket))
+        yield OpenedRun(run, rests=True)
+
+
+def _joined(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
+    """Join a run that rests, its broker started where that is an embedded one."""
+    if not notes.embedded_kafka:
+        return join(parse_run(notes.address), PATIENCE_S)
+    kafka = started.enter_context(EmbeddedKafka(folder.kafka))
+    resting = parse_run(f"kafka://{kafka.bootstrap}/{notes.run}")
+    await_leaders(resting.connection)
+    return join(resting, PATIENCE_S)

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import pytest
 from command import ARITHMETIC, Finished, headrace
 
-from infra.data_folder import DataFolder
-from infra.embedded_store import EmbeddedStore
 from infra.opened_run import opened_run
 from infra.run import Run
 
@@ -26,5 +24,5 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 @pytest.fixture
 def run(finished: Finished) -> Iterator[Run]:
     """The finished run, its broker and store started again for the test."""
-    with opened_run(None, finished.data) as opened, EmbeddedStore(DataFolder(finished.data).store):
+    with opened_run(None, finished.data, store=True) as opened:
         yield opened.run
