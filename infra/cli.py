@@ -47,6 +47,7 @@ SetOption = Annotated[
         "--set", metavar="KEY=VALUE", help="Change one key of the recipe: --set trainer.steps=40. Repeatable."
     ),
 ]
+PolicyChoice = Annotated[str | None, typer.Option("--policy", help="Which policy; the only one if not given.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 LOOK = "Look"
@@ -224,6 +225,80 @@ def audit(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption = 
         _console().print(workers.find(workers.SHOW_AUDIT)(found))
     if not found["ok"]:
         raise typer.Exit(FAILED)
+
+
+@app.command(rich_help_panel=LOOK)
+def lineage(
+    version: Annotated[int | None, typer.Option(help="A version: the groups that made it.")] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="STREAM:NUMBER", help="A group: the versions that it trained, or its end.")
+    ] = None,
+    policy: PolicyChoice = None,
+    run: RunChoice = None,
+    data: DataChoice = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which groups made a version, or what became of a group, from the topics alone.
+
+    Example: [bold]headrace lineage --version 3 --data .headrace/arithmetic[/]
+    """
+    from infra.opened_run import opened_run
+
+    _log_quietly()
+    if (version is None) == (group is None):
+        raise UsageError("give either --version V or --group STREAM:NUMBER, as in --group sums:12")
+    report, show, asked = (
+        (workers.LINEAGE_OF_VERSION, workers.SHOW_VERSION, version)
+        if version is not None
+        else (workers.LINEAGE_OF_GROUP, workers.SHOW_GROUP, group)
+    )
+    with opened_run(run, data, store=True) as opened:
+        found = workers.find(report)(opened.run, policy, asked)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        _console().print(workers.find(show)(found))
+
+
+@app.command(rich_help_panel=LOOK)
+def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    step: Annotated[int | None, typer.Option(help="A step, by the version that came out of it.")] = None,
+    trajectory: Annotated[
+        str | None, typer.Option(metavar="STREAM:NUMBER:SAMPLE", help="One trajectory, trained or not, token by token.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="Of the step, one group: its place, or STREAM:NUMBER.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="How many groups (4), or tokens (400); 0 for all.", show_default=False)
+    ] = None,
+    policy: PolicyChoice = None,
+    run: RunChoice = None,
+    data: DataChoice = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Open a step of the trainer, or one trajectory: texts, rewards, log-probabilities, advantages, versions.
+
+    Example: [bold]headrace inspect --step 3 --data .headrace/arithmetic[/]
+    """
+    from infra.opened_run import opened_run
+
+    _log_quietly()
+    if (step is None) == (trajectory is None):
+        raise UsageError("give either --step VERSION or --trajectory STREAM:NUMBER:SAMPLE, as in sums:12:0")
+    if group is not None and step is None:
+        raise UsageError("--group chooses a group of a step: give --step VERSION with it")
+    with opened_run(run, data, store=True) as opened:
+        if step is not None:
+            found = workers.find(workers.INSPECT_STEP)(opened.run, policy, step, group, 4 if limit is None else limit)
+        else:
+            found = workers.find(workers.INSPECT_TRAJECTORY)(opened.run, policy, trajectory)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    elif step is not None:
+        _console().print(workers.find(workers.SHOW_STEP)(found))
+    else:
+        _console().print(workers.find(workers.SHOW_TRAJECTORY)(found, 400 if limit is None else limit))
 
 
 @app.command(rich_help_panel=LOOK)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -131,6 +131,22 @@ def read_range(connection: Connection, place: Place, begin: int, end: int) -> It
         for message in reader.until({place: end}):
             if message.offset < end:
                 yield message
+
+
+def read_offsets(connection: Connection, topic: str, offsets: Mapping[int, Collection[int]]) -> Iterator[Message]:
+    """Yield the committed records at some offsets of a topic, those that there are, in order by partition."""
+    wanted = {(topic, partition): some for partition, some in offsets.items() if some}
+    last = end_offsets(connection, wanted)
+    with TopicReader(connection, {place: min(some) for place, some in wanted.items()}) as reader:
+        for message in reader.until({place: min(max(some) + 1, last[place]) for place, some in wanted.items()}):
+            if message.offset in wanted[message.topic, message.partition]:
+                yield message
+
+
+def read_key(connection: Connection, place: Place, key: bytes) -> Iterator[Message]:
+    """Yield the committed records of one key on a partition, which is read as a whole: nothing indexes keys."""
+    with TopicReader(connection, {place: 0}) as reader:
+        yield from (message for message in reader.catch_up() if message.key == key)
 
 
 def read_one(connection: Connection, place: Place, offset: int) -> Message | None:

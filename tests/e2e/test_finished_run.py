@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,13 @@ import torch
 import transformers
 from command import VERSIONS, Finished, headrace
 
+from consumers.group_fate import group_lineage
+from consumers.lineage import version_lineage
 from infra.run import Run
 from infra.topic_reader import read_all
 from schemas import codec
 from schemas.records import BatchTrained, CuratedGroup, Sequence, TrajectoryGroup, WeightsPublished
+from trainers.inspection import step, trajectory
 
 
 def test_the_summary_says_what_the_run_did(finished: Finished) -> None:
@@ -114,6 +118,33 @@ def test_recorded_log_probabilities_are_those_of_the_version_that_each_token_nam
     assert mixed, "weights changed in flight, so some sequences are of several versions"
     assert tokens > 1000
     assert worst < 1e-4
+
+
+def test_a_version_is_followed_back_to_its_groups_and_to_every_token_of_one(finished: Finished, run: Run) -> None:
+    versions = version_lineage(run, "solver", VERSIONS), version_lineage(run, "solver", VERSIONS - 1)
+    made = versions[0].groups[0]
+    seen = step(run, "solver", VERSIONS, slice(None))
+    of_one = trajectory(run, "solver", f"{made.stream}:{made.number}:0")
+
+    assert versions[0].base_hash == versions[1].weights_hash
+    assert len(versions[0].groups) == len(seen.groups) == 32
+    assert all(sum(group.version_shares.values()) == pytest.approx(1) for group in versions[0].groups)
+    rewards = [member.reward for group in seen.groups for member in group.trajectories]
+    assert float(np.mean(rewards)) == pytest.approx(versions[0].metrics["reward_mean"])
+    assert sum(s.tokens for g in seen.groups for t in g.trajectories for s in t.sequences) == seen.metrics["tokens"]
+    assert [use.version for use in group_lineage(run, "solver", made.stream, made.number).trained] == [VERSIONS]
+    assert of_one.version == VERSIONS
+    each = of_one.group.trajectories[0].sequences[0].each
+    assert re.fullmatch(r"[a-z]{2}=\d\+\d\?\\boxed{\d*}?.*", "".join(token.text for token in each))
+
+
+def test_what_made_a_version_is_told_as_json_and_an_unknown_one_in_a_sentence(finished: Finished) -> None:
+    told = headrace("lineage", "--data", finished.data, "--version", "3", "--json")
+    unknown = headrace("inspect", "--data", finished.data, "--step", "99")
+    assert told.returncode == 0, told.stderr
+    assert len(json.loads(told.stdout)["groups"]) == 32
+    assert unknown.returncode == 2
+    assert f"no step 99: there are 1 to {VERSIONS}" in unknown.stderr
 
 
 @pytest.mark.parametrize("words", [("--help",), ("up", "--help"), ("--version",)])

@@ -45,12 +45,14 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
 
     page, _, modules = done.stdout.partition("modules ")
-    for command in ("up", "topics", "status", "audit", "doctor", "clean", *COMPONENTS):
+    for command in ("up", "topics", "status", "audit", "lineage", "inspect", "doctor", "clean", *COMPONENTS):
         assert f" {command} " in page
     assert not {"torch", "transformers", "confluent_kafka", "pydantic", "minio"} & set(modules.split())
 
 
-@pytest.mark.parametrize("command", ["up", "topics", "status", "audit", "doctor", "clean", *COMPONENTS])
+@pytest.mark.parametrize(
+    "command", ["up", "topics", "status", "audit", "lineage", "inspect", "doctor", "clean", *COMPONENTS]
+)
 def test_every_command_teaches_by_an_example(command: str) -> None:
     page = CliRunner().invoke(cli.app, [command, "--help"]).output
 

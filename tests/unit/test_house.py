@@ -36,8 +36,10 @@ LIGHT = (
     "consumers.curator",
     "consumers.evaluator",
     "consumers.audit",
+    "consumers.lineage",
     "consumers.summary",
     "consumers.page.live",
+    "trainers.inspection",
     "envs.arithmetic",
     "envs.jsonl",
 )

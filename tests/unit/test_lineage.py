@@ -1,0 +1,134 @@
+"""What became of a group, from records; and how it is said."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from consumers.group_fate import Attempt, Concluded, GroupLineage, Letter, Use, fate_of, uses_of
+from consumers.lineage import MadeOf, VersionLineage, no_such_version, version_shares
+from consumers.page.lineage_page import FATES, fate_in_words, group_page, version_page
+from schemas.records import BatchTrained, GroupUse, Sequence, Trajectory
+
+KEPT = Concluded("kept", "", "curate", 0, 1, 5, (0.0, 1.0), 3, 4, "sum:1", "sum")
+EXPIRED = replace(KEPT, verdict="expired", reason="expired", component="train")
+DROPPED = replace(KEPT, verdict="dropped", reason="zero_variance")
+LETTER = Letter(3, "undecodable", "bytes [bold]cut[/] short", "curate.solver", "r.trajectories.solver", 1, 9, False)
+REDRIVE = replace(LETTER, offset=4, reason="redriven", component="redrive")
+TRAINED = Use(7, 0, 2, 32, 1, 5)
+ATTEMPT = Attempt(1, 5, 0, True, "w-1", "eu", 2, ("error",), "", 4, 3, 4, 1_000, 3_500, "")
+
+
+def lineage(fate: str, **changes: Any) -> GroupLineage:
+    blank = GroupLineage("demo", "solver", "sums", 9, fate, "", 40, (0,), (), (), (), ())
+    return replace(blank, **changes)
+
+
+def drawn(page: Any, width: int = 80) -> str:
+    console = Console(width=width, file=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(page)
+    return captured.get()
+
+
+@pytest.mark.parametrize(
+    ("said", "fate"),
+    [
+        (((TRAINED,), (KEPT,), ()), ("trained", "")),
+        (((), (KEPT, EXPIRED), ()), ("expired", "expired")),
+        (((), (DROPPED,), ()), ("dropped", "zero_variance")),
+        (((), (KEPT,), (replace(LETTER, reason="unusable"),)), ("dead", "unusable")),
+        (((), (), (LETTER,)), ("dead", "undecodable")),
+        (((), (), (replace(LETTER, redriven=True), REDRIVE)), ("", "")),
+        (((), (KEPT,), (replace(LETTER, redriven=True), REDRIVE)), ("kept", "")),
+        (((replace(TRAINED, use=1),), (replace(KEPT, use=1),), ()), ("", "")),
+        (((), (), ()), ("", "")),
+    ],
+)
+def test_the_fate_of_a_number_is_that_of_its_first_use(said: Any, fate: tuple[str, str]) -> None:
+    assert fate_of(*said) == fate
+
+
+def test_a_group_is_found_in_every_batch_that_used_it() -> None:
+    other, ours = GroupUse("sums", 8, 0, 0, 1), GroupUse("sums", 9, 0, 1, 5)
+    batches = [
+        BatchTrained(version=1, groups=(other, ours)),
+        BatchTrained(version=2, groups=(replace(ours, use=1, offset=8),)),
+        BatchTrained(version=3, groups=(replace(ours, stream="proofs"),)),
+    ]
+
+    assert uses_of(batches, "sums", 9) == (Use(1, 0, 1, 2, 1, 5), Use(2, 1, 0, 1, 1, 8))
+
+
+def test_shares_count_generated_tokens_of_every_sequence() -> None:
+    runs = np.array([-1, 7, 3, 6, 4, 2], np.int32), np.array([-1, 1, 10, 2], np.int32)
+    group = (Trajectory(sequences=tuple(Sequence(version_runs=run) for run in runs)), Trajectory())
+
+    assert version_shares(group) == {"3": 0.6, "4": 0.2, "10": 0.2}
+    assert version_shares(()) == {}
+
+
+def test_an_unknown_version_is_told_which_there_are() -> None:
+    assert no_such_version(9, [1, 2], [0, 1]) == "no version 9: there are 0 to 2"
+    assert no_such_version(9, [], []) == "no version 9: none is published yet"
+
+
+@pytest.mark.parametrize("fate", FATES)
+def test_every_fate_has_a_sentence(fate: str) -> None:
+    words = fate_in_words(asdict(lineage(fate, reason="zero_variance", trained=(TRAINED,))))
+
+    assert words.endswith(".")
+    assert "{" not in words
+
+
+def test_the_way_of_a_group_names_every_station_and_its_place() -> None:
+    repeated = replace(ATTEMPT, offset=6, counts=False)
+    found = lineage("trained", attempts=(ATTEMPT, repeated), concluded=(KEPT,), letters=(LETTER,), trained=(TRAINED,))
+
+    told = " ".join(drawn(group_page({"policies": {"solver": asdict(found)}})).split())
+
+    assert "sums:9 for solver: it trained version 7." in told
+    assert "produced trajectories[1]@5 by w-1 eu" in told
+    assert "passed over trajectories[1]@6" in told
+    assert "kept outcomes[1]@5 by curate, rewards 0 1, task sum:1" in told
+    assert "dead letter @3 by curate.solver, undecodable: r.trajectories.solver[1]@9" in told
+    assert "bytes [bold]cut[/] short" in told, "what a record says is text, not markup"
+    assert "trained version 7, place 2 of 32, from curated[1]@5" in told
+
+
+def test_a_number_that_was_not_issued_is_told_which_were() -> None:
+    assert fate_in_words(asdict(lineage("never_issued"))) == "it was never issued: sums:0 to sums:39 were."
+    nothing = asdict(lineage("never_issued", issued_next=0))
+    assert fate_in_words(nothing) == "it was never issued: no task of that stream was."
+
+
+def version(*groups: MadeOf) -> VersionLineage:
+    return VersionLineage(
+        "demo", "run-1", "solver", 7, 0, 0, 6, "a" * 64, "b" * 64, "weights/b.safetensors", "c" * 64, 9,
+        {"torch": "2.9", "device": "cpu", "threads": "1"}, {}, 1_700_000_000_000, groups,
+    )  # fmt: skip
+
+
+def test_a_version_shows_its_groups_in_order_also_those_that_are_gone() -> None:
+    made = MadeOf("sums", 9, 0, 1, 5, task_id="[b]3+4?", worker="w-1", reward_mean=0.5, head_version=6)
+    made = replace(made, min_version=5, max_version=6, version_shares={"5": 0.25, "6": 0.75})
+    gone = MadeOf("sums", 8, 1, 0, 2, missing=True)
+
+    told = drawn(version_page(asdict(version(made, gone))), width=120)
+
+    rows = told[told.index("curated\n") :].splitlines()[1:]
+    assert [row.split()[1] for row in rows[:2]] == ["sums:9", "sums:8"]
+    assert "[b]3+4?" in rows[0]
+    assert "5 (25%), 6 (75%)" in rows[0]
+    assert "missing" in rows[1]
+    assert "1 not on the curated topic any more" in told
+
+
+def test_a_version_fits_a_narrow_terminal() -> None:
+    made = MadeOf("sums", 123456, 0, 1, 56789, task_id="x" * 80, worker="rollout-sums-0", region="eu-west-1")
+
+    assert max(map(len, drawn(version_page(asdict(version(made))), width=80).splitlines())) <= 80

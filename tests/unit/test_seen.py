@@ -1,0 +1,170 @@
+"""A group as people see it, and its page."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from infra.settings import Trainer
+from schemas.records import CuratedGroup, Failure, Sequence, Span, Trajectory, TrajectoryGroup
+from trainers.groups import WholeGroup, training_sequences
+from trainers.inspection import StepSeen, TrajectoryFound
+from trainers.inspection_page import step_page, trajectory_page
+from trainers.seen import advantages_of, see_group, see_sequence
+from trainers.token_texts import TokenTexts
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+END = len(BYTES)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """One token per byte: characters outside ASCII are of several."""
+    made = Tokenizer(models.BPE(vocab={byte: n for n, byte in enumerate(BYTES)}, merges=[]))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.add_special_tokens(["<end>"])
+    return made
+
+
+@pytest.fixture(scope="module")
+def texts(tokenizer: Tokenizer) -> TokenTexts:
+    return TokenTexts(tokenizer)
+
+
+def test_a_character_of_several_tokens_stands_with_its_last(tokenizer: Tokenizer, texts: TokenTexts) -> None:
+    ids = [*tokenizer.encode("a€ b").ids, END]
+
+    assert texts.pieces(ids) == ["a", "", "", "€", " ", "b", "<end>"]
+    assert [texts.is_special(i) for i in ids][-2:] == [False, True]
+    assert texts.pieces([]) == []
+
+
+def test_a_sequence_that_ends_inside_a_character_says_so(tokenizer: Tokenizer, texts: TokenTexts) -> None:
+    assert texts.pieces(tokenizer.encode("a€").ids[:-1]) == ["a", "", "\N{REPLACEMENT CHARACTER}"]
+
+
+def sequence(tokenizer: Tokenizer, prompt: str = "2+3?", answer: str = "5") -> Sequence:
+    asked, said = tokenizer.encode(prompt).ids, [*tokenizer.encode(answer).ids, END]
+    first = len(said) - 1
+    return Sequence(
+        ids=np.array([*asked, *said], np.int32),
+        logprobs=np.array([0.0] * len(asked) + [-0.5] * first + [-0.25], np.float32),
+        version_runs=np.array([-1, len(asked), 3, first, 4, 1], np.int32),
+        spans=(Span("prompt", len(asked)), Span("generated", len(said), finish_reason="stop")),
+    )
+
+
+def test_a_sequence_is_seen_with_texts_statistics_and_tokens(tokenizer: Tokenizer, texts: TokenTexts) -> None:
+    seen = see_sequence(sequence(tokenizer), 0.5, texts, each=True)
+
+    assert [(span.kind, span.text) for span in seen.spans] == [("prompt", "2+3?"), ("generated", "5")]
+    assert (seen.tokens, seen.versions, seen.advantage) == (2, {"3": 1, "4": 1}, 0.5)
+    assert (seen.logprob_mean, seen.logprob_min) == (-0.375, -0.5)
+    assert [(t.text, t.version, t.logprob) for t in seen.each[-3:]] == [
+        ("?", None, None),
+        ("5", 3, -0.5),
+        ("<end>", 4, -0.25),
+    ]
+    assert see_sequence(sequence(tokenizer), None, texts).each == ()
+
+
+def test_a_sequence_without_a_generated_token_is_seen_too(tokenizer: Tokenizer, texts: TokenTexts) -> None:
+    asked = tokenizer.encode("?").ids
+    bare = Sequence(np.array(asked, np.int32), np.zeros(1, np.float32), np.array([-1, 1], np.int32))
+    seen = see_sequence(replace(bare, spans=(Span("prompt", 1),)), None, texts)
+
+    assert (seen.tokens, seen.logprob_mean, seen.versions) == (0, None, {})
+
+
+def group(tokenizer: Tokenizer, answer: str = "5") -> WholeGroup:
+    """Of four members, one malformed and one kept back; the first has two sequences."""
+    one = sequence(tokenizer, answer=answer)
+    members = tuple(
+        Trajectory(f"sums:9:{n}", reward, {"[bold]": reward}, (one, one) if n == 0 else (one,))
+        for n, reward in enumerate((1.0, 0.0, 9.0, 0.0))
+    )
+    record = TrajectoryGroup(
+        stream="sums", number=9, task_id="[b]2+3?", trajectories=members, failures=(Failure(4, "time_limit"),)
+    )
+    return WholeGroup(CuratedGroup(kept=(0, 3), rewards=(1.0, 0.0, math.nan, 0.0)), record)
+
+
+def test_advantages_are_those_of_the_trainer_and_stand_with_their_sequences(tokenizer: Tokenizer) -> None:
+    whole = group(tokenizer)
+
+    found = advantages_of(whole, Trainer())
+
+    assert list(found) == [(0, 0), (0, 1), (3, 0)]
+    assert list(found.values()) == [one.advantage for one in training_sequences(whole, 0, Trainer())]
+    assert found[0, 0] > 0 > found[3, 0]
+
+
+def test_a_group_is_seen_with_what_was_not_trained_on(tokenizer: Tokenizer, texts: TokenTexts) -> None:
+    whole = group(tokenizer)
+
+    seen = see_group(whole, advantages_of(whole, Trainer()), texts, place=2)
+
+    assert [one.trained for one in seen.trajectories] == [True, False, False, True]
+    assert [one.shaped_reward for one in seen.trajectories] == [1.0, 0.0, None, 0.0]
+    assert [one.reward for one in seen.trajectories] == [1.0, 0.0, 9.0, 0.0]
+    assert seen.failures == ("time_limit",)
+
+
+def drawn(page: Any, width: int = 80) -> str:
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(page)
+    return captured.get()
+
+
+def step_of(whole: WholeGroup, texts: TokenTexts, count: int) -> dict[str, Any]:
+    seen = see_group(whole, advantages_of(whole, Trainer()), texts, place=0)
+    return asdict(StepSeen("demo", "solver", 7, 0, 0, "a", "b", {"loss": 0.25, "tokens": 1234.0}, 32, (seen,) * count))
+
+
+def test_a_step_shows_short_answers_in_a_table(tokenizer: Tokenizer, texts: TokenTexts) -> None:
+    told = drawn(step_page(step_of(group(tokenizer), texts, 2)))
+
+    assert "loss 0.2500" in told
+    assert "tokens 1,234" in told
+    assert told.count("  2+3?") == 2, "one prompt for all of a group, without markup taken for a style"
+    assert "0.1    1.00" in told, "a second sequence of the first member"
+    assert "not used" in told
+    assert "1 episodes failed: time_limit" in told
+    assert "30 more groups" in told
+
+
+def test_long_answers_stand_below_their_numbers_and_are_cut_only_among_others(
+    tokenizer: Tokenizer, texts: TokenTexts
+) -> None:
+    whole = group(tokenizer, answer="word [bold] " * 100)
+
+    among, alone = (drawn(step_page(step_of(whole, texts, count))) for count in (2, 1))
+
+    assert "characters more" in among
+    assert "characters more" not in alone
+    assert alone.count("word [bold]") == 5 * 100
+    assert max(map(len, alone.splitlines())) <= 80
+    assert "--trajectory sums:9:SAMPLE" in alone
+
+
+def test_a_trajectory_is_shown_token_by_token(tokenizer: Tokenizer, texts: TokenTexts) -> None:
+    whole = group(tokenizer, answer="a b\n")
+    seen = see_group(whole, advantages_of(whole, Trainer()), texts, place=0, only=3)
+    found = asdict(TrajectoryFound("demo", "solver", 7, "demo.curated.solver[1]@5", seen))
+
+    told, cut = drawn(trajectory_page(found, 0)), drawn(trajectory_page(found, 3))
+
+    assert "sums:9:3 of solver, trained into version 7" in told
+    assert "2+3?⟨v3⟩a b" in told
+    assert "⟨v4⟩<end>" in told
+    rows = [row.split() for row in told.splitlines()]
+    assert ["5", "3", "-0.5000", "60.7%", "▅", "␣", "generated"] in rows
+    assert ["7", "3", "-0.5000", "60.7%", "▅", "⏎", "generated"] in rows
+    assert "6 more tokens" in cut

@@ -1,0 +1,228 @@
+"""Opens what a trainer saw: the groups of a step, or one trajectory token by token (`headrace inspect`). No torch.
+
+Texts are decoded with the tokenizer published beside the weights, and advantages are taken as the trainer took them.
+`--json` prints the classes below and those of `seen.py`, field by field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from infra.errors import UsageError
+from infra.kafka import partitions_of
+from infra.run import Run
+from infra.topic_reader import read_all, read_key
+from schemas import codec
+from schemas.avro import SchemaError
+from schemas.headers import task_key
+from schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup, WeightsPublished
+from schemas.topics import is_eval
+from trainers.groups import WholeGroup
+from trainers.seen import GroupSeen, advantages_of, see_group
+from trainers.token_texts import token_texts
+from trainers.trained_groups import trained_groups, whole
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeen:
+    """One step of a trainer."""
+
+    run: str
+    policy: str
+    version: int
+    """The version that came out."""
+    epoch: int
+    revision: int
+    base_hash: str
+    weights_hash: str
+    metrics: dict[str, float]
+    groups_trained: int
+    """Of the whole step; those asked for are in `groups`."""
+    groups: tuple[GroupSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryFound:
+    """One trajectory with every token, and where it was found."""
+
+    run: str
+    policy: str
+    version: int | None
+    """Version that it was trained into; None for one that was not."""
+    found_on: str
+    """`topic[partition]@offset`."""
+    group: GroupSeen
+    """With this one trajectory."""
+
+
+# ------------------------------------------------------------------------------------------------------------ one step
+
+
+def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
+    """Return a step with some of its groups: those of a slice of the batch, or the one that a word names.
+
+    Raises UsageError when there is no such step or group, LineageBroken when a group is gone.
+    """
+    batches, published = _batches(run, policy), _published(run, policy)
+    batch = next((batch for batch in batches if batch.version == version), None)
+    if batch is None:
+        raise UsageError(f"policy {policy} of run {run.address.run} has {_instead(version, batches)}")
+    places = range(len(batch.groups))[chosen] if isinstance(chosen, slice) else [_place(batch, chosen)]
+    part = replace(batch, groups=tuple(batch.groups[place] for place in places))
+    [(_, wholes)] = trained_groups(run, policy, [part])
+    texts = token_texts(run, policy, published)
+    settings = run.revisions[batch.revision].trainer_of(policy)
+    seen = [
+        see_group(group, advantages_of(group, settings), texts, place=place)
+        for place, group in zip(places, wholes, strict=True)
+    ]
+    return StepSeen(
+        run=run.address.run,
+        policy=policy,
+        version=version,
+        epoch=batch.epoch,
+        revision=batch.revision,
+        base_hash=batch.base_hash,
+        weights_hash=batch.weights_hash,
+        metrics=batch.metrics,
+        groups_trained=len(batch.groups),
+        groups=tuple(seen),
+    )
+
+
+def _instead(version: int, batches: Sequence[BatchTrained]) -> str:
+    if not batches:
+        return f"no step {version}: nothing is trained yet"
+    start = ", and version 0 is where training began" if version == 0 else ""
+    return f"no step {version}: there are {batches[0].version} to {batches[-1].version}{start}"
+
+
+def _place(batch: BatchTrained, word: str) -> int:
+    """Return which group a word names: its place in the batch, or STREAM:NUMBER. Raises UsageError."""
+    names = [f"{group.stream}:{group.number}" for group in batch.groups]
+    if word in names:
+        return names.index(word)
+    if word.isdecimal() and int(word) < len(names):
+        return int(word)
+    raise UsageError(
+        f"step {batch.version} has no group {word!r}: give a place from 0 to {len(names) - 1}, or one of "
+        f"{', '.join(names[:4])} …"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ one trajectory
+
+
+def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
+    """Return a trajectory with every token, trained or not. Raises UsageError when there is none of that name."""
+    stream, number, sample = _parse(run, name)
+    policies = run.recipe.policies_of(stream.removeprefix("eval.").partition(".")[0])
+    if policy is None and len(policies) > 1:
+        raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: say which by --policy")
+    acted = run.policy(policy or policies[0])
+    found = _trained(run, acted, stream, number) or _produced(run, acted, stream, number)
+    if found is None:
+        raise UsageError(f"no worker has produced a group {stream}:{number} for {acted} that can be read")
+    group, members = found.group, found.group.group.trajectories
+    chosen = [place for place, member in enumerate(members) if member.id == f"{stream}:{number}:{sample}"]
+    if not chosen:
+        raise UsageError(f"group {stream}:{number} has {_members(group.group)}, none of them {name}")
+    texts = token_texts(run, acted, _published(run, acted))
+    settings = run.revisions[found.revision].trainer_of(acted)
+    advantages = advantages_of(group, settings) if found.version is not None else {}
+    seen = see_group(group, advantages, texts, place=found.place, only=chosen[0])
+    return TrajectoryFound(run.address.run, acted, found.version, found.where, seen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    group: WholeGroup
+    where: str
+    revision: int
+    version: int | None = None
+    place: int | None = None
+
+
+def _trained(run: Run, policy: str, stream: str, number: int) -> _Found | None:
+    """Return the group's first use, at the position that its batch names."""
+    for batch in _batches(run, policy):
+        for place, use in enumerate(batch.groups):
+            if (use.stream, use.number, use.use) == (stream, number, 0):
+                [(_, [group])] = trained_groups(run, policy, [replace(batch, groups=(use,))])
+                where = f"{run.topics.curated(policy)}[{use.partition}]@{use.offset}"
+                return _Found(group, where, batch.revision, batch.version, place)
+    return None
+
+
+def _produced(run: Run, policy: str, stream: str, number: int) -> _Found | None:
+    """Return the group as a worker produced it: the first record of it that can be read."""
+    topics = run.topics
+    topic = topics.eval_groups(policy) if is_eval(stream) else topics.trajectories(policy)
+    place = (topic, number % partitions_of(run.connection, topic))
+    for message in read_key(run.connection, place, task_key(stream, number)):
+        try:
+            group = codec.decode(message.value, TrajectoryGroup)
+            uncurated = CuratedGroup(stream=stream, number=number, group=message.value, rewards=())
+            if group.run_id == run.run_id:
+                where = f"{message.topic}[{message.partition}]@{message.offset}"
+                return _Found(whole(run, uncurated), where, group.revision)
+        except SchemaError:
+            continue
+    return None
+
+
+def _parse(run: Run, name: str) -> tuple[str, int, int]:
+    stream, _, rest = name.partition(":")
+    number, _, sample = rest.partition(":")
+    workflows = run.recipe.workflows
+    if not (stream and number.isdecimal() and sample.isdecimal()):
+        raise UsageError(
+            f"{name!r} names no trajectory: write STREAM:NUMBER:SAMPLE, as in {next(iter(workflows))}:12:0"
+        )
+    if stream.removeprefix("eval.").partition(".")[0] not in workflows:
+        raise UsageError(f"run {run.address.run} has no stream {stream!r}: it has {', '.join(workflows)}")
+    return stream, int(number), int(sample)
+
+
+def _members(group: TrajectoryGroup) -> str:
+    ids = ", ".join(member.id for member in group.trajectories) or "no trajectory"
+    failed = ", ".join(f"sample {failure.sample} failed ({failure.reason})" for failure in group.failures)
+    return f"{ids}; {failed}" if failed else ids
+
+
+# ------------------------------------------------------------------------------------------------------- what was read
+
+
+def _batches(run: Run, policy: str) -> list[BatchTrained]:
+    """Return the records of this run that made a version, oldest first."""
+    messages = read_all(run.connection, [run.topics.batches(policy)])
+    batches = [codec.decode(message.value, BatchTrained) for message in messages]
+    return [batch for batch in batches if batch.run_id == run.run_id and batch.version >= 0]
+
+
+def _published(run: Run, policy: str) -> list[WeightsPublished]:
+    messages = read_all(run.connection, [run.topics.weights(policy)])
+    return [codec.decode(message.value, WeightsPublished) for message in messages]
+
+
+# ----------------------------------------------------------------------------------------------------- the command line
+
+
+def report_step(run: Run, policy: str | None, version: int, group: str | None, limit: int) -> dict[str, Any]:
+    """Return what `headrace inspect --step --json` prints: the fields of `StepSeen`. Raises UsageError.
+
+    Args:
+        run: The run.
+        policy: Whose step; the only policy's if None.
+        version: The version that came out of it.
+        group: The only group to show, by its place in the batch or as STREAM:NUMBER; the first ones if None.
+        limit: How many of them; 0 for all.
+    """
+    return asdict(step(run, run.policy(policy), version, group if group is not None else slice(limit or None)))
+
+
+def report_trajectory(run: Run, policy: str | None, name: str) -> dict[str, Any]:
+    """Return what `headrace inspect --trajectory --json` prints: the fields of `TrajectoryFound`. Raises UsageError."""
+    return asdict(trajectory(run, policy, name))
