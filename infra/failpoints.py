@@ -12,7 +12,9 @@ have their offsets), `offsets_sent`, `committing`, `committed`. Beside those:
     train.before_upload, train.after_upload            around the weights' way into the store
     train.before_checkpoint, train.after_checkpoint    around a checkpoint's
     rollout.started                                    a task's start is committed, nothing is played
-    rollout.played, rollout.delivered                   before a group is produced, after it is acknowledged
+    rollout.played, rollout.delivered                  before a group is produced, after it is acknowledged
+    rollout.committing, rollout.committed              around a commit of starts and ends of tasks
+    rollout.before_swap, rollout.after_swap            new weights are fetched, and served
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from infra.run import Run, join, store_text
 from infra.server_process import write_atomically
 from infra.servers import Servers
 from infra.settings import KAFKA_CLIENT_VARIABLE, Recipe
-from infra.supervisor import Child, Supervisor
+from infra.supervisor import Child, Patience, Supervisor
 from infra.topic_admin import ensure_topics
 from infra.workers import CHECK_CHAIN, LOAD_ENVIRONMENT, LOAD_WORKFLOW, PAGE, SHOW_SUMMARY, SUMMARIZE, find
 
@@ -188,6 +188,7 @@ class Launch:
             components_of(self._recipe, str(self._servers.address)),
             self._folder.logs,
             environment,
+            patience=Patience(most_short_lives=self._recipe.launch.most_short_lives),
             also=lambda: {**self._servers.pids(), "up": os.getpid()},
         )
         self._supervisor.start()

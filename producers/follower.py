@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import structlog
 
 from infra.errors import HeadraceError, Unavailable
+from infra.failpoints import reach
 from infra.kafka import Message, end_offsets
 from infra.object_store import StoreError
 from infra.run import Run
@@ -208,7 +209,10 @@ class WeightFollower(threading.Thread):
         what = f"weights of {policy}"
         for record in records:
             try:
-                engine.load(policy, record.version, self._fetch(record))
+                fetched = self._fetch(record)
+                reach("rollout.before_swap")
+                engine.load(policy, record.version, fetched)
+                reach("rollout.after_swap")
             except (StoreError, WeightsError, BadWeights, EngineError) as error:
                 self._pauses.begin(what, f"version {record.version}: {error}")
                 self._retry_at[policy] = time.monotonic() + self._pause_s[policy]

@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from infra.failpoints import reach
 from infra.kafka import AWAY, Connection, Message, good_messages, open_consumer, patiently, translate
 from infra.stopwatch import Stopwatch
 from infra.topic_reader import Place
@@ -354,7 +355,9 @@ class TaskIntake(threading.Thread):
     def _commit_ledgers(self, ledgers: dict[Place, _Held]) -> None:
         offsets = [TopicPartition(*place, *held.ledger.commit()) for place, held in ledgers.items()]
         if offsets:
+            reach("rollout.committing")
             _without_errors(self._consumer.commit(offsets=offsets, asynchronous=False) or [])
+            reach("rollout.committed")
         for held in ledgers.values():
             held.dirty = False
 
