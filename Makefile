@@ -15,7 +15,7 @@ EXTRAS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format clean distclean
+.PHONY: help install demo test faults soak check format clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -33,6 +33,13 @@ check: $(STAMP) ## lint, types and unit tests, about a minute
 
 test: $(STAMP) ## all tests: unit, integration, end to end
 	@$(BIN)/pytest -q
+
+faults: $(STAMP) ## kill every kind of process at 20 moments, by SEED=n; half an hour
+	@$(BIN)/python tests/faults/matrix.py $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python tests/faults/rebalances.py $(if $(SEED),--seed $(SEED))
+
+soak: $(STAMP) ## let a run go on for SOAK_MINUTES=20, and look whether memory and lag stay flat
+	@$(BIN)/python tests/faults/soak.py --minutes $(or $(SOAK_MINUTES),20)
 
 format: $(STAMP) ## put the code in shape
 	@$(BIN)/ruff check --fix-only .

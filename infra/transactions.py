@@ -20,9 +20,9 @@ from infra.kafka import AWAY, Connection, Fenced, Outgoing, open_transactional_p
 
 log = structlog.get_logger()
 
-CALL_S = 10.0
+CALL_S = 5.0
 """How long one call to the coordinator waits before it is asked again."""
-STUCK_S = 20.0
+STUCK_S = 12.0
 """A call that has not returned after so long never will."""
 STUCK_EXIT = 75
 
@@ -52,7 +52,7 @@ class TransactionalWriter:
         self._producer = open_transactional_producer(connection, transactional_id)
         self._open = False
         self._failure: KafkaError | None = None
-        self._called_at = math.inf
+        self._called_at, self._calling = math.inf, ""
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="transaction-watch", daemon=True).start()
 
@@ -63,7 +63,8 @@ class TransactionalWriter:
         """
         while not self._closed.wait(1.0):
             if time.monotonic() - self._called_at > STUCK_S:
-                log.error("transaction.stuck", transactional_id=self.transactional_id, seconds=STUCK_S)
+                who = self.transactional_id
+                log.error("transaction.stuck", transactional_id=who, doing=self._calling, seconds=STUCK_S)
                 os._exit(STUCK_EXIT)
 
     def begin(self) -> None:
@@ -148,7 +149,7 @@ class TransactionalWriter:
         pause = 0.02
         while True:
             try:
-                self._called_at = time.monotonic()
+                self._called_at, self._calling = time.monotonic(), doing
                 call()
             except KafkaException as error:
                 cause: KafkaError = error.args[0]

@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 
-from infra.errors import HeadraceError
 from infra.kafka import parse_run
 from infra.run import Run, join
 from infra.settings import FAILPOINTS_VARIABLE
@@ -73,6 +72,10 @@ class Launched:
         """Return the exit code of `headrace up`; None while it runs."""
         assert self._up is not None, "start it first"
         return self._up.poll()
+
+    def await_end(self, limit_s: float) -> None:
+        """Wait until `headrace up` has ended by itself. Raises NotInTime."""
+        until(lambda: self.ended() is not None, "the run reaches its end by itself", limit_s)
 
     def interrupt(self) -> None:
         """Do what Ctrl-C does."""
@@ -156,8 +159,7 @@ class Launched:
         return Answer(done.returncode, said, done.stderr[-2000:])
 
     def _environment(self) -> dict[str, str]:
-        path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
-        return {**os.environ, "PYTHONPATH": path, FAILPOINTS_VARIABLE: str(self.points)}
+        return {**_environment(), FAILPOINTS_VARIABLE: str(self.points)}
 
 
 def alive(pid: int) -> bool:
@@ -176,13 +178,15 @@ def stopped(pid: int) -> bool:
         return False
 
 
-def joinable(launched: Launched) -> bool:
-    """Tell whether the run answers now."""
-    try:
-        launched.joined()
-    except HeadraceError:
-        return False
-    return True
+def component(words: Iterable[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a component beside those of `headrace up`."""
+    with log.open("ab") as said:
+        return subprocess.Popen(_command(*words), stdout=said, stderr=said, env=_environment())
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def _command(*words: str) -> list[str]:

@@ -89,7 +89,7 @@ def _drive(launched: Launched, left: deque[Cell], report: Report, console: Conso
                 console.print(f"{len(report.rows):4}  {line(row)}", highlight=False, soft_wrap=True)
                 if row.red:
                     break
-        until(lambda: launched.ended() is not None, "the run reaches its end by itself", ENDS_S)
+        launched.await_end(ENDS_S)
     except NotInTime as error:
         return str(error)
     return checked(launched, run.recipe.trainer.steps)
