@@ -21,9 +21,9 @@ from progress import Progress
 
 from infra.settings import Recipe
 
-WORKS_S = 240.0
-"""How long a killed component may take until it works again. Idle machine: 2-12 s."""
-HITS_S = 120.0
+WORKS_S = 420.0
+"""How long a killed component may take until it works again; on an idle machine 2 to 12 s."""
+HITS_S = 240.0
 """How long a point may take to be passed."""
 LAST_VERSIONS = 25
 """No cell begins so near the end of a run."""

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from infra.errors import HeadraceError
 from infra.kafka import end_offsets, open_consumer
 from infra.run import Run
-from infra.topic_reader import TopicReader, whole_topics
+from infra.topic_reader import TopicReader
 from schemas import codec
 from schemas.records import WorkerStatus
 
@@ -34,9 +34,8 @@ class Progress:
         """Groups that each worker's life, by pid, has delivered."""
         self._curated: dict[int, int] = {}
         topics = run.topics
-        self._positions = whole_topics(
-            run.connection, [topics.weights(POLICY), topics.evals(POLICY), topics.tasks(WORKFLOW), topics.workers]
-        )
+        self._positions = {(topic, 0): 0 for topic in (topics.weights(POLICY), topics.evals(POLICY), topics.workers)}
+        self._positions |= {(topics.tasks(WORKFLOW), partition): 0 for partition in range(PARTITIONS)}
         # It never joins: a question from outside the group.
         self._asks = open_consumer(run.connection, "progress", topics.curate_group(POLICY))
         self._over = threading.Event()

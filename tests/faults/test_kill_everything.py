@@ -1,0 +1,46 @@
+"""The demo, killed as a whole: `kill -9` of every process at once, servers included, then the same command again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launched import Launched, until
+
+STEPS = 25
+PATIENCE_S = 240.0
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Launched]:
+    launched = Launched(tmp_path / "demo", [f"trainer.steps={STEPS}", "trainer.checkpoint_every=4"], "arithmetic")
+    yield launched
+    launched.leave_nothing()
+
+
+def trained(demo: Launched) -> int:
+    """The newest version that the trainer's log tells of."""
+    log = demo.log("train-solver")
+    lines = log.read_text().splitlines() if log.exists() else []
+    return sum('"event": "version.trained"' in line for line in lines)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_the_demo_killed_as_a_whole_twice_is_gone_on_with_to_its_end_and_its_audit_closes(demo: Launched) -> None:
+    for version in (6, 14):
+        demo.start()
+        until(lambda wanted=version: trained(demo) >= wanted or demo.ended() is not None, "some versions", PATIENCE_S)
+        assert demo.ended() is None, "it was killed at work"
+        victims = demo.kill_all()
+        assert victims.keys() >= {"broker", "store", "up", "feed", "train-solver", "rollout-sums-0", "evaluate"}
+    demo.start()
+    demo.await_end(PATIENCE_S)
+
+    assert demo.ended() == 0
+    audit, status = demo.asked("audit"), demo.asked("status")
+    assert audit.said["ok"], audit
+    assert (audit.said["lost"], audit.said["doubled"]) == (0, 0)
+    assert status.said["versions"] == {"solver": STEPS}
+    assert status.said["groups"]["trained"] == STEPS * 32
