@@ -25,6 +25,7 @@ from infra.kafka import (
     patiently,
 )
 from infra.object_store import ObjectStore, StoreAddress
+from infra.server_process import ServerError
 from infra.settings import (
     ACCESS_KEY_VARIABLE,
     KAFKA_CLIENT_VARIABLE,
@@ -35,6 +36,8 @@ from infra.settings import (
 
 PATIENCE_S = 10.0
 """How long servers that the recipe names may take to answer."""
+REVIVE_AGAIN_S = 5.0
+"""How long after a start that failed a server that died is tried again."""
 LONGEST_START_S = 5.0
 """How long a start that is under way is waited for before its server is stopped."""
 
@@ -52,6 +55,8 @@ class Servers:
         self._kafka = None if recipe.kafka.bootstrap else EmbeddedKafka(folder.kafka, progress=say)
         self._store = None if recipe.store.endpoint else EmbeddedStore(folder.store)
         self._starters: list[threading.Thread] = []
+        self._again_at: dict[str, float] = {}
+        """When a server that did not come up again is tried next."""
 
     @property
     def embedded_kafka(self) -> bool:
@@ -142,12 +147,26 @@ class Servers:
             ) from error
 
     def revive(self) -> None:
-        """Start again an embedded server that has died, with its data. Raises ServerError when it cannot be."""
+        """Start again an embedded server that has died, with its data.
+
+        One that does not come up (a full disk, a machine under load) is tried again, and why is said once: meanwhile
+        everything waits for it, and a run that ended here would only have to be started again.
+        """
         for server in self._embedded:
-            if not server.alive():
+            if server.alive() or time.monotonic() < self._again_at.get(server.what, 0.0):
+                continue
+            if server.what not in self._again_at:
                 log.warning("server.died", server=server.what)
                 self._say(f"the {server.what} died and is started again with its data")
+            try:
                 server.start()
+            except ServerError as error:
+                if server.what not in self._again_at:
+                    self._say(f"the {server.what} does not start, which is tried again until it does: {error}")
+                log.warning("server.does_not_start", server=server.what, error=str(error), again_in_s=REVIVE_AGAIN_S)
+                self._again_at[server.what] = time.monotonic() + REVIVE_AGAIN_S
+            else:
+                self._again_at.pop(server.what, None)
 
     def pids(self) -> dict[str, int]:
         """Return the processes of the embedded servers that run, by `broker` and `store`."""

@@ -59,6 +59,7 @@ class TransactionalWriter:
     def _watch(self) -> None:
         """End the process when a call hangs past its own timeout, as librdkafka's was seen to for ten minutes.
 
+        It is mostly the sending of offsets after a broker's restart, whose timeout nobody looks at (librdkafka #5456).
         Nothing is lost by it: the transaction aborts at the broker, and the successor begins from what is committed.
         """
         while not self._closed.wait(1.0):

@@ -1,0 +1,67 @@
+"""An embedded server that dies while a run goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra import servers as servers_of_a_run
+from infra.data_folder import DataFolder
+from infra.recipe_file import load_recipe
+from infra.servers import Servers
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def servers(tmp_path: Path, bootstrap: str, said: list[str]) -> Iterator[Servers]:
+    recipe = load_recipe("arithmetic", [f"kafka.bootstrap={bootstrap}"])
+    servers = Servers(recipe, DataFolder(tmp_path / "run"), said.append)
+    servers.claim()
+    servers.start()
+    yield servers
+    servers.stop()
+
+
+def kill_store(servers: Servers) -> int:
+    """Kill the store, once it is gone; return its port."""
+    port = int(servers.store_address.endpoint.rpartition(":")[2])
+    os.kill(servers.pids()["store"], signal.SIGKILL)
+    end = time.monotonic() + 30
+    while "store" in servers.pids():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return port
+
+
+def test_a_server_that_died_is_started_again(servers: Servers, said: list[str]) -> None:
+    kill_store(servers)
+
+    servers.revive()
+
+    assert "store" in servers.pids()
+    assert [words for words in said if "died" in words]
+
+
+def test_a_server_that_does_not_come_up_is_said_once_and_tried_until_it_does(
+    servers: Servers, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers_of_a_run, "REVIVE_AGAIN_S", 0.0)
+    with socket.create_server(("127.0.0.1", kill_store(servers))):
+        for _ in range(3):
+            servers.revive()
+    assert "store" not in servers.pids()
+
+    servers.revive()
+
+    assert "store" in servers.pids()
+    assert len([words for words in said if "does not start" in words]) == 1
