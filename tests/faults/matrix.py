@@ -61,7 +61,7 @@ def run_matrix(cells: Sequence[Cell], folder: Path, console: Console, steps: int
             red = _drive(driven, left, report, console)
         finally:
             driven.leave_nothing()
-        report.runs.append(red or "reached its end, audit closed, hashes equal")
+        report.runs.append(red or "reached its end by itself, audit closed")
         console.print(f"run {len(report.runs) - 1}: {report.runs[-1]}", highlight=False)
         if red:
             report.red.append(f"{data}: {red}")
