@@ -1,7 +1,8 @@
 """What a curator does with one partition: dedupe, clock, chain. Logic without I/O of its own.
 
 Every group gives exactly one outcome, and a kept one also a curated record; bytes that cannot be read give a dead
-letter. Memory is a function of the partition's records in order, so it can be rebuilt from them.
+letter. Memory is a function of the partition's records in order, so it can be rebuilt from them; what became a letter
+may be readable later, so nothing is rebuilt over a letter: a snapshot follows it at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import structlog
 from consumers.algorithms.chain import Chain, ChainError, load_chain
 from consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, generated_lengths
 from consumers.dedupe import Dedupe
-from infra.dead_letters import dead_letter
+from infra.dead_letters import dead_letter, was_sent_back
 from infra.kafka import Message, Outgoing
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.settings import Recipe
@@ -75,17 +76,26 @@ class CuratorPartition:
         self._limits: dict[int, int] = {}
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
-        """Return the dead letter, or the outcome (and curated record), of one message; nothing for a repetition."""
+        """Return the dead letter, or the outcome (and curated record), of one message; nothing for a repetition.
+
+        A message that was sent back is none, where its number's conclusion was a dead letter.
+        """
         try:
             stamp = self._stamp(message)
-            if not self._dedupe.conclude(stamp.stream, stamp.number):
-                log.debug("group.repeated", stream=stamp.stream, number=stamp.number, attempt=stamp.attempt)
-                return []
-            group = self._group(message.value, stamp)
         except _Unreadable as why:
             # A misrouted number stays open: without its headers the letter concludes nothing.
             named = replace(message, headers=[]) if why.reason == "misrouted" else message
             return [self._dead(named, why)]
+        stream, number = stamp.stream, stamp.number
+        is_new = self._dedupe.conclude(stream, number)
+        if not is_new and not (was_sent_back(message) and self._dedupe.revive(stream, number)):
+            log.debug("group.repeated", stream=stream, number=number, attempt=stamp.attempt)
+            return []
+        try:
+            group = self._group(message.value, stamp)
+        except _Unreadable as why:
+            self._dedupe.bury(stream, number)
+            return [self._dead(message, why)]
         self._clock = max(self._clock, group.head_version)
         return self._curate(group, message.value)
 
@@ -96,6 +106,8 @@ class CuratorPartition:
             raise _Unreadable("undecodable", str(error)) from error
         if stamp.run_id != self._desk.run_id:
             raise _Unreadable("other_run", f"run {stamp.run_id} wrote to a topic of run {self._desk.run_id}")
+        if stamp.policy != self._desk.policy:
+            raise _Unreadable("misrouted", f"a group of policy {stamp.policy!r} is on the topic of {self._desk.policy}")
         if not self._dedupe.belongs(stamp.number):
             raise _Unreadable("misrouted", f"number {stamp.number} does not belong on partition {self._partition}")
         return stamp

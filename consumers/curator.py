@@ -64,6 +64,7 @@ def curator(run: Run, policy: str) -> GroupConsumer:
             topics=(topic,),
             state_topic=topics.state,
             snapshot_every_s=run.recipe.curate.snapshot_every_s,
+            dead_letters=topics.dead_letters,
         ),
         lambda place: CuratorPartition(desk, place, partitions),
     )

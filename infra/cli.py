@@ -227,6 +227,59 @@ def audit(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption = 
         raise typer.Exit(FAILED)
 
 
+@app.command("dead-letters", rich_help_panel=LOOK)
+def dead_letters(
+    run: RunChoice = None,
+    data: DataChoice = None,
+    reason: Annotated[str | None, typer.Option(help="Only letters of this reason.")] = None,
+    offset: Annotated[int | None, typer.Option(min=0, help="Show this one with its bytes.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what could not be read: where it came from, why, and whether it was sent back; or show one.
+
+    Example: [bold]headrace dead-letters --data .headrace/arithmetic --offset 3[/]
+    """
+    from infra.opened_run import opened_run
+
+    _log_quietly()
+    with opened_run(run, data) as opened:
+        found: Any = (
+            workers.find(workers.LETTERS)(opened.run, reason)
+            if offset is None
+            else workers.find(workers.LETTER)(opened.run, offset)
+        )
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    elif offset is None:
+        _console().print(workers.find(workers.SHOW_LETTERS)(found, reason))
+    else:
+        _console().print(workers.find(workers.SHOW_LETTER)(found))
+
+
+@app.command(rich_help_panel=RUN)
+def redrive(
+    run: RunChoice = None,
+    data: DataChoice = None,
+    offset: Annotated[list[int] | None, typer.Option(help="Offset of a dead letter. Repeatable.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Only letters of this reason.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent back, and send nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Send dead letters back to where they came from, after a fix, each once: their numbers are open again.
+
+    Example: [bold]headrace redrive --data .headrace/arithmetic --reason missing_object --dry-run[/]
+    """
+    from infra.opened_run import opened_run
+
+    _log_quietly()
+    with opened_run(run, data) as opened:
+        done: dict[str, Any] = workers.find(workers.REDRIVE)(opened.run, offset or (), reason, dry_run=dry_run)
+    if as_json:
+        typer.echo(json.dumps(done, indent=1))
+    else:
+        _console().print(workers.find(workers.SHOW_REDRIVE)(done))
+
+
 @app.command(rich_help_panel=LOOK)
 def lineage(
     version: Annotated[int | None, typer.Option(help="A version: the groups that made it.")] = None,

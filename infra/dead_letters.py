@@ -1,8 +1,13 @@
-"""Bytes that could not be read become a record that says so; nothing is lost, and nothing stands still."""
+"""Bytes that could not be read become a record that says so; nothing is lost, and nothing stands still.
+
+`headrace redrive` sends them back to where they came from, with a header that names the letter, and writes a letter of
+reason `redriven`: the number is open again.
+"""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import structlog
 
@@ -13,6 +18,19 @@ from schemas.records import DeadLetter
 from schemas.topics import Topics
 
 log = structlog.get_logger()
+
+REDRIVEN = "redriven"
+"""Reason of a letter that says that another one's message was sent back."""
+REDRIVE_HEADER = "redrive"
+"""Header of a message that was sent back; its value is the offset of the letter."""
+MOST_BYTES = 7 << 20
+"""Key, headers and value of a letter; the letter must fit into a message itself, or its writer would stand still."""
+DETAIL_LENGTH = 1000
+
+
+def was_sent_back(message: Message) -> bool:
+    """Tell whether a message came by `headrace redrive`."""
+    return any(name == REDRIVE_HEADER for name, _ in message.headers)
 
 
 def dead_letter(topics: Topics, run_id: str, component: str, message: Message, why: tuple[str, str]) -> Outgoing:
@@ -27,7 +45,8 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
             policy, stream, number = stamp.policy, stamp.stream, stamp.number
     except HeaderError:
         pass
-    reason, detail = why
+    reason, detail = why[0], why[1][:DETAIL_LENGTH]
+    message = _fitting(message)
     log.warning("message.dead", topic=message.topic, offset=message.offset, reason=reason, detail=detail)
     letter = DeadLetter(
         run_id=run_id,
@@ -46,3 +65,11 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
         created_ms=time.time_ns() // 1_000_000,
     )
     return Outgoing(topics.dead_letters, codec.encode(letter), message.key)
+
+
+def _fitting(message: Message) -> Message:
+    """Return a message that fits into a letter: of one that is too large the beginning."""
+    beside = len(message.key) + sum(len(name) + len(value) for name, value in message.headers)
+    if beside > MOST_BYTES:
+        return replace(message, key=b"", headers=[], value=message.value[:MOST_BYTES])
+    return replace(message, value=message.value[: MOST_BYTES - beside])

@@ -4,6 +4,8 @@ The commit metadata of each offset names the offset, in `state`, of the newest s
 names its input position. On assignment: `committed()`, which waits for a pending transaction; that one snapshot; then
 the records from its position up to the committed offset, handled silently. Nobody restores from "the end" of `state`:
 an open transaction hides the newest snapshot there.
+
+A turn with a dead letter ends with a snapshot: after a fix the same bytes, handled again, might be read.
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ class Membership:
     topics: tuple[str, ...]
     state_topic: str
     snapshot_every_s: float = 3.0
+    dead_letters: str = ""
+    """Topic of dead letters."""
 
 
 @dataclass(slots=True)
@@ -191,7 +195,10 @@ class GroupConsumer:
         if message.offset < held.position:
             return ()
         held.position, held.handled = message.offset + 1, True
-        return held.state.handle(message)
+        outgoing = list(held.state.handle(message))
+        if any(record.topic == self.membership.dead_letters for record in outgoing):
+            held.snapshot_due = 0.0
+        return outgoing
 
     def tick(self) -> Iterable[Outgoing]:
         """Nothing follows from time."""

@@ -16,6 +16,7 @@ import structlog
 
 from envs.contract import Problem
 from envs.payload import problem_to_json
+from infra.dead_letters import REDRIVEN
 from infra.settings import Recipe
 from producers.evaluation_schedule import Evaluation, EvaluationSchedule
 from producers.pacing import OpenTask, Pacing, Quota
@@ -89,8 +90,16 @@ class FeedState:
         self.evaluations.published(weights.policy, weights.version)
 
     def take_letter(self, letter: DeadLetter) -> None:
-        """Learn of a number that is dead: for one policy, or for all when the task itself could not be read."""
-        self.pacing.conclude(letter.stream, letter.number, letter.policy)
+        """Learn of a number that is dead: for one policy, or for all when the task itself could not be read.
+
+        A letter of reason `redriven` opens it again.
+        """
+        stream, number, policy = letter.stream, letter.number, letter.policy
+        if letter.reason != REDRIVEN:
+            self.pacing.bury(stream, number, policy)
+        elif stream in self.sources:
+            is_task = letter.topic == self.recipe.topics.tasks(stream)
+            self.pacing.reopen(stream, number, policy, (letter.partition, letter.offset) if is_task else None)
 
     def _version(self, policy: str, version: int) -> None:
         if self.pacing.version(policy, version):

@@ -4,13 +4,15 @@ A *number* of a stream is open for a policy from its issue until that policy tra
 A task may be issued while at least one (`any`), or every (`all`), of the policies that its workflow trains has fewer
 open numbers than `(max_staleness + 1) * groups_per_batch`; a policy that has all its versions counts as none. The open
 numbers of a policy are summed over streams, as its trainer's window holds them all.
+
+A number that a dead letter concluded is kept apart: `headrace redrive` may open it again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Plain = dict[str, Any]
@@ -18,6 +20,9 @@ Plain = dict[str, Any]
 
 Numbered = tuple[str, int]
 """(stream, number)."""
+
+MOST_DEAD = 4096
+"""Dead numbers that are kept. An older one that is sent back is processed all the same; it only is not counted here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ class Pacing:
         self.closed: set[str] = set()
         """Streams that are issued no more: their tasks are solved."""
         self.tasks: dict[Numbered, OpenTask] = {}
+        self.dead: dict[Numbered, OpenTask] = {}
+        """Numbers that a dead letter concluded, oldest first; `open` and `unheard` are those they would have again."""
         self._turn = 0
         self._open: Counter[str] = Counter()
         self._outstanding = {stream: [0] * partitions for stream in policies_of}
@@ -149,7 +156,10 @@ class Pacing:
 
     def heard(self, stream: str, number: int, policy: str) -> bool:
         """Note that a policy's group is past the curator; True the first time."""
-        task = self.tasks.get((stream, number))
+        dead, task = self.dead.get((stream, number)), self.tasks.get((stream, number))
+        if dead is not None and policy in dead.unheard:
+            dead.unheard.discard(policy)  # it was sent back and curated; the word of that has yet to come here
+            return True
         if task is None or policy not in task.unheard:
             return False
         task.unheard.discard(policy)
@@ -158,18 +168,75 @@ class Pacing:
         return True
 
     def conclude(self, stream: str, number: int, policy: str = "") -> bool:
-        """Close a number for a policy, or for all when none is named; False when it was closed before."""
+        """Close a number for a policy, or for all when none is named; False when it was closed before.
+
+        A dead number that concludes was sent back, and the word of it has yet to come: it is no longer to be opened.
+        """
+        self._exhume(stream, number, policy)
+        return bool(self._close(stream, number, policy))
+
+    def bury(self, stream: str, number: int, policy: str = "") -> None:
+        """Close a number by a dead letter, for a policy, or for all when none is named."""
+        task = self.tasks.get((stream, number))
+        unheard = set(task.unheard) if task is not None else set()
+        closed = self._close(stream, number, policy)
+        if task is None or not closed:
+            return
+        dead = self.dead.setdefault((stream, number), replace(task, unheard=set(), open=set()))
+        dead.open |= closed
+        dead.unheard |= closed & unheard
+        while len(self.dead) > MOST_DEAD:
+            del self.dead[next(iter(self.dead))]
+
+    def reopen(self, stream: str, number: int, policy: str, again_at: tuple[int, int] | None = None) -> bool:
+        """Open a dead number: its message was sent back. False when it is not dead, or its copy has concluded already.
+
+        Args:
+            stream: Stream of the number.
+            number: The number.
+            policy: Whose; empty for all that it is dead for.
+            again_at: Partition and offset of the task that was sent back, where it was the task.
+        """
+        found = self._exhume(stream, number, policy)
+        if found is None:
+            return False
+        task = self.tasks.get((stream, number), found)
+        if task is not found:  # another policy has it open
+            self._outstanding[stream][task.partition] -= bool(task.unheard)
+            self._open.subtract(task.open)
+            task.open |= found.open
+            task.unheard |= found.unheard
+        if again_at is not None:
+            task.partition, task.offset = again_at
+        self._keep(stream, number, task)
+        return True
+
+    def _exhume(self, stream: str, number: int, policy: str) -> OpenTask | None:
+        """Take a number from the dead for a policy, or for all when none is named; None when it was not among them."""
+        dead = self.dead.get((stream, number))
+        found = set() if dead is None else {policy} & dead.open if policy else set(dead.open)
+        if dead is None or not found:
+            return None
+        task = replace(dead, open=found, unheard=found & dead.unheard)
+        dead.open -= found
+        dead.unheard -= found
+        if not dead.open:
+            del self.dead[stream, number]
+        return task
+
+    def _close(self, stream: str, number: int, policy: str) -> set[str]:
+        """Return the policies that a number was open for and no longer is."""
         task = self.tasks.get((stream, number))
         closing = set() if task is None else {policy} & task.open if policy else set(task.open)
         if task is None or not closing:
-            return False
+            return set()
         for name in closing:
             self.heard(stream, number, name)
             self._open[name] -= 1
         task.open -= closing
         if not task.open:
             del self.tasks[stream, number]
-        return True
+        return closing
 
     def version(self, policy: str, version: int) -> bool:
         """Take in a version; True when it is news."""
@@ -196,10 +263,8 @@ class Pacing:
             "versions": dict(self.versions),
             "closed": sorted(self.closed),
             "turn": self._turn,
-            "open": [
-                [stream, number, t.index, t.tier, t.partition, t.attempt, t.offset, sorted(t.unheard), sorted(t.open)]
-                for (stream, number), t in self.tasks.items()
-            ],
+            "open": _rows(self.tasks),
+            "dead": _rows(self.dead),
         }
 
     def restore(self, plain: Plain) -> None:
@@ -208,8 +273,22 @@ class Pacing:
         self.versions = dict(plain["versions"])
         self.closed = set(plain["closed"])
         self._turn = int(plain["turn"])
-        for stream, number, index, tier, partition, attempt, offset, unheard, is_open in plain["open"]:
-            self._keep(stream, number, OpenTask(index, tier, partition, attempt, offset, set(unheard), set(is_open)))
+        for numbered, task in _tasks(plain["open"]):
+            self._keep(*numbered, task)
+        self.dead = dict(_tasks(plain.get("dead", [])))
+
+
+def _rows(tasks: Mapping[Numbered, OpenTask]) -> list[list[Any]]:
+    return [
+        [stream, number, t.index, t.tier, t.partition, t.attempt, t.offset, sorted(t.unheard), sorted(t.open)]
+        for (stream, number), t in tasks.items()
+    ]
+
+
+def _tasks(rows: Iterable[list[Any]]) -> Iterator[tuple[Numbered, OpenTask]]:
+    for stream, number, index, tier, partition, attempt, offset, unheard, is_open in rows:
+        task = OpenTask(index, tier, partition, attempt, offset, set(unheard), set(is_open))
+        yield (stream, number), task
 
 
 class Overdue:

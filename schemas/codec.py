@@ -122,6 +122,26 @@ def decode_any(data: bytes) -> Any:
     return _read(data, form)
 
 
+def decode_prefix(data: bytes) -> tuple[str, Plain]:
+    """Return the record's name and, by name, as many of its first fields as can be read, whatever follows them.
+
+    Fields are plain, as Avro has them. Raises SchemaError when not even the record's name is known.
+    """
+    form = BY_FINGERPRINT.get(bytes(data[2:HEADER_BYTES])) if data[:2] == MAGIC else None
+    schema = form.schema if form is not None else _writer_schema(data)
+    plain = {key: value for key, value in schema.items() if not key.startswith("__")}
+    for count in range(len(plain["fields"]), 0, -1):
+        begin = _parsed({**plain, "fields": plain["fields"][:count]})
+        body = io.BytesIO(data)
+        body.seek(HEADER_BYTES)
+        try:
+            found = schemaless_reader(body, begin, None)
+        except Exception:  # noqa: BLE001, S112 - fastavro raises many kinds; a shorter beginning may do
+            continue
+        return schema["name"].removeprefix(f"{NAMESPACE}."), dict(found)  # type: ignore[arg-type]  # a record is a dict
+    return schema["name"].removeprefix(f"{NAMESPACE}."), {}
+
+
 def _writer_schema(data: bytes) -> Plain:
     if len(data) < HEADER_BYTES or data[:2] != MAGIC:
         raise SchemaError(

@@ -547,11 +547,11 @@ class DeadLetter:
     component: str = ""
     """Who could not read them."""
     topic: str = ""
-    """Where they were."""
+    """Where they were; with reason `redriven`, where they stand again."""
     partition: int = 0
-    """Where they were."""
+    """Where they were; with reason `redriven`, where they stand again."""
     offset: int = 0
-    """Where they were."""
+    """Where they were; with reason `redriven`, where they stand again."""
     reason: str = ""
     """undecodable | other_run | misrouted | time_travel | missing_object | unknown_revision | unusable | poison |
     redriven."""

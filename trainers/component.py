@@ -55,8 +55,8 @@ class Trainer:
         places = whole_topics(run.connection, [self._curated])
         positions = {**resume_positions(incarnation.history, places), (run.topics.recipe, 0): run.recipe_end}
         self._reader = TopicReader(run.connection, positions, f"train.{policy}")
-        self._concluded: set[Key] = incarnation.history.concluded
-        """Uses that a past incarnation concluded, and that may still come by again."""
+        self._concluded = incarnation.history.concluded
+        """Places of records that a past incarnation concluded, and that may still come by again."""
         self.window = Window((self.settings.max_staleness + 1) * self.settings.groups_per_batch)
         self._evicted: list[Eviction] = []
         self._evicted_since = 0.0
@@ -81,18 +81,18 @@ class Trainer:
             revision = read_revision(message)
             self._ended = revision.ended if revision else self._ended
             return ()
+        place = (message.partition, message.offset)
+        if place in self._concluded:
+            self._concluded.remove(place)
+            return ()
         try:
             with self._watch.measure("decode"):
                 curated = codec.decode(message.value, CuratedGroup)
         except SchemaError as error:
-            return [self._dead(message, "undecodable", str(error))]
+            return self._unnamed(message, "undecodable", str(error))
         if curated.run_id != self.run.run_id:
-            return [self._dead(message, "other_run", f"a group of run {curated.run_id}")]
-        key = key_of(curated)
-        if key in self._concluded:
-            self._concluded.remove(key)
-            return ()
-        return self._take_in(message, key, curated)
+            return self._unnamed(message, "other_run", f"a group of run {curated.run_id}")
+        return self._take_in(message, key_of(curated), curated)
 
     def _take_in(self, message: Message, key: Key, curated: CuratedGroup) -> list[Outgoing]:
         """Put a group into the window, decoded, so that one that cannot be trained on is known before its batch."""
@@ -121,6 +121,12 @@ class Trainer:
         if newest > self.learner.version:
             raise BatchError(f"it has tokens of version {newest}, and {self.learner.version} is the newest there is")
         return group
+
+    def _unnamed(self, message: Message, reason: str, detail: str) -> list[Outgoing]:
+        """Return the letter of a record of unknown identity, and its eviction: a successor is not to write it again."""
+        use = GroupUse(number=-1, partition=message.partition, offset=message.offset)
+        evicted = replace(self._record(), evictions=(records.Eviction(use, "dead"),))
+        return [self._dead(message, reason, detail), self._batch_message(evicted)]
 
     def _dead(self, message: Message, reason: str, detail: str) -> Outgoing:
         return dead_letter(self.run.topics, self.run.run_id, f"train.{self.policy}", message, (reason, detail))

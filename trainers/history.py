@@ -42,8 +42,9 @@ class History:
     """By version, all that were ever taken."""
     batches: list[BatchTrained] = field(default_factory=list)
     """Records that made a version."""
-    concluded: set[Key] = field(default_factory=set)
-    """Uses that were trained or evicted."""
+    concluded: set[tuple[int, int]] = field(default_factory=set)
+    """(partition, offset) of the curated records that were trained or evicted. Places, not names: a dead record that
+    was sent back stands at another place under the same name, and is to be taken."""
     published: WeightsPublished | None = None
     """The newest."""
 
@@ -70,8 +71,8 @@ def read_history(run: Run, policy: str) -> History:
 
 
 def _take_batch(history: History, batch: BatchTrained) -> None:
-    history.concluded.update(key_of(group) for group in batch.groups)
-    history.concluded.update(key_of(e.group) for e in batch.evictions if e.group)
+    history.concluded.update((group.partition, group.offset) for group in batch.groups)
+    history.concluded.update((e.group.partition, e.group.offset) for e in batch.evictions if e.group)
     if batch.version >= 0:
         history.batches.append(batch)
 
@@ -90,8 +91,10 @@ def groups_of(run: Run, policy: str, batches: Iterable[BatchTrained]) -> dict[Ke
     topic = run.topics.curated(policy)
     found: dict[Key, CuratedGroup] = {}
     for partition in sorted({group.partition for group in wanted.values()}):
-        offsets = [group.offset for group in wanted.values() if group.partition == partition]
+        offsets = {group.offset for group in wanted.values() if group.partition == partition}
         for message in read_range(run.connection, (topic, partition), min(offsets), max(offsets) + 1):
+            if message.offset not in offsets:  # there may be garbage between them
+                continue
             curated = codec.decode(message.value, CuratedGroup)
             if key_of(curated) in wanted:
                 found[key_of(curated)] = curated

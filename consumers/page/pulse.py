@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from infra.dead_letters import REDRIVEN
 from infra.kafka import Message
 from infra.settings import Recipe
 from infra.topic_reader import Place
@@ -93,7 +94,7 @@ class Pulse:
             policy = self.policies[record.policy]
             policy.published += 1
             policy.newest_published = max(policy.newest_published, record.version)
-        elif isinstance(record, DeadLetter):
+        elif isinstance(record, DeadLetter) and record.reason != REDRIVEN:
             self.dead_letters += 1
 
     def _arrive(self, group: Arrival) -> None:

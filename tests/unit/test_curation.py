@@ -166,3 +166,43 @@ def test_the_same_records_give_the_same_bytes_whether_live_or_restored_half_way(
     second.restore(first.snapshot())
     halves += [record for m in sent[15:] for record in second.handle(m)]
     assert halves == whole
+
+
+def sent_back(message: Message) -> Message:
+    return replace(message, headers=[*message.headers, ("redrive", b"3")])
+
+
+def test_a_dead_group_that_is_sent_back_after_a_fix_is_new_once_over_a_restore() -> None:
+    store: dict[str, bytes] = {}
+
+    def fetch(claim: ClaimCheck) -> bytes:
+        if claim.key not in store:
+            raise ObjectMissing(f"{claim.key} is not there")
+        return store[claim.key]
+
+    whole = group(0)
+    sent = message(replace(whole, trajectories=(), claim=ClaimCheck("main", "groups/x", "00", 1)))
+    first, second = partition(fetch), partition(fetch)
+    assert isinstance(read(list(first.handle(sent)))[0], DeadLetter)
+    second.restore(first.snapshot())
+    assert list(second.handle(sent)) == [], "a repetition by a worker stays one"
+    assert isinstance(read(list(second.handle(sent_back(sent))))[0], DeadLetter), "nothing was mended yet"
+    store["groups/x"] = codec.encode(whole)
+    outcome, curated = read(list(second.handle(sent_back(sent))))
+    assert isinstance(outcome, Outcome)
+    assert isinstance(curated, CuratedGroup)
+    assert list(second.handle(sent_back(sent))) == [], "a second copy is a repetition"
+
+
+def test_a_group_that_was_read_is_not_read_again_because_a_header_says_so() -> None:
+    state = partition()
+    assert list(state.handle(message(group(0))))
+    assert list(state.handle(sent_back(message(group(0))))) == []
+
+
+def test_a_group_of_another_policy_concludes_nothing() -> None:
+    state = partition()
+    (letter,) = read(list(state.handle(message(group(0, policy="judge")))))
+    assert isinstance(letter, DeadLetter)
+    assert (letter.reason, letter.number) == ("misrouted", -1)
+    assert list(state.handle(message(group(0))))

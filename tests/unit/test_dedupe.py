@@ -29,9 +29,26 @@ def test_streams_are_apart_and_what_is_concluded_in_order_needs_no_set() -> None
     for number in range(0, 2000, 2):
         assert dedupe.conclude("a", number)
     assert dedupe.conclude("b", 0)
-    assert dedupe.snapshot() == {"a": {"low": 1000, "above": []}, "b": {"low": 1, "above": []}}
+    assert dedupe.snapshot() == {
+        "a": {"low": 1000, "above": [], "dead": []},
+        "b": {"low": 1, "above": [], "dead": []},
+    }
 
 
 def test_a_number_of_another_partition_does_not_belong() -> None:
     dedupe = Dedupe(1, 4)
     assert [n for n in range(-4, 12) if dedupe.belongs(n)] == [1, 5, 9]
+
+
+def test_a_dead_number_is_new_once_more_and_that_survives_a_restore() -> None:
+    dedupe, again = Dedupe(1, 3), Dedupe(1, 3)
+    for number in (1, 4, 7):
+        dedupe.conclude("sums", number)
+    dedupe.bury("sums", 4)
+    again.restore(dedupe.snapshot())
+    assert not again.revive("sums", 1)
+    assert not again.revive("other", 4)
+    assert again.revive("sums", 4)
+    assert not again.revive("sums", 4)
+    assert not again.conclude("sums", 4)
+    assert again.snapshot()["sums"]["dead"] == []

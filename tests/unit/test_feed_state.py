@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,6 +119,34 @@ def test_trained_expired_and_dead_numbers_make_room() -> None:
     assert names(feed.plan()) == [("debate", 10)]
     feed.take_letter(DeadLetter(stream="debate", number=3))  # the task itself could not be read
     assert names(feed.plan()) == [("debate", 11)]
+
+
+def test_a_number_that_is_sent_back_is_open_again_for_its_policy_or_for_all() -> None:
+    feed = state()
+    feed.plan()
+    for letter in (
+        DeadLetter(stream="debate", number=2, policy="judge", topic="t.trajectories.judge"),
+        DeadLetter(stream="debate", number=3, topic="t.tasks.debate"),
+        DeadLetter(stream="", number=-1),
+        DeadLetter(stream="nowhere", number=1),
+    ):
+        feed.take_letter(letter)
+        feed.take_letter(replace(letter, reason="redriven", partition=1, offset=70))
+    assert feed.pacing.open("judge") == 8
+    assert feed.pacing.tasks["debate", 2].open == {"solver", "judge"}
+    assert feed.pacing.tasks["debate", 2].offset == -1
+    assert (feed.pacing.tasks["debate", 3].partition, feed.pacing.tasks["debate", 3].offset) == (1, 70)
+
+
+def test_a_dead_number_is_asked_again_with_its_problem_over_a_restart() -> None:
+    first, second = state(), state()
+    before = {(one.task.stream, one.task.number): one.task for one in first.plan()}
+    letter = DeadLetter(stream="debate", number=3)
+    first.take_letter(letter)
+    second.restore(json.loads(json.dumps(first.snapshot())))
+    second.take_letter(replace(letter, reason="redriven"))
+    again = second.again([("debate", 3)])[0].task
+    assert (again.attempt, again.payload) == (1, before["debate", 3].payload)
 
 
 def test_replays_and_single_trajectories_make_no_room() -> None:

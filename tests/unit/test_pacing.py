@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.pacing import Overdue, Pacing, Quota
+from producers.pacing import MOST_DEAD, Overdue, Pacing, Quota
 
 PARTITIONS = 3
 
@@ -126,7 +126,7 @@ def test_overdue_counts_from_the_first_look_and_a_new_attempt_begins_anew() -> N
 
 
 EVENT = st.tuples(
-    st.sampled_from(["issue", "heard", "conclude", "reissue"]),
+    st.sampled_from(["issue", "heard", "conclude", "reissue", "bury", "reopen"]),
     st.sampled_from(["sums", "debate"]),
     st.integers(0, 12),
     st.sampled_from(["solver", "judge", ""]),
@@ -157,6 +157,10 @@ def test_counts_hold_whatever_happens_in_whatever_order_and_over_a_restart(  # n
             state.conclude(stream, number, policy)
             task = state.tasks.get((stream, number))
             assert task is None or (policy and policy not in task.open)
+        elif what == "bury":
+            state.bury(stream, number, policy)
+        elif what == "reopen":
+            state.reopen(stream, number, policy, (step % PARTITIONS, step) if step % 2 else None)
         elif (stream, number) in state.tasks:
             state.reissue(stream, number)
     for policy in ("solver", "judge"):
@@ -165,4 +169,77 @@ def test_counts_hold_whatever_happens_in_whatever_order_and_over_a_restart(  # n
         assert state.next[stream] == issued[stream]
         waiting = Counter(t.partition for (s, _), t in state.tasks.items() if s == stream and t.unheard)
         assert state.outstanding(stream) == tuple(waiting[p] for p in range(PARTITIONS))
-        assert all(task.unheard <= task.open for task in state.tasks.values())
+        assert all(task.unheard <= task.open for task in (*state.tasks.values(), *state.dead.values()))
+    assert all(dead.open and not dead.open & opened(state, numbered) for numbered, dead in state.dead.items())
+
+
+def opened(state: Pacing, numbered: tuple[str, int]) -> set[str]:
+    return state.tasks[numbered].open if numbered in state.tasks else set()
+
+
+def test_a_dead_number_makes_room_and_takes_it_again_when_it_is_sent_back() -> None:
+    state = pacing()
+    issue_all(state)
+    state.bury("math", 2, "solver")
+    assert issue_all(state) == [("math", 4)]
+    assert state.reopen("math", 2, "solver")
+    assert not state.reopen("math", 2, "solver")
+    assert (state.open("solver"), sum(state.outstanding("math"))) == (5, 5)
+    state.conclude("math", 2, "solver")
+    assert (state.open("solver"), sum(state.outstanding("math"))) == (4, 4)
+
+
+def test_a_number_that_is_open_again_and_that_nobody_tells_of_is_lost_and_asked_again() -> None:
+    state = pacing()
+    issue_all(state)
+    state.tasks["math", 1].offset = 11
+    state.bury("math", 1)
+    assert list(state.passed({("math", 1): 40})) == []
+    state.reopen("math", 1, "")
+    assert list(state.passed({("math", 1): 40})) == [("math", 1, 0)]
+    assert state.reissue("math", 1).index == 1
+    state.bury("math", 0)
+    state.reopen("math", 0, "", (2, 57))  # the task itself stands at another place again
+    assert list(state.passed({("math", 0): 40, ("math", 2): 57})) == []
+    assert list(state.passed({("math", 2): 58})) == [("math", 0, 0)]
+
+
+def test_what_the_curator_had_kept_waits_for_the_trainer_alone_when_it_is_sent_back() -> None:
+    state = pacing()
+    issue_all(state)
+    state.heard("math", 1, "solver")
+    state.bury("math", 1, "solver")
+    state.reopen("math", 1, "solver")
+    assert not state.tasks["math", 1].unheard
+
+
+def test_a_copy_that_concludes_before_the_word_of_it_came_is_not_opened_by_that_word() -> None:
+    state = pacing()
+    issue_all(state)
+    for number in (1, 2):
+        state.bury("math", number, "solver")
+    assert not state.conclude("math", 1, "solver")
+    assert not state.reopen("math", 1, "solver")
+    assert state.heard("math", 2, "solver")  # curated and kept
+    assert state.reopen("math", 2, "solver")
+    assert state.tasks["math", 2].unheard == set()
+
+
+def test_one_policy_is_opened_beside_another_that_never_closed() -> None:
+    state = pacing(debate=("solver", "judge"))
+    issue_all(state)
+    state.bury("debate", 0, "judge")
+    state.reissue("debate", 0)
+    state.reopen("debate", 0, "judge")
+    assert state.tasks["debate", 0].attempt == 1
+    assert state.tasks["debate", 0].open == {"solver", "judge"}
+    assert (state.open("solver"), state.open("judge")) == (4, 4)
+
+
+def test_only_the_newest_dead_numbers_are_kept() -> None:
+    state = pacing(quotas={"solver": Quota(MOST_DEAD + 10, 10)})
+    issue_all(state)
+    for number in range(MOST_DEAD + 5):
+        state.bury("math", number)
+    assert min(state.dead) == ("math", 5)
+    assert not state.reopen("math", 4, "")

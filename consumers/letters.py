@@ -1,0 +1,178 @@
+"""`headrace dead-letters`: what could not be read, why, where from, and whether it was sent back since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from infra.dead_letters import MOST_BYTES, REDRIVEN
+from infra.errors import UsageError
+from infra.kafka import Message
+from infra.run import Run
+from infra.topic_reader import read_all
+from schemas import codec
+from schemas.avro import SchemaError
+from schemas.records import DeadLetter
+
+SHOWN_BYTES = 256
+"""Of a value, in hex."""
+SHOWN_ITEMS, SHOWN_LENGTH = 8, 200
+"""Of a decoded list, and of a decoded text."""
+
+Source = tuple[str, int, int]
+"""(topic, partition, offset) of the record that a letter is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter without the bytes that it is about; topics may hold more of those than memory does."""
+
+    offset: int
+    """Of the letter."""
+    created_ms: int
+    component: str
+    reason: str
+    detail: str
+    topic: str
+    partition: int
+    source_offset: int
+    policy: str
+    stream: str
+    number: int
+    value_bytes: int
+    is_whole: bool
+    """False when the message was too large for a letter."""
+    redriven: int | None = None
+    """Offset of the letter that says that the message was sent back."""
+
+    @property
+    def source(self) -> Source:
+        """The record that it is about; a worker that was killed may have written two letters about one."""
+        return self.topic, self.partition, self.source_offset
+
+
+@dataclass(slots=True)
+class Letters:
+    """The dead letters of one run, folded from their topic in order."""
+
+    run_id: str
+    _found: dict[int, Letter] = field(default_factory=dict)
+    _redriven: dict[int, int] = field(default_factory=dict)
+    """Letter to the letter that says that it was sent back."""
+
+    def take(self, message: Message) -> None:
+        """Take in a message; unreadable ones and those of other runs are passed over."""
+        try:
+            record = codec.decode(message.value, DeadLetter)
+        except SchemaError:
+            return
+        if record.run_id != self.run_id:
+            return
+        if record.reason == REDRIVEN:
+            self._redriven[record.redrives] = message.offset
+        else:
+            self._found[message.offset] = _letter(message.offset, record)
+
+    def all(self) -> list[Letter]:
+        """Return the letters, oldest first; where one about a record was sent back, all about that record were."""
+        by_source = {self._found[o].source: by for o, by in self._redriven.items() if o in self._found}
+        return [
+            letter if letter.source not in by_source else _marked(letter, by_source[letter.source])
+            for letter in self._found.values()
+        ]
+
+
+def _letter(offset: int, record: DeadLetter) -> Letter:
+    beside = len(record.key) + sum(len(name) + len(value) for name, value in record.headers.items())
+    return Letter(
+        offset=offset,
+        created_ms=record.created_ms,
+        component=record.component,
+        reason=record.reason,
+        detail=record.detail,
+        topic=record.topic,
+        partition=record.partition,
+        source_offset=record.offset,
+        policy=record.policy,
+        stream=record.stream,
+        number=record.number,
+        value_bytes=len(record.value),
+        is_whole=beside + len(record.value) < MOST_BYTES,
+    )
+
+
+def _marked(letter: Letter, by: int) -> Letter:
+    values = asdict(letter) | {"redriven": by}
+    return Letter(**values)
+
+
+def read_letters(run: Run) -> list[Letter]:
+    """Return a run's dead letters up to the end of this moment, oldest first. Raises KafkaAway or KafkaRefused."""
+    found = Letters(run.run_id)
+    for message in read_all(run.connection, [run.topics.dead_letters]):
+        found.take(message)
+    return found.all()
+
+
+def listing(run: Run, reason: str | None = None) -> list[dict[str, Any]]:
+    """Return what `headrace dead-letters --json` prints: all letters, or those of a reason."""
+    return [asdict(letter) for letter in read_letters(run) if reason in (None, letter.reason)]
+
+
+def shown(run: Run, offset: int) -> dict[str, Any]:
+    """Return one letter with what it is about: key, headers, the value's beginning in hex and decoded.
+
+    Raises UsageError when there is no letter at the offset.
+    """
+    for letter in read_letters(run):
+        if letter.offset == offset:
+            break
+    else:
+        raise UsageError(f"there is no dead letter at offset {offset}; `headrace dead-letters` lists them")
+    [record] = full_records(run, {offset}).values()
+    return asdict(letter) | {
+        "key": _text(record.key),
+        "headers": {name: _text(value) for name, value in record.headers.items()},
+        "hex": record.value[:SHOWN_BYTES].hex(" "),
+        "decoded": decoded(record.value),
+    }
+
+
+def full_records(run: Run, offsets: set[int]) -> dict[int, DeadLetter]:
+    """Return letters with their bytes, by offset."""
+    return dict(each_full_record(run, offsets))
+
+
+def each_full_record(run: Run, offsets: set[int]) -> Iterator[tuple[int, DeadLetter]]:
+    """Yield letters with their bytes, in order, one at a time in memory."""
+    for message in read_all(run.connection, [run.topics.dead_letters]):
+        if message.offset in offsets:
+            yield message.offset, codec.decode(message.value, DeadLetter)
+
+
+def decoded(value: bytes) -> dict[str, Any]:
+    """Return what can be read of a value: the record's name and its first fields, else its text."""
+    try:
+        name, fields = codec.decode_prefix(value)
+    except SchemaError:
+        return {"text": _text(value[: 2 * SHOWN_LENGTH])}
+    return {"record": name, "fields": {key: _short(field) for key, field in fields.items()}}
+
+
+def _text(value: bytes) -> str:
+    """Return bytes as text, what is no printable character as an escape."""
+    return value.decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")[: 4 * SHOWN_LENGTH]
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, str) and len(value) > SHOWN_LENGTH:
+        return value[:SHOWN_LENGTH] + "…"
+    if isinstance(value, Mapping):
+        return {key: _short(item) for key, item in list(value.items())[:SHOWN_ITEMS]}
+    if isinstance(value, list):
+        more = [f"… {len(value) - SHOWN_ITEMS} more"] if len(value) > SHOWN_ITEMS else []
+        return [_short(item) for item in value[:SHOWN_ITEMS]] + more
+    return value

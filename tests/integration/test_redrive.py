@@ -1,0 +1,291 @@
+"""Dead letters and their way back on a real broker and store: once, after a fix, beside good events that never stop."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from made_run import make_run, tiny_recipe
+
+from consumers.audit import audit
+from consumers.curator import curator
+from consumers.letters import listing, shown
+from consumers.redrive import RunEnded, redrive
+from infra.errors import UsageError
+from infra.kafka import Fenced, Outgoing, open_producer
+from infra.object_store import ObjectStore
+from infra.process import keep_running
+from infra.run import STORE_NAME, Run, join, read_revisions
+from infra.run_loop import run_loop
+from infra.stopwatch import Stopwatch
+from infra.topic_reader import read_all
+from infra.transactions import TransactionalWriter
+from producers.feed_state import FeedState
+from producers.feeder import open_feeder
+from producers.pacing import Pacing
+from schemas import codec
+from schemas.headers import Stamp
+from schemas.records import (
+    BatchTrained,
+    ClaimCheck,
+    CuratedGroup,
+    DeadLetter,
+    GroupUse,
+    Outcome,
+    Sampling,
+    Sequence,
+    Span,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+QUOTA = 8
+"""(max_staleness 1 + 1) * 4 groups per batch."""
+PATIENCE_S = 120.0
+BAD, GOOD = 2500, 25
+
+
+@pytest.fixture
+def make(bootstrap: str, store: ObjectStore, run_name: str) -> Callable[..., Run]:
+    return lambda **tables: make_run(bootstrap, store, tiny_recipe(run_name, **tables))
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, f"not in time: {what}"
+        time.sleep(0.05)
+
+
+@contextmanager
+def curating(run: Run, slot: str = "0") -> Iterator[None]:
+    """A curator, in a thread."""
+    stop = threading.Event()
+    writer = TransactionalWriter(run.connection, f"{run.topics.curate_group('solver')}.{slot}")
+    with closing(writer), closing(curator(run, "solver")) as consumer:
+        loop = threading.Thread(target=run_loop, args=(consumer, writer, stop, Stopwatch()))
+        loop.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            loop.join(30)
+
+
+@contextmanager
+def feeding(run: Run) -> Iterator[Callable[[], Pacing]]:
+    """A feeder, in a thread, built anew when it has to be; what it knows is to be looked at only."""
+    stop, newest = threading.Event(), [FeedState(run.recipe, read_revisions(run.address)[-1], {}).pacing]
+
+    def build_and_run(stop: threading.Event) -> None:
+        writer = TransactionalWriter(run.connection, f"{run.address.run}.feed")
+        with closing(writer), closing(open_feeder(run, writer)) as feeder:
+            newest.append(feeder.state.pacing)
+            run_loop(feeder, writer, stop, Stopwatch())
+
+    loop = threading.Thread(target=keep_running, args=(build_and_run, stop))
+    loop.start()
+    try:
+        yield lambda: newest[-1]
+    finally:
+        stop.set()
+        loop.join(30)
+
+
+def say(run: Run, *outgoing: Outgoing) -> None:
+    producer = open_producer(run.connection, "test")
+    for one in outgoing:
+        while True:
+            try:
+                producer.produce(one.topic, one.value, one.key or None, one.partition, headers=list(one.headers))
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(60) == 0
+
+
+def group(run: Run, number: int) -> TrajectoryGroup:
+    ids = np.array([5, 6, 7, 1], np.int32)
+    logprobs = np.array([0, 0, -0.5, -0.25], np.float32)
+    spans = (Span("prompt", 2), Span("generated", 2, finish_reason="stop", sampling=Sampling()))
+    sequence = Sequence(ids, logprobs, np.array([-1, 2, 0, 2], np.int32), spans=spans)
+    members = tuple(Trajectory(f"sums:{number}:{i}", float(i % 2), {}, (sequence,)) for i in range(4))
+    return TrajectoryGroup(
+        run_id=run.run_id,
+        stream="sums",
+        number=number,
+        policy="solver",
+        n_asked=4,
+        trajectories=members,
+        head_version=0,
+    )
+
+
+def claimed(run: Run, whole: TrajectoryGroup) -> TrajectoryGroup:
+    """The group with its trajectories in an object that is not there yet: `run.put` is the fix."""
+    data = codec.encode(whole)
+    digest = hashlib.sha256(data).hexdigest()
+    claim = ClaimCheck(STORE_NAME, run.store.key("groups", digest), digest, len(data))
+    return replace(whole, trajectories=(), claim=claim)
+
+
+def sent(run: Run, made: TrajectoryGroup) -> Outgoing:
+    stamp = Stamp(run.run_id, "sums", made.number, policy="solver", min_version=0, max_version=0, head_version=0)
+    return Outgoing(
+        run.topics.trajectories("solver"), codec.encode(made), stamp.key, stamp.to_headers(), made.number % 4
+    )
+
+
+def of(run: Run, topic: str, kind: type[Any]) -> list[Any]:
+    return [codec.decode(message.value, kind) for message in read_all(run.connection, [topic])]
+
+
+def kept(run: Run) -> list[int]:
+    return sorted(group.number for group in of(run, run.topics.curated("solver"), CuratedGroup))
+
+
+def open_numbers(pacing: Pacing) -> set[int]:
+    return {number for _, number in pacing.tasks.copy()}
+
+
+def test_a_group_whose_object_was_missing_is_sent_back_after_the_fix_and_is_trained_on_once(
+    make: Callable[..., Run],
+) -> None:
+    run = make()
+    with feeding(run) as pacing:
+        until(lambda: pacing().open("solver") == QUOTA, "tasks")
+        wholes = [group(run, number) for number in range(4)]
+        with curating(run):
+            say(run, sent(run, claimed(run, wholes[1])), *(sent(run, wholes[n]) for n in (0, 2, 3)))
+            until(lambda: kept(run) == [0, 2, 3] and len(listing(run)) == 1, "letter beside good groups")
+        [letter] = listing(run, "missing_object")
+        assert (letter["topic"], letter["partition"]) == (run.topics.trajectories("solver"), 1)
+        assert (letter["component"], letter["number"], letter["redriven"]) == ("curate.solver", 1, None)
+        one = shown(run, letter["offset"])
+        assert (one["key"], one["headers"]["stream"], one["decoded"]["record"]) == ("sums:1", "sums", "TrajectoryGroup")
+        assert one["decoded"]["fields"]["number"] == 1
+        until(lambda: 1 not in open_numbers(pacing()), "the number is dead")
+        run.put(codec.encode(wholes[1]), "groups")  # the fix
+
+        planned = redrive(run, (), None, dry_run=True)
+        assert planned["redriven"][0]["stands_at"] is None
+        assert listing(run)[0]["redriven"] is None, "a dry run sends nothing"
+        done = redrive(run, (), None)
+        assert [each["number"] for each in done["redriven"]] == [1]
+        again = redrive(run, [letter["offset"]], None)
+        assert (again["redriven"], again["already"]) == ([], [letter["offset"]])
+        until(lambda: 1 in open_numbers(pacing()), "the number is open again")
+        assert audit(run).policies["solver"].in_flight > 0
+        with curating(run, "1"):
+            until(lambda: kept(run) == [0, 1, 2, 3], "the group that was sent back")
+        groups = tuple(GroupUse("sums", number) for number in range(4))
+        trained = BatchTrained(run_id=run.run_id, policy="solver", version=1, groups=groups)
+        say(run, Outgoing(run.topics.batches("solver"), codec.encode(trained), partition=0))
+        until(lambda: not open_numbers(pacing()) & {0, 1, 2, 3}, "conclusions")
+    back = [m for m in read_all(run.connection, [run.topics.trajectories("solver")]) if dict(m.headers).get("redrive")]
+    assert [(m.key, m.partition, dict(m.headers)["redrive"]) for m in back] == [(b"sums:1", 1, b"0")]
+    assert listing(run)[0]["redriven"] is not None
+    with pytest.raises(UsageError, match="no dead letter at offset 999"):
+        redrive(run, [999], None)
+
+
+def test_a_task_that_is_sent_back_is_looked_for_at_its_new_place(make: Callable[..., Run]) -> None:
+    run = make(feed={"reissue_after_s": 3600})
+    topic = run.topics.tasks("sums")
+    with feeding(run) as pacing:
+        until(lambda: pacing().open("solver") == QUOTA, "tasks")
+        until(lambda: len(of(run, topic, Task)) == QUOTA, "tasks on their topic")
+        source = next(m for m in read_all(run.connection, [topic]) if m.key == b"sums:5")
+        record = DeadLetter(
+            run_id=run.run_id,
+            component="rollout",
+            topic=topic,
+            partition=source.partition,
+            offset=source.offset,
+            reason="undecodable",
+            stream="sums",
+            number=5,
+            key=source.key,
+            headers=dict(source.headers),
+            value=source.value,
+        )
+        letter = Outgoing(run.topics.dead_letters, codec.encode(record), partition=0)
+        say(run, letter, letter)  # a worker that was killed wrote it twice
+        until(lambda: 5 not in open_numbers(pacing()), "the number is dead")
+        [done] = redrive(run, (), "undecodable")["redriven"]
+        assert done["offsets"] == [0, 1]
+        until(lambda: 5 in open_numbers(pacing()), "the number is open again")
+        task = pacing().tasks["sums", 5]
+        assert (task.partition, task.offset) == (source.partition, done["stands_at"])
+        until(lambda: len(of(run, topic, Task)) == QUOTA + 2, "the task that took the place of the dead one")
+    assert Counter(task.number for task in of(run, topic, Task)) == {**dict.fromkeys(range(9), 1), 5: 2}
+    [last] = [m for m in read_all(run.connection, [topic]) if m.offset == done["stands_at"] and m.key == b"sums:5"]
+    assert (last.value, last.headers[:-1]) == (source.value, source.headers)
+
+
+def test_of_two_redrives_at_once_one_sends_and_one_is_fenced(make: Callable[..., Run]) -> None:
+    run = make()
+    with curating(run):
+        say(run, sent(run, claimed(run, group(run, 1))))
+        until(lambda: len(listing(run)) == 1, "letter")
+    first = TransactionalWriter(run.connection, f"{run.address.run}.redrive")
+    first.begin()
+    first.produce([sent(run, group(run, 1))])
+    first.flush()
+    assert len(redrive(run, (), None)["redriven"]) == 1
+    with pytest.raises(Fenced):
+        first.commit()
+    with suppress(Fenced):
+        first.close()
+    topic = run.topics.trajectories("solver")
+    assert len(list(read_all(run.connection, [topic]))) == 2, "the letter's message and one copy"
+
+
+def test_nothing_is_sent_back_into_a_run_that_has_ended(make: Callable[..., Run]) -> None:
+    run = make()
+    with curating(run):
+        say(run, sent(run, claimed(run, group(run, 1))))
+        until(lambda: len(listing(run)) == 1, "letter")
+    over = replace(read_revisions(run.address)[-1], ended="steps")
+    say(run, Outgoing(run.topics.recipe, codec.encode(over), partition=0))
+    with pytest.raises(RunEnded, match="has ended"):
+        redrive(join(run.address), (), None)
+
+
+def test_thousands_of_bad_messages_amid_good_ones_stop_none_of_them(make: Callable[..., Run]) -> None:
+    run = make()
+    draw = np.random.default_rng(1)
+    topic = run.topics.trajectories("solver")
+    valid = codec.encode(group(run, 0))
+    stamp = Stamp(run.run_id, "sums", 0, policy="solver")
+    bad: list[Outgoing] = []
+    for index in range(BAD):
+        cut = int(draw.integers(0, len(valid)))
+        value = bytes(draw.bytes(40)) if index % 2 else valid[:cut]
+        headers = replace(stamp, run_id="another").to_headers() if index % 3 else []
+        bad.append(Outgoing(topic, value, b"sums:x", headers, index % 4))
+    good = [sent(run, group(run, number)) for number in range(GOOD)]
+    mixed = [record for index, one in enumerate(good) for record in (*bad[index::GOOD], one)]
+    with curating(run), curating(run, "1"):
+        say(run, *mixed)
+        until(lambda: len(kept(run)) == GOOD, "every good group")
+        until(lambda: len(listing(run)) == BAD, "every letter")
+    assert kept(run) == list(range(GOOD))
+    assert Counter(o.number for o in of(run, run.topics.outcomes("solver"), Outcome)) == Counter(range(GOOD))
+    places = Counter((one["topic"], one["partition"], one["source_offset"]) for one in listing(run))
+    assert set(places.values()) == {1}
+    begin = time.monotonic()
+    done = redrive(run, (), "undecodable")
+    assert time.monotonic() - begin < PATIENCE_S
+    with curating(run):
+        until(lambda: len(listing(run)) == BAD + len(done["redriven"]), "what is still bad is a letter again")
+    assert kept(run) == list(range(GOOD))
