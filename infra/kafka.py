@@ -157,7 +157,10 @@ def translate(error: KafkaException, doing: str) -> HeadraceError:
     """Return our error for librdkafka's."""
     cause: KafkaError = error.args[0]
     if cause.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH):  # noqa: SLF001
-        return Fenced(f"{doing}: another process has taken over ({cause.str()}); this one ends")
+        return Fenced(
+            f"{doing}: another process has taken over, or a transaction was open for longer than Kafka allows "
+            f"({cause.str()}); this process ends, and its successor begins from what is committed"
+        )
     if cause.code() in AWAY or cause.retriable():
         return KafkaAway(f"{doing}: no answer from Kafka ({cause.str()}); check that it runs and can be reached")
     return KafkaRefused(f"{doing}: Kafka says {cause.name()}: {cause.str()}")

@@ -15,6 +15,7 @@ import structlog
 from infra.errors import HeadraceError, Unavailable, UsageError
 from infra.kafka import Connection, KafkaAway, KafkaRefused, Message, RunAddress
 from infra.object_store import ObjectStore, StoreAddress
+from infra.process import MustRestart
 from infra.settings import Recipe
 from infra.topic_reader import read_all
 from schemas import codec
@@ -144,6 +145,16 @@ def _join(address: RunAddress) -> Run:
     own = Connection(address.connection.bootstrap, address.connection.client, revisions[-1].kafka.compression)
     end = messages[-1].offset + 1
     return Run(RunAddress(own, address.run), found[0].run_id, revisions, store, found[-1].ended, end)
+
+
+def refuse_replaced(run: Run) -> None:
+    """Raise MustRestart when the topics by now hold a later run of the same name, whose records are not ours to judge.
+
+    Raises KafkaAway when nobody can tell.
+    """
+    found = join(run.address).run_id
+    if found != run.run_id:
+        raise MustRestart(f"{run.address} is run {found} by now, and this process joined run {run.run_id}")
 
 
 def read_revision(message: Message) -> RecipeRevision | None:

@@ -108,7 +108,7 @@ class TransactionalWriter:
 
     def flush(self) -> None:
         """Wait until every record has its offset. Asked before sending offsets, it saves 100 ms of back-off."""
-        while self._producer.flush(CALL_S):
+        while self._guarded(lambda: self._producer.flush(CALL_S), "delivering records"):
             log.info("kafka.waiting", doing="flushing a transaction", transactional_id=self.transactional_id)
         if self._failure is not None:
             self._abort(KafkaException(self._failure), "delivering records")
@@ -146,12 +146,12 @@ class TransactionalWriter:
         finally:
             self._closed.set()
 
-    def _guarded(self, call: Callable[[], Any], doing: str) -> None:
+    def _guarded(self, call: Callable[[], Any], doing: str) -> Any:
         pause = 0.02
         while True:
             try:
                 self._called_at, self._calling = time.monotonic(), doing
-                call()
+                return call()
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
                 if cause.fatal():
@@ -167,8 +167,6 @@ class TransactionalWriter:
                 log.info("kafka.waiting", doing=doing, error=cause.str(), transactional_id=self.transactional_id)
                 time.sleep(pause)
                 pause = min(2 * pause, 1.0)
-            else:
-                return
             finally:
                 self._called_at = math.inf
 

@@ -12,7 +12,7 @@ from infra.errors import UsageError
 from infra.failpoints import reach
 from infra.kafka import Outgoing
 from infra.object_store import StoreError
-from infra.run import STORE_NAME, Run
+from infra.run import STORE_NAME, Run, refuse_replaced
 from infra.settings import Recipe
 from infra.stopwatch import Stopwatch
 from producers.engines.contract import EngineError, VersionGone
@@ -79,10 +79,13 @@ class Concluder:
     async def conclude(self, started: StartedTask, ending: asyncio.Event) -> None:
         """Return when every record of the task is acknowledged.
 
-        Raises EngineError when the engine is dead, KafkaRefused when the broker does not take a record.
+        Raises EngineError when the engine is dead, KafkaRefused when the broker does not take a record, and
+        MustRestart when it is this worker, and not the task, that is of another run.
         """
         if started.task is None:
             topics, why = self.run.topics, started.why
+            if why[0] == "other_run":
+                await asyncio.to_thread(refuse_replaced, self.run)
             await self.producer.send([dead_letter(topics, self.run.run_id, "rollout", started.message, why)])
             return
         try:

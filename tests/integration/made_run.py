@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from envs.arithmetic import ALPHABET
@@ -10,8 +11,9 @@ from infra.object_store import ObjectStore
 from infra.run import Run, join, store_text
 from infra.settings import Recipe
 from infra.topic_admin import ensure_topics
+from infra.weights import weights_hash, write_safetensors
 from schemas import codec
-from schemas.records import RecipeRevision
+from schemas.records import NamedObject, RecipeRevision, WeightsPublished
 
 TINY_MODEL = {
     "architecture": "qwen3",
@@ -56,3 +58,29 @@ def make_run(bootstrap: str, store: ObjectStore, recipe: Recipe, run_id: str = "
     producer.produce(recipe.topics.recipe, codec.encode(revision), partition=0)
     assert producer.flush(30) == 0
     return join(address)
+
+
+def publish(run: Run, version: int, *, corrupt: bool = False) -> None:
+    """What a trainer publishes: weights of its own for every version, with the files beside them."""
+    from trainers.model import build_model, character_tokenizer, publish_weights, save_model_files  # torch is slow
+
+    tokenizer = character_tokenizer(ALPHABET)
+    model = build_model(TINY_MODEL, tokenizer, seed=version)
+    weights = publish_weights({name: tensor.detach() for name, tensor in model.named_parameters()})
+    claim = run.put(write_safetensors(weights), "weights")
+    if corrupt:
+        claim = replace(claim, key=f"{claim.key}-gone")
+    files = tuple(
+        NamedObject(name, run.put(data, "files")) for name, data in save_model_files(model, tokenizer).items()
+    )
+    record = WeightsPublished(
+        run_id=run.run_id,
+        policy="solver",
+        version=version,
+        weights_hash=weights_hash(weights),
+        weights=claim,
+        files=files,
+    )
+    producer = open_producer(run.connection, "made-weights")
+    producer.produce(run.topics.weights("solver"), codec.encode(record), partition=0)
+    assert producer.flush(30) == 0

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -34,6 +35,14 @@ async def deadly(problem: Problem, env: Environment, actors: Mapping[str, Actor]
     """Kill the worker for one problem."""
     if problem.extra.get("deadly"):
         os.kill(os.getpid(), signal.SIGKILL)
+    return await single_turn(problem, env, actors)
+
+
+async def held(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+    """Wait, for some problems, until a file is there."""
+    go = Path(problem.extra["until"]) if "until" in problem.extra else None
+    while go is not None and not go.exists():  # noqa: ASYNC110 - how a test in another process says "go"
+        await asyncio.sleep(STEP_S)
     return await single_turn(problem, env, actors)
 
 

@@ -214,6 +214,14 @@ def test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given
     assert audit(run).policies["solver"].issued == QUOTA + 12
 
 
+def test_a_feeder_knows_all_that_was_said_before_it_plans(make: Callable[..., Run]) -> None:
+    run = make()
+    feed_until(run, full)
+    say(run, *[outcome(run, number) for number in range(QUOTA)], *[weights(run, 0)] * 600)
+    with feeding(run) as (feeder, _):
+        assert len(feeder.poll(Stopwatch())) >= QUOTA + 600, "one poll takes 256 at most, but for the first"
+
+
 def test_a_turn_that_is_undone_asks_for_a_new_start(make: Callable[..., Run]) -> None:
     with feeding(make()) as (feeder, _), pytest.raises(MustRestart):
         feeder.rewind()

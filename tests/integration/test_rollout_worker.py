@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
-from made_run import TINY_MODEL, make_run, tiny_recipe
+from made_run import make_run, publish, tiny_recipe
 
 from envs.arithmetic import ALPHABET, Arithmetic
 from envs.payload import problem_to_json
@@ -26,21 +26,18 @@ from infra.kafka import KafkaAway, KafkaRefused, Message, Outgoing, open_consume
 from infra.object_store import ObjectStore
 from infra.run import STORE_NAME, Run
 from infra.topic_reader import read_all
-from infra.weights import weights_hash, write_safetensors
 from schemas import codec
 from schemas.headers import Stamp
 from schemas.records import (
     ClaimCheck,
     DeadLetter,
-    NamedObject,
     RecipeRevision,
     Task,
     TrajectoryGroup,
-    WeightsPublished,
     WorkerStatus,
 )
 from schemas.topics import eval_stream
-from trainers.model import build_model, character_tokenizer, publish_weights, save_model_files
+from trainers.model import character_tokenizer
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 HERE = Path(__file__).parent
@@ -77,28 +74,6 @@ def produce(run: Run, *records: Outgoing) -> None:
     for record in records:
         producer.produce(record.topic, record.value, record.key or None, record.partition, headers=list(record.headers))
     assert producer.flush(30) == 0
-
-
-def publish(run: Run, version: int, *, corrupt: bool = False) -> None:
-    """What a trainer publishes: weights of its own for every version, with the files beside them."""
-    tokenizer = character_tokenizer(ALPHABET)
-    model = build_model(TINY_MODEL, tokenizer, seed=version)
-    weights = publish_weights({name: tensor.detach() for name, tensor in model.named_parameters()})
-    claim = run.put(write_safetensors(weights), "weights")
-    if corrupt:
-        claim = replace(claim, key=f"{claim.key}-gone")
-    files = tuple(
-        NamedObject(name, run.put(data, "files")) for name, data in save_model_files(model, tokenizer).items()
-    )
-    record = WeightsPublished(
-        run_id=run.run_id,
-        policy="solver",
-        version=version,
-        weights_hash=weights_hash(weights),
-        weights=claim,
-        files=files,
-    )
-    produce(run, Outgoing(run.topics.weights("solver"), codec.encode(record), partition=0))
 
 
 def task(run: Run, number: int, **changes: object) -> Task:

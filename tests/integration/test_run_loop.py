@@ -13,10 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition
 from counting_component import Counter, membership
 
 from infra.group_consumer import GroupConsumer, StateLost
-from infra.kafka import Connection, Fenced, Message, Outgoing, open_producer
+from infra.group_offsets import committed_offsets
+from infra.kafka import Connection, Fenced, Message, Outgoing, open_consumer, open_producer
 from infra.run_loop import run_loop
 from infra.stopwatch import Stopwatch
 from infra.topic_admin import TopicDiffers, ensure_topics
@@ -173,6 +175,83 @@ def test_a_group_that_lost_its_offsets_does_not_begin_anew(connection: Connectio
         again.close()
         writer.close()
     assert counted(connection, out) == exactly_once(40)
+
+
+def test_memory_comes_from_the_snapshot_that_is_named_and_from_every_record_after_it(
+    connection: Connection, run_name: str
+) -> None:
+    out = f"{run_name}.out"
+    for end, snapshot_every_s in ((40, 0.0), (80, 1000.0), (120, 1000.0)):
+        produce(connection, f"{run_name}.in", range(end - 40, end))
+        member = membership(connection.bootstrap, run_name, snapshot_every_s)
+        consumer = GroupConsumer(member, lambda place: Counter(place, out))
+        writer = TransactionalWriter(connection, f"{run_name}.t")
+        run_until(consumer, writer, lambda n=end: total(connection, out) >= n)  # type: ignore[misc]
+    assert counted(connection, out) == exactly_once(120)
+
+
+def test_offsets_that_are_set_back_bring_back_the_memory_that_belongs_to_them(
+    connection: Connection, run_name: str
+) -> None:
+    out = f"{run_name}.out"
+    member = membership(connection.bootstrap, run_name, snapshot_every_s=0.0)
+
+    def count_until(n: int) -> None:
+        consumer = GroupConsumer(member, lambda place: Counter(place, out))
+        run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) >= n)
+
+    produce(connection, f"{run_name}.in", range(40))
+    count_until(40)
+    outsider = open_consumer(connection, "test", member.group)
+    back_then = outsider.committed([TopicPartition(f"{run_name}.in", p) for p in range(PARTITIONS)], timeout=10)
+    produce(connection, f"{run_name}.in", range(40, 80))
+    count_until(80)
+    outsider.commit(offsets=back_then, asynchronous=False)
+    outsider.close()
+    count_until(120)
+    again = {p: pairs + pairs[10:] for p, pairs in exactly_once(80).items()}
+    assert counted(connection, out) == again
+
+
+def handled(consumer: GroupConsumer) -> int:
+    """Take one turn up to its commit; tell how many records that were."""
+    messages = consumer.poll(Stopwatch())
+    for message in messages:
+        list(consumer.handle(message))
+    return len(messages)
+
+
+def test_an_aborted_turn_leaves_the_groups_offsets_where_they_were(connection: Connection, run_name: str) -> None:
+    produce(connection, f"{run_name}.in", range(8))
+    member = membership(connection.bootstrap, run_name, snapshot_every_s=0.0)
+    consumer = GroupConsumer(member, lambda place: Counter(place, f"{run_name}.out"))
+    writer = TransactionalWriter(connection, f"{run_name}.t")
+    until(lambda: handled(consumer) > 0)
+    writer.begin()
+    consumer.position(writer)
+    writer.abort()
+    assert committed_offsets(connection, member.group, member.topics) == {}
+    consumer.close()
+    writer.close()
+
+
+def test_a_member_that_lost_a_partition_commits_nothing_for_it(connection: Connection, run_name: str) -> None:
+    """The broker would take it: its fence asks for the member's epoch, not for who owns the partition."""
+    produce(connection, f"{run_name}.in", range(40))
+    member = membership(connection.bootstrap, run_name)
+    first = GroupConsumer(member, lambda place: Counter(place, f"{run_name}.out"))
+    until(lambda: handled(first) == 0 and sum(held.position for held in first._held.values()) == 40)
+    second = GroupConsumer(member, lambda place: Counter(place, f"{run_name}.out"))
+    until(lambda: handled(first) == 0 and handled(second) > 0)
+    lost = set(second._held)
+    assert lost
+    writer = TransactionalWriter(connection, f"{run_name}.t")
+    writer.begin()
+    first.position(writer)
+    writer.commit()
+    assert not lost & committed_offsets(connection, member.group, member.topics).keys()
+    for leaving in (first, second, writer):
+        leaving.close()
 
 
 def test_a_second_writer_of_the_same_id_fences_the_first(connection: Connection, run_name: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,7 +17,7 @@ from producers.engines.contract import VersionGone
 from producers.engines.registry import open_engine
 from producers.episodes import Outcome
 from producers.pauses import Pauses
-from producers.rollout import choose_workflow
+from producers.rollout import RolloutWorker, choose_workflow
 from producers.slots import Slots
 from producers.version_holds import VersionHolds
 from producers.watchdog import Watchdog
@@ -199,3 +201,24 @@ def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
         open_engine({}, Rollout(engine="torhc"), 1)
     with pytest.raises(UsageError, match="cannot be imported"):
         open_engine({}, Rollout(engine="no_such_module:Engine"), 1)
+
+
+def test_a_task_is_done_when_its_records_are_acknowledged_and_not_before() -> None:
+    worker, order, acknowledged = RolloutWorker.__new__(RolloutWorker), list[str](), asyncio.Event()
+
+    async def conclude(*_: object) -> None:
+        await acknowledged.wait()
+        order.append("acknowledged")
+
+    worker._concluder = cast("Any", SimpleNamespace(conclude=conclude))
+    worker._intake = cast("Any", SimpleNamespace(done=lambda _: order.append("done")))
+
+    async def play() -> None:
+        task = asyncio.create_task(worker._conclude(cast("Any", None), asyncio.Event()))
+        await asyncio.sleep(0)
+        assert not order
+        acknowledged.set()
+        await task
+
+    asyncio.run(play())
+    assert order == ["acknowledged", "done"]

@@ -1,0 +1,105 @@
+"""Records of a made run, as its components would have written them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from consumers.curation import CuratorPartition, Desk
+from envs.arithmetic import Arithmetic
+from envs.payload import problem_to_json
+from infra.kafka import Message, Outgoing, open_producer
+from infra.run import Run
+from schemas import codec
+from schemas.headers import Stamp, outcome_stamp
+from schemas.records import Outcome, Sampling, Sequence, Span, Task, Trajectory, TrajectoryGroup
+
+
+def say(run: Run, *outgoing: Outgoing) -> None:
+    """Produce, and wait until all is acknowledged."""
+    producer = open_producer(run.connection, "test")
+    for one in outgoing:
+        producer.produce(one.topic, one.value, one.key or None, one.partition, headers=list(one.headers))
+    assert producer.flush(30) == 0
+
+
+def tasks(run: Run, numbers: Iterable[int], **extra: object) -> list[Outgoing]:
+    """What a feeder issues; `extra` is for the workflow."""
+    return [_task(run, number, extra) for number in numbers]
+
+
+def _task(run: Run, number: int, extra: dict[str, object]) -> Outgoing:
+    problem = replace(Arithmetic(seed=1).problem("train", number), extra=extra)
+    task = Task(
+        run_id=run.run_id,
+        stream="sums",
+        number=number,
+        workflow="sums",
+        task_id=problem.task_id,
+        payload=problem_to_json(problem),
+        n_asked=2,
+        seed=number,
+        issued_ms=number,
+    )
+    return Outgoing(run.topics.tasks("sums"), codec.encode(task), partition=number % run.recipe.kafka.partitions)
+
+
+def played(run: Run, numbers: Iterable[int], attempt: int = 0) -> list[Outgoing]:
+    """Groups as a worker produces them; every third has no variance, so that the curator drops it."""
+    return [_played(run, number, attempt) for number in numbers]
+
+
+def _played(run: Run, number: int, attempt: int) -> Outgoing:
+    sequence = Sequence(
+        ids=np.array([5, 6, 7, 1], np.int32),
+        logprobs=np.array([0, 0, -0.5, -0.25], np.float32),
+        version_runs=np.array([-1, 2, 0, 2], np.int32),
+        spans=(Span("prompt", 2), Span("generated", 2, finish_reason="stop", sampling=Sampling())),
+    )
+    rewards = (1.0, float(number % 3 == 0))
+    group = TrajectoryGroup(
+        run_id=run.run_id,
+        stream="sums",
+        number=number,
+        attempt=attempt,
+        policy="solver",
+        n_asked=2,
+        trajectories=tuple(Trajectory(f"sums:{number}:{i}", r, {}, (sequence,)) for i, r in enumerate(rewards)),
+        head_version=0,
+    )
+    stamp = Stamp(run.run_id, "sums", number, attempt, policy="solver", min_version=0, max_version=0, head_version=0)
+    partition = number % run.recipe.kafka.partitions
+    return Outgoing(run.topics.trajectories("solver"), codec.encode(group), stamp.key, stamp.to_headers(), partition)
+
+
+def curated(run: Run, numbers: Iterable[int]) -> list[Outgoing]:
+    """What a curator keeps of such groups."""
+    states = curator_partitions(run)
+    found = []
+    for one in played(run, numbers):
+        message = Message(one.topic, one.partition, 0, one.key, one.value, one.headers)
+        found += [o for o in states[one.partition].handle(message) if o.topic == run.topics.curated("solver")]
+    return found
+
+
+def curator_partitions(run: Run) -> list[CuratorPartition]:
+    """The memory of a curator that has seen nothing yet, by partition."""
+    desk = Desk(run.run_id, "solver", run.topics, lambda revision: run.revisions[revision], run.get)
+    partitions = run.recipe.kafka.partitions
+    topic = run.topics.trajectories("solver")
+    return [CuratorPartition(desk, (topic, partition), partitions) for partition in range(partitions)]
+
+
+def dropped(run: Run, numbers: Iterable[int]) -> list[Outgoing]:
+    """Outcomes of groups that a curator dropped."""
+    return [_dropped(run, number) for number in numbers]
+
+
+def _dropped(run: Run, number: int) -> Outgoing:
+    outcome = Outcome(
+        run_id=run.run_id, stream="sums", number=number, policy="solver", verdict="dropped", component="curate"
+    )
+    stamp, partition = outcome_stamp(outcome), number % run.recipe.kafka.partitions
+    return Outgoing(run.topics.outcomes("solver"), codec.encode(outcome), stamp.key, stamp.to_headers(), partition)

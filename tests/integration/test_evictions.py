@@ -1,0 +1,83 @@
+"""What a trainer discards is told once, by its outcome, over any number of incarnations. In this process: quick."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+from made_records import curated, say
+from made_run import make_run, tiny_recipe
+from stoppable import until
+
+from infra.kafka import Outgoing
+from infra.object_store import ObjectStore
+from infra.run import Run
+from infra.stopwatch import Stopwatch
+from infra.topic_reader import read_all
+from infra.transactions import TransactionalWriter
+from schemas import codec
+from schemas.records import BatchTrained, Outcome
+from trainers.component import Trainer
+from trainers.start import begin_or_resume
+
+
+@contextmanager
+def training(run: Run) -> Iterator[tuple[Trainer, TransactionalWriter]]:
+    """A new incarnation, which fences the one before."""
+    writer, watch = TransactionalWriter(run.connection, f"{run.address.run}.train.solver"), Stopwatch()
+    incarnation = begin_or_resume(run, "solver", writer, threading.Event())
+    with closing(writer), closing(Trainer(run, "solver", incarnation, watch)) as trainer:
+        yield trainer, writer
+
+
+def turn(trainer: Trainer) -> list[Outgoing]:
+    """What follows from one turn of the run loop, not produced yet."""
+    found = [one for message in trainer.poll(Stopwatch()) for one in trainer.handle(message)]
+    return [*found, *trainer.tick()]
+
+
+def outgoing(trainer: Trainer, done: Callable[[list[Outgoing]], bool]) -> list[Outgoing]:
+    found: list[Outgoing] = []
+    until(lambda: bool(found.extend(turn(trainer))) or done(found), "the trainer gets there")
+    return found
+
+
+def outcomes(run: Run) -> Counter[int]:
+    found = (codec.decode(m.value, Outcome) for m in read_all(run.connection, [run.topics.outcomes("solver")]))
+    return Counter(outcome.number for outcome in found)
+
+
+def trained(run: Run) -> Counter[int]:
+    found = (codec.decode(m.value, BatchTrained) for m in read_all(run.connection, [run.topics.batches("solver")]))
+    return Counter(use.number for batch in found for use in batch.groups)
+
+
+def test_evictions_are_told_once_by_incarnations_that_are_fenced_and_by_those_that_resume(
+    bootstrap: str, store: ObjectStore, run_name: str
+) -> None:
+    trainer = {"steps": 1, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 0}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, trainer=trainer))
+    say(run, *curated(run, range(9)))  # six are kept: two more than the window holds
+    with training(run) as (first, writer):
+        told = outgoing(first, bool)
+        writer.begin()
+        writer.produce(told)
+        writer.flush()
+        with training(run) as (second, other):  # fences the first, whose transaction never ends
+            assert not outcomes(run)
+            told = outgoing(second, bool)
+            other.begin()
+            other.produce(told)
+            other.commit()
+            evicted = outcomes(run)
+            assert evicted.total() > 0
+            with training(run) as (third, last):  # the window again, without what was evicted
+                told = outgoing(third, lambda _: third.learner.version == 1)
+                last.begin()
+                last.produce(told)
+                last.commit()
+    assert set((outcomes(run) + trained(run)).values()) == {1}
+    assert not trained(run).keys() & evicted.keys()
+    assert (outcomes(run) + trained(run)).total() == 6

@@ -1,0 +1,306 @@
+"""Processes that are stopped at the worst moments, past their time-outs, and wake after a successor took over.
+
+What a kill never finds: the stopped process goes on, with its memory, its open transaction and its old membership.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from made_records import curated, curator_partitions, dropped, played, say, tasks
+from made_run import make_run, publish, tiny_recipe
+from stoppable import Component, Start, starter, until
+
+from infra.embedded_kafka import EmbeddedKafka
+from infra.kafka import Outgoing, open_admin, open_consumer
+from infra.object_store import ObjectStore
+from infra.run import Run
+from infra.topic_reader import Place, read_all
+from infra.transactions import TransactionalWriter
+from schemas import codec
+from schemas.headers import Stamp
+from schemas.records import BatchTrained, DeadLetter, Task, WeightsPublished
+
+Make = Callable[..., Run]
+
+PARTITIONS = 4
+SHORT_SESSION = {"group.consumer.session.timeout.ms": "4000", "group.consumer.min.session.timeout.ms": "4000"}
+SHORT_TRANSACTION = {"transaction.timeout.ms": "5000"}
+HELD = {"sums": {"env": {"use": "arithmetic"}, "workflow": "played:held", "policies": {"solver": "solver"}}}
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A broker that gives a member up after 4 s of silence."""
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), config=SHORT_SESSION) as server:
+        yield server
+
+
+@pytest.fixture
+def make(kafka: EmbeddedKafka, store: ObjectStore, run_name: str) -> Make:
+    def made(suffix: str = "", run_id: str = "run-1", **tables: object) -> Run:
+        tables.setdefault("curate", {"snapshot_every_s": 0.3})
+        return make_run(kafka.bootstrap, store, tiny_recipe(f"{run_name}{suffix}", **tables), run_id)
+
+    return made
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    yield from starter(tmp_path / "components")
+
+
+@dataclass
+class Pair:
+    """A process that is stopped at a point, in a run of its own."""
+
+    run: Run
+    point: str
+    first: Component
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        until(condition, f"{what}, {self.point}")
+
+    def stopped(self) -> bool:
+        return self.first.stopped_at(self.point)
+
+
+def values(run: Run, topic: str) -> list[bytes]:
+    return [message.value for message in read_all(run.connection, [topic])]
+
+
+# ------------------------------------------------------------------------------------------------------------ curators
+
+
+def curate(start: Start, run: Run, slot: str, client: Mapping[str, str] = SHORT_TRANSACTION) -> Component:
+    return start("curate", "--run", str(run.address), "--policy", "solver", "--slot", slot, client=client)
+
+
+def concluded(run: Run) -> int:
+    return len({message.key for message in read_all(run.connection, [run.topics.outcomes("solver")])})
+
+
+def assert_curated_exactly_once(run: Run) -> None:
+    """What the curators wrote is, record for record, what one curator's memory makes of the whole input."""
+    topics, states = run.topics, curator_partitions(run)
+    written = [topics.outcomes("solver"), topics.curated("solver")]
+    wanted: dict[Place, list[tuple[bytes, bytes]]] = defaultdict(list)
+    for message in read_all(run.connection, [topics.trajectories("solver")]):
+        for outgoing in states[message.partition].handle(message):
+            if outgoing.topic in written:
+                wanted[outgoing.topic, outgoing.partition].append((outgoing.key, outgoing.value))
+    found: dict[Place, list[tuple[bytes, bytes]]] = defaultdict(list)
+    for message in read_all(run.connection, written):
+        found[message.topic, message.partition].append((message.key, message.value))
+    for place, records in wanted.items():
+        assert [key for key, _ in found[place]] == [key for key, _ in records], place
+    assert found == wanted
+
+
+def test_a_curator_that_wakes_after_its_partitions_moved_changes_nothing(make: Make, start: Start) -> None:
+    points = ["curate.begun", "curate.produced", "curate.offsets_sent", "curate.committing"]
+    runs = [make(f"-{i}") for i in range(len(points))]
+    pairs = [Pair(run, point, curate(start, run, "a")) for run, point in zip(runs, points, strict=True)]
+    for pair in pairs:
+        say(pair.run, *played(pair.run, range(60)))
+    for pair in pairs:
+        pair.until(lambda run=pair.run: concluded(run) == 60, "the first groups are concluded")
+        pair.first.arm(pair.point)
+        say(pair.run, *played(pair.run, range(30, 120), attempt=1))
+        curate(start, pair.run, "b")  # it takes longer to start than the first takes to get there
+    for pair in pairs:
+        pair.until(pair.stopped, "the curator stands")
+    for pair in pairs:
+        pair.until(lambda run=pair.run: concluded(run) == 120, "the successor concludes all")
+        pair.first.wake()
+        say(pair.run, *played(pair.run, range(90, 180), attempt=2))
+    for pair in pairs:
+        pair.until(lambda run=pair.run: concluded(run) == 180, "all groups are concluded")
+        assert_curated_exactly_once(pair.run)
+
+
+def test_a_transaction_that_the_broker_aborts_leaves_no_mark_in_a_curators_memory(
+    kafka: EmbeddedKafka, make: Make, start: Start
+) -> None:
+    """The curator stays a member, but its transaction grows too old: it stands still once, and the broker once."""
+    run = make()
+    curator = curate(start, run, "a", client={"transaction.timeout.ms": "2000"})
+
+    def all_concluded(number: int) -> bool:
+        curator.restarted()  # as a supervisor would, when it was fenced
+        return concluded(run) == number
+
+    say(run, *played(run, range(40)))
+    until(lambda: all_concluded(40), "the first groups are concluded")
+    curator.arm("curate.produced")
+    say(run, *played(run, range(40, 80)))
+    until(lambda: curator.stopped_at("curate.produced"), "the curator stands in an open transaction")
+    assert concluded(run) == 40, "reading to the end of the topic waits for the abort"
+    curator.wake()
+    until(lambda: all_concluded(80), "the groups are concluded after all")
+
+    curator.arm("curate.produced")
+    say(run, *played(run, range(70, 120), attempt=1))
+    until(lambda: curator.stopped_at("curate.produced"), "the curator stands in an open transaction")
+    assert kafka.pid is not None
+    os.kill(kafka.pid, signal.SIGSTOP)
+    curator.wake()
+    time.sleep(3.5)  # longer than the transaction may be open; meanwhile there is nobody to ask
+    os.kill(kafka.pid, signal.SIGCONT)
+    until(lambda: all_concluded(120), "the groups are concluded after all")
+    assert_curated_exactly_once(run)
+
+
+# -------------------------------------------------------------------------------------------------------------- feeder
+
+
+def issued(run: Run) -> list[tuple[int, int]]:
+    """(number, attempt) of every task."""
+    found = (codec.decode(value, Task) for value in values(run, run.topics.tasks("sums")))
+    return sorted((task.number, task.attempt) for task in found)
+
+
+def test_a_feeder_that_restarts_behind_an_open_transaction_finds_its_newest_state(make: Make, start: Start) -> None:
+    run = make()
+    first = start("feed", "--run", str(run.address))
+    until(lambda: len(issued(run)) == 8, "the first tasks are issued")
+    other = TransactionalWriter(replace(run.connection, client=SHORT_TRANSACTION), f"{run.address.run}.other")
+    other.begin()
+    other.produce([Outgoing(run.topics.state, b"never committed", b"somebody else", partition=0)])
+    other.flush()
+    say(run, *dropped(run, range(8)))
+    until(lambda: len(issued(run)) == 16, "more tasks are issued, their state behind the open transaction")
+    first.kill()
+    say(run, *dropped(run, range(8, 12)))
+    start("feed", "--run", str(run.address))
+    until(lambda: len(issued(run)) >= 20, "the successor goes on")
+    assert issued(run) == [(number, 0) for number in range(20)]
+    other.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- trainer
+
+
+def versions(run: Run) -> list[int]:
+    return [codec.decode(value, WeightsPublished).version for value in values(run, run.topics.weights("solver"))]
+
+
+def test_a_trainer_that_wakes_after_its_successor_has_finished_publishes_nothing(make: Make, start: Start) -> None:
+    trainer = {"steps": 4, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 50, "checkpoint_every": 2}
+    pairs = []
+    for point in ("train.after_upload", "train.committing"):
+        run = make(f"-{len(pairs)}", trainer=trainer)
+        # The third time: version 0 is published in the same steps, and version 2 comes with a checkpoint.
+        first = start("train", "--run", str(run.address), "--policy", "solver", armed={point: "stop 3"})
+        pairs.append(Pair(run, point, first))
+        say(run, *curated(run, range(30)))
+    for pair in pairs:
+        pair.until(pair.stopped, "the trainer stands")
+        start("train", "--run", str(pair.run.address), "--policy", "solver")
+    for pair in pairs:
+        pair.until(lambda run=pair.run: versions(run)[-1:] == [4], "the successor trains to the end")
+        pair.first.wake()
+    for pair in pairs:
+        pair.until(lambda first=pair.first: first.process.poll() is not None, "the first one ends")
+        assert pair.first.process.returncode == 1
+        assert "\nerror: " in pair.first.log.read_text()
+        assert "another process has taken over" in pair.first.log.read_text()
+        topic = pair.run.topics.batches("solver")
+        batches = [codec.decode(value, BatchTrained) for value in values(pair.run, topic)]
+        assert [batch.version for batch in batches if batch.version >= 0] == [1, 2, 3, 4]
+        trained = [(use.stream, use.number) for batch in batches for use in batch.groups]
+        assert len(set(trained)) == len(trained) == 16
+        assert versions(pair.run) == [0, 1, 2, 3, 4]
+        assert {batch.epoch for batch in batches} == {0}, "the hash chain was never cut"
+
+
+# ------------------------------------------------------------------------------------------------------------- workers
+
+
+def rollout(start: Start, run: Run, name: str) -> Component:
+    return start("rollout", "--run", str(run.address), "--name", name)
+
+
+def times_played(run: Run) -> Counter[int]:
+    found = read_all(run.connection, [run.topics.trajectories("solver")])
+    return Counter(Stamp.from_headers(message.headers).number for message in found)
+
+
+def commit_metadata(run: Run) -> list[str]:
+    """What the workers' group committed beside its offsets, by partition."""
+    consumer = open_consumer(run.connection, "look", run.topics.rollout_group("sums"))
+    places = [TopicPartition(run.topics.tasks("sums"), partition) for partition in range(PARTITIONS)]
+    found = [tp.metadata or "" for tp in consumer.committed(places, timeout=10)]
+    consumer.close()
+    return found
+
+
+def test_a_worker_that_wakes_hours_after_its_tasks_were_redone_adds_nothing(
+    make: Make, start: Start, tmp_path: Path
+) -> None:
+    run, go = make(workflows=HELD), tmp_path / "go"
+    publish(run, 0)
+    first, curator = rollout(start, run, "w1"), curate(start, run, "a")
+    say(run, *tasks(run, range(4), until=str(go)), *tasks(run, range(4, 12)))
+    # Of every partition the first task is held back, and the two after it are done.
+    until(lambda: all('"done":"1-2"' in metadata for metadata in commit_metadata(run)), "the done marks")
+    second = rollout(start, run, "w2")
+    until(lambda: bool(second.said("partitions.assigned")), "the second worker joins")
+    first.arm("rollout.played")
+    go.touch()
+    until(lambda: first.stopped_at("rollout.played"), "the first worker stands before it produces")
+    until(lambda: len(times_played(run)) == 12, "the second worker does what was not done")
+    assert times_played(run) == Counter(range(12)), "what was done before the rebalances is not done again"
+
+    until(lambda: concluded(run) == 12, "all is concluded")
+    curator.kill()
+    curate(start, run, "a")
+    first.wake()
+    until(lambda: times_played(run).total() > 12, "the first worker publishes its group, far too late")
+    say(run, *tasks(run, range(12, 20)))
+    until(lambda: concluded(run) == 20, "all is concluded")
+    assert_curated_exactly_once(run)
+
+
+def test_a_worker_of_an_earlier_run_of_the_same_name_is_a_dead_letter_and_joins_the_later_one(
+    make: Make, start: Start
+) -> None:
+    run = make(workflows=HELD)
+    publish(run, 0)
+    worker = rollout(start, run, "w1")
+    until(lambda: bool(worker.said("partitions.assigned")), "the worker is a member")
+    worker.arm("rollout.played")
+    say(run, *tasks(run, [0]))
+    until(lambda: worker.stopped_at("rollout.played"), "the worker stands before it produces")
+    forget(run)
+    again = make(run_id="run-2", workflows=HELD)
+    curate(start, again, "a")
+    worker.wake()
+    until(lambda: bool(letters(again)), "the late group is a dead letter")
+    assert [(letter.reason, letter.number) for letter in letters(again)] == [("other_run", -1)]
+    publish(again, 0)
+    say(again, *played(again, range(8)), *tasks(again, range(8, 12)))
+    until(lambda: concluded(again) == 12, "the worker plays the tasks of the later run")
+    assert len(letters(again)) == 1
+    assert_curated_exactly_once(again)
+
+
+def letters(run: Run) -> list[DeadLetter]:
+    return [codec.decode(value, DeadLetter) for value in values(run, run.topics.dead_letters)]
+
+
+def forget(run: Run) -> None:
+    """Delete the topics of a run, as its owner may between two runs of one name."""
+    names = {spec.name for spec in run.topics.all(("sums",), ("solver",), PARTITIONS)}
+    admin = open_admin(run.connection)
+    for deleted in admin.delete_topics(sorted(names)).values():
+        deleted.result(30)
+    until(lambda: not names & set(admin.list_topics(timeout=10).topics), "the topics are gone")

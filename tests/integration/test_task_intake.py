@@ -1,0 +1,95 @@
+"""The thread that owns a worker's tasks, on a real broker: what is committed when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import TopicPartition
+from made_records import say, tasks
+from made_run import make_run, tiny_recipe
+from stoppable import until
+
+from infra.kafka import open_consumer
+from infra.object_store import ObjectStore
+from infra.run import Run
+from producers.pauses import Pauses
+from producers.slots import Slots
+from producers.task_intake import Member, StartedTask, TaskIntake
+from schemas.records import Task
+
+
+class Room:
+    """A gate that lets everything through."""
+
+    def __init__(self) -> None:
+        self.slots = Slots(64)
+
+    def admit(self, task: Task) -> object:
+        return self.slots.reserve(task.n_asked)
+
+
+@pytest.fixture
+def run(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
+    return make_run(bootstrap, store, tiny_recipe(run_name, kafka={"partitions": 1}))
+
+
+@contextmanager
+def taking_in(run: Run, on_start: Callable[[StartedTask], object]) -> Iterator[TaskIntake]:
+    topics = run.topics
+    member = Member(run.connection, "w", topics.rollout_group("sums"), (topics.tasks("sums"),), run.run_id)
+    intake = TaskIntake(member, Room(), on_start, lambda _: None, Pauses())  # type: ignore[arg-type]
+    intake.start()
+    try:
+        yield intake
+    finally:
+        intake.stop(in_good_order=False)
+        assert intake.error is None
+
+
+def committed(run: Run) -> tuple[int, str]:
+    """Offset and metadata of the only partition."""
+    with_group = open_consumer(run.connection, "look", run.topics.rollout_group("sums"))
+    [found] = with_group.committed([TopicPartition(run.topics.tasks("sums"), 0)], timeout=10)
+    with_group.close()
+    return found.offset, found.metadata or ""
+
+
+def commit(run: Run, offset: int, metadata: str) -> None:
+    with_group = open_consumer(run.connection, "test", run.topics.rollout_group("sums"))
+    position = TopicPartition(run.topics.tasks("sums"), 0, offset, metadata)
+    with_group.commit(offsets=[position], asynchronous=False)
+    with_group.close()
+
+
+def test_a_start_is_committed_before_the_task_is_handed_over(run: Run) -> None:
+    seen: list[tuple[int, str]] = []
+    handed = threading.Event()
+
+    def on_start(_: StartedTask) -> None:
+        if not handed.is_set():
+            seen.append(committed(run))
+            handed.set()
+
+    say(run, *tasks(run, range(3)))
+    with taking_in(run, on_start):
+        until(handed.is_set, "a task is handed over")
+    [(offset, metadata)] = seen
+    assert offset == 0
+    assert '"started":"0:1' in metadata
+
+
+def test_done_tasks_are_skipped_suspects_go_one_by_one_and_a_deadly_one_goes_no_more(run: Run) -> None:
+    started: list[StartedTask] = []
+    say(run, *tasks(run, range(7)))
+    # Of seven tasks 0 and 2 were started once and 3 three times, when their worker died; 1, 4 and 5 are done.
+    commit(run, 0, '{"done":"1,4-5","started":"0:1,2:1,3:3"}')
+    with taking_in(run, started.append) as intake:
+        until(lambda: len(started) == 3, "the tasks that may go")
+        assert [(one.message.offset, one.verdict) for one in started] == [(0, "play"), (3, "poison"), (6, "play")]
+        intake.done(started[0])
+        until(lambda: len(started) == 4, "the next suspect")
+        assert (started[3].message.offset, started[3].verdict) == (2, "play")
+        until(lambda: committed(run)[0] == 2, "the commit of what is done")
