@@ -258,6 +258,9 @@ _admins: dict[str, AdminClient] = {}
 
 MOVED = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
 """A kept admin client goes on asking with the leader epochs of before a broker's restart."""
+SETTLING = {*MOVED, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
+"""The broker answers, and does not serve the partition yet."""
+SETTLING_S = 5.0
 
 
 def open_admin(connection: Connection) -> AdminClient:
@@ -286,16 +289,26 @@ def partitions_of(connection: Connection, topic: str) -> int:
 
 
 def end_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """Return high watermarks, open transactions included: what a restore must read past."""
+    """Return high watermarks, open transactions included: what a restore must read past.
+
+    Topics that were just created, and a broker that has just started, get a few seconds.
+    """
+    asked = list(partitions)
+    end = time.monotonic() + SETTLING_S
+    while True:
+        try:
+            return _end_offsets(connection, asked)
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code in MOVED:
+                _admins.pop(_cluster(connection), None)
+            if code not in SETTLING or time.monotonic() > end:
+                raise translate(error, "asking for the ends of topics") from error
+            time.sleep(0.05)
+
+
+def _end_offsets(connection: Connection, partitions: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
     latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
     asked = {TopicPartition(topic, partition): latest for topic, partition in partitions}
-    if not asked:
-        return {}
-    with kafka_errors("asking for the ends of topics"):
-        try:
-            futures = open_admin(connection).list_offsets(asked, request_timeout=10)
-            return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
-        except KafkaException as error:
-            if error.args[0].code() in MOVED:
-                _admins.pop(_cluster(connection), None)
-            raise
+    futures = open_admin(connection).list_offsets(asked, request_timeout=10) if asked else {}
+    return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
