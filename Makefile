@@ -15,10 +15,10 @@ EXTRAS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults soak check format clean distclean
+.PHONY: help install demo test containers faults soak check format clean distclean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 install: $(STAMP) ## make .venv and install Headrace with its tools into it
 
@@ -31,8 +31,12 @@ check: $(STAMP) ## lint, types and unit tests, about a minute
 	@$(BIN)/mypy
 	@$(BIN)/pytest -q tests/unit
 
-test: $(STAMP) ## all tests: unit, integration, end to end
+test: $(STAMP) ## all tests: unit, integration, end to end, and in containers where they were built
 	@$(BIN)/pytest -q
+
+containers: $(STAMP) ## tests on Kafka and MinIO in containers; needs Docker, builds the images
+	@$(BIN)/python tests/containers/build_images.py
+	@CI=true $(BIN)/pytest -q tests/containers
 
 faults: $(STAMP) ## kill every kind of process at 20 moments, by SEED=n; half an hour
 	@$(BIN)/python tests/faults/matrix.py $(if $(SEED),--seed $(SEED))

@@ -186,15 +186,6 @@ class EmbeddedKafka(ServerProcess):
 
 
 def _properties(broker_port: int, controller_port: int) -> dict[str, str]:
-    one_of_each = [
-        "offsets.topic.replication.factor",
-        "offsets.topic.num.partitions",
-        *(
-            f"{topic}.{setting}"
-            for topic in ("transaction.state.log", "share.coordinator.state.topic")
-            for setting in ("replication.factor", "num.partitions", "min.isr")
-        ),
-    ]
     return {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -205,6 +196,22 @@ def _properties(broker_port: int, controller_port: int) -> dict[str, str]:
         "controller.listener.names": "CONTROLLER",
         "controller.quorum.voters": f"1@{HOST}:{controller_port}",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        **broker_settings(),
+    }
+
+
+def broker_settings() -> dict[str, str]:
+    """Return what a broker of ours is set to beside its addresses: one node, and times that suit tests and demos."""
+    one_of_each = [
+        "offsets.topic.replication.factor",
+        "offsets.topic.num.partitions",
+        *(
+            f"{topic}.{setting}"
+            for topic in ("transaction.state.log", "share.coordinator.state.topic")
+            for setting in ("replication.factor", "num.partitions", "min.isr")
+        ),
+    ]
+    return {
         **dict.fromkeys(one_of_each, "1"),
         "auto.create.topics.enable": "false",
         "message.max.bytes": str(MAX_MESSAGE_BYTES),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -36,9 +34,3 @@ def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedS
 def store(store_server: EmbeddedStore, run_name: str) -> Iterator[ObjectStore]:
     with ObjectStore(store_server.address("headrace-tests", prefix=f"{run_name}/")) as store:
         yield store
-
-
-@pytest.fixture
-def run_name(request: pytest.FixtureRequest) -> str:
-    words = re.sub(r"[^a-z0-9]+", "-", str(request.node.name).lower().removeprefix("test_"))
-    return f"{words[:31].strip('-')}-{uuid.uuid4().hex[:8]}"

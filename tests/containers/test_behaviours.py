@@ -1,0 +1,31 @@
+"""Behaviours that tests/integration shows on the embedded servers, shown again on Kafka and MinIO in containers.
+
+The tests and their own fixtures are taken from there; `bootstrap` and `store` are those of this folder.
+"""
+
+from test_feeder import (
+    make,
+    test_a_killed_process_is_taken_over_and_its_successor_ends_on_sigterm,
+    test_an_evaluation_concludes_once_over_restarts_claims_and_bytes_that_cannot_be_read,
+    test_audit_and_figures_are_read_from_the_topics_alone,
+    test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given_twice,
+)
+from test_rollout_worker import (
+    test_a_large_group_goes_to_the_store_and_its_record_carries_the_claim,
+    work,
+)
+from test_run_loop import (
+    connection,
+    spawn,
+    test_a_reader_waits_for_a_transaction_that_is_still_open,
+    test_a_record_that_was_aborted_is_not_there,
+    test_a_second_writer_of_the_same_id_fences_the_first,
+    test_a_state_is_restored_from_its_snapshot_and_the_records_after_it,
+    test_every_record_is_counted_exactly_once_over_kills_and_joins,
+)
+from test_servers import (
+    test_a_bucket_without_rights_gives_one_clear_error,
+    test_a_missing_object_is_told,
+    test_an_empty_object_and_an_empty_part_are_right,
+    test_an_object_comes_back_whole_in_part_and_as_a_file,
+)
