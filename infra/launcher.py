@@ -12,13 +12,14 @@ from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import structlog
 from rich.console import Console
+from rich.markup import escape
 
 from infra.data_folder import DataFolder, RunNotes
-from infra.errors import UsageError
+from infra.errors import Unavailable, UsageError
 from infra.log import configure_logging
 from infra.revisions import settled, write_revision
 from infra.run import Run, join, store_text
@@ -31,6 +32,7 @@ from infra.workers import CHECK_CHAIN, LOAD_ENVIRONMENT, LOAD_WORKFLOW, PAGE, SH
 
 INTERRUPTED = 130
 TURN_S = 0.25
+AWAY_PAUSE_S = 1.0
 NOTE_EVERY_S = 5.0
 STOP_WITHIN_S = 9.5
 """From Ctrl-C to the last process gone."""
@@ -42,6 +44,8 @@ EVALUATION_DRAIN_S = 60.0
 """The last version's evaluation may take longer than that: it is half of what a run is for."""
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 
 class Page(Protocol):
@@ -149,7 +153,7 @@ class Launch:
                     f"{in_flight} groups are still in flight {GROUPS_DRAIN_S:.0f} s after the end of the run: the same "
                     "command goes on with them"
                 )
-        self._summarize(join(self._servers.address))
+        self._patiently(lambda: self._summarize(join(self._servers.address)))
         self._servers.stop()
         return 0
 
@@ -198,7 +202,8 @@ class Launch:
     def _follow(self, run: Run) -> int:
         """Show the run until it has ended and drained, or should have; return how many numbers are in flight then."""
         assert self._supervisor is not None  # noqa: S101 - started by `run`
-        page: Page = find(PAGE)(run, self._console, plain=self._order.plain, processes=self._supervisor.states)
+        states = self._supervisor.states
+        page: Page = self._patiently(lambda: find(PAGE)(run, self._console, plain=self._order.plain, processes=states))
         try:
             ended_at: float | None = None
             while ended_at is None or not is_drained(page, time.monotonic() - ended_at):
@@ -212,6 +217,19 @@ class Launch:
             return page.in_flight
         finally:
             page.close()
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Return what the call returns, waiting as long as a server is away."""
+        said = False
+        while True:
+            try:
+                return call()
+            except Unavailable as error:
+                if not said:
+                    self._say(f"waiting: {escape(str(error))}")
+                said = True
+                self._servers.revive()
+                time.sleep(AWAY_PAUSE_S)
 
     def _note(self, run: Run, *, finished: bool | None = None) -> None:
         """Write down what is known; a launcher that is killed loses some seconds of accounts, nothing else."""
@@ -230,7 +248,10 @@ class Launch:
         if self._supervisor is not None:
             notes = replace(notes, effort=notes.effort.plus(time.monotonic() - self._began, cpu))
         self._notes = notes
-        self._folder.write(notes)
+        try:
+            self._folder.write(notes)
+        except OSError as error:  # a full disk: the next note tells it, and a launcher that is killed loses accounts
+            log.warning("notes.not_written", error=str(error))
 
     # ----------------------------------------------------------------------------------------------------- the way down
 

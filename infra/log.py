@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
 from structlog.typing import Processor
@@ -20,6 +22,24 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 def _bind(constants: dict[str, str]) -> Processor:
     """Put constants on every line, whichever thread writes it; context variables would not reach other threads."""
     return lambda _logger, _method, event: {**constants, **event}
+
+
+class LastingStream:
+    """A stream whose failures are nobody's: on a full disk a process goes on without its log."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, or lose the text."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or lose what was buffered."""
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def configure_logging(component: str, **bound: str) -> None:
@@ -40,6 +60,6 @@ def configure_logging(component: str, **bound: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LastingStream(sys.stderr))),
         cache_logger_on_first_use=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 STORE_PATIENCE_S = 60.0
+LONGEST_PAUSE_S = 5.0
 STORE_NAME = "main"
 """Name of the run's store in claim checks."""
 
@@ -85,27 +87,36 @@ class Run:
         return asked
 
     def put(self, data: bytes, kind: str, suffix: str = "") -> ClaimCheck:
-        """Store bytes, waiting while the store is away; return the claim check that a record carries."""
-        stored = _waiting(lambda: self.store.put(data, kind, suffix))
+        """Store bytes, waiting as long as the store is away; return the claim check that a record carries."""
+        stored = _waiting(lambda: self.store.put(data, kind, suffix), math.inf)
         return ClaimCheck(STORE_NAME, stored.key, stored.sha256, stored.size_bytes)
 
     def get(self, claim: ClaimCheck) -> bytes:
-        """Return the bytes behind a claim check, verified, waiting while the store is away."""
-        return _waiting(lambda: self.store.get(claim.key, claim.sha256, claim.size_bytes))
+        """Return the bytes behind a claim check, verified, waiting while the store is away.
+
+        Only for a minute, then it raises StoreUnavailable: a member of a group must poll now and then.
+        """
+        return _waiting(lambda: self.store.get(claim.key, claim.sha256, claim.size_bytes), STORE_PATIENCE_S)
 
 
-def _waiting(call: Callable[[], T]) -> T:
-    """Wait for a store that is away, for a minute; then the caller's own patience decides."""
-    end, pause = time.monotonic() + STORE_PATIENCE_S, 0.1
+def _waiting(call: Callable[[], T], patience_s: float) -> T:
+    """Wait for a store that is away, which is said once; at the end of patience its error is raised."""
+    began, pause, said = time.monotonic(), 0.1, False
     while True:
         try:
-            return call()
+            found = call()
         except Unavailable as error:
-            if time.monotonic() > end:
+            if time.monotonic() - began > patience_s:
                 raise
-            log.warning("store.waiting", error=str(error))
+            if not said:
+                log.warning("store.waiting", error=str(error))
+            said = True
             time.sleep(pause)
-            pause = min(2 * pause, 5.0)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        else:
+            if said:
+                log.info("store.resumed", seconds=round(time.monotonic() - began, 1))
+            return found
 
 
 def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | None = None) -> Run:

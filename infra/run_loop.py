@@ -6,7 +6,9 @@ A component with partitions of a group (curator, evaluator) is a `GroupConsumer`
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Protocol
@@ -21,7 +23,7 @@ from infra.transactions import TransactionalWriter
 
 log = structlog.get_logger()
 
-LONGEST_PAUSE_S = 2.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 
 
 class Component(Protocol):
@@ -71,7 +73,7 @@ def run_loop(
     the loop goes on. Nothing is retried from memory. Raises Fenced when another process took over, and whatever
     `rewind` raises.
     """
-    pause = 0.05
+    pause, undone_at = FIRST_PAUSE_S, math.inf
     while not stop.is_set():
         try:
             messages = component.poll(watch)  # 1
@@ -86,9 +88,13 @@ def run_loop(
                 with watch.measure("commit"):
                     component.position(writer)  # 4
                     writer.commit()  # 5
-            pause = 0.05
+            if undone_at < math.inf:
+                log.info("turn.resumed", seconds=round(time.monotonic() - undone_at, 1))
+            pause, undone_at = FIRST_PAUSE_S, math.inf
         except Unavailable as error:
-            log.warning("turn.undone", error=str(error))
+            if undone_at == math.inf:
+                undone_at = time.monotonic()
+                log.warning("turn.undone", error=str(error))
             _undo(component, writer, stop, pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 

@@ -295,12 +295,16 @@ class ServerProcess(ABC):
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file that is whole or absent, whatever happens and whoever else writes it."""
+    """Write a file that is whole or absent, whatever happens and whoever else writes it. Raises OSError."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    temporary.replace(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _spawn(launch: Launch, folder: Path) -> subprocess.Popen[bytes]:

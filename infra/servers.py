@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
+from rich.markup import escape
 
 from infra.data_folder import DataFolder
 from infra.embedded_kafka import EmbeddedKafka
@@ -25,7 +28,7 @@ from infra.kafka import (
     patiently,
 )
 from infra.object_store import ObjectStore, StoreAddress
-from infra.server_process import ServerError
+from infra.server_process import ServerError, ServerProcess
 from infra.settings import (
     ACCESS_KEY_VARIABLE,
     KAFKA_CLIENT_VARIABLE,
@@ -36,8 +39,11 @@ from infra.settings import (
 
 PATIENCE_S = 10.0
 """How long servers that the recipe names may take to answer."""
-REVIVE_AGAIN_S = 5.0
-"""How long after a start that failed a server that died is tried again."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+"""Between two starts of a server that does not come up."""
+ROOM_BYTES = 32 << 20
+"""A disk with less than this is full: a segment's indexes alone are 20 MB."""
+FULL = "its disk is full"
 LONGEST_START_S = 5.0
 """How long a start that is under way is waited for before its server is stopped."""
 
@@ -55,8 +61,7 @@ class Servers:
         self._kafka = None if recipe.kafka.bootstrap else EmbeddedKafka(folder.kafka, progress=say)
         self._store = None if recipe.store.endpoint else EmbeddedStore(folder.store)
         self._starters: list[threading.Thread] = []
-        self._again_at: dict[str, float] = {}
-        """When a server that did not come up again is tried next."""
+        self._nurses = [Nurse(say) for _ in self._embedded]
 
     @property
     def embedded_kafka(self) -> bool:
@@ -147,26 +152,12 @@ class Servers:
             ) from error
 
     def revive(self) -> None:
-        """Start again an embedded server that has died, with its data.
+        """Start again an embedded server that has died, with its data; one that does not come up is tried ever later.
 
-        One that does not come up (a full disk, a machine under load) is tried again, and why is said once: meanwhile
-        everything waits for it, and a run that ended here would only have to be started again.
+        All components wait meanwhile, so a disk that is full ends nothing: what is wrong is said once.
         """
-        for server in self._embedded:
-            if server.alive() or time.monotonic() < self._again_at.get(server.what, 0.0):
-                continue
-            if server.what not in self._again_at:
-                log.warning("server.died", server=server.what)
-                self._say(f"the {server.what} died and is started again with its data")
-            try:
-                server.start()
-            except ServerError as error:
-                if server.what not in self._again_at:
-                    self._say(f"the {server.what} does not start, which is tried again until it does: {error}")
-                log.warning("server.does_not_start", server=server.what, error=str(error), again_in_s=REVIVE_AGAIN_S)
-                self._again_at[server.what] = time.monotonic() + REVIVE_AGAIN_S
-            else:
-                self._again_at.pop(server.what, None)
+        for server, nurse in zip(self._embedded, self._nurses, strict=True):
+            nurse.visit(server)
 
     def pids(self) -> dict[str, int]:
         """Return the processes of the embedded servers that run, by `broker` and `store`."""
@@ -185,6 +176,56 @@ class Servers:
             thread.start()
         for thread in (*stoppers, *self._starters):
             thread.join()
+
+
+class Nurse:
+    """Brings one embedded server back whenever it has died."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._failures = 0
+        self._due = 0.0
+        self._told = ""
+        """What was said last of a server that is down; empty while it runs."""
+
+    def visit(self, server: ServerProcess) -> None:
+        """Start the server if it has died and it is time to; called again and again."""
+        if server.alive() or time.monotonic() < self._due:
+            return
+        if not self._told:
+            log.warning("server.died", server=server.what)
+            self._tell(f"the {server.what} died and is started again with its data", full_disk(server.folder))
+        try:
+            server.start()
+        except ServerError as error:
+            pause = min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
+            log.info("server.not_started", server=server.what, error=str(error), again_in_s=pause)
+            why = full_disk(server.folder) or f": {escape(str(error))}"
+            self._tell(f"the {server.what} does not start", f"{why}\nThe run waits; it is tried again until it starts")
+            self._due = time.monotonic() + pause
+            self._failures += 1
+        else:
+            if self._failures:
+                self._say(f"the {server.what} runs again: the run goes on")
+            self._told, self._failures = "", 0
+
+    def _tell(self, what: str, why: str) -> None:
+        """Say it, but for what was said already: that the disk is full, or that it does not start."""
+        kind = FULL if FULL in why else what
+        if self._told not in (kind, FULL):
+            self._say(f"{what}{why}")
+            self._told = kind
+
+
+def full_disk(folder: Path) -> str:
+    """Return the end of a sentence about a disk that is full; empty while it has room."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    if free >= ROOM_BYTES:
+        return ""
+    return f": {FULL} ({free / 1e6:.0f} MB left for {folder}): make room there, and the run goes on by itself"
 
 
 def await_leaders(connection: Connection, patience_s: float = PATIENCE_S) -> None:

@@ -22,6 +22,8 @@ from infra.errors import HeadraceError, UsageError
 
 FINISHED = 0
 USAGE_ERROR = 2
+AWAY = os.EX_TEMPFAIL
+"""A component ends with this when a server that is away left it stuck: no fault of its own."""
 SAMPLE_S = 1.0
 LAST_LINES = 12
 ERROR_MARK = "error: "
@@ -169,7 +171,8 @@ class Supervisor:
                 self._failures.append(GaveUp(f"{child.name} cannot be started ({child.command[0]}): {error}"))
                 return
             lived = time.monotonic() - began
-            short_lives = short_lives + 1 if lived < self._patience.short_life_s else 0
+            if life.exit_code != AWAY:
+                short_lives = short_lives + 1 if lived < self._patience.short_life_s else 0
             if self._is_over(child, life, short_lives):
                 return
             if lived >= self._patience.healthy_after_s:

@@ -17,6 +17,7 @@ from confluent_kafka import Message as RawMessage
 from infra.errors import HeadraceError, Unavailable
 from infra.failpoints import reach
 from infra.kafka import AWAY, Connection, Fenced, Outgoing, open_transactional_producer, translate
+from infra.process import MustRestart
 
 log = structlog.get_logger()
 
@@ -24,7 +25,10 @@ CALL_S = 5.0
 """How long one call to the coordinator waits before it is asked again."""
 STUCK_S = 12.0
 """A call that has not returned after so long never will."""
-STUCK_EXIT = 75
+STUCK_EXIT = os.EX_TEMPFAIL
+"""The supervisor takes it for no failure."""
+LOST = {KafkaError.INVALID_TXN_STATE, KafkaError._STATE}  # noqa: SLF001
+"""Client and broker disagree on the transaction, as after a black hole that swallowed the broker's answers."""
 
 
 class Aborted(Unavailable):
@@ -41,8 +45,9 @@ class Ticket:
 class TransactionalWriter:
     """Writes records and consumer offsets all at once or not at all (KIP-98, KIP-447).
 
-    Every method raises Aborted when nothing of the transaction happened, and Fenced when another process has taken
-    over the transactional id. A commit is asked for until its outcome is known.
+    Every method raises Aborted when nothing of the transaction happened, MustRestart when this producer can write no
+    more, and Fenced when another process has taken over the transactional id. A commit is asked for until its outcome
+    is known.
     """
 
     def __init__(self, connection: Connection, transactional_id: str) -> None:
@@ -159,6 +164,11 @@ class TransactionalWriter:
                     raise Fenced(str(translate(error, doing))) from error
                 if cause.txn_requires_abort():
                     self._abort(error, doing)
+                if cause.code() in LOST:
+                    self._open = False
+                    raise MustRestart(
+                        f"{doing}: {cause.str()}; another producer begins from what is committed"
+                    ) from error
                 if isinstance(translate(error, doing), Fenced):
                     self._open = False
                     raise translate(error, doing) from error

@@ -14,6 +14,7 @@ import pytest
 from infra import servers as servers_of_a_run
 from infra.data_folder import DataFolder
 from infra.recipe_file import load_recipe
+from infra.object_store import ObjectStore
 from infra.servers import Servers
 
 
@@ -43,19 +44,22 @@ def kill_store(servers: Servers) -> int:
     return port
 
 
-def test_a_server_that_died_is_started_again(servers: Servers, said: list[str]) -> None:
-    kill_store(servers)
+def test_a_server_that_died_is_started_again_with_its_data(servers: Servers, said: list[str]) -> None:
+    with ObjectStore(servers.store_address) as store:
+        stored = store.put(b"kept", "groups")
+        kill_store(servers)
 
-    servers.revive()
+        servers.revive()
 
-    assert "store" in servers.pids()
-    assert [words for words in said if "died" in words]
+        assert "store" in servers.pids()
+        assert store.get(stored.key, stored.sha256, stored.size_bytes) == b"kept"
+    assert [words.partition(" is")[0] for words in said] == ["the object store died and"]
 
 
 def test_a_server_that_does_not_come_up_is_said_once_and_tried_until_it_does(
     servers: Servers, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers_of_a_run, "REVIVE_AGAIN_S", 0.0)
+    monkeypatch.setattr(servers_of_a_run, "LONGEST_PAUSE_S", 0.0)
     with socket.create_server(("127.0.0.1", kill_store(servers))):
         for _ in range(3):
             servers.revive()
@@ -65,3 +69,18 @@ def test_a_server_that_does_not_come_up_is_said_once_and_tried_until_it_does(
 
     assert "store" in servers.pids()
     assert len([words for words in said if "does not start" in words]) == 1
+    assert said[-1] == "the object store runs again: the run goes on"
+
+
+def test_a_full_disk_is_said_once_with_what_to_do(
+    servers: Servers, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers_of_a_run, "LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(servers_of_a_run, "ROOM_BYTES", 1 << 60)
+    with socket.create_server(("127.0.0.1", kill_store(servers))):
+        for _ in range(3):
+            servers.revive()
+
+    assert len(said) == 1
+    assert "its disk is full" in said[0]
+    assert "make room there, and the run goes on by itself" in said[0]

@@ -1,0 +1,73 @@
+"""Servers that are away or answer errors: waited for, said once, gone on with."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import structlog
+from made_run import make_run, tiny_recipe
+from tcp_proxy import Mode, TcpProxy
+
+from infra.embedded_store import EmbeddedStore
+from infra.object_store import ObjectStore
+from infra.run import Run
+from infra.supervisor import AWAY, Child, Patience, Supervisor
+
+PATIENCE_S = 60.0
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, f"not in time: {what}"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def between(store_server: EmbeddedStore) -> Iterator[TcpProxy]:
+    with TcpProxy(store_server.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def run(bootstrap: str, store_server: EmbeddedStore, between: TcpProxy, run_name: str) -> Iterator[Run]:
+    """A run whose store is behind the proxy."""
+    address = replace(store_server.address("headrace-tests", prefix=f"{run_name}/"), endpoint=between.address)
+    with ObjectStore(address) as store:
+        yield make_run(bootstrap, store, tiny_recipe(run_name))
+
+
+@pytest.mark.parametrize("mode", ["cut", "503", "hole"])
+def test_an_upload_waits_for_a_store_that_fails_and_says_so_once(run: Run, between: TcpProxy, mode: Mode) -> None:
+    stored: list[bytes] = []
+    with structlog.testing.capture_logs() as logs:
+        with between.failing(mode):
+            upload = threading.Thread(target=lambda: stored.append(run.get(run.put(b"weights", "weights"))))
+            upload.start()
+            until(lambda: any(line["event"] == "store.waiting" for line in logs), "the wait is said")
+            asked = between.connections
+            until(lambda: between.connections > asked, "the store is asked again")
+            assert not stored
+        upload.join(PATIENCE_S)
+
+    assert stored == [b"weights"]
+    assert [line["event"] for line in logs if line["event"].startswith("store.")] == ["store.waiting", "store.resumed"]
+
+
+def test_a_component_that_a_server_left_stuck_is_started_again_however_often(tmp_path: Path) -> None:
+    haste = Patience(first_pause_s=0.01, longest_pause_s=0.01, most_short_lives=2)
+    child = Child("stuck", [sys.executable, "-c", f"raise SystemExit({AWAY})"])
+    supervisor = Supervisor([child], tmp_path, os.environ, patience=haste)
+    supervisor.start()
+    try:
+        until(lambda: supervisor.states()["stuck"].starts > 4, "it is started again")
+        supervisor.raise_failure()
+    finally:
+        supervisor.stop()
