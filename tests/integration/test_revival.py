@@ -13,8 +13,8 @@ import pytest
 
 from infra import servers as servers_of_a_run
 from infra.data_folder import DataFolder
-from infra.recipe_file import load_recipe
 from infra.object_store import ObjectStore
+from infra.recipe_file import load_recipe
 from infra.servers import Servers
 
 
