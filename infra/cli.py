@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FAILED = 1
-USAGE = 2
 
 app = typer.Typer(
     name="headrace",
@@ -429,7 +428,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if environment(LOG_LEVEL_VARIABLE) == "debug":
             raise
         typer.echo(f"error: {error}", err=True)
-        sys.exit(USAGE if isinstance(error, UsageError) else FAILED)
+        sys.exit(error.exit_code if isinstance(error, HeadraceError) else FAILED)
 
 
 if __name__ == "__main__":

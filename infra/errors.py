@@ -8,13 +8,20 @@ HeadraceError            something is wrong, and the message says what, where an
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class HeadraceError(Exception):
     """Base of all errors raised on purpose; the message carries its remedy."""
 
+    exit_code: ClassVar[int] = 1
+    """With which the command line ends."""
+
 
 class UsageError(HeadraceError):
-    """The user's input cannot be right; the command line exits with 2."""
+    """The user's input cannot be right."""
+
+    exit_code = 2
 
 
 class Unavailable(HeadraceError):

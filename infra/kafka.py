@@ -7,6 +7,7 @@ with 5 ms they take 5-10. `read_committed` everywhere, or aborted records would 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -63,6 +64,12 @@ class KafkaRefused(HeadraceError):
 
 class Fenced(HeadraceError):
     """Another process has taken over this one's transactional id; this one must end and write nothing more."""
+
+
+class Overdue(Fenced):
+    """A transaction was open for longer than Kafka allows, as when Kafka was away; the successor is no rival."""
+
+    exit_code = os.EX_TEMPFAIL
 
 
 @dataclass(frozen=True, slots=True)

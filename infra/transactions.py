@@ -16,7 +16,16 @@ from confluent_kafka import Message as RawMessage
 
 from infra.errors import HeadraceError, Unavailable
 from infra.failpoints import reach
-from infra.kafka import AWAY, Connection, Fenced, Outgoing, open_transactional_producer, translate
+from infra.kafka import (
+    AWAY,
+    TRANSACTION_TIMEOUT_MS,
+    Connection,
+    Fenced,
+    Outgoing,
+    Overdue,
+    open_transactional_producer,
+    translate,
+)
 from infra.process import MustRestart
 
 log = structlog.get_logger()
@@ -56,6 +65,7 @@ class TransactionalWriter:
         """Of `<run>.<component>...`: how its failpoints begin."""
         self._producer = open_transactional_producer(connection, transactional_id)
         self._open = False
+        self._begun_at = math.inf
         self._failure: KafkaError | None = None
         self._called_at, self._calling = math.inf, ""
         self._closed = threading.Event()
@@ -75,7 +85,7 @@ class TransactionalWriter:
 
     def begin(self) -> None:
         """Open a transaction."""
-        self._failure = None
+        self._failure, self._begun_at = None, time.monotonic()
         self._guarded(self._producer.begin_transaction, "beginning a transaction")
         self._open = True
         reach(f"{self.component}.begun")
@@ -160,8 +170,7 @@ class TransactionalWriter:
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
                 if cause.fatal():
-                    self._open = False
-                    raise Fenced(str(translate(error, doing))) from error
+                    raise self._fenced(error, doing) from error
                 if cause.txn_requires_abort():
                     self._abort(error, doing)
                 if cause.code() in LOST:
@@ -170,8 +179,7 @@ class TransactionalWriter:
                         f"{doing}: {cause.str()}; another producer begins from what is committed"
                     ) from error
                 if isinstance(translate(error, doing), Fenced):
-                    self._open = False
-                    raise translate(error, doing) from error
+                    raise self._fenced(error, doing) from error
                 if not (cause.retriable() or cause.code() in AWAY):
                     raise translate(error, doing) from error
                 log.info("kafka.waiting", doing=doing, error=cause.str(), transactional_id=self.transactional_id)
@@ -179,6 +187,15 @@ class TransactionalWriter:
                 pause = min(2 * pause, 1.0)
             finally:
                 self._called_at = math.inf
+
+    def _fenced(self, error: KafkaException, doing: str) -> Fenced:
+        self._open = False
+        if time.monotonic() - self._begun_at < TRANSACTION_TIMEOUT_MS / 1000:
+            return Fenced(str(translate(error, doing)))
+        return Overdue(
+            f"{doing}: the transaction was open for more than {TRANSACTION_TIMEOUT_MS / 1000:g} s, and Kafka ended it "
+            f"({error.args[0].str()}); this process ends, and its successor begins from what is committed"
+        )
 
     def _abort(self, error: KafkaException, doing: str) -> None:
         self.abort()

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from infra import transactions
-from infra.kafka import Connection, KafkaAway, KafkaRefused, translate
+from infra.kafka import Connection, Fenced, KafkaAway, KafkaRefused, translate
 from infra.process import MustRestart
 from infra.transactions import TransactionalWriter
 
@@ -64,6 +64,19 @@ def test_a_producer_that_disagrees_with_the_broker_is_built_anew(
     producer.codes = [code]
     with pytest.raises(MustRestart, match="another producer begins from what is committed"):
         writer.abort()
+
+
+@pytest.mark.parametrize(("open_s", "exit_code"), [(0.0, 1), (11.0, 75)])
+def test_a_fenced_process_ends_and_one_that_only_was_too_slow_is_no_failure(
+    open_s: float, exit_code: int, writer: TransactionalWriter, producer: Failing
+) -> None:
+    writer.begin()
+    writer._begun_at -= open_s
+    producer.codes = [KafkaError.PRODUCER_FENCED]
+    with pytest.raises(Fenced) as caught:
+        writer.commit()
+
+    assert caught.value.exit_code == exit_code
 
 
 def test_what_time_does_not_heal_is_told(writer: TransactionalWriter, producer: Failing) -> None:
