@@ -35,6 +35,8 @@ class TcpProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would leave `accept` waiting
         self._listener.close()
         self._end_connections()
 
