@@ -67,7 +67,10 @@ class Fenced(HeadraceError):
 
 
 class Overdue(Fenced):
-    """A transaction was open for longer than Kafka allows, as when Kafka was away; the successor is no rival."""
+    """The transaction had been open for longer than Kafka allows, as when Kafka was away: nobody need have taken over.
+
+    The process ends all the same, as somebody may have; whoever supervises it knows, and starts it again.
+    """
 
     exit_code = os.EX_TEMPFAIL
 

@@ -190,12 +190,8 @@ class TransactionalWriter:
 
     def _fenced(self, error: KafkaException, doing: str) -> Fenced:
         self._open = False
-        if time.monotonic() - self._begun_at < TRANSACTION_TIMEOUT_MS / 1000:
-            return Fenced(str(translate(error, doing)))
-        return Overdue(
-            f"{doing}: the transaction was open for more than {TRANSACTION_TIMEOUT_MS / 1000:g} s, and Kafka ended it "
-            f"({error.args[0].str()}); this process ends, and its successor begins from what is committed"
-        )
+        too_long = time.monotonic() - self._begun_at > TRANSACTION_TIMEOUT_MS / 1000
+        return (Overdue if too_long else Fenced)(str(translate(error, doing)))
 
     def _abort(self, error: KafkaException, doing: str) -> None:
         self.abort()

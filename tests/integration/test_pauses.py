@@ -210,7 +210,7 @@ def test_a_trainer_that_wakes_after_its_successor_has_finished_publishes_nothing
         pair.first.wake()
     for pair in pairs:
         pair.until(lambda first=pair.first: first.process.poll() is not None, "the first one ends")
-        assert pair.first.process.returncode == 1
+        assert pair.first.process.returncode in (1, os.EX_TEMPFAIL)
         assert "\nerror: " in pair.first.log.read_text()
         assert "another process has taken over" in pair.first.log.read_text()
         topic = pair.run.topics.batches("solver")
