@@ -34,7 +34,7 @@ check: $(STAMP) ## lint, types and unit tests, about a minute
 test: $(STAMP) ## all tests: unit, integration, end to end, and in containers where they were built
 	@$(BIN)/pytest -q
 
-containers: $(STAMP) ## tests on Kafka and MinIO in containers; needs Docker, builds the images
+containers: $(STAMP) ## tests on Kafka and MinIO in containers, with faults on the way; needs Docker
 	@$(BIN)/python tests/containers/build_images.py
 	@CI=true $(BIN)/pytest -q tests/containers
 

@@ -1,0 +1,159 @@
+"""Faults between clients and servers: whatever befalls Kafka or MinIO, every record is there once and all goes on.
+
+One component reads from Kafka, writes to MinIO, and answers in transactions, through all faults, one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import structlog
+from faults import FAULTS, LATENCY_S
+from servers import Server
+from storing_component import connection
+
+from infra.errors import Unavailable
+from infra.kafka import Connection, Message, open_producer
+from infra.object_store import ObjectStore, StoreAddress
+from infra.settings import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
+from infra.topic_admin import ensure_topics
+from infra.topic_reader import read_all
+from schemas.topics import TopicSpec
+
+log = structlog.get_logger()
+
+HERE = Path(__file__).parent
+PARTITIONS = 4
+RATE_PER_S = 20
+FAULT_S = 3.0
+PATIENCE_S = 240.0
+
+
+class Traffic:
+    """Numbered records, sent at a steady rate whatever happens, and what the component made of them."""
+
+    def __init__(self, link: Connection, run: str, store: ObjectStore) -> None:
+        self.link, self.run, self.store = link, run, store
+        self.sent = 0
+        self.objects_read = 0
+        self._producer = open_producer(link, "traffic")
+
+    @contextmanager
+    def flowing(self) -> Iterator[None]:
+        """Send for as long as the context lasts."""
+        stop = threading.Event()
+
+        def send() -> None:
+            while not stop.wait(1 / RATE_PER_S):
+                self._producer.produce(f"{self.run}.in", str(self.sent).encode(), partition=self.sent % PARTITIONS)
+                self._producer.poll(0)
+                self.sent += 1
+
+        thread = threading.Thread(target=send, name="traffic")
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+        assert self._producer.flush(PATIENCE_S) == 0
+
+    def answers(self) -> list[Message]:
+        return list(read_all(self.link, [f"{self.run}.out"]))
+
+    def answered_after(self, n_sent: int) -> list[Message]:
+        """Every committed answer, once there is one for each of the first `n_sent` records."""
+        end, found = time.monotonic() + PATIENCE_S, list[Message]()
+        while True:
+            with suppress(Unavailable):  # a broker that is just back
+                found = self.answers()
+                if len(found) >= n_sent:
+                    return found
+            assert time.monotonic() < end, f"{len(found)} of {n_sent} records were answered within {PATIENCE_S} s"
+            time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def traffic(
+    bootstrap: str, minio_server: tuple[Server, StoreAddress], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Traffic]:
+    run, link, address = "faults", connection(bootstrap), minio_server[1]
+    specs = [TopicSpec(f"{run}.{name}", PARTITIONS) for name in ("in", "out")]
+    ensure_topics(link, [*specs, TopicSpec(f"{run}.state", 1, {"cleanup.policy": "compact"})])
+    command = [sys.executable, str(HERE / "storing_component.py"), bootstrap, run, address.to_url()]
+    variables = {
+        ACCESS_KEY_VARIABLE: address.access_key,
+        SECRET_KEY_VARIABLE: address.secret_key,
+        "PYTHONPATH": os.pathsep.join([str(HERE.with_name("integration")), os.environ.get("PYTHONPATH", "")]),
+    }
+    told = tmp_path_factory.mktemp("faults") / "component.log"
+    with ObjectStore(address) as store, kept_running(command, variables, told):
+        yield Traffic(link, run, store)
+    sys.stderr.write(told.read_text())
+
+
+@contextmanager
+def kept_running(command: list[str], variables: dict[str, str], output: Path) -> Iterator[None]:
+    """Start a process, and again whenever it ends."""
+    stop = threading.Event()
+
+    def keep() -> None:
+        while not stop.is_set():
+            with (
+                output.open("ab") as file,
+                subprocess.Popen(command, env={**os.environ, **variables}, stdout=file, stderr=file) as process,
+            ):
+                while process.poll() is None and not stop.wait(0.1):
+                    pass
+                process.kill()
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", ["kafka", "minio"])
+def test_every_record_is_answered_once_and_in_order_over(
+    name: str, fault: str, traffic: Traffic, kafka_server: Server, minio_server: tuple[Server, StoreAddress]
+) -> None:
+    server = kafka_server if name == "kafka" else minio_server[0]
+    with traffic.flowing():
+        before = traffic.answered_after(traffic.sent + 1)
+        began = time.time()
+        with FAULTS[fault](server):
+            time.sleep(FAULT_S)  # the fault itself, not a wait for something
+            ending = time.time()
+    answers = traffic.answered_after(traffic.sent)
+
+    made_at = sorted(message.timestamp_ms / 1000 for message in answers)
+    if fault == "late":
+        felt = max(later - earlier for earlier, later in pairwise(made_at) if later > began) > LATENCY_S * 0.8
+    else:
+        felt = not any(ending - 1 < at < ending for at in made_at)
+    assert felt, "the fault changed nothing"
+    assert len(answers) > len(before)
+    by_partition = defaultdict(list)
+    for message in answers:
+        by_partition[message.partition].append([int(word) for word in message.value.split()[:2]])
+    for partition, pairs in by_partition.items():
+        assert pairs == [[partition + PARTITIONS * i, i + 1] for i in range(len(pairs))]
+    for message in answers[traffic.objects_read :]:
+        value, _, key, sha256, size = message.value.decode().split()
+        assert traffic.store.get(key, sha256, int(size)) == value.encode() * 100
+    traffic.objects_read = len(answers)
+    log.info("fault.over", server=name, fault=fault, caught_up_s=made_at[-1] - ending)
