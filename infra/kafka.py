@@ -299,6 +299,8 @@ def partitions_of(connection: Connection, topic: str) -> int:
         found = open_admin(connection).list_topics(topic, timeout=10).topics[topic]
     if found.error is not None:
         raise KafkaRefused(f"topic {topic} cannot be read: {found.error.str()}; `headrace topics` creates it")
+    if not found.partitions:  # whoever took that for the truth would find no past in it, and begin anew
+        raise KafkaAway(f"topic {topic} has no partitions: its broker is not ready")
     return len(found.partitions)
 
 
@@ -325,4 +327,7 @@ def _end_offsets(connection: Connection, partitions: list[tuple[str, int]]) -> d
     latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
     asked = {TopicPartition(topic, partition): latest for topic, partition in partitions}
     futures = open_admin(connection).list_offsets(asked, request_timeout=10) if asked else {}
-    return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+    found = {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+    if unknown := [f"{topic}[{partition}]" for (topic, partition), offset in found.items() if offset < 0]:
+        raise KafkaAway(f"the ends of {', '.join(unknown)} are not known: their broker is not ready")
+    return found
