@@ -10,12 +10,13 @@ DEMO_DATA ?= .headrace/demo-$(shell date +%Y%m%d-%H%M%S)
 BIN := .venv/bin
 STAMP := .venv/installed
 EXTRAS ?=
+COUNT ?= 1000000
 
 # Compiled modules are kept: torch and transformers start in a third of the time.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test containers faults soak check format clean distclean
+.PHONY: help install demo test containers faults soak fuzz check format clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -44,6 +45,9 @@ faults: $(STAMP) ## kill every kind of process at 20 moments, by SEED=n; half an
 
 soak: $(STAMP) ## let a run go on for SOAK_MINUTES=20, and look whether memory and lag stay flat
 	@$(BIN)/python tests/faults/soak.py --minutes $(or $(SOAK_MINUTES),20)
+
+fuzz: $(STAMP) ## more of the altered inputs: COUNT of them, from SEED
+	@$(BIN)/pytest -q -s tests/fuzz --fuzz-count=$(COUNT) $(if $(SEED),--fuzz-seed=$(SEED))
 
 format: $(STAMP) ## put the code in shape
 	@$(BIN)/ruff check --fix-only .

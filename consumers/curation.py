@@ -31,6 +31,11 @@ log = structlog.get_logger()
 
 LARGEST_LEAP = 1000
 """A head_version this far ahead of the partition's clock is no clock."""
+LARGEST_MESSAGE = 7 << 20
+"""A group that came inline in more bytes makes a curated record that the broker refuses."""
+MOST_TRAJECTORIES = 4096
+LONGEST_NAME = 1000
+"""Characters of a group's task id, tier and reason: every outcome of it, its trajectories' too, repeats them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +115,13 @@ class CuratorPartition:
             raise _Unreadable("misrouted", f"a group of policy {stamp.policy!r} is on the topic of {self._desk.policy}")
         if not self._dedupe.belongs(stamp.number):
             raise _Unreadable("misrouted", f"number {stamp.number} does not belong on partition {self._partition}")
+        if not self._dedupe.has_room(stamp.stream, stamp.number):
+            raise _Unreadable("misrouted", f"number {stamp.number} of {stamp.stream} is one gap too many")
         return stamp
 
     def _group(self, value: bytes, stamp: Stamp) -> TrajectoryGroup:
+        if len(value) > LARGEST_MESSAGE:
+            raise _Unreadable("unusable", f"a group of {len(value)} bytes inline: put it behind a claim check")
         try:
             group = codec.decode(value, TrajectoryGroup)
             if group.claim is not None:
@@ -124,6 +133,9 @@ class CuratorPartition:
         ours = (self._desk.run_id, stamp.stream, stamp.number, self._desk.policy)
         if (group.run_id, group.stream, group.number, group.policy) != ours:
             raise _Unreadable("undecodable", "the headers name another group than the record")
+        names = max(len(group.task_id), len(group.tier), len(group.reason))
+        if names > LONGEST_NAME or len(group.trajectories) > MOST_TRAJECTORIES:
+            raise _Unreadable("unusable", f"{len(group.trajectories)} trajectories, a name of {names} characters")
         if group.head_version > max(self._clock, 0) + LARGEST_LEAP:
             raise _Unreadable("time_travel", f"head_version {group.head_version} at clock {self._clock}")
         try:

@@ -14,7 +14,8 @@ from infra.group_consumer import GroupConsumer, Membership
 from infra.kafka import parse_run
 from infra.log import configure_logging
 from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
-from infra.run import Run, join
+from infra.revisions import join_to_write
+from infra.run import RecipeNews, Run
 from infra.run_loop import run_loop
 from infra.settings import Recipe
 from infra.stopwatch import Stopwatch
@@ -28,7 +29,7 @@ def main(run: str, policy: str | None = None, slot: str | None = None) -> None:
     address, stop = parse_run(run), stop_on_signals()
 
     def build_and_run(stop: threading.Event) -> None:
-        joined = join(address, JOIN_PATIENCE_S, stop)
+        joined = join_to_write(address, JOIN_PATIENCE_S, stop)
         name = joined.policy(policy)
         place = slot or secrets.token_hex(4)
         writer = TransactionalWriter(joined.connection, f"{joined.topics.curate_group(name)}.{place}")
@@ -44,16 +45,17 @@ def curator(run: Run, policy: str) -> GroupConsumer:
     chain_of(run.recipe, policy)
     partitions = len(whole_topics(run.connection, [topic]))
 
-    recipes = dict(enumerate(run.revisions))
+    recipes, news = dict(enumerate(run.revisions)), RecipeNews(run.address, run.recipe_end)
 
     def recipe_of(revision: int) -> Recipe:
         if revision not in recipes:
-            recipes.update(enumerate(join(run.address).revisions))
+            found = (new for new in news.look() if new.run_id == run.run_id)
+            recipes.update({new.revision: Recipe.from_json(new.recipe) for new in found})
         if revision not in recipes:
             raise UnknownRevision(f"recipe revision {revision} is not among the {len(recipes)} of the run")
         return recipes[revision]
 
-    desk = Desk(run.run_id, policy, topics, recipe_of, run.get)
+    desk = Desk(run.run_id, policy, topics, recipe_of, run.get_group)
     component = f"curate.{policy}"
     return GroupConsumer(
         Membership(

@@ -1,13 +1,21 @@
 """Which numbers of a partition are concluded: the curator's first step, before any claim check is read.
 
-Per stream a low watermark, the set above it, and those whose conclusion was a dead letter: a copy of such a number that
-`headrace redrive` sends back is new, once. A group's partition is its number modulo the partitions, so what a
-partition sees of a stream is consecutive in `number // partitions`, and the set stays as small as the disorder.
+A group's partition is its number modulo the partitions, so what a partition sees of a stream is consecutive in
+`number // partitions`: its *index*. Per stream the concluded indices are kept as runs, so memory grows with the gaps
+(numbers under way, or that died before any curator saw them), not with the length of a training; and those whose
+conclusion was a dead letter: a copy of such a number that `headrace redrive` sends back is new, once.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+MOST_RUNS = 10_000
+"""Of all streams. More are no disorder: somebody invents numbers."""
+MOST_STREAMS = 1_000
+MOST_DEAD = 100_000
 
 
 class Dedupe:
@@ -16,30 +24,45 @@ class Dedupe:
     def __init__(self, partition: int, partitions: int) -> None:
         self._partition = partition
         self._partitions = partitions
-        self._low: dict[str, int] = {}
-        self._above: dict[str, set[int]] = {}
+        self._runs: dict[str, list[list[int]]] = {}
+        """By stream: [first, last + 1] of every run, in order, none touching the next."""
         self._dead: dict[str, set[int]] = {}
 
     def belongs(self, number: int) -> bool:
         """Tell whether a number is one of this partition's."""
         return number >= 0 and number % self._partitions == self._partition
 
+    def has_room(self, stream: str, number: int) -> bool:
+        """Tell whether a number can be remembered; False for those that somebody invents without end."""
+        runs = self._runs.get(stream)
+        if sum(map(len, self._runs.values())) < MOST_RUNS:
+            return runs is not None or len(self._runs) < MOST_STREAMS
+        if runs is None:
+            return False
+        index = number // self._partitions
+        after = bisect_right(runs, index, key=_first)
+        return (after > 0 and index <= runs[after - 1][1]) or (after < len(runs) and index + 1 == runs[after][0])
+
     def conclude(self, stream: str, number: int) -> bool:
         """Mark a number of this partition as concluded; False when it was already."""
         index = number // self._partitions
-        low, above = self._low.get(stream, 0), self._above.setdefault(stream, set())
-        if index < low or index in above:
+        runs = self._runs.setdefault(stream, [])
+        after = bisect_right(runs, index, key=_first)
+        if after and index < runs[after - 1][1]:
             return False
-        above.add(index)
-        while low in above:
-            above.remove(low)
-            low += 1
-        self._low[stream] = low
+        begin, end = index, index + 1
+        if after < len(runs) and runs[after][0] == end:
+            end = runs.pop(after)[1]
+        if after and runs[after - 1][1] == begin:
+            runs[after - 1][1] = end
+        else:
+            runs.insert(after, [begin, end])
         return True
 
     def bury(self, stream: str, number: int) -> None:
-        """Note that a concluded number is dead: its conclusion was a dead letter."""
-        self._dead.setdefault(stream, set()).add(number // self._partitions)
+        """Note that a concluded number is dead: its conclusion was a dead letter. Beyond MOST_DEAD it is not."""
+        if sum(map(len, self._dead.values())) < MOST_DEAD:
+            self._dead.setdefault(stream, set()).add(number // self._partitions)
 
     def revive(self, stream: str, number: int) -> bool:
         """Take a number, which stays concluded, from the dead; False when it was not among them."""
@@ -49,17 +72,34 @@ class Dedupe:
         dead.remove(index)
         return True
 
-    def snapshot(self) -> dict[str, dict[str, object]]:
+    def snapshot(self) -> dict[str, dict[str, Any]]:
         """Return the state as plain JSON."""
         return {
-            s: {"low": self._low.get(s, 0), "above": sorted(above), "dead": sorted(self._dead.get(s, ()))}
-            for s, above in sorted(self._above.items())
+            stream: {"runs": [list(run) for run in runs], "dead": sorted(self._dead.get(stream, ()))}
+            for stream, runs in sorted(self._runs.items())
         }
 
-    def restore(self, state: Mapping[str, Mapping[str, object]]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Take what `snapshot` returned. Raises ValueError for anything else."""
+        if not isinstance(state, Mapping):
+            raise ValueError(f"no dedupe snapshot: {state!r:.80}")  # noqa: TRY004 - what is wrong is the value
         for stream, known in state.items():
-            low, above, dead = known["low"], known["above"], known.get("dead", [])
-            if not isinstance(low, int) or not isinstance(above, list) or not isinstance(dead, list):
-                raise ValueError(f"state of stream {stream} is not a dedupe snapshot: {known!r:.80}")  # noqa: TRY004
-            self._low[stream], self._above[stream], self._dead[stream] = low, set(above), set(dead)
+            runs, dead = (known.get("runs"), known.get("dead")) if isinstance(known, Mapping) else (None, None)
+            if not _are_runs(runs) or not isinstance(dead, list) or not all(type(index) is int for index in dead):
+                raise ValueError(f"state of stream {stream} is not a dedupe snapshot: {known!r:.80}")
+            self._runs[stream], self._dead[stream] = [list(run) for run in runs], set(dead)
+
+
+def _first(run: list[int]) -> int:
+    return run[0]
+
+
+def _are_runs(known: object) -> TypeGuard[list[list[int]]]:
+    end = -1
+    for run in known if isinstance(known, list) else [None]:
+        if not isinstance(run, list) or len(run) != 2 or not all(type(bound) is int for bound in run):
+            return False
+        if not end < run[0] < run[1]:
+            return False
+        end = run[1]
+    return True

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from math import fsum
 from typing import Any
 
+from consumers.algorithms.contract import generated_lengths
 from consumers.pass_at_k import mean_pass_at_k
 from schemas.records import EvalResult, TrajectoryGroup
 
@@ -38,14 +39,8 @@ def answered(group: TrajectoryGroup) -> Answered:
     return Answered(
         samples=max(group.n_asked, len(rewards)),
         right=sum(reward > RIGHT_ABOVE for reward in rewards),
-        score=fsum(min(max(reward, 0.0), 1.0) for reward in rewards),
-        tokens=sum(
-            span.length
-            for trajectory in group.trajectories
-            for sequence in trajectory.sequences
-            for span in sequence.spans
-            if span.kind == "generated"
-        ),
+        score=fsum(min(max(0.0, reward), 1.0) for reward in rewards),
+        tokens=sum(generated_lengths(group)),
         trajectories=len(rewards),
         failures=max(group.n_asked - len(rewards), 0),
     )

@@ -18,7 +18,8 @@ from infra.log import configure_logging
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.own_positions import OwnPositions, Role
 from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
-from infra.run import Run, join
+from infra.revisions import join_to_write
+from infra.run import Run
 from infra.run_loop import run_loop
 from infra.stopwatch import Stopwatch
 from infra.transactions import TransactionalWriter
@@ -32,6 +33,7 @@ log = structlog.get_logger()
 COMPONENT = "evaluate"
 TURN_S = 0.2
 SNAPSHOT_EVERY_S = 5.0
+MOST_SAMPLES = 4096
 
 
 class Evaluator:
@@ -60,7 +62,8 @@ class Evaluator:
                 why = f"a group of run id {group.run_id!r} and policy {group.policy!r}"
                 return [self._dead(message, "other_run", f"{why}, expected {self.run.run_id!r} and {policy!r}")]
             if group.claim is not None:
-                group = codec.decode(self.run.get(group.claim), TrajectoryGroup)
+                group = codec.decode(self.run.get_group(group.claim), TrajectoryGroup)
+            _check_counts(group)
         except SchemaError as error:
             return [self._dead(message, "undecodable", str(error)), *self._fold(self._lost(message, policy))]
         except (ObjectMissing, ObjectCorrupt) as error:
@@ -132,6 +135,11 @@ class Evaluator:
         self.own.close()
 
 
+def _check_counts(group: TrajectoryGroup) -> None:
+    if not 0 <= group.n_asked <= MOST_SAMPLES or len(group.trajectories) > MOST_SAMPLES:
+        raise SchemaError(f"{len(group.trajectories)} trajectories of {group.n_asked} asked for")
+
+
 def open_evaluator(run: Run) -> Evaluator:
     """Build the evaluator of a run from what is committed; its transactional id has been taken over before."""
     topics = tuple(run.topics.eval_groups(policy) for policy in run.recipe.policies)
@@ -140,7 +148,7 @@ def open_evaluator(run: Run) -> Evaluator:
 
 def evaluate(address: RunAddress, stop: threading.Event) -> None:
     """Evaluate a run until told to stop. Raises MustRestart or Unavailable when it is to be built anew."""
-    run = join(address, JOIN_PATIENCE_S, stop)
+    run = join_to_write(address, JOIN_PATIENCE_S, stop)
     writer = TransactionalWriter(run.connection, f"{address.run}.{COMPONENT}")
     with closing(writer), closing(open_evaluator(run)) as evaluator:
         run_loop(evaluator, writer, stop, Stopwatch())

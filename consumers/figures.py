@@ -128,7 +128,7 @@ class Figures:
         elif isinstance(record, EvalResult):
             self._evals.append(record)
         elif isinstance(record, RecipeRevision):
-            self._ended = record.ended
+            self._ended = record.ended if record.recipe or record.ended else self._ended  # others only tell schemas
         elif isinstance(record, WeightsPublished):
             self._version(record.policy, record.version)
         else:

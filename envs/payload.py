@@ -29,8 +29,8 @@ def problem_from_json(text: str) -> Problem:
     """Return the problem of a task's payload. Raises PayloadError, which says what does not fit."""
     try:
         plain = json.loads(text)
-    except ValueError as error:
-        raise PayloadError(f"payload is no JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"payload is no JSON: {type(error).__name__}: {error}") from error
     if not isinstance(plain, dict) or set(plain) - set(FIELDS) or not {"task_id", "prompt"} <= set(plain):
         raise PayloadError(f"payload is no problem, an object with {', '.join(FIELDS)}: {text[:80]!r}")
     kinds = {name: dict if name == "extra" else str for name in FIELDS}

@@ -25,6 +25,8 @@ REDRIVE_HEADER = "redrive"
 """Header of a message that was sent back; its value is the offset of the letter."""
 MOST_BYTES = 7 << 20
 """Key, headers and value of a letter; the letter must fit into a message itself, or its writer would stand still."""
+MOST_KEY_BYTES = 1000
+"""Key of the letter's own message."""
 DETAIL_LENGTH = 1000
 
 
@@ -36,7 +38,8 @@ def was_sent_back(message: Message) -> bool:
 def dead_letter(topics: Topics, run_id: str, component: str, message: Message, why: tuple[str, str]) -> Outgoing:
     """Return the dead letter of a message; `why` is (reason, detail).
 
-    When the headers still name a task of this run, its number goes into the record and so concludes it as dead.
+    When the headers still name a task of this run, its number goes into the record and so concludes it as dead. What is
+    too large for a letter is cut off; the whole is where topic, partition and offset say.
     """
     policy, stream, number = "", "", -1
     try:
@@ -45,8 +48,8 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
             policy, stream, number = stamp.policy, stamp.stream, stamp.number
     except HeaderError:
         pass
-    reason, detail = why[0], why[1][:DETAIL_LENGTH]
-    message = _fitting(message)
+    detail = why[1][:DETAIL_LENGTH].encode(errors="backslashreplace").decode()
+    reason, message = why[0], _fitting(message)
     log.warning("message.dead", topic=message.topic, offset=message.offset, reason=reason, detail=detail)
     letter = DeadLetter(
         run_id=run_id,
@@ -64,12 +67,12 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
         value=message.value,
         created_ms=time.time_ns() // 1_000_000,
     )
-    return Outgoing(topics.dead_letters, codec.encode(letter), message.key)
+    return Outgoing(topics.dead_letters, codec.encode(letter), message.key[:MOST_KEY_BYTES])
 
 
 def _fitting(message: Message) -> Message:
     """Return a message that fits into a letter: of one that is too large the beginning."""
-    beside = len(message.key) + sum(len(name) + len(value) for name, value in message.headers)
+    beside = len(message.key) + sum(len(name.encode()) + len(value) for name, value in message.headers)
     if beside > MOST_BYTES:
         return replace(message, key=b"", headers=[], value=message.value[:MOST_BYTES])
     return replace(message, value=message.value[: MOST_BYTES - beside])

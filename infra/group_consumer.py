@@ -21,6 +21,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 
 from infra.errors import HeadraceError
 from infra.kafka import Connection, Message, Outgoing, good_messages, kafka_errors, open_consumer, patiently
+from infra.run import read_record
 from infra.stopwatch import Stopwatch
 from infra.topic_reader import Place, read_all, read_one, read_range
 from infra.transactions import Ticket, TransactionalWriter
@@ -130,11 +131,17 @@ class GroupConsumer:
         place: Place = (committed.topic, committed.partition)
         state, begin, end, snapshot_offset = self._make_state(place), 0, max(committed.offset, 0), -1
         if committed.metadata:
-            snapshot_offset = int(json.loads(committed.metadata)["snapshot"])
+            snapshot_offset = _snapshot_offset(committed)
         if snapshot_offset >= 0:
             snapshot = self._snapshot_at(snapshot_offset, place)
-            state.restore(snapshot.body)
-            begin = snapshot.positions[_name(place)]
+            try:
+                state.restore(snapshot.body)
+                begin = snapshot.positions[_name(place)]
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise StateLost(
+                    f"the snapshot of {_name(place)} at {self.membership.state_topic}@{snapshot_offset} cannot be "
+                    f"taken back ({type(error).__name__}: {error}): was it written by another version of Headrace?"
+                ) from error
         if begin < end:
             for message in read_range(self.membership.connection, place, begin, end):
                 _exhaust(state.handle(message))
@@ -162,7 +169,7 @@ class GroupConsumer:
     def _snapshot_at(self, offset: int, place: Place) -> Snapshot:
         topic, partition = place
         message = read_one(self.membership.connection, (self.membership.state_topic, 0), offset)
-        snapshot = codec.decode(message.value, Snapshot) if message else None
+        snapshot = read_record(message, Snapshot) if message else None
         wanted = (self.membership.component, topic, partition)
         if snapshot is None or (snapshot.component, snapshot.topic, snapshot.partition) != wanted:
             raise StateLost(
@@ -253,6 +260,18 @@ class GroupConsumer:
     def close(self) -> None:
         """Leave the group."""
         self._consumer.close()
+
+
+def _snapshot_offset(committed: TopicPartition) -> int:
+    """Read what `position` wrote beside an offset. Raises StateLost when somebody else wrote it."""
+    metadata = committed.metadata or ""
+    try:
+        return int(json.loads(metadata)["snapshot"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise StateLost(
+            f"{_name((committed.topic, committed.partition))}@{committed.offset} was committed with {metadata[:80]!r}, "
+            "which is not ours: did another program commit for this group? Set the offset back to where the group was"
+        ) from error
 
 
 def _start(committed: TopicPartition) -> int:

@@ -251,9 +251,18 @@ def message_of(raw: RawMessage) -> Message:
         offset=raw.offset() or 0,
         key=raw.key() or b"",
         value=raw.value() or b"",
-        headers=[(name, value) for name, value in cast(Headers, raw.headers() or []) if value is not None],
+        headers=_headers_of(raw),
         timestamp_ms=raw.timestamp()[1],
     )
+
+
+def _headers_of(raw: RawMessage) -> Headers:
+    """Return a record's headers; none when a name is no UTF-8, which the client cannot hand over."""
+    try:
+        found = cast(Headers, raw.headers() or [])
+    except (SystemError, UnicodeDecodeError):  # asked again, the client would hand over a list with holes
+        return []
+    return [(name, value) for name, value in found if value is not None]
 
 
 def good_messages(raw: Iterable[RawMessage], doing: str) -> list[Message]:

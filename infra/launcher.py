@@ -21,7 +21,7 @@ from rich.markup import escape
 from infra.data_folder import DataFolder, RunNotes
 from infra.errors import Unavailable, UsageError
 from infra.log import configure_logging
-from infra.revisions import settled, write_revision
+from infra.revisions import first_message, settled, write_revision
 from infra.run import Run, join, store_text
 from infra.server_process import write_atomically
 from infra.servers import Servers
@@ -173,12 +173,13 @@ class Launch:
         """Create the topics and write the recipe, where they are not there yet."""
         address = self._servers.address
         store = store_text(self._servers.store_address, with_keys=self._servers.embedded_store)
+        first = first_message(address)
         revision = settled(address, self._recipe, store, new_recipe=self._order.new_recipe)
         topics = self._recipe.topics
         workflows, policies = tuple(self._recipe.workflows), tuple(self._recipe.policies)
         ensure_topics(address.connection, topics.all(workflows, policies, self._recipe.kafka.partitions))
         if revision is not None:
-            write_revision(address.connection, topics.recipe, revision)
+            write_revision(address.connection, topics.recipe, revision, first)
             if revision.revision and not revision.ended:
                 self._say(f"recipe revision {revision.revision} is in force")
         self._say(f"address: [bold]{address}[/]")

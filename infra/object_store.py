@@ -42,6 +42,9 @@ CHUNK_BYTES = 1024 * 1024
 SPARED_BY_GC = timedelta(days=1)
 """Garbage collection spares objects younger than this; an older one is written anew, which makes it young."""
 
+_SEGMENT = re.compile(r"(?!\.\.?$)[A-Za-z0-9._=+-]+")
+"""Part of a key between slashes; never `.` or `..`."""
+
 T = TypeVar("T")
 
 _MISSING = frozenset({"NoSuchKey", "NoSuchObject", "NoSuchBucket", "NoSuchVersion"})
@@ -175,7 +178,11 @@ class ObjectStore:
         return stored
 
     def get(self, key: str, sha256: str, size_bytes: int) -> bytes:
-        """Return the object's bytes, verified. Raises ObjectMissing, ObjectCorrupt, StoreUnavailable or StoreDenied."""
+        """Return the object's bytes, verified. Raises ObjectMissing, ObjectCorrupt, StoreUnavailable or StoreDenied.
+
+        A key that could be no object's is one that is missing: keys come from records that anybody may have written.
+        """
+        self._check(key)
 
         def read() -> bytes:
             buffer = io.BytesIO()
@@ -189,6 +196,7 @@ class ObjectStore:
 
         Raises as `get`, and OSError when the file cannot be written.
         """
+        self._check(key)
         temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
 
         def read() -> None:
@@ -263,6 +271,10 @@ class ObjectStore:
                 time.sleep(0.1)
             else:
                 return
+
+    def _check(self, key: str) -> None:
+        if len(key) > 1024 or not all(_SEGMENT.fullmatch(part) for part in key.split("/")):
+            raise ObjectMissing(f"{self.address.endpoint}/{self.address.bucket} can hold no object {key[:200]!r}")
 
     def _make_bucket(self) -> None:
         def make() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from infra.kafka import Connection, Message, Outgoing
 from infra.process import MustRestart
+from infra.run import read_record
 from infra.stopwatch import Stopwatch
 from infra.topic_reader import TopicReader, read_all, whole_topics
 from schemas import codec
@@ -75,7 +76,7 @@ def newest_snapshot(connection: Connection, state_topic: str, component: str) ->
     newest = None
     for message in read_all(connection, [state_topic]):
         if message.key == component.encode():
-            newest = codec.decode(message.value, Snapshot)
+            newest = read_record(message, Snapshot) or newest
     return newest
 
 

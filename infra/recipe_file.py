@@ -49,13 +49,29 @@ def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
     Raises UsageError that names file and key, says what is wrong and what is allowed.
     """
     draft = Draft()
-    _read_into(draft, name_or_path, ())
-    for word in sets:
-        _set(draft, word)
     try:
-        return Recipe.model_validate(draft.table)
+        _read_into(draft, name_or_path, ())
+        for word in sets:
+            _set(draft, word)
+        recipe = Recipe.model_validate(draft.table)
     except ValidationError as error:
         raise UsageError(_explain(error, draft, name_or_path)) from error
+    except RecursionError as error:
+        raise UsageError(f"recipe {name_or_path} nests tables without end") from error
+    return _that_travels(recipe, name_or_path)
+
+
+def _that_travels(recipe: Recipe, name: str) -> Recipe:
+    """Return the recipe if its components will read the very same from its topic."""
+    try:
+        same = Recipe.from_json(recipe.to_json()) == recipe
+    except (ValueError, RecursionError, UsageError) as error:
+        raise UsageError(f"recipe {name} cannot be written as JSON: {error}") from error
+    if not same:
+        raise UsageError(
+            f"recipe {name} has a value that JSON does not carry, as a date, nan or inf: write it as text or a number"
+        )
+    return recipe
 
 
 def shipped_recipes() -> dict[str, Traversable]:
@@ -70,7 +86,7 @@ def _read_into(draft: Draft, name: str, seen: tuple[str, ...], beside: Path | No
         raise UsageError(f"recipes extend each other in a circle: {' -> '.join((*seen, source))}; remove one `extends`")
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also for a number of 5,000 digits, or arrays in arrays without end
         raise UsageError(f"{source} is not TOML: {error}") from error
     base = table.pop("extends", None)
     if base is not None:
@@ -83,12 +99,14 @@ def _read_into(draft: Draft, name: str, seen: tuple[str, ...], beside: Path | No
 
 def _text_of(name: str, beside: Path | None) -> tuple[str, str]:
     """Return where a recipe was found and its text: a path first, then a shipped name."""
-    path = (beside or Path()) / Path(name).expanduser()
-    if path.is_file():
-        try:
-            return str(path), path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"recipe {path} cannot be read: {error}") from error
+    path = Path(name)
+    try:
+        path = (beside or Path()) / path.expanduser()
+        if path.is_file():
+            # Resolved, or a circle through `..` would have another name every time around.
+            return str(path.resolve() if beside else path), path.read_text(encoding="utf-8")
+    except (OSError, RuntimeError, ValueError) as error:  # expanduser knows no such user; no text; no path at all
+        raise UsageError(f"recipe {str(path)[:200]!r} cannot be read: {error}") from error
     shipped = shipped_recipes()
     short = name.removesuffix(".toml")
     if short in shipped:
@@ -137,7 +155,11 @@ def _set(draft: Draft, word: str) -> None:
         table[keys[-1]] = value
     else:
         raise UsageError(f"{SET} {word}: {'.'.join(keys[:-1])} is {table!r}, which has no keys")
-    _note(draft, tuple(int(key) if key.isdigit() else key for key in keys), value, f"{SET} {word}")
+    _note(draft, tuple(int(key) if _is_place(key) else key for key in keys), value, f"{SET} {word}")
+
+
+def _is_place(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) < 10
 
 
 def _step(table: Any, key: str, word: str) -> Any:
@@ -149,7 +171,7 @@ def _step(table: Any, key: str, word: str) -> Any:
 
 
 def _index(items: list[Any], key: str, word: str) -> int:
-    if not key.isdigit() or int(key) >= len(items):
+    if not _is_place(key) or int(key) >= len(items):
         raise UsageError(f"{SET} {word}: {key!r} is no place in a list of {len(items)}; places count from 0")
     return int(key)
 
@@ -173,7 +195,7 @@ def _at(table: Any, keys: Sequence[str]) -> Any:
 def _value_of(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

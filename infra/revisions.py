@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 import time
+from dataclasses import replace
 from typing import Any
+
+import structlog
 
 from infra.errors import HeadraceError, UsageError
 from infra.kafka import Connection, RunAddress, kafka_errors, open_admin, open_producer
-from infra.run import read_revisions
+from infra.run import Run, join, read_revision, read_revisions, untold
 from infra.settings import Recipe
+from infra.topic_reader import read_all
 from schemas import codec
 from schemas.records import RecipeRevision
 from schemas.topics import Topics
 
 WRITE_TIMEOUT_S = 30
+
+log = structlog.get_logger()
 
 
 def settled(address: RunAddress, recipe: Recipe, store: str, *, new_recipe: bool) -> RecipeRevision | None:
@@ -38,17 +45,43 @@ def settled(address: RunAddress, recipe: Recipe, store: str, *, new_recipe: bool
         )
     if differing:
         return revision_of(newest.run_id, newest.revision + 1, recipe, store)
-    if newest.store != store:
-        return revision_of(newest.run_id, newest.revision, recipe, store, newest.ended)
+    if newest.store != store or untold(before):
+        # The recipe's own text: another build may not know the keys that this one has.
+        return replace(newest, store=store, schemas=codec.schema_texts(), created_ms=time.time_ns() // 1_000_000)
     return None
+
+
+def join_to_write(address: RunAddress, patience_s: float, stop: threading.Event) -> Run:
+    """`join` for a component that writes: the schemas of its build stand on the recipe topic before its first record.
+
+    Components of an older build that meet such a record look there. Several that tell the same at once do no harm.
+    """
+    run = join(address, patience_s, stop)
+    if not run.told:
+        schemas = RecipeRevision(run_id=run.run_id, revision=run.revision, schemas=codec.schema_texts())
+        write_revision(run.connection, run.topics.recipe, schemas, first_message(run.address))
+        log.info("schemas.told", run=address.run, records=len(schemas.schemas))
+    return run
 
 
 def known_revisions(address: RunAddress) -> list[RecipeRevision]:
     """Return the revisions of a run, oldest first; none when its topic is not there."""
+    return read_revisions(address) if _is_there(address) else []
+
+
+def first_message(address: RunAddress) -> bytes | None:
+    """Return the oldest revision of a run as it stands on its topic; None when there is none."""
+    if not _is_there(address):
+        return None
+    messages = read_all(address.connection, [Topics(address.run).recipe])
+    return next((message.value for message in messages if read_revision(message) is not None), None)
+
+
+def _is_there(address: RunAddress) -> bool:
     admin = open_admin(address.connection)
     with kafka_errors("listing topics"):
         topics = admin.list_topics(timeout=10).topics  # of all: asking for one by name may create it
-    return read_revisions(address) if Topics(address.run).recipe in topics else []
+    return Topics(address.run).recipe in topics
 
 
 def revision_of(run_id: str, number: int, recipe: Recipe, store: str, ended: str = "") -> RecipeRevision:
@@ -64,13 +97,22 @@ def revision_of(run_id: str, number: int, recipe: Recipe, store: str, ended: str
     )
 
 
-def write_revision(connection: Connection, topic: str, revision: RecipeRevision) -> None:
-    """Write a revision and return when the cluster has it. Raises HeadraceError when it does not take it."""
+def write_revision(connection: Connection, topic: str, revision: RecipeRevision, first: bytes | None = None) -> None:
+    """Write a revision and return when the cluster has it. Raises HeadraceError when it does not take it.
+
+    Args:
+        connection: The cluster.
+        topic: The recipe topic.
+        revision: What to write.
+        first: What `first_message` returned. The revision is written in its schema: whoever reads the topic's first
+            can read this one, and learns from it the schemas of all that follows.
+    """
+    value = codec.encode(revision) if first is None else codec.encode_like(revision, first)
     producer = open_producer(connection, "launcher")
     refused: list[str] = []
     producer.produce(
         topic,
-        codec.encode(revision),
+        value,
         str(revision.revision).encode(),
         on_delivery=lambda error, _message: refused.append(error.str()) if error is not None else None,
     )

@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -14,11 +14,11 @@ from typing import TypeVar
 import structlog
 
 from infra.errors import HeadraceError, Unavailable, UsageError
-from infra.kafka import Connection, KafkaAway, KafkaRefused, Message, RunAddress
-from infra.object_store import ObjectStore, StoreAddress
+from infra.kafka import Connection, KafkaAway, KafkaRefused, Message, RunAddress, end_offsets
+from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
 from infra.process import MustRestart
 from infra.settings import Recipe
-from infra.topic_reader import read_all
+from infra.topic_reader import read_all, read_range
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.records import ClaimCheck, RecipeRevision
@@ -32,6 +32,8 @@ STORE_PATIENCE_S = 60.0
 LONGEST_PAUSE_S = 5.0
 STORE_NAME = "main"
 """Name of the run's store in claim checks."""
+LARGEST_GROUP_BYTES = 256 << 20
+"""Behind a claim check; two hundred trajectories of 128k tokens."""
 
 
 class NoSuchRun(HeadraceError):
@@ -49,6 +51,8 @@ class Run:
     store_address: StoreAddress
     ended: str = ""
     """Why the run is over; empty while it goes on."""
+    told: bool = True
+    """Whether every schema that this build writes in stands on the recipe topic."""
     recipe_end: int = 0
     """Next offset of the recipe topic: whoever follows it begins there, and never takes an old end for a new one."""
 
@@ -94,9 +98,18 @@ class Run:
     def get(self, claim: ClaimCheck) -> bytes:
         """Return the bytes behind a claim check, verified, waiting while the store is away.
 
-        Only for a minute, then it raises StoreUnavailable: a member of a group must poll now and then.
+        Only for a minute, then it raises StoreUnavailable: a member of a group must poll now and then. Raises as
+        `ObjectStore.get`, and ObjectMissing for a claim on another store.
         """
+        if claim.store != STORE_NAME:
+            raise ObjectMissing(f"the claim is on store {claim.store[:80]!r}, and this run has one, {STORE_NAME!r}")
         return _waiting(lambda: self.store.get(claim.key, claim.sha256, claim.size_bytes), STORE_PATIENCE_S)
+
+    def get_group(self, claim: ClaimCheck) -> bytes:
+        """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
+        if claim.size_bytes > LARGEST_GROUP_BYTES:
+            raise ObjectCorrupt(f"a group of {claim.size_bytes} bytes is larger than {LARGEST_GROUP_BYTES}")
+        return self.get(claim)
 
 
 def _waiting(call: Callable[[], T], patience_s: float) -> T:
@@ -144,18 +157,51 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
 
 def _join(address: RunAddress) -> Run:
     messages = list(read_all(address.connection, [Topics(address.run).recipe]))
-    found = [revision for message in messages if (revision := read_revision(message)) is not None]
+    told = [revision for message in messages if (revision := _read_and_learn(message)) is not None]
+    found = _of_one_run([revision for revision in told if revision.recipe])
     if not found:
         raise NoSuchRun(f"{address} has no recipe yet: start it with `headrace up`, or check the run's name")
-    for revision in found:
-        codec.learn(revision.schemas)
     recipes = {revision.revision: Recipe.from_json(revision.recipe) for revision in found}
-    where = json.loads(found[-1].store)
-    store = StoreAddress.from_url(where["url"], access_key=where["access_key"], secret_key=where["secret_key"])
+    store = store_of(found[-1])
     revisions = tuple(recipe for _, recipe in sorted(recipes.items()))
     own = Connection(address.connection.bootstrap, address.connection.client, revisions[-1].kafka.compression)
     end = messages[-1].offset + 1
-    return Run(RunAddress(own, address.run), found[0].run_id, revisions, store, found[-1].ended, end)
+    at = RunAddress(own, address.run)
+    codec.on_unknown(RecipeNews(at, end).look)
+    return Run(at, found[0].run_id, revisions, store, found[-1].ended, not untold(told), end)
+
+
+def untold(found: Iterable[RecipeRevision]) -> dict[str, str]:
+    """Return the schemas that this build writes in and no revision holds, by record."""
+    known = {text for revision in found for text in revision.schemas.values()}
+    return {name: text for name, text in codec.schema_texts().items() if text not in known}
+
+
+class RecipeNews:
+    """What came onto a run's recipe topic since an offset; read only when the topic has grown. Safe in any thread."""
+
+    def __init__(self, address: RunAddress, begin: int) -> None:
+        self._address = address
+        self._next = begin
+        self._lock = threading.RLock()
+        self._looks = False
+
+    def look(self) -> list[RecipeRevision]:
+        """Return what is new, its schemas learnt. Raises KafkaAway."""
+        place = (Topics(self._address.run).recipe, 0)
+        with self._lock:
+            if self._looks:  # what it reads may be unknown itself
+                return []
+            self._looks = True
+            try:
+                end = end_offsets(self._address.connection, [place])[place]
+                if end <= self._next:
+                    return []
+                messages = list(read_range(self._address.connection, place, self._next, end))
+                self._next = end
+                return [revision for message in messages if (revision := read_revision(message)) is not None]
+            finally:
+                self._looks = False
 
 
 def refuse_replaced(run: Run) -> None:
@@ -169,9 +215,28 @@ def refuse_replaced(run: Run) -> None:
 
 
 def read_revision(message: Message) -> RecipeRevision | None:
-    """Return what stands in a message of the recipe topic; None, and a warning, when it cannot be read."""
+    """Return what stands in a message of the recipe topic, its schemas learnt.
+
+    None for a record that only tells schemas; None, and a warning, for one that cannot be read.
+    """
+    revision = _read_and_learn(message)
+    return revision if revision is not None and revision.recipe else None
+
+
+def _read_and_learn(message: Message) -> RecipeRevision | None:
+    revision = read_record(message, RecipeRevision)
     try:
-        return codec.decode(message.value, RecipeRevision)
+        codec.learn(revision.schemas if revision else {})
+    except SchemaError as error:
+        log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
+        return None
+    return revision
+
+
+def read_record(message: Message, kind: type[T]) -> T | None:
+    """Return the record that a component wrote for itself; None, and a warning, for what is none of its."""
+    try:
+        return codec.decode(message.value, kind)
     except SchemaError as error:
         log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
         return None
@@ -180,7 +245,28 @@ def read_revision(message: Message) -> RecipeRevision | None:
 def read_revisions(address: RunAddress) -> list[RecipeRevision]:
     """Return what stands on a run's recipe topic, oldest first: revisions, and words that the run is over."""
     messages = read_all(address.connection, [Topics(address.run).recipe])
-    return [revision for message in messages if (revision := read_revision(message)) is not None]
+    return _of_one_run([revision for message in messages if (revision := read_revision(message)) is not None])
+
+
+def _of_one_run(found: list[RecipeRevision]) -> list[RecipeRevision]:
+    """Return the revisions of the run that began the topic; a process of another run may have written there."""
+    ours = [revision for revision in found if revision.run_id == found[0].run_id]
+    if len(ours) < len(found):
+        log.warning("message.other_run", run_id=found[0].run_id, others=len(found) - len(ours))
+    return ours
+
+
+def store_of(revision: RecipeRevision) -> StoreAddress:
+    """Return the store that a revision names. Raises UsageError when it names none."""
+    try:
+        where = json.loads(revision.store)
+        url, access_key, secret_key = (str(where[key]) for key in ("url", "access_key", "secret_key"))
+        return StoreAddress.from_url(url, access_key=access_key, secret_key=secret_key)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"revision {revision.revision} of the recipe names no store ({type(error).__name__}: {error}): it was not "
+            "written by `headrace up`"
+        ) from error
 
 
 def store_text(address: StoreAddress, *, with_keys: bool) -> str:

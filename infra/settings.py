@@ -38,7 +38,7 @@ def environment(name: str, default: str = "") -> str:
 class Settings(BaseModel):
     """Base of every table of a recipe: frozen, no unknown key, the text under a field is its description."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Use(BaseModel):
@@ -122,7 +122,7 @@ class Rollout(Settings):
     """torch (in-process)."""
     device: str = "cpu"
     """Where the in-process engine computes."""
-    group_size: int = Field(8, ge=1)
+    group_size: int = Field(8, ge=1, le=4096)
     """Episodes per task."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature in training."""
@@ -279,7 +279,7 @@ class Recipe(Settings):
     """Run name: the prefix of its topics."""
     about: str = ""
     """One sentence for people."""
-    seed: int = 1
+    seed: int = Field(1, ge=0, lt=2**32)
     """Seed of everything random."""
     policies: dict[str, Policy]
     """Policies by name."""

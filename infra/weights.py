@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,18 @@ ITEM_BYTES = {
 }  # fmt: skip
 HF_METADATA = {"format": "pt"}
 _MAX_HEADER_BYTES = 100_000_000
+_MOST_DIMENSIONS = 64
+_LARGEST_SIZE = 1 << 48
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""JSON may hold one alone, UTF-8 not: such a name could not be hashed."""
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+
+
+def is_plain_file_name(name: str) -> bool:
+    """Tell whether a file beside a policy's weights may be written under the name that its record gives it."""
+    return _FILE_NAME.fullmatch(name) is not None
 
 
 class WeightsError(HeadraceError):
@@ -89,12 +102,8 @@ def read_safetensors(data: bytes | memoryview) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     spans: list[tuple[int, int]] = []
     for name, entry in header.items():
-        try:
-            begin, end = (int(offset) for offset in entry["data_offsets"])
-            dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise WeightsError(f"safetensors entry {name!r} is malformed: {entry!r}") from error
-        if not 0 <= begin <= end <= len(body) or min(shape, default=0) < 0:
+        dtype, shape, begin, end = _entry(name, entry)
+        if not 0 <= begin <= end <= len(body):
             raise WeightsError(f"safetensors entry {name!r} spans bytes {begin}..{end} of {len(body)}: a torn object?")
         tensors[name] = Tensor(dtype, shape, body[begin:end])
         spans.append((begin, end))
@@ -104,11 +113,23 @@ def read_safetensors(data: bytes | memoryview) -> dict[str, Tensor]:
     return tensors
 
 
+def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    """Return dtype, shape, begin and end of one tensor. Raises WeightsError for what no tensor can have."""
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]} if (
+            _SURROGATE.search(name) is None
+            and len(shape) <= _MOST_DIMENSIONS
+            and all(type(n) is int and 0 <= n < _LARGEST_SIZE for n in (*shape, begin, end))
+        ):
+            return dtype, tuple(shape), begin, end
+    raise WeightsError(f"safetensors entry {name[:80]!r} is malformed: it needs dtype, shape and data_offsets in range")
+
+
 def read_metadata(data: bytes | memoryview) -> dict[str, str]:
     """Return the free metadata of a safetensors file, {} if it has none. Raises WeightsError for a torn header."""
     found = _split(data)[0].get("__metadata__", {})
     if not isinstance(found, dict):
-        raise WeightsError(f"safetensors __metadata__ is not a mapping: {found!r}")
+        raise WeightsError(f"safetensors __metadata__ is not a mapping: {str(found)[:80]!r}")
     return {str(key): str(value) for key, value in found.items()}
 
 
@@ -121,7 +142,7 @@ def _split(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
         raise WeightsError(f"a safetensors header of {length} bytes was announced, {len(text)} are there: not whole")
     try:
         header = json.loads(bytes(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsError("the safetensors header is not JSON: the object is torn or something else") from error
     if not isinstance(header, dict):
         raise WeightsError("the safetensors header is not a mapping")

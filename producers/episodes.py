@@ -160,7 +160,8 @@ def _failure(sample: int, error: Exception, limit_s: float) -> Failure:
 
 def one_line(error: BaseException) -> str:
     """Return an error as the detail of a failure."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:DETAIL_LENGTH]
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:DETAIL_LENGTH]
+    return text.encode(errors="backslashreplace").decode()
 
 
 def now_ms() -> int:

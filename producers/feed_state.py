@@ -27,6 +27,8 @@ from schemas.topics import eval_stream
 
 log = structlog.get_logger()
 
+LARGEST_LEAP = 1000
+"""A version this far ahead of the newest known is none."""
 MOST_TASKS = 256
 """Tasks planned in one turn, and so in one transaction; evaluations come on top."""
 
@@ -88,6 +90,12 @@ class FeedState:
         """Learn of a version that can be evaluated."""
         self._version(weights.policy, weights.version)
         self.evaluations.published(weights.policy, weights.version)
+
+    def is_leap(self, record: object) -> bool:
+        """Tell whether a record names a version that no trainer can have come to."""
+        if not isinstance(record, BatchTrained | WeightsPublished):
+            return False
+        return record.version > max(self.pacing.versions.get(record.policy, 0), 0) + LARGEST_LEAP
 
     def take_letter(self, letter: DeadLetter) -> None:
         """Learn of a number that is dead: for one policy, or for all when the task itself could not be read.

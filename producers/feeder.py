@@ -26,7 +26,8 @@ from infra.kafka import Message, Outgoing, RunAddress, parse_run
 from infra.log import configure_logging
 from infra.own_positions import OwnPositions, Role
 from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
-from infra.run import Run, join, read_revisions
+from infra.revisions import join_to_write
+from infra.run import Run, read_revisions
 from infra.run_loop import run_loop
 from infra.stopwatch import Stopwatch
 from infra.transactions import TransactionalWriter
@@ -86,6 +87,10 @@ class Feeder:
             return self._dead(message, kind, "undecodable", str(error))
         if record.run_id != self.run.run_id:
             return self._dead(message, kind, "other_run", f"run id {record.run_id!r}, this run is {self.run.run_id!r}")
+        if kind is not DeadLetter and record.policy not in self.run.recipe.policies:
+            return self._dead(message, kind, "misrouted", f"policy {record.policy[:80]!r} is none of this run's")
+        if self.state.is_leap(record):
+            return self._dead(message, kind, "time_travel", f"version {record.version} is no next one")
         take(record)
         return ()
 
@@ -218,7 +223,7 @@ def _source(run: Run, workflow: str) -> TaskSource:
 
 def feed(address: RunAddress, stop: threading.Event) -> None:
     """Feed a run until told to stop. Raises MustRestart or Unavailable when it is to be built anew."""
-    run = join(address, JOIN_PATIENCE_S, stop)
+    run = join_to_write(address, JOIN_PATIENCE_S, stop)
     writer = TransactionalWriter(run.connection, f"{address.run}.{COMPONENT}")
     with closing(writer), closing(open_feeder(run, writer)) as feeder:
         log.info("feeder.started", revision=run.revision, issued=dict(feeder.state.pacing.next))

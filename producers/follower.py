@@ -13,11 +13,11 @@ from collections.abc import Mapping
 
 import structlog
 
-from infra.errors import HeadraceError, Unavailable
+from infra.errors import HeadraceError, Unavailable, UsageError
 from infra.failpoints import reach
 from infra.kafka import Message, end_offsets
 from infra.object_store import StoreError
-from infra.run import Run
+from infra.run import Run, read_revision
 from infra.settings import Recipe
 from infra.topic_reader import Place, TopicReader, read_all
 from infra.weights import Tensor, WeightsError, read_safetensors, weights_hash
@@ -25,7 +25,7 @@ from producers.engines.contract import Engine, EngineError, VersionGone
 from producers.pauses import Pauses
 from schemas import codec
 from schemas.avro import SchemaError
-from schemas.records import RecipeRevision, WeightsPublished
+from schemas.records import WeightsPublished
 
 log = structlog.get_logger()
 
@@ -175,16 +175,18 @@ class WeightFollower(threading.Thread):
                 for version in sorted(self._published[policy])[:-RECENT]:
                     del self._published[policy][version]
             return
+        revision = read_revision(message)
+        if revision is None or revision.run_id != self._run_.run_id:
+            return
         try:
-            revision = codec.decode(message.value, RecipeRevision)
-            codec.learn(revision.schemas)
             # A new dict, since other threads may be looking at the old one.
             self.recipes = {**self.recipes, revision.revision: Recipe.from_json(revision.recipe)}
-            if revision.ended and not self.ended:
-                log.info("run.ended", why=revision.ended)
-            self.ended = revision.ended
-        except (SchemaError, ValueError) as error:
+        except UsageError as error:
             log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
+            return
+        if revision.ended and not self.ended:
+            log.info("run.ended", why=revision.ended)
+        self.ended = revision.ended
 
     def _read(self, message: Message) -> WeightsPublished | None:
         try:

@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from infra.errors import HeadraceError
 from infra.object_store import ObjectStore
+from infra.weights import is_plain_file_name
 from schemas.records import WeightsPublished
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -30,7 +31,7 @@ def fetch_policy_files(store: ObjectStore, published: WeightsPublished, folder: 
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in published.files:
-        if file.claim is None or Path(file.name).name != file.name:
+        if file.claim is None or not is_plain_file_name(file.name):
             raise PolicyFilesError(f"{published.policy} version {published.version} names a file {file.name!r}")
         store.get_to_file(file.claim.key, file.claim.sha256, file.claim.size_bytes, folder / file.name)
     return folder
@@ -43,7 +44,7 @@ class Tokenizer:
         from transformers import AutoTokenizer
 
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             self.hash = blake3((folder / TOKENIZER_FILE).read_bytes()).hexdigest()
         except (OSError, ValueError) as error:
             raise PolicyFilesError(

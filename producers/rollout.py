@@ -24,7 +24,8 @@ from infra.errors import UsageError
 from infra.kafka import Outgoing, parse_run, partitions_of
 from infra.log import configure_logging
 from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
-from infra.run import Run, join
+from infra.revisions import join_to_write
+from infra.run import Run
 from infra.settings import Recipe
 from infra.stopwatch import Stopwatch
 from infra.topic_reader import Place
@@ -215,12 +216,14 @@ class RolloutWorker:
 
     # ------------------------------------------------------------------------------------------------------- the tasks
 
-    def admit(self, task: Task) -> Reservation | Literal["run_end"] | None:
+    def admit(self, task: Task) -> Reservation | Literal["run_end", "unknown_revision"] | None:
         """See `task_intake.Gate`; called in the intake's thread."""
         is_training = task.purpose != "eval"
         if is_training and self.follower.ended:
             return "run_end"
-        if task.revision not in self.follower.recipes or (is_training and self._behind()):
+        if task.revision not in self.follower.recipes:
+            return "unknown_revision"
+        if is_training and self._behind():
             return None
         if self._concluder is None or self._concluder.delivering >= MOST_UNDELIVERED:
             return None
@@ -337,7 +340,7 @@ def main(run: str, workflow: str | None, name: str | None, region: str, concurre
     configure_logging("rollout", worker=worker)
 
     def join_and_play(stop: threading.Event) -> None:
-        joined = join(address, JOIN_PATIENCE_S, stop)
+        joined = join_to_write(address, JOIN_PATIENCE_S, stop)
         threading.Thread(target=import_engine, args=(joined.recipe.rollout.engine,), daemon=True).start()
         build(joined, workflow, worker, region, concurrency).play(stop)
 

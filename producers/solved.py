@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import fmean
 from typing import Literal
@@ -57,5 +58,7 @@ class SolvedWatch:
 
 def _flag(outcome: Outcome) -> str:
     if (outcome.verdict, outcome.reason) != ("dropped", ZERO_VARIANCE) or not outcome.rewards:
+        return "."
+    if not all(map(math.isfinite, outcome.rewards)):
         return "."
     return "e" if fmean(outcome.rewards) > EASY_ABOVE else "h"

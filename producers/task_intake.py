@@ -38,6 +38,11 @@ TURN_S = 0.02
 COMMIT_EVERY_S = 0.15
 PATIENCE_S = 30.0
 LEAVE_S = 2.0
+REVISION_PATIENCE_S = 30.0
+"""A task may be read before the revision of the recipe that it names; one that names none holds nobody up."""
+MOST_EPISODES = 4096
+LONGEST_NAME = 1000
+"""Characters of a task's stream, id and tier; its groups carry them."""
 
 MEMBERSHIP_MOVES = {
     KafkaError.STALE_MEMBER_EPOCH,
@@ -68,8 +73,11 @@ class StartedTask:
 class Gate(Protocol):
     """Decides, in the intake's thread, what may start."""
 
-    def admit(self, task: Task) -> Reservation | Literal["run_end"] | None:
-        """Return places for the task's episodes, `run_end` to conclude it unplayed, or None: not now."""
+    def admit(self, task: Task) -> Reservation | Literal["run_end", "unknown_revision"] | None:
+        """Return places for the task's episodes, `run_end` to conclude it unplayed, or None: not now.
+
+        `unknown_revision`: its revision was not read yet, and perhaps never will be.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,7 @@ class _Waiting:
     message: Message
     task: Task | None
     why: tuple[str, str]
+    since: float
 
     @property
     def place(self) -> Place:
@@ -274,10 +283,13 @@ class TaskIntake(threading.Thread):
                 if task.run_id != self._member.run_id:
                     why = ("other_run", f"the task is of run {task.run_id}, this is {self._member.run_id}")
                     task = None
+                elif fault := _fault(task):
+                    why = ("unusable", fault)
+                    task = None
             except SchemaError as error:
                 why = ("undecodable", str(error))
         order = (task.issued_ms, task.number) if task else (0, 0)
-        insort(self._waiting, _Waiting(order, message, task, why), key=lambda item: item.order)
+        insort(self._waiting, _Waiting(order, message, task, why, time.monotonic()), key=lambda item: item.order)
         held.waiting += 1
         if held.waiting >= MOST_WAITING and not held.paused:
             held.paused = True
@@ -322,17 +334,26 @@ class TaskIntake(threading.Thread):
         if starts and self._suspect is not None:
             return None
         admitted = self._gate.admit(item.task)
+        if isinstance(admitted, str):
+            return self._unplayed(item, item.task, admitted)
         if admitted is None:
             refused.add(item.message.topic)
             return None
-        if admitted == "run_end":
-            return StartedTask(
-                place, item.message, item.task, "run_end", ("run_end", "the run was over before it began")
-            )
         if starts:
             self._suspect = (place, offset)
             log.info("task.suspect", stream=item.task.stream, number=item.task.number, starts=starts)
         return StartedTask(place, item.message, item.task, "play", reservation=admitted)
+
+    def _unplayed(
+        self, item: _Waiting, task: Task, verdict: Literal["run_end", "unknown_revision"]
+    ) -> StartedTask | None:
+        if verdict == "run_end":
+            why = ("run_end", "the run was over before it began")
+            return StartedTask(item.place, item.message, task, "run_end", why)
+        if time.monotonic() - item.since < REVISION_PATIENCE_S:
+            return None
+        why = (verdict, f"revision {task.revision} did not come within {REVISION_PATIENCE_S:.0f} s")
+        return StartedTask(item.place, item.message, None, "dead", why)
 
     def _commit(self) -> bool:
         """Commit what is dirty and due; False when that has to be tried again."""
@@ -365,6 +386,14 @@ class TaskIntake(threading.Thread):
         starting, self._starting = self._starting, []
         for started in starting:
             self._on_start(started)
+
+
+def _fault(task: Task) -> str:
+    """Return why a task cannot be played; empty when nothing speaks against it."""
+    longest = max(len(task.stream), len(task.task_id), len(task.tier))
+    if not 1 <= task.n_asked <= MOST_EPISODES or longest > LONGEST_NAME or task.number < 0:
+        return f"number {task.number}, {task.n_asked} episodes, a name of {longest} characters"
+    return ""
 
 
 def _give_back(started: StartedTask) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 
 MOST_BYTES = 4096
 """The broker's default limit, `offset.metadata.max.bytes`."""
+MOST_DONE = 1_000_000
+"""Done offsets that metadata may name; more are not ours."""
 POISON_STARTS = 3
 """A task that was started so often and never finished is not started again."""
 
@@ -127,7 +129,7 @@ def _decode(base: int, metadata: str) -> tuple[set[int], dict[int, int]]:
     try:
         found = json.loads(metadata) if metadata else {}
         return _offsets(base, found), _counts(base, found)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return set(), {}
 
 
@@ -135,7 +137,10 @@ def _offsets(base: int, found: Mapping[str, str]) -> set[int]:
     offsets: set[int] = set()
     for part in filter(None, found.get("done", "").split(",")):
         begin, _, end = part.partition("-")
-        offsets.update(range(base + int(begin), base + int(end or begin) + 1))
+        run = range(base + int(begin), base + int(end or begin) + 1)
+        if len(run) + len(offsets) > MOST_DONE:
+            raise ValueError(f"{part} are more tasks than one partition can have behind an unfinished one")
+        offsets.update(run)
     return offsets
 
 

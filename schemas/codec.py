@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, TypeVar
@@ -20,11 +20,16 @@ from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from schemas.avro import NAMESPACE, Convert, Plain, SchemaError, from_plain, schema_of, to_plain
 from schemas.records import RECORDS
+from schemas.writers import foreign_schema, weigh
 
 MAGIC = b"\xc3\x01"
 HEADER_BYTES = 10
 
 R = TypeVar("R")
+
+
+class UnknownSchema(SchemaError):
+    """No schema of that fingerprint is known: its writer is newer, or not part of this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +77,28 @@ def _past() -> dict[bytes, Plain]:
 
 
 def learn(schemas: Mapping[str, str]) -> None:
-    """Take in the writers' schemas that a run keeps on its recipe topic: record name to schema text."""
+    """Take in the writers' schemas that a run keeps on its recipe topic: record name to schema text.
+
+    Raises SchemaError for the first that is none (`schemas.writers`); those before it are learnt.
+    """
     for text in schemas.values():
-        schema = json.loads(text)
-        _past()[fingerprint_of(schema)] = _parsed(schema)
+        schema = foreign_schema(text)
+        try:
+            _past()[fingerprint_of(schema)] = _parsed(schema)
+        except Exception as error:  # fastavro raises many kinds on a schema that is none
+            raise SchemaError(f"a schema cannot be used, {type(error).__name__}: {error}: {text[:80]!r}") from error
+
+
+def on_unknown(find: Callable[[], object] | None) -> None:
+    """Have `find` called, to `learn` what is new, before a fingerprint counts as unknown; None for nobody.
+
+    One process works for one run: the newest word counts. Whoever writes in a schema writes it to the recipe topic
+    first, so what is unknown after a look at that topic's end was unknown in every earlier look, and to every replay.
+    """
+    _finders[:] = [find] if find else []
+
+
+_finders: list[Callable[[], object]] = []
 
 
 def schema_texts() -> dict[str, str]:
@@ -97,6 +120,18 @@ def encode(record: Any) -> bytes:
         raise SchemaError(f"{form.record.__name__}{error}") from None
     except (ValueError, TypeError, OverflowError, UnicodeError) as error:
         raise SchemaError(f"{form.record.__name__}: {error}") from error
+    return out.getvalue()
+
+
+def encode_like(record: Any, sample: bytes) -> bytes:
+    """Return the record's message in the schema of a message that is there: whoever reads that one can read this.
+
+    Fields that the older schema lacks are left out. Raises SchemaError like `encode` and `decode`.
+    """
+    form, schema = FORMS[type(record)], _writer_schema(sample)
+    out = io.BytesIO()
+    out.write(sample[:HEADER_BYTES])
+    schemaless_writer(out, schema, form.encode(record))
     return out.getvalue()
 
 
@@ -148,10 +183,13 @@ def _writer_schema(data: bytes) -> Plain:
             f"not an Avro single-object message: it begins with {bytes(data[:HEADER_BYTES]).hex() or 'nothing'}"
         )
     name = bytes(data[2:HEADER_BYTES])
-    schema = _past().get(name)
-    if schema is None:
-        raise SchemaError(f"unknown schema {name[::-1].hex()}: its writer is newer, or not part of this run")
-    return schema
+    known = _past()
+    if name not in known:
+        for find in _finders:
+            find()
+    if name not in known:
+        raise UnknownSchema(f"unknown schema {name[::-1].hex()}: its writer is newer, or not part of this run")
+    return known[name]
 
 
 def _read(data: bytes, form: Form) -> Any:
@@ -163,6 +201,7 @@ def _read(data: bytes, form: Form) -> Any:
     body = io.BytesIO(data)
     body.seek(HEADER_BYTES)
     try:
+        weigh(writer, memoryview(data)[HEADER_BYTES:])
         found = form.decode(schemaless_reader(body, writer, None if same else form.schema))
     except SchemaError as error:
         raise SchemaError(f"{name}: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
@@ -10,6 +11,10 @@ if TYPE_CHECKING:
     from schemas.records import Outcome, Task
 
 Headers = list[tuple[str, bytes]]
+
+_INT = re.compile(rb"-?[0-9]{1,19}")
+_INT64 = range(-(2**63), 2**63)
+_MOST_BYTES = 1000
 
 
 class HeaderError(ValueError):
@@ -43,18 +48,32 @@ class Stamp:
 
     @classmethod
     def from_headers(cls, headers: Sequence[tuple[str, bytes]] | None) -> Stamp:
-        """Read a message's headers; those of other tools are passed over. Raises HeaderError."""
+        """Read a message's headers; those of other tools are passed over. Raises HeaderError.
+
+        Numbers are those of Avro's long, texts no longer than 1,000 bytes: what is read here stands in state and keys.
+        """
         found = dict(headers or ())
         values: dict[str, str | int] = {}
         for f in fields(cls):
             if f.name not in found:
                 raise HeaderError(f"header {f.name!r} is missing")
-            try:
-                text = found[f.name].decode()
-                values[f.name] = int(text) if f.type == "int" else text
-            except ValueError as error:
-                raise HeaderError(f"header {f.name!r} is malformed: {found[f.name]!r:.60}") from error
+            value = _int(found[f.name]) if f.type == "int" else _text(found[f.name])
+            if value is None:
+                raise HeaderError(f"header {f.name!r} is malformed: {found[f.name][:40]!r}")
+            values[f.name] = value
         return cls(**values)  # type: ignore[arg-type]  # int fields were made ints above
+
+
+def _int(text: bytes) -> int | None:
+    number = int(text) if _INT.fullmatch(text) else None
+    return number if number is not None and number in _INT64 else None
+
+
+def _text(text: bytes) -> str | None:
+    try:
+        return text.decode() if len(text) <= _MOST_BYTES else None
+    except UnicodeDecodeError:
+        return None
 
 
 def task_key(stream: str, number: int) -> bytes:

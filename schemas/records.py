@@ -167,7 +167,7 @@ class RecipeRevision:
     revision: int = 0
     """0 at the start; tasks are stamped with the one in force."""
     recipe: str = ""
-    """The resolved recipe, as JSON."""
+    """The resolved recipe, as JSON; empty in a record that only tells the schemas of another build."""
     schemas: dict[str, str] = field(default_factory=dict)
     """Record name to `.avsc` text: the writers' schemas of this run."""
     store: str = ""

@@ -19,6 +19,10 @@ _EQUAL = 1e-8
 """Rewards closer than this are equal: seven rewards of 0.1 must give 0, not the noise of their mean."""
 
 
+_LARGEST = 1e30
+"""The square of a larger reward is none that float64 holds for sure."""
+
+
 class RewardError(HeadraceError):
     """A reward from which no advantage follows."""
 
@@ -52,8 +56,11 @@ def grpo(
     """
     advantages = np.zeros(len(members), np.float32)
     rewards = np.array([member.reward for member in members], np.float64)
-    if not np.isfinite(rewards).all():
-        raise RewardError(f"a group's rewards must be finite, got {rewards.tolist()}: mend the environment's scorer")
+    if not (np.abs(rewards) < _LARGEST).all():
+        raise RewardError(
+            f"a group's rewards must be finite and below {_LARGEST:g}, got {rewards.tolist()[:64]}: mend the "
+            "environment's scorer"
+        )
     trajectories = np.array([member.trajectory for member in members], np.int64)
     keys = _keys(members, group_by)
     for key in np.unique(keys):

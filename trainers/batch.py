@@ -52,7 +52,7 @@ class TrainingSequence:
             raise BatchError(f"ids, mask, log-probabilities and versions differ in shape or are empty: {shapes}")
         if self.mask[0]:
             raise BatchError("the first token of a sequence is marked as generated: nothing can predict it")
-        if self.temperature <= 0 or not np.isfinite(self.advantage):
+        if not 0 < self.temperature < np.inf or not np.isfinite(self.advantage):
             raise BatchError(f"temperature {self.temperature} must be > 0, advantage {self.advantage} finite")
         if (self.versions[self.mask] < 0).any() or not np.isfinite(self.behaviour_logprobs[self.mask]).all():
             raise BatchError("a generated token lacks its weight version or a finite log-probability")

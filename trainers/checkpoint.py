@@ -38,4 +38,10 @@ def decode_checkpoint(data: bytes | memoryview) -> Checkpoint:
     text = read_metadata(data).get(_KEY)
     if text is None:
         raise CheckpointError(f"the object is a safetensors file but no checkpoint: its metadata lacks {_KEY!r}")
-    return Checkpoint(read_safetensors(data), json.loads(text))
+    try:
+        metadata = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"the checkpoint's metadata is not JSON: {type(error).__name__}: {error}") from error
+    if not isinstance(metadata, dict):
+        raise CheckpointError(f"the checkpoint's metadata is no mapping: {text[:80]!r}")
+    return Checkpoint(read_safetensors(data), metadata)

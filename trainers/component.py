@@ -79,7 +79,7 @@ class Trainer:
         """Take a group into the window, or follow the recipe."""
         if message.topic == self.run.topics.recipe:
             revision = read_revision(message)
-            self._ended = revision.ended if revision else self._ended
+            self._ended = revision.ended if revision and revision.run_id == self.run.run_id else self._ended
             return ()
         place = (message.partition, message.offset)
         if place in self._concluded:
@@ -117,7 +117,12 @@ class Trainer:
     def _usable(self, curated: CuratedGroup) -> WholeGroup:
         """Return the decoded group. Raises what makes it unusable."""
         group = whole(self.run, curated)
-        newest = max((int(s.versions.max()) for s in training_sequences(group, 0, self.settings)), default=0)
+        sequences = training_sequences(group, 0, self.settings)
+        if not any(sequence.mask.any() for sequence in sequences):
+            raise BatchError("it has no token to train on")
+        for sequence in sequences:
+            self.learner.check_ids(sequence.ids)
+        newest = max(int(sequence.versions.max()) for sequence in sequences)
         if newest > self.learner.version:
             raise BatchError(f"it has tokens of version {newest}, and {self.learner.version} is the newest there is")
         return group
@@ -290,4 +295,5 @@ def _group_metrics(wholes: list[WholeGroup], base_version: int) -> dict[str, flo
     rewards = np.concatenate([[t.reward for t in w.group.trajectories] for w in wholes])
     ages = Counter(max(0, base_version - w.curated.min_version) for w in wholes)
     shares = {f"staleness_{age}": count / len(wholes) for age, count in sorted(ages.items())}
-    return {"reward_mean": float(rewards.mean()), "groups": float(len(wholes)), **shares}
+    finite = rewards[np.isfinite(rewards)]
+    return {"reward_mean": float(finite.mean()) if finite.size else 0.0, "groups": float(len(wholes)), **shares}

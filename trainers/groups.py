@@ -11,7 +11,7 @@ import numpy.typing as npt
 from infra.settings import Trainer
 from schemas.records import CuratedGroup, Sequence, TrajectoryGroup
 from trainers.advantages import Member, grpo
-from trainers.batch import TrainingSequence
+from trainers.batch import BatchError, TrainingSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,15 @@ def training_sequences(whole: WholeGroup, index: int, settings: Trainer) -> list
 
     Statistics are taken over all members, kept or not, but for those that validation refused, whose curated reward is
     NaN. A sequence's own reward serves where the workflow set one, else its trajectory's shaped reward.
+
+    Raises BatchError and RewardError for what cannot be trained on.
     """
-    kept = set(whole.curated.kept)
+    kept, count = set(whole.curated.kept), len(whole.group.trajectories)
+    if len(whole.curated.rewards) != count or not kept <= set(range(count)):
+        raise BatchError(
+            f"{count} trajectories, {len(whole.curated.rewards)} rewards, kept {sorted(kept)[:8]}: these do not belong "
+            "together"
+        )
     members: list[Member] = []
     sequences: list[Sequence] = []
     for number, trajectory in enumerate(whole.group.trajectories):
@@ -60,12 +67,21 @@ def _training_sequence(sequence: Sequence, advantage: float, index: int) -> Trai
 
 
 def loss_mask(sequence: Sequence) -> npt.NDArray[np.bool_]:
-    """Return bool[T], True on generated spans."""
+    """Return bool[T], True on generated spans. Raises BatchError when the spans do not cover the ids."""
     kinds = np.array([span.kind == "generated" for span in sequence.spans], np.bool_)
-    return np.repeat(kinds, [span.length for span in sequence.spans])
+    return np.repeat(kinds, _covering([span.length for span in sequence.spans], sequence.ids.size, "spans"))
 
 
 def token_versions(sequence: Sequence) -> npt.NDArray[np.int32]:
-    """Return int32[T], the version of each token; -1 where nothing was generated."""
-    runs = sequence.version_runs.reshape(-1, 2)
-    return np.repeat(runs[:, 0], runs[:, 1])
+    """Return int32[T], the version of each token; -1 where nothing was generated. Raises BatchError as `loss_mask`."""
+    versions, lengths = sequence.version_runs[::2], sequence.version_runs[1::2].tolist()
+    if len(versions) != len(lengths):
+        raise BatchError(f"{sequence.version_runs.size} numbers are no pairs of version and run length")
+    return np.repeat(versions, _covering(lengths, sequence.ids.size, "version runs"))
+
+
+def _covering(lengths: list[int], total: int, what: str) -> list[int]:
+    """Return lengths that add up to a total; any others would have memory allocated for what is not there."""
+    if min(lengths, default=0) < 0 or sum(lengths) != total:
+        raise BatchError(f"{len(lengths)} {what} add up to {sum(lengths)}, not to the {total} ids")
+    return lengths

@@ -11,9 +11,8 @@ import structlog
 
 from infra.errors import HeadraceError
 from infra.process import MustRestart
-from infra.run import Run
+from infra.run import Run, read_record
 from infra.topic_reader import Place, TopicReader, read_all, read_range, whole_topics
-from schemas import codec
 from schemas.records import (
     BatchTrained,
     CheckpointPointer,
@@ -60,12 +59,16 @@ def read_history(run: Run, policy: str) -> History:
     batches, weights = topics.batches(policy), topics.weights(policy)
     for message in read_all(run.connection, [batches, weights, topics.state]):
         if message.topic == batches:
-            _take_batch(history, codec.decode(message.value, BatchTrained))
+            if (batch := read_record(message, BatchTrained)) and batch.run_id == run.run_id:
+                _take_batch(history, batch)
         elif message.topic == weights:
-            history.published = codec.decode(message.value, WeightsPublished)
+            published = read_record(message, WeightsPublished)
+            if published and published.run_id == run.run_id:
+                history.published = published
         elif message.key.startswith(checkpoint_prefix(policy)):
-            pointer = codec.decode(message.value, CheckpointPointer)
-            history.checkpoints[pointer.version] = pointer
+            pointer = read_record(message, CheckpointPointer)
+            if pointer and pointer.run_id == run.run_id:
+                history.checkpoints[pointer.version] = pointer
     history.batches.sort(key=lambda batch: batch.version)
     return history
 
@@ -95,8 +98,8 @@ def groups_of(run: Run, policy: str, batches: Iterable[BatchTrained]) -> dict[Ke
         for message in read_range(run.connection, (topic, partition), min(offsets), max(offsets) + 1):
             if message.offset not in offsets:  # there may be garbage between them
                 continue
-            curated = codec.decode(message.value, CuratedGroup)
-            if key_of(curated) in wanted:
+            curated = read_record(message, CuratedGroup)
+            if curated and curated.run_id == run.run_id and key_of(curated) in wanted:
                 found[key_of(curated)] = curated
     if missing := sorted(wanted.keys() - found.keys()):
         raise LineageBroken(f"{topic} no longer holds {missing[:5]}, which a batch was trained on: was it shortened?")
@@ -110,8 +113,8 @@ def wait_for_examples(run: Run, policy: str, stop: threading.Event) -> WarmStart
         said = time.monotonic() + 5
         while True:
             for message in reader.poll(timeout_s=0.2):
-                if message.key == examples_key(policy):
-                    return codec.decode(message.value, WarmStartExamples)
+                if message.key == examples_key(policy) and (found := read_record(message, WarmStartExamples)):
+                    return found
             if time.monotonic() > said:
                 log.info("examples.waiting", policy=policy)
                 said = time.monotonic() + 30

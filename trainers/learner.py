@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
 
 from infra.errors import HeadraceError, UsageError
 from infra.weights import Tensor
-from trainers.batch import MicroBatch, Minibatch, TrainingSequence, minibatches, staleness
+from trainers.batch import BatchError, MicroBatch, Minibatch, TrainingSequence, minibatches, staleness
 from trainers.checkpoint import Checkpoint, CheckpointError
 from trainers.losses import Clip, log_ratio, metric_sums, ppo_clip, token_mean
 from trainers.model import deterministic, from_torch, publish_weights, to_torch, token_logprobs
@@ -108,6 +110,16 @@ class Learner:
     def model(self) -> transformers.PreTrainedModel:
         """The compute copy, holding the published values."""
         return self._model
+
+    def check_ids(self, ids: npt.NDArray[np.int32]) -> None:
+        """Raise BatchError for token ids, int32[T], that this model has no embedding or no position for."""
+        vocabulary = int(self._model.config.vocab_size)
+        positions = getattr(self._model.config, "max_position_embeddings", None) or ids.size
+        if ids.min() < 0 or ids.max() >= vocabulary or ids.size > positions:
+            raise BatchError(
+                f"{ids.size} tokens from id {ids.min()} to {ids.max()}: this model has {vocabulary} ids and "
+                f"{positions} positions"
+            )
 
     def published(self) -> dict[str, Tensor]:
         """Return the current version's weights as bf16, by HF name: a copy that later steps leave alone."""

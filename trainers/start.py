@@ -20,12 +20,13 @@ from infra.kafka import open_producer
 from infra.run import Run
 from infra.settings import Policy, Trainer
 from infra.transactions import TransactionalWriter
+from infra.weights import is_plain_file_name
 from schemas import codec
 from schemas.records import CuratedGroup, NamedObject, TrajectoryGroup, WorkerStatus
 from trainers import history as past
 from trainers import publisher
 from trainers.batch import TrainingSequence
-from trainers.checkpoint import decode_checkpoint
+from trainers.checkpoint import CheckpointError, decode_checkpoint
 from trainers.groups import WholeGroup, training_sequences
 from trainers.learner import Learner, LearnerSettings
 from trainers.losses import Clip
@@ -208,9 +209,10 @@ def _resume(run: Run, policy: str, history: past.History) -> Incarnation:
 def _published_model(run: Run, files: tuple[NamedObject, ...]) -> transformers.PreTrainedModel:
     with tempfile.TemporaryDirectory() as folder:
         for file in files:
-            assert file.claim is not None  # noqa: S101 - every named object has one
+            if file.claim is None or not is_plain_file_name(file.name):
+                raise CheckpointError(f"the newest published version names a file {file.name!r}")
             (Path(folder) / file.name).write_bytes(run.get(file.claim))
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         config, dtype=torch.float32, attn_implementation="sdpa"
     )
@@ -233,5 +235,5 @@ def whole(run: Run, curated: CuratedGroup) -> WholeGroup:
     """Return a curated group with its trajectories."""
     group = codec.decode(curated.group, TrajectoryGroup)
     if group.claim is not None:
-        group = codec.decode(run.get(group.claim), TrajectoryGroup)
+        group = codec.decode(run.get_group(group.claim), TrajectoryGroup)
     return WholeGroup(curated, group)

@@ -10,7 +10,7 @@ import structlog
 from infra.kafka import parse_run
 from infra.log import configure_logging
 from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
-from infra.run import join
+from infra.revisions import join_to_write
 from infra.run_loop import run_loop
 from infra.stopwatch import Stopwatch
 from infra.transactions import TransactionalWriter
@@ -26,7 +26,7 @@ def main(run: str, policy: str | None = None) -> None:
     from trainers.start import begin_or_resume
 
     def build_and_run(stop: threading.Event) -> None:
-        joined = join(address, JOIN_PATIENCE_S, stop)
+        joined = join_to_write(address, JOIN_PATIENCE_S, stop)
         name = joined.policy(policy)
         writer = TransactionalWriter(joined.connection, f"{address.run}.train.{name}")
         watch = Stopwatch()

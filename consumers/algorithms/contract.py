@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from schemas.records import GroupUse, Trajectory, TrajectoryGroup, no_ints
+from schemas.records import GroupUse, Sequence, Trajectory, TrajectoryGroup, no_ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,13 @@ def version_range(trajectories: Iterable[Trajectory]) -> tuple[int, int]:
 
 
 def generated_lengths(group: TrajectoryGroup) -> tuple[int, ...]:
-    """Return the number of generated tokens of each trajectory, as outcomes carry them."""
-    return tuple(
-        sum(span.length for sequence in member.sequences for span in sequence.spans if span.kind == "generated")
-        for member in group.trajectories
-    )
+    """Return the number of generated tokens of each trajectory, as outcomes carry them.
+
+    Of a sequence it is never more than its ids, whatever the spans of a malformed one say.
+    """
+    return tuple(sum(_generated(sequence) for sequence in member.sequences) for member in group.trajectories)
+
+
+def _generated(sequence: Sequence) -> int:
+    told = sum(span.length for span in sequence.spans if span.kind == "generated")
+    return max(0, min(told, sequence.ids.size))

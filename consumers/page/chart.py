@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 EIGHTHS = 8
+LARGEST = 1e9
 
 
 def chart(values: Sequence[float], width: int, height: int) -> list[str]:
@@ -16,6 +18,7 @@ def chart(values: Sequence[float], width: int, height: int) -> list[str]:
     """
     if not values:
         return [axis + "┤" for axis in _axis(0.0, 1.0, height)]
+    values = [max(-LARGEST, min(value, LARGEST)) if math.isfinite(value) else 0.0 for value in values]
     low, high = min(0.0, *values), max(1.0, *values)
     bars = [(value - low) / (high - low) * height * EIGHTHS for value in _columns(values, width)]
     lines = []

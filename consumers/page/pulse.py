@@ -80,7 +80,7 @@ class Pulse:
             record: object = codec.decode(message.value, kind)
         except SchemaError:
             return
-        if getattr(record, "run_id", "") == self._run_id:
+        if getattr(record, "run_id", "") == self._run_id and getattr(record, "policy", "") in {"", *self.policies}:
             self._take(record, message.timestamp_ms)
 
     def _take(self, record: object, at_ms: int) -> None:
@@ -88,9 +88,9 @@ class Pulse:
             if record.level == "group" and record.component == "curate" and not record.use:
                 self._arrive(Arrival(at_ms, len(record.rewards), sum(record.lengths)))
         elif isinstance(record, BatchTrained):
-            if record.version >= 0:
+            if record.version >= 0 and record.policy:
                 self.policies[record.policy].metrics = record.metrics
-        elif isinstance(record, WeightsPublished):
+        elif isinstance(record, WeightsPublished) and record.policy:
             policy = self.policies[record.policy]
             policy.published += 1
             policy.newest_published = max(policy.newest_published, record.version)

@@ -32,7 +32,7 @@ def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) 
 
     settings = TorchEngineSettings(max_batch=min(concurrency, MOST_ROWS), device=rollout.device)
     configs = {
-        policy: transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        policy: transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         for policy, folder in folders.items()
     }
     build = (

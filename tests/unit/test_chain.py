@@ -36,7 +36,7 @@ class Counting:
         self.seen = start
         self._answers = answers
 
-    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
         self.seen += 1
         return self._answers or (Keep(candidate),)
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.dedupe import Dedupe
+from consumers.dedupe import MOST_RUNS, Dedupe
 
 numbers = st.lists(st.integers(0, 40).map(lambda i: 3 * i + 1), max_size=120)
 
@@ -24,15 +27,31 @@ def test_a_restored_dedupe_goes_on_as_the_one_it_was(before: list[int], after: l
     assert [one.conclude("sums", n) for n in after] == [other.conclude("sums", n) for n in after]
 
 
-def test_streams_are_apart_and_what_is_concluded_in_order_needs_no_set() -> None:
+def test_streams_are_apart_and_a_gap_costs_one_run_however_much_comes_after_it() -> None:
     dedupe = Dedupe(0, 2)
     for number in range(0, 2000, 2):
-        assert dedupe.conclude("a", number)
+        assert number == 500 or dedupe.conclude("a", number)
     assert dedupe.conclude("b", 0)
-    assert dedupe.snapshot() == {
-        "a": {"low": 1000, "above": [], "dead": []},
-        "b": {"low": 1, "above": [], "dead": []},
-    }
+    runs = {"a": {"runs": [[0, 250], [251, 1000]], "dead": []}, "b": {"runs": [[0, 1]], "dead": []}}
+    assert dedupe.snapshot() == runs
+    assert dedupe.conclude("a", 500)
+    assert dedupe.snapshot()["a"]["runs"] == [[0, 1000]]
+
+
+def test_numbers_that_somebody_invents_fill_no_memory() -> None:
+    dedupe = Dedupe(0, 1)
+    taken = [number for number in range(0, 100_000, 2) if dedupe.has_room("a", number) and dedupe.conclude("a", number)]
+    assert len(taken) == MOST_RUNS
+    assert not dedupe.has_room("a", 2**62)
+    assert dedupe.has_room("a", taken[-1] + 1), "numbers beside known ones still are remembered"
+
+
+@pytest.mark.parametrize("runs", [None, {}, [[3, 2]], [[0, 2], [1, 4]], [[0, "1"]], [[0]], [3]])
+def test_what_is_no_snapshot_is_refused(runs: Any) -> None:
+    for state in (runs, {"a": runs}, {"a": {"runs": runs, "dead": []}}, {"a": {"runs": [[0, 1]], "dead": ["1"]}}):
+        if state:
+            with pytest.raises(ValueError, match="dedupe snapshot"):
+                Dedupe(0, 1).restore(state)
 
 
 def test_a_number_of_another_partition_does_not_belong() -> None:

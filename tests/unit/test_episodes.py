@@ -76,13 +76,13 @@ class Echo:
     def __init__(self, pause_s: float = 0.0) -> None:
         self.pause_s = pause_s
 
-    def size(self, split: Split) -> int | None:  # noqa: ARG002 - the contract's
+    def size(self, split: Split) -> int | None:
         return None
 
-    def problem(self, split: Split, index: int) -> Problem:  # noqa: ARG002 - the contract's
+    def problem(self, split: Split, index: int) -> Problem:
         return Problem(str(index), str(index))
 
-    def score(self, problem: Problem, text: str) -> Score:  # noqa: ARG002 - the contract's
+    def score(self, problem: Problem, text: str) -> Score:
         end = time.monotonic() + self.pause_s
         while time.monotonic() < end:
             pass

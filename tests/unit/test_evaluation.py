@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,10 @@ def group(number: int, *rewards: float, version: int = 3, n_asked: int = 0, poli
         policy=policy,
         asked_version=version,
         n_asked=n_asked or len(rewards),
-        trajectories=tuple(Trajectory(reward=reward, sequences=(Sequence(spans=spans),)) for reward in rewards),
+        trajectories=tuple(
+            Trajectory(reward=reward, sequences=(Sequence(ids=np.zeros(20, np.int32), spans=spans),))
+            for reward in rewards
+        ),
     )
 
 

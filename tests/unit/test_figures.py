@@ -149,7 +149,7 @@ def test_a_run_that_ended_is_finished_once_it_is_drained_or_nobody_is_left() -> 
     assert log.read(NOW + 60_000).state == "finished"
     log.group(0, 0, 1.0, verdict="dropped")
     assert log.read().state == "finished"
-    log.say(TOPICS.recipe, RecipeRevision(run_id="r", revision=1))
+    log.say(TOPICS.recipe, RecipeRevision(run_id="r", revision=1, recipe="{}"))
     assert log.read().state == "running"
 
 

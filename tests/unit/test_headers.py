@@ -36,11 +36,19 @@ def test_a_message_without_headers_is_refused(headers: list[tuple[str, bytes]] |
         Stamp.from_headers(headers)
 
 
-@pytest.mark.parametrize("value", [b"", b"seven", b"7.0", b"\xff"])
+@pytest.mark.parametrize(
+    "value", [b"", b"seven", b"7.0", b"\xff", b" 7", b"+7", b"1_0", "٣".encode(), str(2**63).encode(), b"9" * 4000]
+)
 def test_a_malformed_number_is_named_with_its_value(value: bytes) -> None:
     headers = [(name, value if name == "number" else old) for name, old in STAMP.to_headers()]
     with pytest.raises(HeaderError, match="'number' is malformed"):
         Stamp.from_headers(headers)
+
+
+@pytest.mark.parametrize("value", [b"\xff\xfe", b"s" * 1001])
+def test_a_text_that_is_none_or_without_end_is_refused(value: bytes) -> None:
+    with pytest.raises(HeaderError, match="'stream' is malformed"):
+        Stamp.from_headers([(name, value if name == "stream" else old) for name, old in STAMP.to_headers()])
 
 
 def test_a_groups_stamp_is_that_of_its_task() -> None:

@@ -39,7 +39,7 @@ class Scripted:
         self,
         ids: Sequence[int],
         *,
-        max_tokens: int | None = None,  # noqa: ARG002 - the protocol's
+        max_tokens: int | None = None,
     ) -> Generation:
         self.lines = iter(self.lines)
         await asyncio.sleep(0)

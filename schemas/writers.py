@@ -1,0 +1,177 @@
+"""Schemas that a run's other writers brought, and bytes that anybody wrote: looked at before the decoder sees them.
+
+The decoder trusts its schema. A recursive one overflows its stack, one whose items take no byte makes 2^60 of them out
+of nothing, and a few bytes an item become a hundred times as much memory. So a foreign schema may hold only what ours
+are made of, where every value takes at least one byte; and a large message is walked once, without building anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from schemas.avro import SCALARS, Plain, SchemaError
+
+MOST_SCHEMA_CHARACTERS = 1 << 18
+DEEPEST = 32
+"""Types within types."""
+LARGE_BYTES = 1 << 18
+"""A smaller message cannot do harm: its values take at most some 30 MB."""
+MOST_VALUES = 1_000_000
+"""Values in one message; they take some 200 MB. A tensor is one value."""
+
+Named = dict[str, Any]
+
+
+def foreign_schema(text: str) -> Plain:
+    """Return the schema of a text that somebody else wrote.
+
+    Raises SchemaError unless it is a record made of the types of `schemas.avro`'s table, not recursive, and every value
+    in it takes a byte or more.
+    """
+    if len(text) > MOST_SCHEMA_CHARACTERS:
+        raise SchemaError(f"a schema of {len(text)} characters is larger than {MOST_SCHEMA_CHARACTERS}")
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SchemaError(f"a schema is not JSON: {type(error).__name__}: {error}") from error
+    if not isinstance(schema, dict) or schema.get("type") != "record":
+        raise SchemaError(f"a schema is no record: {text[:80]!r}")
+    _check(schema, {}, ())
+    return schema
+
+
+def _check(schema: Any, named: Named, above: tuple[str, ...]) -> None:
+    if len(above) > DEEPEST:
+        raise SchemaError(f"a schema nests types more than {DEEPEST} deep")
+    if isinstance(schema, list):
+        if len(schema) != 2 or schema[0] != "null":
+            raise SchemaError(f"a union that is not of null and one type: {schema!r:.80}")
+        _check(schema[1], named, (*above, "union"))
+    elif isinstance(schema, dict):
+        if "logicalType" in schema or any(key.startswith("__") for key in schema):
+            raise SchemaError(f"a schema has a logical type, or a key that is none of Avro's: {sorted(schema)!r:.80}")
+        _check_object(schema, named, above)
+    elif not isinstance(schema, str) or schema not in {*SCALARS.values(), *named}:
+        raise SchemaError(f"a type that is not known, or a record within itself: {schema!r:.80}")
+
+
+def _check_object(schema: Mapping[str, Any], named: Named, above: tuple[str, ...]) -> None:
+    kind = schema.get("type")
+    if kind in ("array", "map"):
+        _check(schema.get("items" if kind == "array" else "values"), named, (*above, kind))
+    elif kind == "record":
+        name, fields = schema.get("name"), schema.get("fields")
+        if not isinstance(name, str) or not isinstance(fields, list) or not fields:
+            raise SchemaError(f"a record without a name or fields: {schema!r:.80}")
+        for field in fields:
+            if not isinstance(field, dict) or not isinstance(field.get("name"), str):
+                raise SchemaError(f"a field of {name!r:.60} is malformed: {field!r:.80}")
+            _check(field.get("type"), named, (*above, name))
+        named[_full_name(schema)] = schema
+    else:
+        _check(kind, named, (*above, "object"))
+
+
+def _full_name(schema: Mapping[str, Any]) -> str:
+    name, namespace = str(schema["name"]), schema.get("namespace", "")
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+# ---------------------------------------------------------------------------------------------------------------- bytes
+
+
+def weigh(schema: Plain, body: memoryview) -> None:
+    """Walk a large body by its writer's schema, building nothing.
+
+    Raises SchemaError for more than MOST_VALUES values, and for lengths that pass the end.
+    """
+    if len(body) > LARGE_BYTES:
+        _Scale(body).walk(schema)
+
+
+class _Scale:
+    """One walk; `_at` is where it stands."""
+
+    def __init__(self, body: memoryview) -> None:
+        self._body = body
+        self._at = 0
+        self._left = MOST_VALUES
+        self._named: Named = {}
+
+    def walk(self, schema: Any) -> None:
+        if isinstance(schema, list):
+            index = self._long()
+            if not 0 <= index < len(schema):
+                raise SchemaError(f"a union of {len(schema)} has no branch {index}")
+            self.walk(schema[index])
+        elif isinstance(schema, dict):
+            self._walk_object(schema)
+        elif schema in self._named:
+            self._walk_record(self._named[schema])
+        elif schema != "null":
+            self._scalar(schema)
+
+    def _walk_object(self, schema: Plain) -> None:
+        kind = schema["type"]
+        if kind == "record":
+            self._named[_full_name(schema)] = schema
+            self._walk_record(schema)
+        elif kind in ("array", "map"):
+            self._walk_items(schema)
+        else:
+            self.walk(kind)
+
+    def _walk_record(self, schema: Plain) -> None:
+        self._take(len(schema["fields"]))
+        for field in schema["fields"]:
+            self.walk(field["type"])
+
+    def _walk_items(self, schema: Plain) -> None:
+        is_map = schema["type"] == "map"
+        items = schema["values" if is_map else "items"]
+        while count := self._long():
+            if count < 0:
+                count = -count
+                self._long()  # the block's length in bytes
+            self._take(count)
+            for _ in range(count):
+                if is_map:
+                    self._skip(self._long())
+                self.walk(items)
+
+    def _scalar(self, kind: str) -> None:
+        if kind in ("bytes", "string"):
+            self._skip(self._long())
+        elif kind == "double":
+            self._skip(8)
+        elif kind == "boolean":
+            self._skip(1)
+        else:
+            self._long()
+
+    def _take(self, values: int) -> None:
+        self._left -= values
+        if self._left < 0:
+            raise SchemaError(f"the message holds more than {MOST_VALUES} values")
+
+    def _skip(self, length: int) -> None:
+        if not 0 <= length <= len(self._body) - self._at:
+            raise SchemaError(f"a length of {length} with {len(self._body) - self._at} bytes left")
+        self._at += length
+
+    def _long(self) -> int:
+        number = shift = 0
+        try:
+            while True:
+                byte = self._body[self._at]
+                self._at += 1
+                number |= (byte & 0x7F) << shift
+                if byte < 0x80:
+                    return (number >> 1) ^ -(number & 1)
+                shift += 7
+                if shift > 63:
+                    raise SchemaError("a number takes more than ten bytes")
+        except IndexError:
+            raise SchemaError("the message is cut short") from None

@@ -1,0 +1,161 @@
+"""A run goes on with a newer build while processes of the older one still work: nothing is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from infra.data_folder import DataFolder
+from infra.opened_run import opened_run
+from infra.run import Run
+from infra.topic_reader import read_all
+from schemas import codec
+from schemas.headers import Stamp
+from schemas.records import Outcome, TrajectoryGroup
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("schemas", "infra", "envs", "producers", "consumers", "trainers", "recipes")
+pytestmark = pytest.mark.timeout(1200)  # seconds; two trees start one after the other
+
+STEPS = 16
+WORDS = (
+    "up", "arithmetic", "--plain",
+    "--set", f"trainer.steps={STEPS}",
+    "--set", "trainer.checkpoint_every=4",
+    "--set", "policies.solver.warm_start.reward_low=0.05",
+    "--set", "policies.solver.warm_start.held_out=64",
+    "--set", "evaluate.problems=16",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the tree in which two records have one more optional field, and workers fill it."""
+    tree = tmp_path_factory.mktemp("newer")
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, tree / room, ignore=shutil.ignore_patterns("__pycache__"))
+    records = tree / "schemas" / "records.py"
+    text = records.read_text()
+    for record in ("TrajectoryGroup", "Outcome"):
+        text, found = re.subn(
+            rf'(class {record}:\n    """.*?"""\n)(.*?)(\n\n\n@dataclass)',
+            r'\1\2\n    rack: str | None = None\n    """A field of the next release."""\3',
+            text,
+            count=1,
+            flags=re.DOTALL,
+        )
+        assert found
+    records.write_text(text)
+    episodes = tree / "producers" / "episodes.py"
+    filled, found = re.subn(r"(\n +)region=cast\.region,", r'\1region=cast.region,\1rack="17",', episodes.read_text())
+    assert found
+    episodes.write_text(filled)
+    return tree
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "infra.cli", *map(str, words)]
+
+
+def of_tree(tree: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(tree)}
+
+
+@contextmanager
+def older(*words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A component of this tree, stopped at the end of the block."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(command(*words), cwd=ROOT, env=of_tree(ROOT), stdout=file, stderr=file)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_for_version(log: Path, launcher: subprocess.Popen[str], version: int) -> None:
+    end = time.monotonic() + 300
+    while not (log.exists() and f'"version": {version}, ' in log.read_text()):
+        assert launcher.poll() is None, "up ended before its time"
+        assert time.monotonic() < end, f"version {version} did not come"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def upgraded(tmp_path_factory: pytest.TempPathFactory, newer: Path) -> Path:
+    """Return the folder of a run begun by this tree and finished by a newer one, with this tree's beside it."""
+    folder = tmp_path_factory.mktemp("upgrade")
+    data = folder / "run"
+    up = command(*WORDS, "--data", data, "--summary", folder / "summary.json")
+    with subprocess.Popen(up, cwd=ROOT, env=of_tree(ROOT), stdout=subprocess.PIPE, text=True) as launcher:
+        try:
+            wait_for_version(data / "logs" / "train-solver.log", launcher, 1)
+        finally:
+            launcher.send_signal(signal.SIGINT)
+            launcher.communicate(timeout=60)
+    assert launcher.returncode == 130
+    notes = DataFolder(data).require()
+    with (
+        older("rollout", "--run", notes.address, "--name", "older", log=folder / "older-rollout.log"),
+        older("curate", "--run", notes.address, log=folder / "older-curate.log"),
+    ):
+        done = subprocess.run(
+            up, cwd=newer, env=of_tree(newer), capture_output=True, text=True, timeout=700, check=False
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture
+def run(upgraded: Path) -> Iterator[Run]:
+    with opened_run(None, upgraded / "run") as opened:
+        yield opened.run
+
+
+def test_a_run_goes_on_with_a_newer_build_and_its_audit_closes(upgraded: Path) -> None:
+    summary = json.loads((upgraded / "summary.json").read_text())
+
+    assert summary["versions"] == STEPS
+    assert summary["audit"]["ok"]
+    assert (summary["audit"]["lost"], summary["audit"]["doubled"], summary["groups"]["dead"]) == (0, 0, 0)
+
+
+def test_nothing_was_refused_though_both_builds_wrote_side_by_side(run: Run) -> None:
+    assert list(read_all(run.connection, [run.topics.dead_letters])) == []
+    groups = list(read_all(run.connection, [run.topics.trajectories("solver")]))
+    decoded = [codec.decode(message.value, TrajectoryGroup) for message in groups]
+    mine = codec.FORMS[TrajectoryGroup].fingerprint
+    by_newer = [group for message, group in zip(groups, decoded, strict=True) if message.value[2:10] != mine]
+
+    assert by_newer
+    assert "older" in {group.worker for group in decoded}
+
+
+def test_an_older_curator_met_what_newer_workers_wrote(run: Run) -> None:
+    groups = read_all(run.connection, [run.topics.trajectories("solver")])
+    mine = codec.FORMS[TrajectoryGroup].fingerprint
+    by_newer = {Stamp.from_headers(m.headers).number for m in groups if m.value[2:10] != mine}
+    outcomes = list(read_all(run.connection, [run.topics.outcomes("solver")]))
+    by_older = {
+        Stamp.from_headers(m.headers).number
+        for m in outcomes
+        if m.value[2:10] == codec.FORMS[Outcome].fingerprint and codec.decode(m.value, Outcome).component == "curate"
+    }
+
+    assert by_newer & by_older
+    assert len(by_older) < len(outcomes), "the newer curator had partitions too"

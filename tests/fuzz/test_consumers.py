@@ -1,0 +1,523 @@
+"""The consumers themselves, given what a broken or hostile producer sends: an outcome, a dead letter, or a warning.
+
+No broker: each is the object that the run loop drives, and its store is a dictionary behind the real checks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from minio.error import S3Error
+from mutations import INTS, TEXTS, Fuzz, altered, altered_headers, altered_json, distorted, example, memory_limit
+
+from consumers.curation import CuratorPartition, Desk, UnknownRevision
+from consumers.evaluator import Evaluator
+from consumers.figures import Figures
+from consumers.page.chart import chart
+from consumers.page.pulse import Pulse
+from envs.contract import Problem, Score, Split
+from envs.payload import PayloadError, problem_from_json
+from infra.dead_letters import dead_letter
+from infra.errors import HeadraceError
+from infra.kafka import MESSAGE_BYTES, Connection, Message, Outgoing, RunAddress
+from infra.object_store import ObjectStore, StoreAddress, StoreError
+from infra.own_positions import OwnPositions
+from infra.run import Run
+from infra.settings import Recipe
+from infra.stopwatch import Stopwatch
+from infra.weights import WeightsError, weights_hash, write_safetensors
+from producers.feed_state import FeedState
+from producers.feeder import Feeder
+from producers.follower import BadWeights, WeightFollower
+from producers.pauses import Pauses
+from producers.selectors import AcceptAll
+from producers.slots import Reservation
+from producers.task_intake import Member, TaskIntake, _Held
+from producers.task_ledger import TaskLedger
+from producers.task_source import TaskSource
+from schemas import codec
+from schemas.avro import schema_of
+from schemas.headers import HeaderError, Stamp, task_stamp
+from schemas.records import (
+    BatchTrained,
+    ClaimCheck,
+    CuratedGroup,
+    DeadLetter,
+    EvalResult,
+    GroupUse,
+    NamedObject,
+    Outcome,
+    Position,
+    RecipeRevision,
+    Sampling,
+    Sequence,
+    Span,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+    WeightsPublished,
+    WorkerStatus,
+)
+from trainers.batch import minibatches
+from trainers.component import Trainer
+from trainers.groups import WholeGroup, training_sequences
+from trainers.learner import Learner
+from trainers.window import Window
+
+pytestmark = pytest.mark.timeout(1200)  # seconds, on a machine that does nothing else
+
+RECIPE = Recipe.model_validate(
+    {
+        "name": "t",
+        "policies": {"solver": {"path": "/models/any"}},
+        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
+        "trainer": {"max_staleness": 2, "groups_per_batch": 2, "minibatches": 1},
+        "evaluate": {"problems": 3, "samples": 2},
+    }
+)
+
+
+class Shelf(ObjectStore):
+    """A store whose objects lie in a dictionary; keys, sizes and hashes are checked as ever."""
+
+    def __init__(self) -> None:
+        super().__init__(StoreAddress("127.0.0.1:1", "shelf", "a", "b"))
+        self.objects: dict[str, bytes] = {}
+
+    def shelve(self, data: bytes, kind: str) -> ClaimCheck:
+        """Return the claim check of an object."""
+        import hashlib
+
+        digest = hashlib.sha256(data).hexdigest()
+        self.objects[f"{kind}/{digest}"] = data
+        return ClaimCheck("main", f"{kind}/{digest}", digest, len(data))
+
+    @contextmanager
+    def _opened(self, key: str, offset: int, length: int) -> Iterator[Any]:
+        if key not in self.objects:
+            response = cast("Any", SimpleNamespace(status=404))
+            raise S3Error(response, "NoSuchKey", "no such key", key, "", "")
+        yield SimpleNamespace(stream=lambda size: iter([self.objects[key]]))
+
+
+SHELF = Shelf()
+
+
+def made_run() -> Run:
+    run = Run(RunAddress(Connection("127.0.0.1:1"), "t"), "run-1", (RECIPE,), SHELF.address)
+    run.__dict__["store"] = SHELF
+    return run
+
+
+RUN = made_run()
+OWN = cast("OwnPositions", SimpleNamespace(restored=None))
+
+
+def sequence() -> Sequence:
+    return Sequence(
+        ids=np.array([5, 6, 7, 1], np.int32),
+        logprobs=np.array([0, 0, -0.5, -0.25], np.float32),
+        version_runs=np.array([-1, 2, 3, 2], np.int32),
+        spans=(Span("prompt", 2), Span("generated", 2, finish_reason="stop", sampling=Sampling())),
+    )
+
+
+def group(number: int = 0, **more: Any) -> TrajectoryGroup:
+    trajectories = tuple(Trajectory(f"sums:{number}:{i}", float(i), {"right": 1.0}, (sequence(),)) for i in range(3))
+    made = TrajectoryGroup(
+        run_id="run-1",
+        stream="sums",
+        number=number,
+        policy="solver",
+        n_asked=3,
+        trajectories=trajectories,
+        head_version=3,
+    )
+    return replace(made, **more)
+
+
+def nonsense(rng: Random, valid: TrajectoryGroup) -> bytes:
+    """Return a group that is well-formed nonsense, or no group, or behind a claim check of either kind."""
+    made = replace(distorted(rng, valid), number=valid.number) if rng.random() < 0.8 else valid
+    data = codec.encode(made)
+    if rng.random() < 0.3:
+        data = altered(rng, data)
+    if rng.random() < 0.2:
+        claim = SHELF.shelve(data, "groups")
+        claim = distorted(rng, claim) if rng.random() < 0.7 else claim
+        data = codec.encode(replace(valid, trajectories=(), claim=claim))
+    return data
+
+
+def fits(outgoing: Outgoing) -> Any:
+    """Return the record, which any of our readers must be able to read, from a message that the broker takes."""
+    size = len(outgoing.value) + len(outgoing.key) + sum(len(name) + len(value) for name, value in outgoing.headers)
+    assert size < MESSAGE_BYTES
+    return codec.decode_any(outgoing.value)
+
+
+def test_a_curator_gives_an_outcome_or_a_dead_letter_for_everything(fuzz: Fuzz) -> None:
+    def recipe_of(revision: int) -> Recipe:
+        if revision:
+            raise UnknownRevision(f"no revision {revision}")
+        return RECIPE
+
+    desk = Desk("run-1", "solver", RUN.topics, recipe_of, RUN.get_group)
+    place = (RUN.topics.trajectories("solver"), 0)
+    partition, number = CuratorPartition(desk, place, 2), 0
+
+    def make(rng: Random) -> Message:
+        nonlocal number
+        number += 2
+        valid = group(number)
+        headers = Stamp("run-1", "sums", number, policy="solver", head_version=3).to_headers()
+        if rng.random() < 0.2:
+            headers = altered_headers(rng, headers)
+        return Message(*place, number, b"sums:1", nonsense(rng, valid), headers)
+
+    def check(message: Message) -> None:
+        told = [fits(outgoing) for outgoing in partition.handle(message)]
+        assert all(isinstance(record, Outcome | CuratedGroup | DeadLetter) for record in told)
+        with suppress(HeaderError):
+            if Stamp.from_headers(message.headers).number == message.offset:
+                assert told, "nothing disappears silently"
+
+    fuzz.run("curator", 0.03, make, check)
+    again = CuratorPartition(desk, place, 2)
+    again.restore(partition.snapshot())
+    assert again.snapshot() == partition.snapshot()
+    assert len(partition.snapshot()) < 1 << 20
+
+
+ENDLESS = Span("generated", 2**62)
+
+
+@pytest.mark.parametrize(
+    ("header", "changed"),
+    [
+        (("number", str(2**63).encode()), {}),
+        (("number", str(2**62).encode()), {"number": 2**62}),
+        (("stream", b"x" * 100_000), {"stream": "x" * 100_000}),
+        (None, {"task_id": "x" * (1 << 20)}),
+        (None, {"n_asked": 2**62, "head_version": 2**62}),
+        (None, {"claim": ClaimCheck("main", "../x", "0" * 64, 2**60)}),
+        (None, {"claim": ClaimCheck("elsewhere", "groups/x", "0" * 64, 5)}),
+        (None, {"trajectories": (Trajectory(sequences=(replace(sequence(), spans=(ENDLESS,) * 4),)),) * 2}),
+        (None, {"trajectories": (Trajectory(reward=float("nan")), Trajectory(reward=float("inf")))}),
+        (None, {"trajectories": (Trajectory(),) * 5000}),
+    ],
+)  # fmt: skip
+def test_what_would_have_stopped_a_curator_is_an_outcome_or_a_dead_letter(
+    header: tuple[str, bytes] | None, changed: dict[str, Any]
+) -> None:
+    desk = Desk("run-1", "solver", RUN.topics, lambda _: RECIPE, RUN.get_group)
+    partition = CuratorPartition(desk, (RUN.topics.trajectories("solver"), 0), 1)
+    headers = [h for h in Stamp("run-1", "sums", 0).to_headers() if not header or h[0] != header[0]]
+    given = Message("t", 0, 0, b"", codec.encode(group(**changed)), [*headers, header] if header else headers)
+
+    with memory_limit(256 << 20):
+        assert [type(fits(outgoing)) for outgoing in partition.handle(given)] in (
+            [Outcome],
+            [DeadLetter],
+            [Outcome, CuratedGroup],
+        )
+
+
+def test_a_curator_takes_back_its_snapshot_or_refuses_it(fuzz: Fuzz) -> None:
+    desk = Desk("run-1", "solver", RUN.topics, lambda _: RECIPE, RUN.get_group)
+    partition = CuratorPartition(desk, ("t.trajectories.solver", 0), 1)
+    list(partition.handle(Message("t", 0, 0, b"", codec.encode(group()), Stamp("run-1", "sums", 0).to_headers())))
+    plain = json.loads(partition.snapshot())
+
+    def check(text: str) -> None:
+        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError, HeadraceError):
+            CuratorPartition(desk, ("t.trajectories.solver", 0), 1).restore(text.encode())
+
+    fuzz.run("curator's snapshots", 0.005, lambda rng: altered_json(rng, plain), check)
+
+
+def test_an_evaluator_folds_a_group_or_gives_a_dead_letter(fuzz: Fuzz) -> None:
+    evaluator, number = Evaluator(RUN, OWN), 0
+    topic = RUN.topics.eval_groups("solver")
+
+    def make(rng: Random) -> Message:
+        nonlocal number
+        number += 1
+        valid = group(number, stream="eval.sums", purpose="eval", asked_version=number // 3)
+        headers = Stamp("run-1", "eval.sums", number, purpose="eval", policy="solver", min_version=3).to_headers()
+        return Message(topic, 0, number, b"", nonsense(rng, valid), headers)
+
+    def check(message: Message) -> None:
+        for outgoing in evaluator.handle(message):
+            record = fits(outgoing)
+            assert isinstance(record, EvalResult | DeadLetter)
+            if isinstance(record, EvalResult):
+                assert 0 <= record.avg_at_k <= 1
+        json.dumps(evaluator.fold.snapshot())
+
+    fuzz.run("evaluator", 0.01, make, check)
+
+
+# -------------------------------------------------------------------------------------------------------------- trainer
+
+
+def trainer() -> Trainer:
+    """A trainer without a model or a topic: all that taking groups in needs."""
+    config = SimpleNamespace(vocab_size=32, max_position_embeddings=64)
+    learner = SimpleNamespace(version=3, _model=SimpleNamespace(config=config))
+    learner.check_ids = lambda ids: Learner.check_ids(cast("Learner", learner), ids)
+    made = Trainer.__new__(Trainer)
+    made.run, made.policy, made.settings = RUN, "solver", RECIPE.trainer_of("solver")
+    made.learner, made._watch = cast("Learner", learner), Stopwatch()
+    made._concluded, made._evicted, made._arrivals, made._epoch = set(), [], 0, 0
+    made._curated, made._reader = RUN.topics.curated("solver"), cast("Any", SimpleNamespace(positions={}))
+    made.window, made._ended = Window(64), ""
+    return made
+
+
+def test_a_trainer_takes_in_what_can_be_trained_on_and_buries_the_rest(fuzz: Fuzz) -> None:
+    one, number = trainer(), 0
+
+    def make(rng: Random) -> Message:
+        nonlocal number
+        number += 1
+        whole = nonsense(rng, group(number)) if rng.random() < 0.7 else codec.encode(group(number))
+        made = CuratedGroup("run-1", "sums", number, 0, whole, 5, 3, 0, (0, 1, 2), (0.0, 1.0, 2.0))
+        made = distorted(rng, made) if rng.random() < 0.6 else made
+        data = codec.encode(made)
+        return Message(one._curated, 0, number, b"", altered(rng, data) if rng.random() < 0.1 else data)
+
+    def check(message: Message) -> None:
+        told = [fits(outgoing) for outgoing in one.handle(message)]
+        assert all(isinstance(record, DeadLetter | BatchTrained) for record in told)
+        for entry in one.window.take(len(one.window)) or []:
+            taken = cast("WholeGroup", entry.payload)
+            assert minibatches(training_sequences(taken, 0, one.settings), 1, 4096, seed=1, version=4)
+
+    fuzz.run("trainer", 0.02, make, check)
+
+
+# -------------------------------------------------------------------------------------------------------------- workers
+
+
+class Open:
+    """A gate that lets everything through, as far as its revision is known."""
+
+    def admit(self, task: Task) -> Any:
+        return "unknown_revision" if task.revision else Reservation(SLOTS, task.n_asked)
+
+
+SLOTS = cast("Any", SimpleNamespace(_give=lambda n: None))
+
+
+@pytest.fixture
+def intake() -> Iterator[TaskIntake]:
+    member = Member(Connection("127.0.0.1:1"), "w", "t.rollout.sums", ("t.tasks.sums",), "run-1")
+    made = TaskIntake(member, Open(), lambda started: None, lambda places: None, Pauses())
+    yield made
+    made._consumer.close()
+
+
+def test_a_worker_plays_a_task_waits_or_buries_it(fuzz: Fuzz, intake: TaskIntake) -> None:
+    payload = {"task_id": "a", "prompt": "1+1", "answer": "2", "tier": "low", "extra": {}}
+    valid = Task("run-1", "sums", 1, workflow="sums", payload=json.dumps(payload), n_asked=8, versions={"solver": 3})
+    place = ("t.tasks.sums", 0)
+
+    def make(rng: Random) -> Message:
+        made = distorted(
+            rng, replace(valid, payload=altered_json(rng, payload) if rng.random() < 0.5 else valid.payload)
+        )
+        data = codec.encode(made)
+        data = altered(rng, data) if rng.random() < 0.4 else data
+        return Message(*place, rng.randrange(1000), b"", data, task_stamp(valid).to_headers())
+
+    def check(message: Message) -> None:
+        held = _Held(TaskLedger(0))
+        intake._waiting, intake._starting, intake._held = [], [], {place: held}
+        if held.ledger.receive(message.offset):
+            intake._receive(held, message)
+        intake._start()
+        assert len(intake._waiting) + len(intake._starting) == 1
+        for started in intake._starting:
+            if started.task is None:
+                assert isinstance(fits(dead_letter(RUN.topics, "run-1", "rollout", message, started.why)), DeadLetter)
+            else:
+                assert 1 <= started.task.n_asked <= 4096
+                with suppress(PayloadError):
+                    problem_from_json(started.task.payload)
+
+    fuzz.run("intake", 0.02, make, check)
+
+
+def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> None:
+    from infra.weights import Tensor
+
+    weights = {"a": Tensor("F32", (2,), memoryview(bytes(8)))}
+    data = write_safetensors(weights)
+    claim = SHELF.shelve(data, "weights")
+    valid = WeightsPublished("run-1", "solver", version=3, weights_hash=weights_hash(weights), weights=claim)
+    follower = WeightFollower(RUN, ("solver",), "w", Pauses())
+
+    def make(rng: Random) -> Message:
+        if rng.random() < 0.4:
+            made = replace(valid, weights=SHELF.shelve(altered(rng, data), "weights"))
+        elif rng.random() < 0.5:
+            made = replace(valid, weights=distorted(rng, claim))
+        else:
+            made = distorted(rng, valid)
+        topic = rng.choice((RUN.topics.weights("solver"), RUN.topics.recipe))
+        encoded = codec.encode(made)
+        return Message(topic, 0, 0, b"", altered(rng, encoded) if rng.random() < 0.2 else encoded)
+
+    def check(message: Message) -> None:
+        follower._take(message)
+        for record in follower._published["solver"].values():
+            with suppress(StoreError, WeightsError, BadWeights):
+                assert weights_hash(follower._fetch(record)) == record.weights_hash
+        follower._published["solver"].clear()
+
+    fuzz.run("follower", 0.02, make, check)
+
+
+# --------------------------------------------------------------------------------------------------- feeder and figures
+
+
+class Sums:
+    name = "sums"
+
+    def size(self, split: Split) -> int | None:
+        return None
+
+    def problem(self, split: Split, index: int) -> Problem:
+        return Problem(f"{split}-{index}", f"{index}?", str(index))
+
+    def score(self, problem: Problem, text: str) -> Score:
+        return Score(1.0)
+
+
+VALID: Mapping[str, tuple[Any, ...]] = {
+    RUN.topics.outcomes("solver"): (
+        Outcome("run-1", "sums", 1, 0, "solver", verdict="dropped", reason="zero_variance", component="curate",
+                rewards=(1.0, 1.0), lengths=(3, 4), n_asked=2, head_version=2),
+    ),
+    RUN.topics.batches("solver"): (
+        BatchTrained("run-1", "solver", version=2, groups=(GroupUse("sums", 2),), positions=(Position(0, 7),),
+                     metrics={"reward_mean": 0.5}),
+    ),
+    RUN.topics.weights("solver"): (WeightsPublished("run-1", "solver", version=2, files=(NamedObject("a.json"),)),),
+    RUN.topics.dead_letters: (DeadLetter("run-1", "curate", reason="undecodable", stream="sums", number=3),),
+}  # fmt: skip
+SHOWN: Mapping[str, tuple[Any, ...]] = {
+    **VALID,
+    RUN.topics.evals("solver"): (EvalResult("run-1", "solver", workflow="sums", version=2, avg_at_k=0.5),),
+    RUN.topics.workers: (WorkerStatus("run-1", "w", "sums", state="rolling", versions={"solver": 2}),),
+    RUN.topics.recipe: (RecipeRevision("run-1"),),
+}
+
+
+def said(rng: Random, offset: int, valid: Mapping[str, tuple[Any, ...]]) -> Message:
+    """Return nonsense on one of the small topics."""
+    topic = rng.choice(list(valid))
+    [record] = valid[topic]
+    if rng.random() < 0.1:
+        record = example(schema_of(type(record)))
+    data = codec.encode(distorted(rng, record))
+    data = altered(rng, data) if rng.random() < 0.2 else data
+    return Message(topic, 0, offset, b"feed", data, Stamp("run-1", "sums", 1).to_headers(), rng.choice((0, 10**12)))
+
+
+def test_a_feeder_learns_from_a_record_or_gives_a_dead_letter(fuzz: Fuzz) -> None:
+    source = TaskSource("sums", lambda more: Sums(), AcceptAll(1))
+    feeder, offset = Feeder(RUN, OWN, FeedState(RECIPE, RecipeRevision("run-1"), {"sums": source})), 0
+
+    def make(rng: Random) -> Message:
+        nonlocal offset
+        offset += 1
+        return said(rng, offset, VALID)
+
+    def check(message: Message) -> None:
+        for outgoing in feeder.handle(message):
+            assert isinstance(fits(outgoing), DeadLetter)
+        assert len(feeder.state.plan()) <= 256 + 3
+        state = json.loads(json.dumps(feeder.state.snapshot()))
+        assert set(state["pacing"]["versions"]) <= {"solver"}
+        assert feeder.state.pacing.versions.get("solver", 0) <= 10**6
+
+    fuzz.run("feeder", 0.02, make, check)
+
+
+def test_the_page_shows_whatever_was_said(fuzz: Fuzz) -> None:
+    figures, pulse, offset = Figures("run-1", RECIPE), Pulse("run-1", RECIPE), 0
+
+    def make(rng: Random) -> Message:
+        nonlocal offset
+        offset += 1
+        return said(rng, offset, SHOWN)
+
+    def check(message: Message) -> None:
+        figures.take(message)
+        pulse.take(message)
+        if message.offset % 50 == 0:
+            now = figures.figures({}, 10**12)
+            json.dumps(now.to_json())
+            chart([point.reward for point in now.rewards["solver"]], 60, 8)
+            chart([result.avg_at_k for result in now.evals], 60, 8)
+            pulse.rates(10**12)
+            pulse.mean_rates()
+
+    fuzz.run("page", 0.02, make, check)
+
+
+# --------------------------------------------------------------------------------------------------------- claim checks
+
+
+def test_a_claim_check_gives_the_bytes_that_it_names_or_is_refused(fuzz: Fuzz) -> None:
+    data = codec.encode(group())
+    claim = SHELF.shelve(data, "groups")
+    keys = (
+        *TEXTS,
+        "groups/../../x",
+        f"groups/./{claim.sha256}",
+        f"/{claim.key}",
+        f"{claim.key}/",
+        "a" * 2000,
+        claim.key,
+    )
+
+    def make(rng: Random) -> ClaimCheck:
+        made = distorted(rng, claim)
+        made = replace(made, key=rng.choice(keys)) if rng.random() < 0.5 else made
+        return replace(made, size_bytes=rng.choice((*INTS, len(data), len(data) - 1, len(data) + 1)))
+
+    def check(given: ClaimCheck) -> None:
+        with suppress(StoreError):
+            assert RUN.get_group(given) == data
+
+    fuzz.run("claims", 0.02, make, check)
+
+
+def test_no_key_leaves_the_store() -> None:
+    SHELF.objects.update(
+        dict.fromkeys(("../x", "a/../x", "/x", "a//x", "", ".", "a\x00", "a\\..\\x", "a?b", "a%2e"), b"x")
+    )
+    digest = SHELF.shelve(b"x", "probe").sha256
+    for key in SHELF.objects.copy():
+        if key.partition("/")[0] not in ("probe", "groups", "weights"):
+            with pytest.raises(StoreError, match="can hold no object"):
+                SHELF.get(key, digest, 1)
+
+
+def test_a_letter_fits_into_a_message_whatever_it_is_about() -> None:
+    huge = Message("t.x", 0, 5, bytes(1 << 20), bytes(MESSAGE_BYTES), [("\U0001f600" * 9, bytes(1 << 20))] * 3)
+    outgoing = dead_letter(RUN.topics, "run-1", "curate", huge, ("undecodable", "\ud800" * 9000))
+    letter = fits(outgoing)
+    assert (letter.topic, letter.offset) == ("t.x", 5)
+    assert letter.value
