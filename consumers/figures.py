@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from consumers.audit import FEEDER_KEY, AuditFold, PolicyAudit, kinds_of
+from consumers.audit.fold import FEEDER_KEY, AuditFold
+from consumers.audit.numbers import PolicyAudit
 from infra.group_offsets import committed_offsets
 from infra.kafka import Message, end_offsets
 from infra.run import Run
@@ -17,7 +18,16 @@ from infra.settings import Recipe
 from infra.topic_reader import Place, TopicReader, read_all, whole_topics
 from schemas import codec
 from schemas.avro import SchemaError
-from schemas.records import BatchTrained, EvalResult, Outcome, RecipeRevision, Snapshot, WeightsPublished, WorkerStatus
+from schemas.records import (
+    BatchTrained,
+    DeadLetter,
+    EvalResult,
+    Outcome,
+    RecipeRevision,
+    Snapshot,
+    WeightsPublished,
+    WorkerStatus,
+)
 from schemas.topics import eval_stream
 
 FRESH_MS = 15_000
@@ -82,7 +92,7 @@ class Figures:
         self.recipe = recipe
         self._audit = AuditFold(run_id, recipe)
         self._run_id = run_id
-        self._kinds = {**_more_kinds(recipe), **kinds_of(recipe.topics, recipe)}
+        self._kinds = _kinds_of(recipe)
         self._read: dict[Place, int] = {}
         self._versions: dict[str, int] = {}
         self._workers: dict[bytes, WorkerStatus] = {}
@@ -155,7 +165,7 @@ class Figures:
             lag: Topic to unread records; it is asked of the broker.
             now_ms: Wall time in ms since the epoch, for which workers are still there.
         """
-        policies = self._audit.audit(drained=False).policies
+        policies = self._audit.policies(drained=False)
         curves = {policy: dict(sorted(curve.items())) for policy, curve in self._rewards.items()}
         return RunFigures(
             run=self.recipe.name,
@@ -179,7 +189,7 @@ class Figures:
         here = [w for w in self._workers.values() if w.state != "stopped" and now_ms - w.updated_ms < FRESH_MS]
         starting = not self._workers and now_ms - self._newest_ms < FRESH_MS
         if self._ended:
-            busy = any(policy.in_flight for policy in self._audit.audit(drained=False).policies.values())
+            busy = any(policy.in_flight for policy in self._audit.policies(drained=False).values())
             return "running" if here and busy else "finished"
         return "running" if here or starting else "stopped"
 
@@ -216,12 +226,13 @@ def _sum(policies: Iterable[PolicyAudit]) -> GroupCounts:
     return GroupCounts(total["issued"], total["trained"], dict(discarded), total["dead"], total["in_flight"])
 
 
-def _more_kinds(recipe: Recipe) -> dict[str, type[Any]]:
+def _kinds_of(recipe: Recipe) -> dict[str, type[Any]]:
     topics = recipe.topics
     kinds: dict[str, type[Any]] = {topics.recipe: RecipeRevision, topics.workers: WorkerStatus}
     for policy in recipe.policies:
         kinds |= {topics.weights(policy): WeightsPublished, topics.evals(policy): EvalResult}
-    return kinds
+        kinds |= {topics.outcomes(policy): Outcome, topics.batches(policy): BatchTrained}
+    return kinds | {topics.dead_letters: DeadLetter, topics.state: Snapshot}
 
 
 def figures(run: Run) -> RunFigures:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from consumers.audit import audit
+from consumers.audit.report import audit
 from consumers.figures import Figures, RunFigures
 from consumers.page.pulse import Pulse
 from infra.data_folder import DataFolder, Effort

@@ -208,16 +208,26 @@ def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption =
 
 
 @app.command(rich_help_panel=LOOK)
-def audit(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption = False) -> None:
-    """Prove from the topics alone that nothing was lost or trained twice; exit code 1 when it was.
+def audit(
+    run: RunChoice = None,
+    data: DataChoice = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Decode every group too, and read every object.")] = False,
+    no_store: Annotated[bool, typer.Option("--no-store", help="Leave the object store out.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove from topics and store that nothing was lost, trained twice or broken; exit code 1 when something was.
+
+    Every number concludes once per policy, every kept group is trained or evicted, every version follows from the one
+    before it, every announced object is there and hashes right.
 
     Example: [bold]headrace audit --data .headrace/arithmetic --json[/]
     """
     from infra.opened_run import opened_run
 
     _log_quietly()
-    with opened_run(run, data) as opened:
-        found: dict[str, Any] = workers.find(workers.AUDIT)(opened.run.address)
+    with opened_run(run, data, store=not no_store) as opened:
+        report = workers.find(workers.AUDIT)
+        found: dict[str, Any] = report(opened.run, rests=opened.rests, deep=deep, use_store=not no_store)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:

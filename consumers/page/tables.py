@@ -47,6 +47,32 @@ def audit_table(audit: Mapping[str, Any]) -> RenderableType:
             discarded,
             *(str(counts[key]) for key in ("dead", "in_flight", "lost", "doubled")),
         )
-    good = "The audit closes: issued = trained + discarded + dead + in flight; nothing lost, nothing doubled."
-    bad = f"The audit does not close: {audit['lost']} lost, {audit['doubled']} doubled."
-    return Group(table, Text(good, style="green") if audit["ok"] else Text(bad, style="bold red"))
+    return Group(table, Text(_what_was_read(audit), style="dim"), *_verdict(audit))
+
+
+def _what_was_read(audit: Mapping[str, Any]) -> str:
+    store = {"checked": f"{audit['objects']} objects", "left out": "no objects (--no-store)", "away": "no objects"}
+    text = f"{audit['records']:,} records read at {audit['records_per_s']:,}/s, {store[audit['store']]}"
+    if deep := audit["deep"]:
+        text += f"; {deep['records']:,} groups decoded at {deep['records_per_s']:,}/s"
+    if audit["source"]:
+        text += f"; an offline experiment: its groups are audited under run {audit['source']}"
+    return text
+
+
+def _verdict(audit: Mapping[str, Any]) -> list[RenderableType]:
+    if audit["ok"]:
+        if audit["source"]:
+            return [Text("The chain of its weights is whole, and no group is in two batches.", style="green")]
+        good = (
+            "The audit closes: issued = trained + discarded + dead + in flight; nothing lost, nothing doubled, the "
+            "chain of weights is whole."
+        )
+        return [Text(good, style="green")]
+    bad = f"The audit does not close: {audit['lost']} lost, {audit['doubled']} doubled"
+    chain = "" if audit["weights_chain_ok"] else ", and the chain of weights is broken"
+    found: list[RenderableType] = [Text(f"{bad}{chain}.", style="bold red")]
+    found += [Text(f"  {problem}") for problem in audit["problems"]]
+    if audit["more_problems"]:
+        found.append(Text(f"  and {audit['more_problems']} more"))
+    return found

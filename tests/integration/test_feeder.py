@@ -19,7 +19,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from made_run import TINY_MODEL, make_run, tiny_recipe
 
-from consumers.audit import audit, report
+from consumers.audit.report import audit
 from consumers.evaluator import Evaluator, open_evaluator
 from consumers.figures import figures
 from envs.arithmetic import ALPHABET
@@ -424,11 +424,11 @@ def test_audit_and_figures_are_read_from_the_topics_alone(make: Callable[..., Ru
     say(run, weights(run, 0), *[outcome(run, n, "kept", rewards=(1.0, 1.0)) for n in range(4)])
     say(run, outcome(run, 4), outcome(run, 5, "expired", component="train"), batch(run, 1, 0, 1, 2))
     feed_until(run, lambda feeder: feeder.state.pacing.next["sums"] == QUOTA + 5)
-    found = report(run.address)
-    assert (found["ok"], found["lost"], found["doubled"]) == (True, 0, 0)
-    counts = found["policies"]["solver"]
-    assert (counts["issued"], counts["trained"], counts["dead"], counts["in_flight"]) == (13, 3, 0, 8)
-    assert counts["discarded"] == {"expired": 1, "zero_variance": 1}
+    found = audit(run)
+    assert (found.lost, found.doubled) == (0, 0)
+    counts = found.policies["solver"]
+    assert (counts.issued, counts.trained, counts.dead, counts.in_flight) == (13, 3, 0, 8)
+    assert counts.discarded == {"expired": 1, "zero_variance": 1}
     assert audit(run, drained=True).lost == 8
     seen = figures(run)
     assert (seen.state, seen.versions, seen.groups.issued, seen.groups.in_flight) == ("running", {"solver": 1}, 13, 8)
@@ -437,7 +437,7 @@ def test_audit_and_figures_are_read_from_the_topics_alone(make: Callable[..., Ru
     commit_all_tasks(run)
     assert figures(run).lag[run.topics.tasks("sums")] == 0
     say(run, outcome(run, 0), outcome(run, 4, "expired", component="train"))
-    assert report(run.address)["doubled"] == 2
+    assert audit(run).doubled == 2
 
 
 def test_a_group_that_never_committed_has_no_offsets(make: Callable[..., Run]) -> None:

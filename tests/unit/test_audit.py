@@ -1,21 +1,34 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.audit import Audit, AuditFold, PolicyAudit
+from consumers.audit.fold import Audit, AuditFold
+from consumers.audit.numbers import PolicyAudit, Scope
+from consumers.audit.problems import MOST_LISTED
 from infra.kafka import Message
 from infra.settings import Recipe
 from schemas import codec
-from schemas.headers import Stamp
-from schemas.records import BatchTrained, DeadLetter, GroupUse, Outcome, Snapshot
-
-Record = BatchTrained | Outcome | DeadLetter | Snapshot
+from schemas.headers import Headers, Stamp, outcome_stamp, task_key
+from schemas.records import (
+    BatchTrained,
+    CheckpointPointer,
+    DeadLetter,
+    Eviction,
+    GroupUse,
+    Outcome,
+    Position,
+    Snapshot,
+    WeightsPublished,
+)
+from schemas.topics import checkpoint_key
 
 RECIPE = Recipe.model_validate(
     {
@@ -25,144 +38,639 @@ RECIPE = Recipe.model_validate(
             "sums": {"env": {"use": "a"}, "policies": {"solver": "solver"}},
             "debate": {"env": {"use": "a"}, "policies": {"s": "solver", "j": "judge"}},
         },
+        "kafka": {"partitions": 1},
     },
 )
+TOPICS = RECIPE.topics
+WHOLE = Scope(whole=True)
+STILL = Scope(whole=True, still=True)
+DRAINED = Scope(whole=True, still=True, drained=True)
 
 
-def issued(**numbers: int) -> Snapshot:
-    return Snapshot(run_id="r", component="feed", body=json.dumps({"next": numbers}).encode())
+class Log:
+    """Makes messages with the next offset of their topic."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._ends: Counter[str] = Counter()
+
+    def say(self, topic: str, value: bytes, key: bytes = b"", headers: Headers | None = None) -> None:
+        self.messages.append(Message(topic, 0, self._ends[topic], key, value, headers or []))
+        self._ends[topic] += 1
+
+    def issued(self, **numbers: int) -> None:
+        for stream, end in numbers.items():
+            for number in range(end):
+                self.say(TOPICS.tasks(stream), b"", headers=Stamp("r", stream, number).to_headers())
+        snapshot = Snapshot(run_id="r", component="feed", body=json.dumps({"next": numbers}).encode())
+        self.say(TOPICS.state, codec.encode(snapshot), b"feed")
+
+    def produced(self, number: int, stream: str = "sums", policy: str = "solver", **more: Any) -> None:
+        headers = Stamp(**{"run_id": "r", "stream": stream, "number": number, "policy": policy, **more}).to_headers()
+        self.say(TOPICS.trajectories(policy), b"", task_key(stream, number), headers)
+
+    def curated(self, number: int, stream: str = "sums", policy: str = "solver") -> None:
+        self.say(TOPICS.curated(policy), b"", headers=Stamp("r", stream, number, policy=policy).to_headers())
+
+    def outcome(self, number: int, verdict: str = "dropped", reason: str = "zero_variance", **more: Any) -> None:
+        common = {"run_id": "r", "stream": "sums", "policy": "solver", "component": "curate"}
+        outcome = Outcome(**{**common, "number": number, "verdict": verdict, "reason": reason, **more})
+        self.say(TOPICS.outcomes(outcome.policy), codec.encode(outcome), headers=outcome_stamp(outcome).to_headers())
+
+    def kept(self, number: int, stream: str = "sums", policy: str = "solver") -> None:
+        self.produced(number, stream, policy)
+        self.outcome(number, "kept", "", stream=stream, policy=policy)
+        self.curated(number, stream, policy)
+
+    def dropped(self, number: int, **more: Any) -> None:
+        self.produced(number)
+        self.outcome(number, **more)
+
+    def batch(self, version: int, *numbers: int, use: int = 0, stream: str = "sums", **more: Any) -> None:
+        policy = more.pop("policy", "solver")
+        groups = tuple(GroupUse(stream, number, use) for number in numbers)
+        hashes = {"base_hash": f"w{version - 1}", "weights_hash": f"w{version}"} if version >= 0 else {}
+        record = BatchTrained(
+            **{"run_id": "r", "policy": policy, "version": version, "groups": groups, **hashes, **more}
+        )
+        self.say(TOPICS.batches(policy), codec.encode(record))
+
+    def weights(self, version: int, policy: str = "solver", **more: Any) -> None:
+        common = {"run_id": "r", "policy": policy, "version": version, "weights_hash": f"w{version}"}
+        self.say(TOPICS.weights(policy), codec.encode(WeightsPublished(**{**common, **more})))
+
+    def checkpoint(self, version: int, **more: Any) -> None:
+        common = {"run_id": "r", "policy": "solver", "version": version, "weights_hash": f"w{version}"}
+        pointer = CheckpointPointer(**{**common, **more})
+        self.say(TOPICS.state, codec.encode(pointer), checkpoint_key("solver", version))
+
+    def evicted(self, number: int, verdict: str = "expired") -> None:
+        eviction = Eviction(GroupUse("sums", number), verdict)
+        self.batch(-1, evictions=(eviction,))
+        if verdict != "dead":
+            self.outcome(number, verdict, verdict, component="train")
+
+    def letter(self, number: int = -1, policy: str = "solver", stream: str = "sums", **more: Any) -> None:
+        record = DeadLetter(**{"run_id": "r", "policy": policy, "stream": stream, "number": number, **more})
+        self.say(TOPICS.dead_letters, codec.encode(record))
+
+    def audit(self, scope: Scope = WHOLE, **more: Any) -> Audit:
+        return audited(self.messages, scope, **more)
 
 
-def batch(version: int, *numbers: int, policy: str = "solver", stream: str = "sums", use: int = 0) -> BatchTrained:
-    return BatchTrained("r", policy, version=version, groups=tuple(GroupUse(stream, n, use) for n in numbers))
-
-
-def outcome(number: int, verdict: str = "dropped", reason: str = "zero_variance", **more: Any) -> Outcome:
-    common = {"run_id": "r", "stream": "sums", "policy": "solver", "component": "curate"}
-    return Outcome(**{**common, "number": number, "verdict": verdict, "reason": reason, **more})
-
-
-def letter(number: int, policy: str = "solver", stream: str = "sums", **more: Any) -> DeadLetter:
-    return DeadLetter(**{"run_id": "r", "policy": policy, "stream": stream, "number": number, **more})
-
-
-def audited(*records: Record, drained: bool = False) -> Audit:
+def audited(messages: list[Message], scope: Scope = WHOLE, **more: Any) -> Audit:
     fold = AuditFold("r", RECIPE)
-    for place, record in enumerate(records):
-        fold.take_record(record, place)
-    return fold.audit(drained=drained)
+    for message in messages:
+        fold.take(message)
+    fold.close()
+    return fold.audit(scope, **more)
 
 
-def solver(*records: Record, drained: bool = False) -> PolicyAudit:
-    return audited(*records, drained=drained).policies["solver"]
+def says(found: Audit) -> list[str]:
+    return [str(problem) for problem in found.problems.listed]
 
 
-FLOW: list[Record] = [
-    issued(sums=8, debate=2),
-    outcome(0, "kept", ""),
-    batch(1, 0, 1),
-    batch(2, 2),
-    outcome(3),
-    outcome(4, "expired", "", component="train"),
-    outcome(5, "run_end", "run_end", component="train"),
-    letter(6),
-    batch(1, 0, policy="judge", stream="debate"),
-]
+def clean() -> Log:
+    """A run of nine sums and two debates of which all is well: trained, dropped, evicted, dead, one still open."""
+    log = Log()
+    log.issued(sums=9, debate=2)
+    log.weights(0)
+    log.weights(0, "judge")
+    log.checkpoint(0)
+    for number in (0, 1, 2, 4, 5):
+        log.kept(number)
+    log.batch(1, 0, 1, positions=(Position(0, 4),))
+    log.weights(1)
+    log.dropped(3)
+    log.evicted(4)
+    log.evicted(5, "run_end")
+    log.batch(2, 2, positions=(Position(0, 5),))
+    log.weights(2)
+    log.checkpoint(2)
+    log.produced(6)
+    log.letter(6, topic=TOPICS.trajectories("solver"), offset=6, reason="undecodable")
+    log.kept(7)
+    for policy in ("solver", "judge"):
+        log.kept(0, "debate", policy)
+    log.batch(1, 0, policy="judge", stream="debate")
+    log.weights(1, "judge")
+    log.outcome(0, reason="length", level="trajectory", trajectory_id="sums:0:3")
+    return log
+
+
+# --------------------------------------------------------------------------------------------------------------- counts
 
 
 def test_every_number_is_trained_discarded_dead_or_in_flight() -> None:
-    assert solver(*FLOW) == PolicyAudit(
-        issued=10,
+    found = clean().audit(STILL)
+    assert says(found) == []
+    assert found.policies["solver"] == PolicyAudit(
+        issued=11,
+        produced=9,
+        kept=7,
         trained=3,
         discarded={"expired": 1, "run_end": 1, "zero_variance": 1},
         dead=1,
-        in_flight=3,
+        in_flight=4,
+        trajectories_discarded=1,
     )
-    judge = audited(*FLOW).policies["judge"]
+    judge = found.policies["judge"]
     assert (judge.issued, judge.trained, judge.in_flight) == (2, 1, 1)
-    assert audited(*FLOW).ok
+    assert (found.tasks.issued, found.tasks.concluded) == (11, 7)  # debate 0 is open for the solver
+    assert (found.groups.kept, found.groups.trained, found.groups.discarded, found.groups.in_flight) == (8, 4, 3, 5)
 
 
-@given(st.permutations(list(enumerate(FLOW[1:]))), st.lists(st.sampled_from(list(enumerate(FLOW[1:]))), max_size=6))
-def test_neither_the_order_nor_reading_a_record_again_changes_a_count(
-    order: list[tuple[int, Record]], again: list[tuple[int, Record]]
-) -> None:
-    fold = AuditFold("r", RECIPE)
-    for place, record in (*order, *again, (-1, FLOW[0])):
-        fold.take_record(record, place)
-    assert fold.audit(drained=False) == audited(*FLOW)
+def test_a_task_is_concluded_when_it_is_for_all_its_policies() -> None:
+    log = clean()
+    log.outcome(0, stream="debate")
+    assert (log.audit().tasks.concluded, log.audit().groups.in_flight) == (8, 4)
 
 
-def test_what_is_in_flight_when_all_is_drained_is_lost() -> None:
-    found = audited(*FLOW, drained=True)
-    assert (found.ok, found.lost, found.policies["solver"].lost) == (False, 4, 3)
+def test_a_group_delivered_again_is_a_duplicate_and_no_problem() -> None:
+    log = clean()
+    log.produced(0)
+    log.produced(0, attempt=1)
+    found = log.audit(STILL)
+    assert (found.ok, found.groups.produced, found.groups.duplicates) == (True, 10, 2)
 
 
-def test_a_number_that_concluded_without_having_been_issued_is_lost() -> None:
-    found = solver(issued(sums=1), batch(1, 0), outcome(7))
-    assert (found.in_flight, found.lost) == (0, 1)
-
-
-@pytest.mark.parametrize(
-    "records",
-    [
-        pytest.param((batch(1, 0), batch(2, 0)), id="two batches"),
-        pytest.param((batch(1, 0, 0),), id="one batch twice"),
-        pytest.param((batch(1, 0), batch(1, 0)), id="one batch recorded twice"),
-        pytest.param((outcome(0), outcome(0)), id="dropped twice"),
-        pytest.param((outcome(0, "kept", ""), outcome(0, "kept", "")), id="kept twice"),
-        pytest.param((batch(1, 0), letter(0)), id="trained and dead"),
-        pytest.param((batch(1, 0), outcome(0)), id="trained and dropped"),
-        pytest.param((outcome(0), outcome(0, "expired", "", component="train")), id="dropped and expired"),
-        pytest.param((batch(1, 0, use=1), batch(2, 0, use=1)), id="a replay twice"),
-    ],
-)
-def test_a_use_that_concluded_twice_is_doubled(records: tuple[Record, ...]) -> None:
-    found = audited(issued(sums=1), *records)
-    assert (found.ok, found.doubled) == (False, 1)
-
-
-def test_replays_and_single_trajectories_are_counted_apart() -> None:
-    found = solver(
-        issued(sums=1),
-        batch(1, 0),
-        batch(2, 0, use=1),
-        outcome(0, reason="length", level="trajectory", trajectory_id="sums:0:3"),
-    )
-    assert (found.trained, found.replayed, found.trajectories_discarded, found.in_flight) == (1, 1, 1, 0)
-    assert found.discarded == {}
-    assert found.doubled == 0
+def test_replays_are_counted_apart() -> None:
+    log = clean()
+    log.outcome(0, "kept", "", use=1)
+    headers = Stamp("r", "sums", 0, use=1, policy="solver").to_headers()
+    log.say(TOPICS.curated("solver"), b"", headers=headers)
+    log.batch(3, 0, use=1)
+    found = log.audit(STILL)
+    assert says(found) == []
+    assert (found.policies["solver"].trained, found.policies["solver"].replayed) == (3, 1)
 
 
 def test_a_dead_task_is_dead_for_all_policies_of_its_workflow() -> None:
-    found = audited(issued(debate=1), letter(0, policy="", stream="debate"))
+    log = Log()
+    log.issued(debate=1)
+    log.letter(0, policy="", stream="debate")
+    found = log.audit(DRAINED)
     assert {policy: (a.dead, a.in_flight) for policy, a in found.policies.items()} == {
         "solver": (1, 0),
         "judge": (1, 0),
     }
+    assert found.ok
 
 
-def test_evaluations_and_other_runs_are_left_out() -> None:
-    foreign: list[Record] = [replace(record, run_id="other") for record in FLOW]
-    evaluations: list[Record] = [outcome(1, stream="eval.sums"), letter(1, stream="eval.sums"), letter(-1)]
-    assert audited(*FLOW, *foreign, *evaluations) == audited(*FLOW)
+def test_a_letter_that_was_sent_back_opens_its_number_and_another_one_concludes_it_again() -> None:
+    log = clean()
+    log.letter(6, reason="redriven", redrives=0)
+    assert (log.audit().policies["solver"].dead, log.audit().policies["solver"].in_flight) == (0, 5)
+    log.produced(6)
+    log.letter(6, reason="undecodable")
+    assert (log.audit().policies["solver"].dead, log.audit().policies["solver"].in_flight) == (1, 4)
+    log.letter(6, reason="redriven", redrives=2)
+    log.dropped(6)
+    found = log.audit(STILL)
+    assert says(found) == []
+    assert (found.policies["solver"].dead, found.policies["solver"].in_flight, found.doubled) == (0, 4, 0)
+
+
+def test_evaluations_other_runs_and_letters_without_a_number_are_left_out() -> None:
+    log = clean()
+    before = log.audit(STILL)
+    log.outcome(1, stream="eval.sums")
+    log.outcome(1, run_id="other")
+    log.batch(1, 0, run_id="other")
+    log.letter(1, stream="eval.sums")
+    log.letter(reason="poison")
+    after = log.audit(STILL)
+    assert after == before
 
 
 def test_the_newest_snapshot_of_the_feeder_tells_what_was_issued() -> None:
-    fold = AuditFold("r", RECIPE)
-    bodies = [(b"feed", issued(sums=3)), (b"curate.solver|x|0", Snapshot(run_id="r", body=b"{}")), (b"feed", FLOW[0])]
-    for offset, (key, record) in enumerate(bodies):
-        fold.take(Message(RECIPE.topics.state, 0, offset, key, codec.encode(record)))
-    assert fold.audit(drained=False).policies["solver"].issued == 10
+    log = Log()
+    log.issued(sums=3)
+    log.say(TOPICS.state, codec.encode(Snapshot(run_id="r", body=b"{}")), b"curate.solver|x|0")
+    log.issued(sums=8, debate=2)
+    assert log.audit().policies["solver"].issued == 10
 
 
-def test_a_task_that_the_feeder_does_not_know_is_lost_and_unreadable_bytes_are_passed_over() -> None:
-    fold = AuditFold("r", RECIPE)
-    fold.take_record(issued(sums=3), 0)
-    tasks = RECIPE.topics.tasks("sums")
-    fold.take(Message(tasks, 0, 0, b"", b"", Stamp("r", "sums", 2).to_headers()))
-    fold.take(Message(tasks, 0, 1, b"", b""))
-    fold.take(Message(RECIPE.topics.outcomes("solver"), 0, 0, b"", b"no record"))
-    assert fold.audit(drained=False).ok
-    fold.take(Message(tasks, 0, 2, b"", b"", Stamp("r", "sums", 3).to_headers()))
-    assert fold.audit(drained=False).lost == 1
+def test_more_reasons_than_there_is_room_for_count_as_other() -> None:
+    log = Log()
+    log.issued(sums=300)
+    for number in range(300):
+        log.dropped(number, reason=f"reason{number}")
+    found = log.audit(DRAINED)
+    assert found.ok
+    assert sum(found.policies["solver"].discarded.values()) == 300
+    assert found.policies["solver"].discarded["other"] == 300 - 126
+
+
+# ------------------------------------------------------------------------------------------------------------- problems
+
+
+def trained_twice(log: Log) -> None:
+    log.batch(3, 2)
+
+
+def one_batch_names_it_twice(log: Log) -> None:
+    log.batch(3, 7, 7)
+
+
+def trained_and_dropped(log: Log) -> None:
+    log.outcome(0)
+
+
+def dropped_twice(log: Log) -> None:
+    log.outcome(3)
+
+
+def dropped_and_expired(log: Log) -> None:
+    log.batch(-1, evictions=(Eviction(GroupUse("sums", 3), "expired"),))
+    log.outcome(3, "expired", "expired", component="train")
+
+
+def kept_twice(log: Log) -> None:
+    log.outcome(7, "kept", "")
+
+
+def trained_and_dead(log: Log) -> None:
+    log.letter(0)
+
+
+def replayed_twice(log: Log) -> None:
+    for _ in range(2):
+        log.outcome(0, "kept", "", use=1)
+        log.say(TOPICS.curated("solver"), b"", headers=Stamp("r", "sums", 0, use=1, policy="solver").to_headers())
+    log.batch(3, 0, use=1)
+    log.batch(4, 0, use=1)
+
+
+DOUBLED = {
+    trained_twice: "sums:2 of solver was trained more than once",
+    one_batch_names_it_twice: "sums:7 of solver was trained more than once",
+    trained_and_dropped: "sums:0 of solver was trained, and discarded too (zero_variance)",
+    dropped_twice: "sums:3 of solver was discarded more than once (zero_variance)",
+    dropped_and_expired: "sums:3 of solver was discarded more than once (zero_variance)",
+    kept_twice: "sums:7 of solver was kept more than once",
+    trained_and_dead: "sums:0 of solver is dead, and was trained or discarded too",
+}
+
+
+@pytest.mark.parametrize("flaw", DOUBLED)
+def test_a_use_that_concluded_twice_is_doubled_and_named(flaw: Any) -> None:
+    log = clean()
+    flaw(log)
+    found = log.audit(STILL)
+    assert (found.ok, found.doubled, found.lost) == (False, 1, 0)
+    assert says(found) == [DOUBLED[flaw]]
+
+
+def test_a_replay_that_is_trained_twice_is_doubled() -> None:
+    log = clean()
+    replayed_twice(log)
+    found = log.audit(STILL)
+    assert found.doubled == 2
+    assert says(found) == [
+        "sums:0 of solver , use 1, was trained more than once",
+        "sums:0 of solver , use 1, was kept more than once",
+    ]
+
+
+def test_what_is_in_flight_when_all_is_drained_is_lost() -> None:
+    found = clean().audit(DRAINED)
+    assert (found.ok, found.lost, found.policies["solver"].lost) == (False, 5, 4)
+    assert sorted(says(found)) == [
+        "debate:0 of solver was kept, and then neither trained nor evicted",
+        "debate:1 of judge was issued, and never concluded",
+        "debate:1 of solver was issued, and never concluded",
+        "sums:7 of solver was kept, and then neither trained nor evicted",
+        "sums:8 of solver was issued, and never concluded",
+    ]
+
+
+def test_a_number_that_was_concluded_without_having_been_issued_is_lost() -> None:
+    log = clean()
+    log.dropped(9)
+    log.dropped(-4)
+    found = log.audit()
+    assert (found.lost, found.policies["solver"].in_flight) == (2, 4)
+    assert sorted(says(found)) == [
+        "sums:-4 of solver was concluded, and never issued",
+        "sums:9 of solver was concluded, and never issued",
+    ]
+
+
+def test_a_number_far_away_costs_no_memory_for_those_before_it() -> None:
+    log = clean()
+    log.dropped(2**60)
+    assert says(log.audit()) == [f"sums:{2**60} of solver was concluded, and never issued"]
+
+
+def test_a_task_that_the_feeder_does_not_know_is_lost() -> None:
+    log = clean()
+    log.say(TOPICS.tasks("sums"), b"", headers=Stamp("r", "sums", 9).to_headers())
+    found = log.audit()
+    assert found.lost == 1
+    assert says(found) == ["sums:9 of solver is a task, and the feeder does not know that it was issued"]
+
+
+def unissued(log: Log) -> None:
+    log.produced(9)
+
+
+def kept_without_curated(log: Log) -> None:
+    log.produced(8)
+    log.outcome(8, "kept", "")
+
+
+def curated_without_kept(log: Log) -> None:
+    log.curated(8)
+
+
+def trained_without_kept(log: Log) -> None:
+    log.produced(8)
+    log.batch(3, 8)
+
+
+def dropped_without_produced(log: Log) -> None:
+    log.outcome(8)
+
+
+def evicted_without_outcome(log: Log) -> None:
+    log.batch(-1, evictions=(Eviction(GroupUse("sums", 7), "surplus"),))
+
+
+def outcome_without_eviction(log: Log) -> None:
+    log.outcome(7, "surplus", "surplus", component="train")
+
+
+UNPROVEN = {
+    unissued: "sums:9 of solver was produced, and never issued",
+    kept_without_curated: "sums:8 of solver was kept, and there is no curated record of it",
+    curated_without_kept: "sums:8 of solver has a curated record, and no outcome says that it was kept",
+    trained_without_kept: "sums:8 of solver was trained, and no outcome says that it was kept",
+    dropped_without_produced: "sums:8 of solver was curated, and no worker produced it",
+    evicted_without_outcome: "sums:7 of solver was evicted by the trainer, and no outcome says so",
+    outcome_without_eviction: "sums:7 of solver was discarded by the trainer (surplus), and no batch record says so",
+}
+
+
+@pytest.mark.parametrize("flaw", UNPROVEN)
+def test_a_link_of_a_number_that_is_missing_is_named(flaw: Any) -> None:
+    log = clean()
+    flaw(log)
+    found = log.audit(STILL)
+    assert (found.ok, found.lost, found.doubled) == (False, 0, 0)
+    assert says(found) == [UNPROVEN[flaw]]
+
+
+def test_while_a_run_goes_on_what_is_read_later_may_be_ahead() -> None:
+    log = clean()
+    curated_without_kept(log)
+    outcome_without_eviction(log)
+    log.weights(3)
+    log.checkpoint(3)
+    assert log.audit(WHOLE).ok
+
+
+def test_an_offline_experiment_has_only_its_own_batches() -> None:
+    log = Log()
+    log.weights(0)
+    log.batch(1, 0, 1)
+    log.batch(2, 2)
+    offline = Scope(still=True, drained=True, offline=True)
+    assert log.audit(offline).ok
+    log.batch(3, 0)
+    assert says(log.audit(offline)) == ["sums:0 of solver was trained more than once"]
+
+
+def test_beyond_a_hundred_problems_are_only_counted() -> None:
+    log = Log()
+    log.issued(sums=10_000)
+    found = log.audit(DRAINED)
+    assert (found.lost, len(found.problems.listed), found.problems.more) == (10_000, MOST_LISTED, 9_900)
+    assert says(found)[-1] == "sums:99 of solver was issued, and never concluded"
+
+
+# --------------------------------------------------------------------------------------------------- chain of weights
+
+
+CHAIN = {
+    "another base": (
+        {"version": 3, "base_hash": "other"},
+        (
+            "version 3 of solver was trained from weights other, and the version before it is w2: "
+            "t.batches.solver[0]@3 and t.batches.solver[0]@4"
+        ),
+    ),
+    "no base": (
+        {"version": 3, "base_hash": ""},
+        (
+            "version 3 of solver was trained from weights without a hash, and the version before it is w2: "
+            "t.batches.solver[0]@3 and t.batches.solver[0]@4"
+        ),
+    ),
+    "two epochs on": (
+        {"version": 3, "epoch": 2},
+        "version 3 of solver is of epoch 2, the version before of 0: t.batches.solver[0]@4",
+    ),
+    "a gap": (
+        {"version": 5},
+        "no batch record tells of versions 3 to 4 of solver: t.batches.solver[0]@4 follows",
+    ),
+    "twice": (
+        {"version": 2},
+        "version 2 of solver was trained twice: t.batches.solver[0]@3 and t.batches.solver[0]@4",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHAIN)
+def test_a_version_that_does_not_follow_from_the_one_before_breaks_the_chain(case: str) -> None:
+    log = clean()
+    more, sentence = CHAIN[case]
+    log.batch(**more)  # type: ignore[arg-type]
+    found = log.audit(STILL)
+    assert (found.ok, found.weights_chain_ok, found.lost, found.doubled) == (False, False, 0, 0)
+    assert says(found) == [sentence]
+
+
+def test_a_new_epoch_begins_from_any_weights_at_the_next_version() -> None:
+    log = clean()
+    log.batch(3, epoch=1, base_hash="elsewhere")
+    log.weights(3, epoch=1)
+    log.batch(4, epoch=1)
+    assert log.audit(STILL).ok
+
+
+def test_version_one_follows_from_the_event_of_version_nought() -> None:
+    log = Log()
+    log.issued()
+    log.weights(0, weights_hash="begin")
+    log.batch(1)
+    assert "trained from weights w0, and the version before it is begin" in says(log.audit())[0]
+
+
+def test_an_event_and_a_checkpoint_say_what_the_batch_says() -> None:
+    log = clean()
+    log.batch(3)
+    log.weights(3, weights_hash="torn")
+    log.batch(4)
+    log.weights(4, epoch=1)
+    log.checkpoint(4, weights_hash="torn")
+    found = log.audit(STILL)
+    assert not found.weights_chain_ok
+    assert says(found) == [
+        (
+            "version 3 of solver is w3 of epoch 0 by t.batches.solver[0]@4, and torn of epoch 0 by the event "
+            "t.weights.solver[0]@3"
+        ),
+        (
+            "version 4 of solver is w4 of epoch 0 by t.batches.solver[0]@5, and w4 of epoch 1 by the event "
+            "t.weights.solver[0]@4"
+        ),
+        (
+            "version 4 of solver is w4 of epoch 0 by t.batches.solver[0]@5, and torn of epoch 0 by the checkpoint "
+            "t.state[0]@3"
+        ),
+    ]
+
+
+def test_an_event_without_its_batch_breaks_the_chain_and_a_batch_without_an_event_does_not() -> None:
+    log = clean()
+    log.batch(3)
+    assert log.audit(STILL).ok
+    log.weights(4)
+    assert says(log.audit(STILL)) == ["no batch record tells of version 4 of solver: t.weights.solver[0]@3 does"]
+
+
+def test_a_version_is_published_once_and_versions_do_not_go_back() -> None:
+    log = clean()
+    log.weights(2)
+    log.batch(4, base_hash="w3")
+    log.batch(3)
+    assert says(log.audit(STILL)) == [
+        "version 2 of solver was published twice: t.weights.solver[0]@2 and t.weights.solver[0]@3",
+        "version 3 of solver was trained after version 4: t.batches.solver[0]@5",
+    ]
+
+
+def test_the_trainers_positions_only_move_forward() -> None:
+    log = clean()
+    log.batch(3, positions=(Position(0, 4),))
+    found = log.audit(STILL)
+    assert (found.ok, found.weights_chain_ok) == (False, True)
+    assert says(found) == [
+        "the trainer's position on t.curated.solver[0] went back from 5 to 4: t.batches.solver[0]@4",
+    ]
+
+
+# --------------------------------------------------------------------------------------------------- what is unreadable
+
+
+def test_what_cannot_be_read_needs_a_letter_that_names_its_place() -> None:
+    log = clean()
+    log.say(TOPICS.outcomes("solver"), b"no record")
+    log.say(TOPICS.trajectories("solver"), b"", headers=[("run_id", b"r")])
+    log.produced(8, run_id="other")
+    found = log.audit(STILL)
+    sentence = "cannot be used, and no dead letter says so:"
+    outcome = log.messages[-3].offset
+    assert says(found)[0].startswith(f"t.outcomes.solver[0]@{outcome} {sentence} not an Avro single-object message")
+    assert says(found)[1:] == [
+        f"t.trajectories.solver[0]@9 {sentence} header 'policy' is missing",
+        f"t.trajectories.solver[0]@10 {sentence} it is of run b'other'",
+    ]
+    log.letter(topic=TOPICS.outcomes("solver"), offset=outcome)
+    log.letter(topic=TOPICS.trajectories("solver"), offset=9)
+    log.letter(topic=TOPICS.trajectories("solver"), offset=10)
+    assert log.audit(STILL).ok
+
+
+def test_what_its_reader_has_not_come_to_yet_may_still_get_its_letter() -> None:
+    log = clean()
+    log.say(TOPICS.trajectories("solver"), b"")
+    place = (TOPICS.trajectories("solver"), 0)
+    assert log.audit(positions={place: 9}).ok
+    assert not log.audit(positions={place: 10}).ok
+
+
+def test_a_snapshot_of_the_feeder_that_cannot_be_read_is_a_problem() -> None:
+    log = clean()
+    log.say(TOPICS.state, b"torn", b"feed")
+    assert "the feeder's snapshot t.state[0]@3 cannot be read" in says(log.audit())[-1]
+
+
+def test_a_group_on_a_partition_that_is_not_its_own_counts_for_nothing() -> None:
+    recipe = RECIPE.model_copy(update={"kafka": RECIPE.kafka.model_copy(update={"partitions": 2})})
+    fold = AuditFold("r", recipe)
+    headers = Stamp("r", "sums", 1, policy="solver").to_headers()
+    assert not fold.take(Message(TOPICS.trajectories("solver"), 0, 0, b"", b"", headers))
+    assert "does not belong" in str(fold.audit(WHOLE).problems.listed[0])
+
+
+# ------------------------------------------------------------------------------------------------------- order, a model
+
+
+FLAWS = st.lists(st.sampled_from([*DOUBLED, *UNPROVEN, replayed_twice]), max_size=3, unique=True)
+
+
+@settings(max_examples=50, deadline=None)
+@given(FLAWS, st.randoms(use_true_random=False))
+def test_the_order_in_which_partitions_are_read_changes_nothing(flaws: list[Any], draw: Random) -> None:
+    log = clean()
+    for flaw in flaws:
+        flaw(log)
+    by_topic: dict[str, list[Message]] = defaultdict(list)
+    for message in log.messages:
+        by_topic[message.topic].append(message)
+    order = [message.topic for message in log.messages]
+    draw.shuffle(order)
+    lines = {topic: iter(messages) for topic, messages in by_topic.items()}
+    found = audited([next(lines[topic]) for topic in order], STILL)
+    expected = log.audit(STILL)
+    assert replace(found, problems=expected.problems) == expected
+    assert sorted(says(found)) == sorted(says(expected))
+
+
+WORDS = st.sampled_from(["kept", "dropped", "expired", "train", "dead", "redriven", "replay"])
+STEPS = st.lists(st.tuples(st.integers(0, 5), WORDS), max_size=25)
+
+
+@settings(max_examples=50, deadline=None)
+@given(STEPS, st.booleans())
+def test_the_counts_are_those_of_a_naive_model(steps: list[tuple[int, str]], drained: bool) -> None:
+    log = Log()
+    log.issued(sums=4)
+    trained: Counter[tuple[int, int]] = Counter()
+    discarded: Counter[int] = Counter()
+    kept: Counter[int] = Counter()
+    letters: Counter[int] = Counter()
+    for version, (number, what) in enumerate(steps, 1):
+        if what in ("train", "replay"):
+            log.batch(version, number, use=int(what == "replay"))
+            trained[number, int(what == "replay")] += 1
+        elif what == "kept":
+            log.outcome(number, "kept", "")
+            kept[number] += 1
+        elif what == "dropped":
+            log.outcome(number)
+            discarded[number] += 1
+        elif what == "expired":
+            log.evicted(number)
+            discarded[number] += 1
+        else:
+            log.letter(number, reason=what)
+            letters[number] += 1 if what == "dead" else -1
+    first = {number for number, use in trained if not use}
+    dead = {number for number, count in letters.items() if count > 0}
+    concluded = first | discarded.keys() | dead
+    in_flight = 4 - len([number for number in concluded if number < 4])
+    found = log.audit(Scope(drained=drained)).policies["solver"]
+    assert found.trained == len(first)
+    assert sum(found.discarded.values()) == len(discarded.keys() - first)
+    assert found.dead == len(dead - first - discarded.keys())
+    assert found.kept == len(kept)
+    assert found.in_flight == in_flight
+    assert found.replayed == len({number for number, use in trained if use})
+    assert found.lost == len([n for n in concluded if n >= 4]) + (in_flight if drained else 0)
+    twice = sum(trained[n, 0] + discarded[n] > 1 for n in range(6)) + sum(trained[n, 1] > 1 for n in range(6))
+    twice += sum(count > 1 for count in kept.values()) + len(dead & (first | discarded.keys()))
+    assert found.doubled == twice

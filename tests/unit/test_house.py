@@ -35,7 +35,7 @@ LIGHT = (
     "producers.feeder",
     "consumers.curator",
     "consumers.evaluator",
-    "consumers.audit",
+    "consumers.audit.report",
     "consumers.lineage",
     "consumers.summary",
     "consumers.page.live",

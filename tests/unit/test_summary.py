@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from consumers import summary as summaries
-from consumers.audit import Audit
+from consumers.audit.fold import Audit
 from consumers.page.closing import show_summary
 from consumers.summary import eval_ends, log_cpu_share, mean_of, summarize
 from infra.data_folder import DataFolder, Effort

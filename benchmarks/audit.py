@@ -1,0 +1,199 @@
+"""How fast the audit reads: `OMP_NUM_THREADS=1 python -m benchmarks.audit [--groups N] [--json FILE]`.
+
+A made run of N groups, closed: tasks, trajectories, outcomes, curated groups and batches, about four records a group.
+The audit of the whole chain, without a store, against a bare consume loop over the same topics that only counts; the
+two in turn, in one process each, best of three. Then `--deep`, which decodes every group too: its rate is of groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from confluent_kafka import Producer, TopicPartition, libversion
+from rich.console import Console
+
+from benchmarks.dataflow import made_run
+from consumers.audit.report import report
+from infra.embedded_kafka import EmbeddedKafka
+from infra.kafka import Connection, Outgoing, end_offsets, open_consumer, open_producer
+from infra.log import configure_logging
+from infra.run import Run, join
+from infra.settings import LOG_LEVEL_VARIABLE, Recipe
+from infra.topic_reader import whole_topics
+from schemas import codec
+from schemas.headers import Stamp, outcome_stamp
+from schemas.records import (
+    BatchTrained,
+    CuratedGroup,
+    GroupUse,
+    Outcome,
+    Sequence,
+    Snapshot,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+)
+from schemas.topics import Topics
+
+ROUNDS = 3
+BATCH = 32
+SAMPLES = 8
+PARTITIONS = 8
+RUN_ID = "run-1"
+
+
+def recipe_of(name: str) -> Recipe:
+    whole = {
+        "name": name,
+        "policies": {"solver": {"path": "none"}},
+        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
+        "kafka": {"partitions": PARTITIONS},
+    }
+    return Recipe.model_validate(whole)
+
+
+# --------------------------------------------------------------------------------------------------------- a made run
+
+
+def records(topics: Topics, groups: int) -> Iterator[Outgoing]:
+    """Every record of a closed run: every second group is trained, the others are dropped."""
+    for number in range(groups):
+        yield from _of_group(topics, number, kept=number % 2 == 0)
+    trained = range(0, groups, 2)
+    for version, begin in enumerate(range(0, len(trained), BATCH), 1):
+        uses = tuple(GroupUse("sums", number) for number in trained[begin : begin + BATCH])
+        metrics = {f"metric_{i}": 0.5 for i in range(30)}
+        batch = BatchTrained(
+            run_id=RUN_ID,
+            policy="solver",
+            version=version,
+            groups=uses,
+            base_hash=f"{version - 1:064x}",
+            weights_hash=f"{version:064x}",
+            metrics=metrics,
+        )
+        yield Outgoing(topics.batches("solver"), codec.encode(batch), partition=0)
+    snapshot = Snapshot(run_id=RUN_ID, component="feed", body=json.dumps({"next": {"sums": groups}}).encode())
+    yield Outgoing(topics.state, codec.encode(snapshot), b"feed", partition=0)
+
+
+def _of_group(topics: Topics, number: int, *, kept: bool) -> Iterator[Outgoing]:
+    partition = number % PARTITIONS
+    task = Task(run_id=RUN_ID, stream="sums", number=number, workflow="sums", payload='{"prompt": "1 + 1"}')
+    stamp = Stamp(RUN_ID, "sums", number)
+    yield Outgoing(topics.tasks("sums"), codec.encode(task), stamp.key, stamp.to_headers(), partition)
+    members = tuple(Trajectory(f"sums:{number}:{i}", float(i % 2), {}, (Sequence(),)) for i in range(SAMPLES))
+    group = TrajectoryGroup(RUN_ID, "sums", number, policy="solver", n_asked=SAMPLES, trajectories=members)
+    value, stamp = codec.encode(group), Stamp(RUN_ID, "sums", number, policy="solver")
+    yield Outgoing(topics.trajectories("solver"), value, stamp.key, stamp.to_headers(), partition)
+    outcome = Outcome(
+        run_id=RUN_ID,
+        stream="sums",
+        number=number,
+        policy="solver",
+        verdict="kept" if kept else "dropped",
+        reason="" if kept else "zero_variance",
+        component="curate",
+        rewards=(0.0, 1.0) * (SAMPLES // 2),
+        lengths=(12,) * SAMPLES,
+        n_asked=SAMPLES,
+    )
+    headers = outcome_stamp(outcome).to_headers()
+    yield Outgoing(topics.outcomes("solver"), codec.encode(outcome), stamp.key, headers, partition)
+    if kept:
+        rewards = tuple(member.reward for member in members)
+        curated = CuratedGroup(RUN_ID, "sums", number, group=value, kept=tuple(range(SAMPLES)), rewards=rewards)
+        yield Outgoing(topics.curated("solver"), codec.encode(curated), stamp.key, stamp.to_headers(), partition)
+
+
+def produce(producer: Producer, one: Outgoing) -> None:
+    while True:
+        try:
+            producer.produce(one.topic, one.value, one.key, one.partition, headers=list(one.headers))
+        except BufferError:
+            producer.poll(0.1)
+        else:
+            return
+
+
+# --------------------------------------------------------------------------------------------------------- both sides
+
+
+def bare(connection: Connection, topics: list[str]) -> float:
+    """Return records a second of a loop that consumes the topics and counts."""
+    places = whole_topics(connection, topics)
+    ends = {place: end for place, end in end_offsets(connection, places).items() if end}
+    begin, count = time.perf_counter(), 0
+    consumer = open_consumer(connection, "bare", enable_partition_eof=True)
+    consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in ends])
+    left = len(ends)
+    while left:
+        for message in consumer.consume(1000, 0.1):
+            left -= message.error() is not None
+            count += message.error() is None
+    consumer.close()
+    return count / (time.perf_counter() - begin)
+
+
+def audited(run: Run, *, deep: bool = False) -> float:
+    """Return records a second of the audit, or groups a second of its decoding."""
+    found = report(run, rests=True, deep=deep, use_store=False)
+    assert found["ok"], found["problems"][:3]  # noqa: S101 - else it is no closed run that was measured
+    return float(found["deep"]["records_per_s"] if deep else found["records_per_s"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=100_000, help="groups of the made run")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds, of which the best counts")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    os.environ.setdefault(LOG_LEVEL_VARIABLE, "warning")
+    configure_logging("audit")
+    with tempfile.TemporaryDirectory(prefix="headrace-audit-") as folder, EmbeddedKafka(Path(folder)) as broker:
+        figures = measure(broker.bootstrap, arguments.groups, arguments.rounds)
+    Console().print_json(data=figures)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def measure(bootstrap: str, groups: int, rounds: int) -> dict[str, float | int | str | None]:
+    with made_run(bootstrap, recipe_of(f"audit-{time.time_ns()}")) as address:
+        producer = open_producer(address.connection, "made")
+        for one in records(Topics(address.run), groups):
+            produce(producer, one)
+        producer.flush()
+        run = join(address)
+        topics = run.topics
+        read = [topics.tasks("sums"), topics.trajectories("solver"), topics.outcomes("solver")]
+        read += [topics.curated("solver"), topics.batches("solver"), topics.state]
+        sides: dict[str, list[float]] = {"bare": [], "audit": []}
+        for _ in range(rounds):
+            sides["bare"].append(bare(run.connection, read))
+            sides["audit"].append(audited(run))
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        deep = audited(run, deep=True)
+    best = {side: max(rates) for side, rates in sides.items()}
+    return {
+        "groups": groups,
+        "bare_records_per_s": round(best["bare"]),
+        "audit_records_per_s": round(best["audit"]),
+        "ratio": round(best["audit"] / best["bare"], 2),
+        "deep_groups_per_s": round(deep),
+        "largest_memory_mb": round(memory / 1024),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "librdkafka": libversion()[0],
+    }
+
+
+if __name__ == "__main__":
+    main()

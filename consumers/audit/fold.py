@@ -1,0 +1,368 @@
+"""The audit of a run as a fold over the messages of its topics, the partitions in any order. No I/O.
+
+Per policy: numbers issued = trained (first use) + discarded (whole groups) + dead + in flight. Evaluations close by
+themselves and are left out; replays and discarded single trajectories are counted apart.
+
+What it holds: two bytes for every number and policy, some hundred for every version, the newest snapshot of every
+component, and a byte for every record around one that could not be read. Nothing else grows with the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import numpy as np
+
+from consumers.audit.numbers import PolicyAudit, PolicyNumbers, Scope
+from consumers.audit.problems import Problems
+from consumers.audit.unread import Unread
+from consumers.audit.weights_chain import Link, WeightsChain
+from infra.kafka import Message
+from infra.settings import Recipe
+from infra.topic_reader import Place
+from schemas import codec
+from schemas.avro import SchemaError
+from schemas.headers import HeaderError, Stamp
+from schemas.records import BatchTrained, CheckpointPointer, DeadLetter, Outcome, Snapshot, WeightsPublished
+from schemas.topics import checkpoint_prefix, is_eval
+
+FEEDER_KEY = b"feed"
+"""Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream."""
+CURATOR_KEY = b"curate."
+"""Beginning of the keys of the curators' snapshots."""
+REDRIVEN = "redriven"
+"""Reason of a dead letter that opens again what another one concluded."""
+
+Spot = tuple[str, int, int]
+"""(topic, partition, offset)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Takes the few fields that the audit needs out of a record, be it one of ours or the dict that Avro gives."""
+
+    batch: Callable[[Any], tuple[Any, ...]]
+    eviction: Callable[[Any], tuple[Any, ...]]
+    outcome: Callable[[Any], tuple[Any, ...]]
+    position: Callable[[Any], tuple[Any, ...]]
+    use: Callable[[Any], tuple[Any, ...]]
+
+
+def _fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields:
+    return Fields(
+        batch=get("version", "epoch", "base_hash", "weights_hash", "groups", "evictions", "positions"),
+        eviction=get("verdict", "group"),
+        outcome=get("stream", "number", "use", "level", "verdict", "reason", "component"),
+        position=get("partition", "offset"),
+        use=get("stream", "number", "use"),
+    )
+
+
+OF_RECORD, OF_PLAIN = _fields(attrgetter), _fields(itemgetter)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCounts:
+    """Training tasks of the run; one may train several policies."""
+
+    issued: int = 0
+    concluded: int = 0
+    """Concluded for every policy that they train."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTotals:
+    """Groups of all policies together: one of each task for every policy that it trains. See `PolicyAudit`."""
+
+    produced: int = 0
+    duplicates: int = 0
+    kept: int = 0
+    trained: int = 0
+    discarded: int = 0
+    dead: int = 0
+    in_flight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Of a whole run."""
+
+    ok: bool
+    lost: int
+    doubled: int
+    policies: dict[str, PolicyAudit]
+    tasks: TaskCounts = TaskCounts()
+    groups: GroupTotals = GroupTotals()
+    weights_chain_ok: bool = True
+    problems: Problems = field(default_factory=Problems)
+
+
+class AuditFold:
+    """What was taken in so far.
+
+    Args:
+        run_id: Records of other runs are passed over; whoever consumed them made them dead letters.
+        recipe: Says which policies a stream trains.
+    """
+
+    def __init__(self, run_id: str, recipe: Recipe) -> None:
+        self.run_id = run_id
+        self.recipe = recipe
+        self.issued: dict[str, int] = {}
+        """Next number of every stream, from the feeder's newest snapshot."""
+        self.unread = Unread()
+        self.chains = {p: WeightsChain(p, recipe.topics.curated(p)) for p in recipe.policies}
+        self.snapshots: dict[bytes, Message] = {}
+        """The newest of every component, by key."""
+        self.curated = frozenset(recipe.topics.curated(policy) for policy in recipe.policies)
+        """Topics of curated groups."""
+        self._numbers = {policy: PolicyNumbers(policy) for policy in recipe.policies}
+        self._seen: dict[str, int] = {}
+        self._run_header = run_id.encode()
+        self._takers = self._by_topic()
+        self._found = Problems()
+
+    def _by_topic(self) -> dict[str, Callable[[Message], bool]]:
+        topics = self.recipe.topics
+        takers: dict[str, Callable[[Message], bool]] = {topics.dead_letters: self._letter, topics.state: self._state}
+        for workflow in self.recipe.workflows:
+            takers[topics.tasks(workflow)] = self._task
+        for policy in self.recipe.policies:
+            takers |= {
+                topics.outcomes(policy): self._outcome,
+                topics.batches(policy): self._batch,
+                topics.weights(policy): self._weights,
+                topics.trajectories(policy): self._trajectories,
+                topics.curated(policy): self._curated,
+            }
+        return takers
+
+    # -------------------------------------------------------------------------------------------------------- messages
+
+    def take(self, message: Message) -> bool:
+        """Take in a message of any of the run's topics; tell whether it counts.
+
+        One that cannot be read does not, nor one of another run, nor a group that was delivered before. Of groups and
+        tasks the headers are read, never the value.
+        """
+        taker = self._takers.get(message.topic)
+        if taker is None:
+            return False
+        try:
+            return taker(message)
+        except (SchemaError, HeaderError) as error:
+            self.unread.record(message.topic, message.partition, message.offset, str(error))
+            return False
+
+    def take_record(self, record: BatchTrained | Outcome | DeadLetter | Snapshot, place: Spot) -> None:
+        """Take in a decoded record that stands at a place; the snapshot must be the feeder's, the newest last."""
+        if record.run_id != self.run_id:
+            return
+        if isinstance(record, Snapshot):
+            self._issue(record)
+        elif isinstance(record, DeadLetter):
+            self._bury(record)
+        elif record.policy in self._numbers:
+            if isinstance(record, BatchTrained):
+                self._train(record.policy, record, OF_RECORD, place)
+            else:
+                self._conclude(record.policy, record, OF_RECORD)
+
+    def _outcome(self, message: Message) -> bool:
+        plain = codec.decode_plain(message.value, Outcome)
+        if plain["run_id"] != self.run_id or plain["policy"] not in self._numbers:
+            return False
+        self._conclude(plain["policy"], plain, OF_PLAIN)
+        return True
+
+    def _batch(self, message: Message) -> bool:
+        plain = codec.decode_plain(message.value, BatchTrained)
+        if plain["run_id"] != self.run_id or plain["policy"] not in self._numbers:
+            return False
+        self._train(plain["policy"], plain, OF_PLAIN, (message.topic, message.partition, message.offset))
+        return True
+
+    def _letter(self, message: Message) -> bool:
+        letter = codec.decode(message.value, DeadLetter)
+        if letter.run_id != self.run_id:
+            return False
+        self._bury(letter)
+        return True
+
+    def _state(self, message: Message) -> bool:
+        if message.key == FEEDER_KEY or message.key.startswith(CURATOR_KEY):
+            self.snapshots[message.key] = message
+            return True
+        if not any(message.key.startswith(checkpoint_prefix(policy)) for policy in self.chains):
+            return False
+        pointer = codec.decode(message.value, CheckpointPointer)
+        if pointer.run_id != self.run_id or pointer.policy not in self.chains:
+            return False
+        link = Link(pointer.epoch, "", pointer.weights_hash, spot(message))
+        self.chains[pointer.policy].checkpoint(pointer.version, link)
+        return True
+
+    def _weights(self, message: Message) -> bool:
+        event = codec.decode(message.value, WeightsPublished)
+        if event.run_id != self.run_id or event.policy not in self.chains:
+            return False
+        link = Link(event.epoch, event.base_hash, event.weights_hash, spot(message))
+        self.chains[event.policy].event(event.version, link)
+        return True
+
+    def _task(self, message: Message) -> bool:
+        stamp = Stamp.from_headers(message.headers)
+        if stamp.run_id != self.run_id or stamp.purpose != "train":
+            return False
+        self._seen[stamp.stream] = max(self._seen.get(stamp.stream, 0), stamp.number + 1)
+        return True
+
+    def _trajectories(self, message: Message) -> bool:
+        policy, stream, number, _ = self._stamp(message)
+        if number % self.recipe.kafka.partitions != message.partition:
+            raise HeaderError(f"number {number} does not belong on this partition")
+        return self._numbers[policy].produce(stream, number)
+
+    def _curated(self, message: Message) -> bool:
+        policy, stream, number, use = self._stamp(message)
+        self._numbers[policy].curate(stream, number, use)
+        return True
+
+    def _stamp(self, message: Message) -> tuple[str, str, int, int]:
+        """Return policy, stream, number and use of a group, quicker than `Stamp` does. Raises HeaderError."""
+        found = dict(message.headers)
+        try:
+            run_id, policy, stream = found["run_id"], found["policy"].decode(), found["stream"].decode()
+            number, use = int(found["number"]), int(found["use"])
+        except KeyError as error:
+            raise HeaderError(f"header {error} is missing") from error
+        except ValueError as error:
+            raise HeaderError(f"a header is malformed: {error}") from error
+        if run_id != self._run_header:
+            raise HeaderError(f"it is of run {run_id!r:.60}")
+        if policy not in self._numbers:
+            raise HeaderError(f"policy {policy!r:.60} is not one of the run's")
+        return policy, stream, number, use
+
+    # --------------------------------------------------------------------------------------------------------- records
+
+    def _train(self, policy: str, batch: object, fields: Fields, place: Spot) -> None:
+        numbers, chain = self._numbers[policy], self.chains[policy]
+        version, epoch, base, result, groups, evictions, positions = fields.batch(batch)
+        where = f"{place[0]}[{place[1]}]@{place[2]}"
+        for group in groups:
+            numbers.train(*fields.use(group))
+        for eviction in evictions:
+            verdict, group = fields.eviction(eviction)
+            if group is not None and verdict != "dead":
+                numbers.evict(*fields.use(group))
+        if version >= 0:
+            chain.batch(version, Link(epoch, base, result, where))
+        chain.positions([fields.position(position) for position in positions], where)
+
+    def _conclude(self, policy: str, outcome: object, fields: Fields) -> None:
+        numbers = self._numbers[policy]
+        stream, number, use, level, verdict, reason, component = fields.outcome(outcome)
+        if is_eval(stream):
+            return
+        if level == "trajectory":
+            numbers.discard_trajectory()
+        elif verdict == "kept":
+            numbers.keep(stream, number, use)
+        else:
+            numbers.discard(stream, number, use, (component, verdict, reason))
+
+    def _bury(self, letter: DeadLetter) -> None:
+        redriven = letter.reason == REDRIVEN
+        if not redriven:
+            self.unread.letter(letter.topic, letter.partition, letter.offset)
+        if letter.number < 0 or is_eval(letter.stream):
+            return
+        for policy in [letter.policy] if letter.policy else self.policies_of(letter.stream):
+            if policy in self._numbers:
+                self._numbers[policy].bury(letter.stream, letter.number, -1 if redriven else 1)
+
+    def _issue(self, snapshot: Snapshot) -> None:
+        self.issued = {stream: int(number) for stream, number in json.loads(snapshot.body)["next"].items()}
+
+    def policies_of(self, stream: str) -> tuple[str, ...]:
+        """Return the policies that a stream trains."""
+        workflow = stream.partition(".")[0]
+        return self.recipe.policies_of(workflow) if workflow in self.recipe.workflows else ()
+
+    # ---------------------------------------------------------------------------------------------------------- result
+
+    def close(self) -> None:
+        """Read the feeder's newest snapshot, when all messages were taken in."""
+        message = self.snapshots.get(FEEDER_KEY)
+        if message is None:
+            return
+        try:
+            snapshot = codec.decode(message.value, Snapshot)
+            if snapshot.run_id == self.run_id:
+                self._issue(snapshot)
+        except (SchemaError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self._found.say(f"the feeder's snapshot {spot(message)} cannot be read: {error}")
+
+    def policies(self, *, drained: bool) -> dict[str, PolicyAudit]:
+        """Return the counts of every policy; cheap enough for a live page."""
+        return {
+            policy: numbers.audit(*self._of_policy(policy), drained=drained)
+            for policy, numbers in self._numbers.items()
+        }
+
+    def _of_policy(self, policy: str) -> tuple[dict[str, int], dict[str, int]]:
+        """Return what was issued and what was seen of the streams that train a policy."""
+        issued = {s: n for s, n in self.issued.items() if policy in self.policies_of(s)}
+        return issued, {s: n for s, n in self._seen.items() if policy in self.policies_of(s)}
+
+    def audit(self, scope: Scope = Scope(), positions: Mapping[Place, int] | None = None) -> Audit:  # noqa: B008
+        """Return the audit of what was taken in, with all that is wrong with it.
+
+        Args:
+            scope: What may be expected of the run now.
+            positions: How far the readers of trajectories and curated groups are; what lies behind may still conclude.
+        """
+        policies = self.policies(drained=scope.drained)
+        problems, broken = Problems(), Problems()
+        for policy, numbers in self._numbers.items():
+            problems.extend(numbers.problems(*self._of_policy(policy), scope))
+            broken.extend(self.chains[policy].problems(still=scope.still))
+            problems.extend(self.chains[policy].backwards)
+        for found in (broken, self.unread.problems(positions or {}), self._found):
+            problems.extend(found)
+        total = {name: sum(getattr(p, name) for p in policies.values()) for name in SUMMED}
+        discarded = sum(sum(p.discarded.values()) for p in policies.values())
+        return Audit(
+            ok=not problems,
+            lost=total.pop("lost"),
+            doubled=total.pop("doubled"),
+            policies=policies,
+            tasks=TaskCounts(sum(self.issued.values()), self._concluded_tasks()),
+            groups=GroupTotals(discarded=discarded, **total),
+            weights_chain_ok=not broken,
+            problems=problems,
+        )
+
+    def _concluded_tasks(self) -> int:
+        """Count the tasks that are concluded for all policies that they train."""
+        count = 0
+        for stream, end in self.issued.items():
+            policies = [self._numbers[policy] for policy in self.policies_of(stream)]
+            for index in policies[0].indices(stream) if policies else ():
+                pages = [numbers.page(stream, 0, index) for numbers in policies]
+                done = np.logical_and.reduce([page.concluded for page in pages])
+                count += int(np.count_nonzero(done & pages[0].below(end)))
+        return count
+
+
+SUMMED = ("produced", "duplicates", "kept", "trained", "dead", "in_flight", "lost", "doubled")
+
+
+def spot(message: Message) -> str:
+    """Return where a message stands, in words."""
+    return f"{message.topic}[{message.partition}]@{message.offset}"

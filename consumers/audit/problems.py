@@ -1,0 +1,62 @@
+"""What an audit complains of: sentences, at most a hundred of them, and the count of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+MOST_LISTED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong."""
+
+    what: str
+    """The sentence; of a number, all that follows its name."""
+    policy: str = ""
+    stream: str = ""
+    number: int = -1
+    places: tuple[str, ...] = ()
+    """Records that tell of the number."""
+
+    def __str__(self) -> str:
+        """Return the sentence, with the name of the number and the places of its records."""
+        name = f"{self.stream}:{self.number} of {self.policy} " if self.stream else ""
+        places = f" ({', '.join(self.places)})" if self.places else ""
+        return f"{name}{self.what}{places}"
+
+
+@dataclass(slots=True)
+class Problems:
+    """Problems as they are found; beyond the first hundred they are only counted."""
+
+    listed: list[Problem] = field(default_factory=list)
+    total: int = 0
+
+    def __bool__(self) -> bool:
+        """Tell whether there is any."""
+        return self.total > 0
+
+    def say(self, what: str) -> None:
+        """Add a sentence."""
+        self.add([Problem(what)], 1)
+
+    def add(self, found: Iterable[Problem], count: int) -> None:
+        """Add `count` problems, of which `found` yields at least as many as are listed; no more are drawn from it."""
+        room = min(count, MOST_LISTED - len(self.listed))
+        draw: Iterator[Problem] = iter(found)
+        for _ in range(room):
+            self.listed.append(next(draw))
+        self.total += count
+
+    def extend(self, other: Problems) -> None:
+        """Take over what another has found."""
+        before = len(self.listed)
+        self.listed += other.listed[: MOST_LISTED - before]
+        self.total += other.total
+
+    @property
+    def more(self) -> int:
+        """How many were counted and not listed."""
+        return self.total - len(self.listed)

@@ -1,0 +1,364 @@
+"""The audit on a real broker and store: a run made by hand that is whole, and the same run with one thing wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from made_run import make_run, tiny_recipe
+
+from consumers.audit.report import report
+from infra.kafka import Outgoing, end_offsets, open_consumer, open_producer
+from infra.object_store import ObjectStore
+from infra.run import Run, read_revisions
+from infra.topic_reader import whole_topics
+from infra.weights import Tensor, weights_hash, write_safetensors
+from schemas import codec
+from schemas.headers import Stamp, outcome_stamp
+from schemas.records import (
+    Attachment,
+    BatchTrained,
+    CheckpointPointer,
+    ClaimCheck,
+    CuratedGroup,
+    DeadLetter,
+    GroupUse,
+    NamedObject,
+    Outcome,
+    Position,
+    RecipeRevision,
+    Snapshot,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+    WeightsPublished,
+)
+from schemas.topics import checkpoint_key
+
+TRAINED = ((0, 1, 2), (3, 4, 5))
+"""Groups of version 1 and of version 2."""
+DROPPED = 6
+END = 7
+
+
+@dataclass
+class Made:
+    """A whole run as records, before they are produced: a test takes one away, adds or changes one."""
+
+    run: Run
+    records: dict[str, Outgoing] = field(default_factory=dict)
+    objects: dict[str, ClaimCheck] = field(default_factory=dict)
+
+    def say(self, name: str, topic: str, record: Any, stamp: Stamp | None = None, **more: Any) -> None:
+        headers = stamp.to_headers() if stamp else []
+        key = more.pop("key", stamp.key if stamp else b"")
+        self.records[name] = Outgoing(topic, codec.encode(record), key, headers, **{"partition": 0, **more})
+
+    def produce(self) -> None:
+        producer = open_producer(self.run.connection, "made")
+        for one in self.records.values():
+            producer.produce(one.topic, one.value, one.key, one.partition, headers=one.headers)
+        assert producer.flush(60) == 0
+        self.commit()
+
+    def commit(self, **lag: int) -> None:
+        """Commit what workers and curators have read: all, less some records."""
+        topics = self.run.topics
+        groups = {topics.rollout_group("sums"): topics.tasks("sums")}
+        groups[topics.curate_group("solver")] = topics.trajectories("solver")
+        for group, topic in groups.items():
+            ends = end_offsets(self.run.connection, whole_topics(self.run.connection, [topic]))
+            consumer = open_consumer(self.run.connection, "made", group)
+            behind = lag.get("of_curator", 0) if "trajectories" in topic else 0
+            offsets = [TopicPartition(t, p, end - behind) for (t, p), end in ends.items()]
+            consumer.commit(offsets=offsets, asynchronous=False)
+            consumer.close()
+
+    def group(self, number: int, **more: Any) -> TrajectoryGroup:
+        members = tuple(Trajectory(f"sums:{number}:{i}", float(i)) for i in range(2))
+        common = {"run_id": self.run.run_id, "stream": "sums", "number": number, "policy": "solver"}
+        return TrajectoryGroup(**{**common, "n_asked": 2, "trajectories": members, **more})
+
+    def curated(self, number: int, group: TrajectoryGroup) -> CuratedGroup:
+        value = codec.encode(group)
+        return CuratedGroup(self.run.run_id, "sums", number, group=value, kept=(0, 1), rewards=(0.0, 1.0))
+
+    def say_group(self, number: int, group: TrajectoryGroup | None = None) -> None:
+        topics, group = self.run.topics, group or self.group(number)
+        stamp = Stamp(self.run.run_id, "sums", number, policy="solver")
+        place = {"partition": number % 4}
+        self.say(f"produced {number}", topics.trajectories("solver"), group, stamp, **place)
+        if number != DROPPED:
+            self.say(f"curated {number}", topics.curated("solver"), self.curated(number, group), stamp, **place)
+
+    def say_version(self, version: int, groups: tuple[int, ...]) -> None:
+        topics = self.run.topics
+        tensor = Tensor("BF16", (4, 2), memoryview(bytes([version] * 16)))
+        name, run_id = f"weights {version}", self.run.run_id
+        self.objects[name] = self.run.put(write_safetensors({"w": tensor}), "weights", ".safetensors")
+        self.objects[f"checkpoint {version}"] = self.run.put(b"checkpoint %d" % version, "checkpoints")
+        self.objects["file"] = self.run.put(b"{}", "files")
+        files = (NamedObject("config.json", self.objects["file"]),)
+        result = weights_hash({"w": tensor})
+        event = WeightsPublished(
+            run_id, "solver", version=version, weights_hash=result, weights=self.objects[name], files=files
+        )
+        self.say(name, topics.weights("solver"), event)
+        claim = self.objects[f"checkpoint {version}"]
+        pointer = CheckpointPointer(run_id, "solver", version=version, checkpoint=claim, weights_hash=result)
+        self.say(f"checkpoint {version}", topics.state, pointer, key=checkpoint_key("solver", version))
+        if version:
+            uses = tuple(GroupUse("sums", number) for number in groups)
+            base = weights_hash({"w": Tensor("BF16", (4, 2), memoryview(bytes([version - 1] * 16)))})
+            batch = BatchTrained(run_id, "solver", version=version, groups=uses, base_hash=base, weights_hash=result)
+            batch = replace(batch, positions=tuple(Position(p, version) for p in range(4)))
+            self.say(f"batch {version}", topics.batches("solver"), batch)
+
+
+@pytest.fixture
+def made(bootstrap: str, store: ObjectStore, run_name: str) -> Made:
+    run = make_run(bootstrap, store, tiny_recipe(run_name))
+    one = Made(run)
+    for number in range(END):
+        task = Task(run_id=run.run_id, stream="sums", number=number, workflow="sums")
+        one.say(f"task {number}", run.topics.tasks("sums"), task, Stamp(run.run_id, "sums", number))
+        one.say_group(number)
+        kept = number != DROPPED
+        outcome = Outcome(
+            run.run_id,
+            "sums",
+            number,
+            policy="solver",
+            verdict="kept" if kept else "dropped",
+            reason="" if kept else "zero_variance",
+            component="curate",
+        )
+        one.say(f"outcome {number}", run.topics.outcomes("solver"), outcome, outcome_stamp(outcome))
+    for version, groups in enumerate(((), *TRAINED)):
+        one.say_version(version, groups)
+    snapshot = Snapshot(run_id=run.run_id, component="feed", body=json.dumps({"next": {"sums": END}}).encode())
+    one.say("feeder", run.topics.state, snapshot, key=b"feed")
+    over = replace(read_revisions(run.address)[-1], ended="steps", created_ms=0)
+    one.say("ended", run.topics.recipe, over)
+    return one
+
+
+def problems(made: Made, **more: Any) -> list[str]:
+    found = report(made.run, rests=True, **more)
+    assert found["ok"] == (not found["problems"])
+    problems: list[str] = found["problems"]
+    return problems
+
+
+def headrace_audit(run: Run, *words: str) -> tuple[int, dict[str, Any], str]:
+    command = [sys.executable, "-m", "infra.cli", "audit", "--run", str(run.address), "--json", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def test_a_whole_run_closes(made: Made) -> None:
+    made.produce()
+    code, found, said = headrace_audit(made.run, "--deep")
+    assert code == 0, (found["problems"], said)
+    assert found["problems"] == []
+    assert found["tasks"] == {"issued": 7, "concluded": 7}
+    assert found["groups"] == {
+        "produced": 7,
+        "duplicates": 0,
+        "kept": 6,
+        "trained": 6,
+        "discarded": 1,
+        "dead": 0,
+        "in_flight": 0,
+    }
+    assert (found["lost"], found["doubled"], found["weights_chain_ok"], found["store"]) == (0, 0, True, "checked")
+    assert found["policies"]["solver"]["discarded"] == {"zero_variance": 1}
+    assert found["objects"] == 3 + 3 + 1
+    assert found["records"] == len(made.records) - 1
+    assert found["deep"]["records"] == 7 + 6
+    assert "\r" not in said, "progress is for terminals"
+
+
+def test_an_outcome_that_is_missing_and_a_batch_that_is_there_twice_are_named_with_their_places(made: Made) -> None:
+    del made.records[f"outcome {DROPPED}"]
+    made.records["again"] = made.records["batch 2"]
+    made.produce()
+    code, found, _ = headrace_audit(made.run)
+    run = made.run.address.run
+    assert code == 1
+    assert (found["ok"], found["lost"], found["doubled"], found["weights_chain_ok"]) == (False, 1, 3, False)
+    assert [problem for problem in found["problems"] if "sums:3" in problem] == [
+        (
+            f"sums:3 of solver was trained more than once ({run}.batches.solver[0]@1 version 2, "
+            f"{run}.batches.solver[0]@2 version 2, {run}.outcomes.solver[0]@3 kept, {run}.curated.solver[3]@0, "
+            f"{run}.trajectories.solver[3]@0, "
+            f"{run}.tasks.sums[0]@3)"
+        )
+    ]
+    assert [problem for problem in found["problems"] if "sums:6" in problem] == [
+        (
+            f"sums:6 of solver was produced, and nothing says what became of it ({run}.trajectories.solver[2]@1, "
+            f"{run}.tasks.sums[0]@6)"
+        )
+    ]
+
+
+def no_object(made: Made, store: ObjectStore) -> str:
+    claim = made.objects["weights 1"]
+    store._client.remove_object(bucket_name=store.address.bucket, object_name=claim.key)
+    return f"version 1 of solver, announced by {made.run.topics.weights('solver')}[0]@1: {claim.key} does not exist"
+
+
+def flipped_byte(made: Made, store: ObjectStore) -> str:
+    claim = made.objects["weights 2"]
+    data = bytearray(store.get(claim.key, claim.sha256, claim.size_bytes))
+    data[-1] ^= 1
+    store._client.put_object(store.address.bucket, claim.key, io.BytesIO(bytes(data)), len(data))
+    return f"version 2 of solver, announced by {made.run.topics.weights('solver')}[0]@2: {claim.key} has sha256"
+
+
+def no_file(made: Made, store: ObjectStore) -> str:
+    claim = made.objects["file"]
+    store._client.remove_object(bucket_name=store.address.bucket, object_name=claim.key)
+    return f"version 0 of solver, announced by {made.run.topics.weights('solver')}[0]@0: file config.json: {claim.key}"
+
+
+def no_checkpoint(made: Made, store: ObjectStore) -> str:
+    claim = made.objects["checkpoint 2"]
+    store._client.remove_object(bucket_name=store.address.bucket, object_name=claim.key)
+    return f"the checkpoint of version 2 of solver, named by {made.run.topics.state}[0]@2: {claim.key} does not exist"
+
+
+@pytest.mark.parametrize("flaw", [no_object, flipped_byte, no_file, no_checkpoint])
+def test_an_object_that_is_not_what_its_record_promises_breaks_the_chain(
+    made: Made, store: ObjectStore, flaw: Callable[[Made, ObjectStore], str]
+) -> None:
+    made.produce()
+    wanted = flaw(made, store)
+    code, found, _ = headrace_audit(made.run)
+    assert (code, found["ok"], found["weights_chain_ok"], found["lost"], found["doubled"]) == (1, False, False, 0, 0)
+    assert any(wanted in _without_host(problem, store) for problem in found["problems"]), found["problems"]
+    left_out = report(made.run, use_store=False)
+    assert (left_out["ok"], left_out["store"], left_out["objects"]) == (True, "left out", 0)
+
+
+def _without_host(problem: str, store: ObjectStore) -> str:
+    return problem.replace(f"{store.address.endpoint}/{store.address.bucket}/", "")
+
+
+def test_an_object_of_other_weights_than_announced_breaks_the_chain(made: Made) -> None:
+    event = codec.decode(made.records["weights 2"].value, WeightsPublished)
+    swapped = replace(event, weights=made.objects["weights 1"])
+    made.records["weights 2"] = replace(made.records["weights 2"], value=codec.encode(swapped))
+    made.produce()
+    (problem,) = problems(made)
+    assert f"has weights_hash {_hash_of(made, 'weights 1')} where the record says {event.weights_hash}" in problem
+
+
+def _hash_of(made: Made, name: str) -> str:
+    return codec.decode(made.records[name].value, WeightsPublished).weights_hash
+
+
+def test_a_store_that_does_not_answer_is_a_problem_and_not_a_crash(made: Made) -> None:
+    made.produce()
+    nowhere = replace(made.run.store_address, endpoint="127.0.0.1:1")
+    found = report(replace(made.run, store_address=nowhere), rests=True)
+    assert (found["ok"], found["weights_chain_ok"], found["store"]) == (False, False, "away")
+    assert [problem.partition(" (")[0] for problem in found["problems"]] == [
+        "the object store cannot be asked, so no object is checked"
+    ]
+
+
+def test_a_commit_before_its_snapshot_or_outside_its_topic_is_named(made: Made) -> None:
+    topic = made.run.topics.trajectories("solver")
+    for partition, position in ((1, 2), (2, 2)):
+        place = f"{topic}[{partition}]"
+        snapshot = Snapshot(made.run.run_id, "curate.solver", topic, partition, {place: position}, b"{}")
+        key = f"curate.solver|{topic}|{partition}".encode()
+        made.say(f"snapshot {partition}", made.run.topics.state, snapshot, key=key)
+    made.produce()
+    made.commit(of_curator=1)
+    state = made.run.topics.state
+    group = made.run.topics.curate_group("solver")
+    assert problems(made) == [
+        f"group {group} has committed offset 1 of {topic}[1], and its snapshot {state}[0]@4 is of 2",
+        f"group {group} has committed offset 1 of {topic}[2], and its snapshot {state}[0]@5 is of 2",
+    ]
+    made.commit(of_curator=-3)
+    found = problems(made)
+    assert f"group {group} has committed offset 5 of {topic}[0], which holds 0 to 2" in found
+    assert (
+        f"group {group} restores {topic}[1] from snapshot -1, and {state}[0]@4 is newer: written without the offset "
+        "that belongs to it"
+    ) in found
+
+
+def test_garbage_needs_a_dead_letter_once_its_reader_has_passed_it(made: Made) -> None:
+    topic = made.run.topics.trajectories("solver")
+    made.records["garbage"] = Outgoing(topic, b"garbage", b"sums:0", [], 3)
+    made.produce()
+    (problem,) = problems(made)
+    assert problem.startswith(f"{topic}[3]@1 cannot be used, and no dead letter says so: header 'run_id' is missing")
+    letter = DeadLetter(made.run.run_id, "curate.solver", topic, 3, 1, "undecodable")
+    made.records.clear()
+    made.say("letter", made.run.topics.dead_letters, letter)
+    made.produce()
+    assert problems(made) == []
+
+
+DEEP = {
+    "another number": "its headers name ('run-1', 'sums', 1), its value ('run-1', 'sums', 2)",
+    "another policy": "its headers say policy 'solver', its value 'judge'",
+    "no such attachment": "attachment mask:",
+    "no such claim": "does not exist",
+}
+
+
+@pytest.mark.parametrize("case", DEEP)
+def test_a_value_that_is_not_what_its_headers_say_is_found_by_a_deep_audit(made: Made, case: str) -> None:
+    nowhere = ClaimCheck("main", f"{made.run.store_address.prefix}groups/nowhere", "00", 2)
+    group = {
+        "another number": made.group(2),
+        "another policy": made.group(1, policy="judge"),
+        "no such attachment": made.group(1, attachments=(Attachment("mask", nowhere),)),
+        "no such claim": made.group(1, trajectories=(), claim=nowhere),
+    }[case]
+    made.say_group(1, group)
+    made.produce()
+    assert problems(made) == []
+    topic = made.run.topics.trajectories("solver")
+    assert any(f"{topic}[1]@0" in problem and DEEP[case] in problem for problem in problems(made, deep=True))
+
+
+def test_a_kept_reward_that_is_not_finite_is_found_by_a_deep_audit(made: Made) -> None:
+    stamp = Stamp(made.run.run_id, "sums", 1, policy="solver")
+    odd = replace(made.curated(1, made.group(1)), rewards=(0.0, float("nan")))
+    made.say("curated 1", made.run.topics.curated("solver"), odd, stamp, partition=1)
+    made.produce()
+    (problem,) = problems(made, deep=True)
+    assert "the rewards of its kept trajectories [1] are not finite" in problem
+
+
+def test_a_group_behind_a_claim_check_is_fetched_by_a_deep_audit(made: Made) -> None:
+    whole = made.group(1)
+    made.say_group(1, replace(whole, trajectories=(), claim=made.run.put(codec.encode(whole), "groups")))
+    made.produce()
+    assert problems(made, deep=True) == []
+
+
+def test_an_offline_experiment_is_audited_for_what_is_its_own(made: Made) -> None:
+    offline = replace(codec.decode(made.records["ended"].value, RecipeRevision), source="another-run")
+    made.say("ended", made.run.topics.recipe, offline)
+    own = ("batch", "weights", "checkpoint", "ended")
+    made.records = {name: record for name, record in made.records.items() if name.startswith(own)}
+    made.produce()
+    found = report(made.run, rests=True)
+    assert found["problems"] == []
+    assert (found["source"], found["policies"]["solver"]["trained"], found["objects"]) == ("another-run", 6, 7)
