@@ -344,9 +344,7 @@ def _patient_offsets(
             time.sleep(0.05)
 
 
-def _offsets(
-    connection: Connection, partitions: list[tuple[str, int]], spec: OffsetSpec
-) -> dict[tuple[str, int], int]:
+def _offsets(connection: Connection, partitions: list[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
     asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
     futures = open_admin(connection).list_offsets(asked, request_timeout=10) if asked else {}
     found = {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}

@@ -21,6 +21,7 @@ from consumers.audit.numbers import PolicyAudit, PolicyNumbers, Scope
 from consumers.audit.problems import Problems
 from consumers.audit.unread import Unread
 from consumers.audit.weights_chain import Link, WeightsChain
+from infra.dead_letters import REDRIVEN
 from infra.kafka import Message
 from infra.settings import Recipe
 from infra.topic_reader import Place
@@ -34,8 +35,6 @@ FEEDER_KEY = b"feed"
 """Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream."""
 CURATOR_KEY = b"curate."
 """Beginning of the keys of the curators' snapshots."""
-REDRIVEN = "redriven"
-"""Reason of a dead letter that opens again what another one concluded."""
 
 Spot = tuple[str, int, int]
 """(topic, partition, offset)."""

@@ -22,6 +22,7 @@ from consumers.audit.numbers import Scope
 from consumers.audit.objects import Objects, StoreAway
 from consumers.audit.problems import Problems
 from consumers.audit.reading import Reading, known_topics, shortened, shown_progress
+from infra.dead_letters import was_sent_back
 from infra.kafka import Message
 from infra.object_store import StoreDenied, StoreUnavailable
 from infra.run import Run, read_revisions
@@ -181,7 +182,7 @@ class WholeAudit:
     def _take_groups(self, messages: Iterable[Message]) -> None:
         for message in messages:
             is_new = self.fold.take(message)
-            if self.order.deep and is_new:
+            if self.order.deep and (is_new or was_sent_back(message)):
                 self._look_into(message)
 
     def _look_into(self, message: Message) -> None:

@@ -18,7 +18,6 @@ from consumers.audit.report import report
 from infra.kafka import Outgoing, end_offsets, open_consumer, open_producer
 from infra.object_store import ObjectStore
 from infra.run import Run, read_revisions
-from infra.servers import await_leaders
 from infra.topic_reader import whole_topics
 from infra.weights import Tensor, weights_hash, write_safetensors
 from schemas import codec
@@ -67,7 +66,6 @@ class Made:
         for one in self.records.values():
             producer.produce(one.topic, one.value, one.key, one.partition, headers=one.headers)
         assert producer.flush(60) == 0
-        await_leaders(self.run.connection, 60)
         self.commit()
 
     def commit(self, **lag: int) -> None:
