@@ -110,6 +110,7 @@ class Deep:
 
     records: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -187,7 +188,7 @@ class WholeAudit:
 
     def _look_into(self, message: Message) -> None:
         """Decode a group; one that is not as it should be needs a dead letter."""
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.thread_time()
         check = check_curated if message.topic in self.fold.curated else check_trajectories
         try:
             group = check(message, self.run.store if self.objects else None)
@@ -199,6 +200,7 @@ class WholeAudit:
             self._lose_store(str(error))
         self.deep.records += 1
         self.deep.seconds += time.perf_counter() - begin
+        self.deep.cpu_seconds += time.thread_time() - cpu
 
     def _take_named(self, messages: Iterable[Message]) -> None:
         """Take in messages that name objects, and look at those."""
@@ -279,7 +281,7 @@ class WholeAudit:
 
     def _deep_rates(self) -> dict[str, float]:
         rate = self.deep.records / max(self.deep.seconds, 1e-9)
-        return {"records": self.deep.records, "seconds": round(self.deep.seconds, 3), "records_per_s": round(rate)}
+        return {**asdict(self.deep), "records_per_s": round(rate)}
 
 
 def _in(topics: Iterable[str], there: set[str]) -> Iterator[str]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from made_run import make_run, tiny_recipe
 
-from consumers.audit import audit
+from consumers.audit.report import audit
 from consumers.curator import curator
 from consumers.letters import listing, shown
 from consumers.redrive import RunEnded, redrive
