@@ -123,8 +123,12 @@ class TransactionalWriter:
 
     def flush(self) -> None:
         """Wait until every record has its offset. Asked before sending offsets, it saves 100 ms of back-off."""
-        while self._guarded(lambda: self._producer.flush(CALL_S), "delivering records"):
-            log.info("kafka.waiting", doing="flushing a transaction", transactional_id=self.transactional_id)
+        try:
+            while self._guarded(lambda: self._producer.flush(CALL_S), "delivering records"):
+                log.info("kafka.waiting", doing="flushing a transaction", transactional_id=self.transactional_id)
+        except SystemError as error:  # confluent-kafka 2.16 breaks off at a fatal error, and forgets to say at which
+            self._open = False
+            raise self._ended("delivering records: Kafka refuses this producer for good; this process ends") from error
         if self._failure is not None:
             self._abort(KafkaException(self._failure), "delivering records")
         reach(f"{self.component}.produced")
@@ -190,8 +194,12 @@ class TransactionalWriter:
 
     def _fenced(self, error: KafkaException, doing: str) -> Fenced:
         self._open = False
+        return self._ended(str(translate(error, doing)))
+
+    def _ended(self, why: str) -> Fenced:
+        """Return the error of a producer that can write no more, by how long its transaction was open."""
         too_long = time.monotonic() - self._begun_at > TRANSACTION_TIMEOUT_MS / 1000
-        return (Overdue if too_long else Fenced)(str(translate(error, doing)))
+        return (Overdue if too_long else Fenced)(why)
 
     def _abort(self, error: KafkaException, doing: str) -> None:
         self.abort()

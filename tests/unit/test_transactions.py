@@ -20,6 +20,7 @@ class Failing:
     def __init__(self) -> None:
         self.codes: list[int] = []
         self.calls = 0
+        self.breaks = False
 
     def _call(self, *_given: object, **_named: object) -> int:
         self.calls += 1
@@ -30,6 +31,8 @@ class Failing:
     begin_transaction = commit_transaction = abort_transaction = _call
 
     def flush(self, _timeout_s: float) -> int:
+        if self.breaks:
+            raise SystemError("<method 'flush'> returned NULL without setting an exception")
         return 0
 
     def purge(self, **_which: bool) -> None:
@@ -77,6 +80,15 @@ def test_a_fenced_process_ends_and_one_that_only_was_too_slow_is_no_failure(
         writer.commit()
 
     assert caught.value.exit_code == exit_code
+
+
+def test_a_client_that_breaks_off_without_a_word_ends_the_process_in_a_sentence(
+    writer: TransactionalWriter, producer: Failing
+) -> None:
+    writer.begin()
+    producer.breaks = True
+    with pytest.raises(Fenced, match="this process ends"):
+        writer.commit()
 
 
 def test_what_time_does_not_heal_is_told(writer: TransactionalWriter, producer: Failing) -> None:
