@@ -79,15 +79,14 @@ class TopicReader:
                 raise translate(KafkaException(error), f"reading {raw.topic()}")
         return found
 
-    def until(self, ends: Mapping[Place, int], timeout_s: float = 60, most: int = 64) -> Iterator[Message]:
+    def until(self, ends: Mapping[Place, int], timeout_s: float = 60) -> Iterator[Message]:
         """Yield records until every position has passed its end, waiting for transactions that are still open.
 
-        `most` are taken from the client at a time. Raises KafkaAway when that takes longer than the timeout without any
-        progress.
+        Raises KafkaAway when that takes longer than the timeout without any progress.
         """
         patience = time.monotonic() + timeout_s
         while any(self.positions[place] < end for place, end in ends.items()):
-            found = self.poll(most, timeout_s=0.05)
+            found = self.poll(timeout_s=0.05)
             if found:
                 patience = time.monotonic() + timeout_s
             elif time.monotonic() > patience:

@@ -206,6 +206,8 @@ def _read(data: bytes, form: Form) -> Any:
         return form.decode(plain)
     except SchemaError as error:
         raise SchemaError(f"{form.record.__name__}: {error}") from None
+    except Exception as error:  # bytes of a foreign schema may become values that no record takes
+        raise SchemaError(f"{form.record.__name__}: undecodable, {type(error).__name__}: {error}") from error
 
 
 def _read_plain(data: bytes, form: Form) -> Plain:

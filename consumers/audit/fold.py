@@ -27,7 +27,7 @@ from infra.settings import Recipe
 from infra.topic_reader import Place
 from schemas import codec
 from schemas.avro import SchemaError
-from schemas.headers import HeaderError, Stamp
+from schemas.headers import HeaderError
 from schemas.records import BatchTrained, CheckpointPointer, DeadLetter, Outcome, Snapshot, WeightsPublished
 from schemas.topics import checkpoint_prefix, is_eval
 
@@ -214,10 +214,16 @@ class AuditFold:
         return True
 
     def _task(self, message: Message) -> bool:
-        stamp = Stamp.from_headers(message.headers)
-        if stamp.run_id != self.run_id or stamp.purpose != "train":
+        found = dict(message.headers)
+        try:
+            run_id, stream, number = found["run_id"], found["stream"].decode(), int(found["number"])
+        except KeyError as error:
+            raise HeaderError(f"header {error} is missing") from error
+        except ValueError as error:
+            raise HeaderError(f"a header is malformed: {error}") from error
+        if run_id != self._run_header or is_eval(stream):
             return False
-        self._seen[stamp.stream] = max(self._seen.get(stamp.stream, 0), stamp.number + 1)
+        self._seen[stream] = max(self._seen.get(stream, 0), number + 1)
         return True
 
     def _trajectories(self, message: Message) -> bool:

@@ -14,9 +14,6 @@ from infra.kafka import Connection, Message, begin_offsets, end_offsets, kafka_e
 from infra.topic_reader import Place, TopicReader, whole_topics
 
 TELL_EVERY = 2_000
-MOST_RECORDS = 1_000
-"""Taken from the client at a time."""
-PATIENCE_S = 60.0
 
 
 class Reading:
@@ -41,7 +38,7 @@ class Reading:
         ends = end_offsets(self._connection, places)
         task = self._progress.add_task(what, total=sum(ends.values()))
         with TopicReader(self._connection, places, "audit") as reader:
-            for count, message in enumerate(reader.until(ends, PATIENCE_S, MOST_RECORDS), 1):
+            for count, message in enumerate(reader.until(ends), 1):
                 self.records += 1
                 if count % TELL_EVERY == 0:
                     self._tell(task, reader.positions)
