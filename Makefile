@@ -16,7 +16,7 @@ COUNT ?= 1000000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test containers faults soak fuzz check format clean distclean
+.PHONY: help install demo test containers faults mutants soak fuzz check format clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -42,6 +42,9 @@ containers: $(STAMP) ## tests on Kafka and MinIO in containers, with faults on t
 faults: $(STAMP) ## kill every kind of process at 20 moments, by SEED=n; half an hour
 	@$(BIN)/python tests/faults/matrix.py $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python tests/faults/rebalances.py $(if $(SEED),--seed $(SEED))
+
+mutants: $(STAMP) ## take out one protection after the other, and see that tests turn red; four minutes
+	@$(BIN)/python tests/faults/mutants.py
 
 soak: $(STAMP) ## let a run go on for SOAK_MINUTES=20, and look whether memory and lag stay flat
 	@$(BIN)/python tests/faults/soak.py --minutes $(or $(SOAK_MINUTES),20)

@@ -117,8 +117,11 @@ def test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_
             if self.count == 20 and next(failures, False):
                 raise Aborted("as if the store were away")
 
+    def all_committed() -> bool:
+        return sum(committed_offsets(connection, member.group, member.topics).values()) == n
+
     consumer = GroupConsumer(member, lambda place: Stumbling(place, out))
-    run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) >= n)
+    run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), all_committed)
     assert next(failures, None) is None, "the failures happened"
     assert counted(connection, out) == exactly_once(n)
 

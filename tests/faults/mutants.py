@@ -1,0 +1,380 @@
+"""Switches that take out one protection each, and the tests that must turn red then: no protection is untested.
+
+A mutant is one replacement in one file of a copy of this tree, in which only the tests named by the mutant run. That
+those pass in the tree as it is, is what every other run of the tests shows. By hand: `make mutants`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree as ET
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+ROOT = Path(__file__).parents[2]
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".headrace", "__pycache__", ".*_cache", ".hypothesis", ".*cache")
+AT_ONCE = 2
+LIMIT_S = 240
+SLOWEST_S = 30
+"""A mutant may make a test wait in vain: it then waits so long."""
+
+RUN_LOOP = "tests/integration/test_run_loop.py::"
+INTAKE = "tests/integration/test_task_intake.py::"
+EVICTIONS = (
+    "tests/integration/test_evictions.py::"
+    "test_evictions_are_told_once_by_incarnations_that_are_fenced_and_by_those_that_resume"
+)
+FEEDER = "tests/integration/test_feeder.py::"
+TRAINER = "tests/integration/test_trainer.py::"
+CURATION = "tests/unit/test_curation.py::"
+DEAD = f"{CURATION}test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes"
+UNDONE = f"{RUN_LOOP}test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One protection taken out."""
+
+    name: str
+    protection: str
+    file: str
+    old: str
+    """Text that stands in the file exactly once."""
+    new: str
+    caught_by: tuple[str, ...]
+    """Tests that must fail, each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a mutant."""
+
+    mutant: Mutant
+    wrong: str
+    """Why it counts as not caught; empty when it was."""
+    seconds: float
+
+
+MUTANTS = (
+    Mutant(
+        "newest-snapshot",
+        "memory comes from the snapshot that the commit names",
+        "infra/group_consumer.py",
+        'snapshot_offset = int(json.loads(committed.metadata)["snapshot"])',
+        "snapshot_offset = [m.offset for m in read_all(self.membership.connection, [self.membership.state_topic])"
+        " if m.key == self._key(place)][-1]",
+        (f"{RUN_LOOP}test_offsets_that_are_set_back_bring_back_the_memory_that_belongs_to_them",),
+    ),
+    Mutant(
+        "no-replay",
+        "records after the snapshot are handled silently",
+        "infra/group_consumer.py",
+        "if begin < end:",
+        "if False:",
+        (f"{RUN_LOOP}test_memory_comes_from_the_snapshot_that_is_named_and_from_every_record_after_it",),
+    ),
+    Mutant(
+        "no-roll-back",
+        "memory is dropped after an abort",
+        "infra/group_consumer.py",
+        "        self._held.clear()\n",
+        "",
+        (UNDONE,),
+    ),
+    Mutant(
+        "no-seek",
+        "records of an undone turn are read again",
+        "infra/group_consumer.py",
+        "self._consumer.seek(TopicPartition(tp.topic, tp.partition, _start(tp)))",
+        "_start(tp)",
+        (UNDONE,),
+    ),
+    Mutant(
+        "offsets-outside",
+        "offsets are part of the transaction",
+        "infra/group_consumer.py",
+        "writer.send_offsets(offsets, self._metadata)",
+        "self._consumer.commit(offsets=offsets, asynchronous=False)",
+        (f"{RUN_LOOP}test_an_aborted_turn_leaves_the_groups_offsets_where_they_were",),
+    ),
+    Mutant(
+        "keeps-lost-partitions",
+        "a member forgets partitions that it lost",
+        "infra/group_consumer.py",
+        "            self._held.pop((tp.topic, tp.partition), None)\n",
+        "",
+        (f"{RUN_LOOP}test_a_member_that_lost_a_partition_commits_nothing_for_it",),
+    ),
+    Mutant(
+        "no-fencing",
+        "one holder of a transactional id",
+        "infra/kafka.py",
+        "transactional_id=transactional_id,",
+        'transactional_id=f"{transactional_id}.{time.time_ns()}",',
+        (f"{RUN_LOOP}test_a_second_writer_of_the_same_id_fences_the_first",),
+    ),
+    Mutant(
+        "read-uncommitted",
+        "aborted and open records are not read",
+        "infra/kafka.py",
+        'isolation_level="read_committed"',
+        'isolation_level="read_uncommitted"',
+        (f"{RUN_LOOP}test_a_reader_waits_for_a_transaction_that_is_still_open",),
+    ),
+    Mutant(
+        "last-stable-offset",
+        "a restore reads past open transactions",
+        "infra/kafka.py",
+        "list_offsets(asked, request_timeout=10)",
+        "list_offsets(asked, request_timeout=10, "
+        "isolation_level=__import__('confluent_kafka').IsolationLevel.READ_COMMITTED)",
+        (f"{RUN_LOOP}test_a_reader_waits_for_a_transaction_that_is_still_open",),
+    ),
+    Mutant(
+        "no-dedupe",
+        "a number concludes once",
+        "consumers/dedupe.py",
+        "if index < low or index in above:",
+        "if False:",
+        (
+            "tests/unit/test_dedupe.py::test_each_number_is_concluded_once_in_any_order_and_with_any_repetition",
+            f"{CURATION}test_a_repetition_gives_nothing_even_after_a_restore",
+        ),
+    ),
+    Mutant(
+        "any-run",
+        "a record of another run is a dead letter",
+        "consumers/curation.py",
+        "if stamp.run_id != self._desk.run_id:",
+        "if False:",
+        (DEAD,),
+    ),
+    Mutant(
+        "letter-of-any-run",
+        "a letter about another run concludes nothing",
+        "infra/dead_letters.py",
+        "if stamp.run_id == run_id:",
+        "if True:",
+        (DEAD,),
+    ),
+    Mutant(
+        "any-partition",
+        "a number belongs to one partition",
+        "consumers/curation.py",
+        "if not self._dedupe.belongs(stamp.number):",
+        "if False:",
+        (DEAD,),
+    ),
+    Mutant(
+        "silent-skip",
+        "what cannot be read becomes a dead letter",
+        "consumers/curation.py",
+        "return [self._dead(message, why)]",
+        "return []",
+        (DEAD,),
+    ),
+    Mutant(
+        "time-travel",
+        "the clock takes no leap",
+        "consumers/curation.py",
+        "if group.head_version > max(self._clock, 0) + LARGEST_LEAP:",
+        "if False:",
+        (f"{CURATION}test_a_head_version_from_far_ahead_is_dead_and_moves_nothing",),
+    ),
+    Mutant(
+        "any-weights",
+        "weights are served only with the hash that their record promises",
+        "producers/follower.py",
+        "if found != record.weights_hash:",
+        "if False:",
+        ("tests/unit/test_follower.py::test_a_torn_object_and_weights_that_do_not_fit_are_refused",),
+    ),
+    Mutant(
+        "any-object",
+        "an object has the sha256 that its claim check says",
+        "infra/object_store.py",
+        "if found != sha256:",
+        "if False:",
+        ("tests/unit/test_object_store.py::test_wrong_bytes_are_refused",),
+    ),
+    Mutant(
+        "done-too-early",
+        "a task is done when its records are acknowledged",
+        "producers/rollout.py",
+        "        await self._concluder.conclude(started, ending)\n        self._intake.done(started)\n",
+        "        self._intake.done(started)\n        await self._concluder.conclude(started, ending)\n",
+        ("tests/unit/test_rollout_parts.py::test_a_task_is_done_when_its_records_are_acknowledged_and_not_before",),
+    ),
+    Mutant(
+        "done-again",
+        "tasks that are marked as done are skipped",
+        "producers/task_ledger.py",
+        "if offset < self._base or offset in self._done or offset in self._open:",
+        "if offset < self._base or offset in self._open:",
+        (
+            "tests/unit/test_task_ledger.py::test_done_tasks_are_skipped_and_open_ones_keep_their_starts",
+            f"{INTAKE}test_done_tasks_are_skipped_suspects_go_one_by_one_and_a_deadly_one_goes_no_more",
+        ),
+    ),
+    Mutant(
+        "start-unsaid",
+        "a start is committed before the task runs",
+        "producers/task_intake.py",
+        "                if self._commit():  # 4\n                    self._hand_over()  # 5\n",
+        "                self._hand_over()  # 5\n                self._commit()  # 4\n",
+        (f"{INTAKE}test_a_start_is_committed_before_the_task_is_handed_over",),
+    ),
+    Mutant(
+        "no-poison",
+        "a task that killed its worker three times goes no more",
+        "producers/task_intake.py",
+        "if starts >= POISON_STARTS:",
+        "if False:",
+        (f"{INTAKE}test_done_tasks_are_skipped_suspects_go_one_by_one_and_a_deadly_one_goes_no_more",),
+    ),
+    Mutant(
+        "suspects-together",
+        "suspects go one at a time",
+        "producers/task_intake.py",
+        "if starts and self._suspect is not None:",
+        "if False:",
+        (f"{INTAKE}test_done_tasks_are_skipped_suspects_go_one_by_one_and_a_deadly_one_goes_no_more",),
+    ),
+    Mutant(
+        "feeder-in-a-hurry",
+        "a feeder knows all that was said before it plans",
+        "producers/feeder.py",
+        "if not self._caught_up:",
+        "if False:",
+        (f"{FEEDER}test_a_feeder_knows_all_that_was_said_before_it_plans",),
+    ),
+    Mutant(
+        "feeder-without-state",
+        "tasks and the state that they came from are one transaction",
+        "producers/feeder.py",
+        "writer.produce([self.own.snapshot(json.dumps(self.state.snapshot()).encode())])",
+        "self.state.snapshot()",
+        (f"{FEEDER}test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given_twice",),
+    ),
+    Mutant(
+        "outcomes-outside",
+        "outcomes are part of the trainer's transaction",
+        "trainers/component.py",
+        "return [self._batch_message(record), *(self._outcome(e) for e in evicted)]",
+        "import infra.kafka\n"
+        '        outside = infra.kafka.open_producer(self.run.connection, "outside")\n'
+        "        for one in map(self._outcome, evicted):\n"
+        "            outside.produce(one.topic, one.value, one.key, one.partition, headers=list(one.headers))\n"
+        "        outside.flush(10)\n"
+        "        return [self._batch_message(record)]",
+        (EVICTIONS,),
+    ),
+    Mutant(
+        "evictions-forgotten",
+        "a window is rebuilt without what was evicted",
+        "trainers/history.py",
+        "    history.concluded.update((e.group.partition, e.group.offset) for e in batch.evictions if e.group)\n",
+        "",
+        (EVICTIONS,),
+    ),
+    Mutant(
+        "todays-recipe",
+        "versions are trained again with the recipe that they were made with",
+        "trainers/start.py",
+        "learner.use(learner_settings(then.trainer_of(policy), then.seed))",
+        "learner.use(current)",
+        (f"{TRAINER}test_versions_are_trained_again_with_the_recipe_that_they_were_made_with",),
+    ),
+)
+
+
+class MutantUnfit(Exception):
+    """A mutant's text is not in the tree as it says: the list needs to follow the code."""
+
+
+def mutate(tree: Path, mutant: Mutant) -> None:
+    """Take the protection out of a copy. Raises MutantUnfit, or SyntaxError for a replacement that is no Python."""
+    file = tree / mutant.file
+    text = file.read_text()
+    if text.count(mutant.old) != 1:
+        raise MutantUnfit(f"{mutant.name}: {mutant.file} holds {mutant.old!r} {text.count(mutant.old)} times, not once")
+    changed = text.replace(mutant.old, mutant.new)
+    compile(changed, mutant.file, "exec")
+    file.write_text(changed)
+
+
+def judge(mutant: Mutant) -> Verdict:
+    """Run the tests that must catch a mutant, in a copy of the tree that holds it."""
+    begin = time.monotonic()
+    with TemporaryDirectory(prefix=f"mutant-{mutant.name}-") as folder:
+        tree, report = Path(folder) / "tree", Path(folder) / "report.xml"
+        shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
+        mutate(tree, mutant)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(tree),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HEADRACE_TEST_PATIENCE": str(SLOWEST_S),
+        }
+        done = subprocess.run(
+            [*command, f"--timeout={LIMIT_S}", *mutant.caught_by],
+            cwd=tree,
+            env=env,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        failed = _failed(report) if report.exists() else set()
+        wanted = {test.rpartition("::")[2] for test in mutant.caught_by}
+        wrong = ""
+        if done.returncode not in (0, 1):
+            wrong = f"pytest ended with {done.returncode}: {done.stdout[-1500:]}{done.stderr[-500:]}"
+        elif missed := wanted - failed:
+            wrong = f"not caught by {', '.join(sorted(missed))}: {done.stdout[-800:]}"
+    return Verdict(mutant, wrong, time.monotonic() - begin)
+
+
+def _failed(report: Path) -> set[str]:
+    """Return the functions that failed by themselves; an error of a fixture is no catch."""
+    cases = ET.parse(report).iter("testcase")  # noqa: S314 - pytest wrote it just now
+    return {re.sub(r"\[.*", "", case.attrib["name"]) for case in cases if case.find("failure") is not None}
+
+
+def table(verdicts: list[Verdict]) -> Table:
+    """Return what became of every mutant."""
+    shown = Table("mutant", "takes out", "caught by", "s", title="a protection each")
+    for verdict in verdicts:
+        by = ", ".join(test.rpartition("::")[2].removeprefix("test_") for test in verdict.mutant.caught_by)
+        said = Text(verdict.wrong, "red") if verdict.wrong else Text(by.replace("_", " "))
+        shown.add_row(verdict.mutant.name, verdict.mutant.protection, said, f"{verdict.seconds:.0f}")
+    return shown
+
+
+def main(names: list[str]) -> int:
+    """Judge the mutants named, or all; print the table."""
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    console, verdicts = Console(width=160), []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for verdict in pool.map(judge, chosen):
+            verdicts.append(verdict)
+            console.print(
+                f"{len(verdicts)}/{len(chosen)}", verdict.mutant.name, "missed" if verdict.wrong else "caught"
+            )
+    console.print(table(verdicts))
+    return int(any(verdict.wrong for verdict in verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

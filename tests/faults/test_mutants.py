@@ -1,0 +1,37 @@
+"""Every protection is one that something tests: taken out, the tests turn red."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from mutants import AT_ONCE, LIMIT_S, MUTANTS, Mutant, MutantUnfit, Verdict, judge, mutate
+
+Judged = Callable[[Mutant], Future[Verdict]]
+
+
+@pytest.fixture(scope="module")
+def judged(request: pytest.FixtureRequest) -> Iterator[Judged]:
+    """Judge the mutants that were asked for, two at a time; each test waits for its own."""
+    asked = [item.callspec.params.get("mutant") for item in request.session.items if hasattr(item, "callspec")]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        running = {one.name: pool.submit(judge, one) for one in asked if isinstance(one, Mutant)}
+        yield lambda mutant: running[mutant.name]
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.mutants
+@pytest.mark.timeout(4 * LIMIT_S)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_protection_that_is_taken_out_turns_the_tests_red(mutant: Mutant, judged: Judged) -> None:
+    assert not judged(mutant).result().wrong
+
+
+def test_a_mutant_that_does_not_fit_the_code_is_told(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("a = 1\na = 1\n")
+    with pytest.raises(MutantUnfit, match=r"holds 'a = 1' 2 times, not once"):
+        mutate(tmp_path, Mutant("twice", "", "one.py", "a = 1", "a = 2", ()))
+    with pytest.raises(SyntaxError):
+        mutate(tmp_path, Mutant("broken", "", "one.py", "a = 1\na = 1", "a = (", ()))
