@@ -130,7 +130,7 @@ MUTANTS = (
         "infra/kafka.py",
         'isolation_level="read_committed"',
         'isolation_level="read_uncommitted"',
-        (f"{RUN_LOOP}test_a_reader_waits_for_a_transaction_that_is_still_open",),
+        (f"{RUN_LOOP}test_a_record_that_was_aborted_is_not_there",),
     ),
     Mutant(
         "last-stable-offset",
@@ -198,7 +198,7 @@ MUTANTS = (
         "producers/follower.py",
         "if found != record.weights_hash:",
         "if False:",
-        ("tests/unit/test_follower.py::test_a_torn_object_and_weights_that_do_not_fit_are_refused",),
+        ("tests/unit/test_follower.py::test_bad_weights_are_never_served_and_the_nearest_good_anchor_heals",),
     ),
     Mutant(
         "any-object",
