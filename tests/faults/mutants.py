@@ -71,7 +71,7 @@ MUTANTS = (
         "newest-snapshot",
         "memory comes from the snapshot that the commit names",
         "infra/group_consumer.py",
-        'snapshot_offset = int(json.loads(committed.metadata)["snapshot"])',
+        "snapshot_offset = _snapshot_offset(committed)",
         "snapshot_offset = [m.offset for m in read_all(self.membership.connection, [self.membership.state_topic])"
         " if m.key == self._key(place)][-1]",
         (f"{RUN_LOOP}test_offsets_that_are_set_back_bring_back_the_memory_that_belongs_to_them",),
@@ -145,8 +145,8 @@ MUTANTS = (
         "no-dedupe",
         "a number concludes once",
         "consumers/dedupe.py",
-        "if index < low or index in above:",
-        "if False:",
+        "if after and index < runs[after - 1][1]:\n            return False\n",
+        "if after and index < runs[after - 1][1]:\n            return True\n",
         (
             "tests/unit/test_dedupe.py::test_each_number_is_concluded_once_in_any_order_and_with_any_repetition",
             f"{CURATION}test_a_repetition_gives_nothing_even_after_a_restore",

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mutants import AT_ONCE, LIMIT_S, MUTANTS, Mutant, MutantUnfit, Verdict, judge, mutate
+from mutants import AT_ONCE, LIMIT_S, MUTANTS, ROOT, Mutant, MutantUnfit, Verdict, judge, mutate
 
 Judged = Callable[[Mutant], Future[Verdict]]
 
@@ -15,11 +15,20 @@ Judged = Callable[[Mutant], Future[Verdict]]
 @pytest.fixture(scope="module")
 def judged(request: pytest.FixtureRequest) -> Iterator[Judged]:
     """Judge the mutants that were asked for, two at a time; each test waits for its own."""
-    asked = [item.callspec.params.get("mutant") for item in request.session.items if hasattr(item, "callspec")]
+    items = [item for item in request.session.items if item.get_closest_marker("mutants")]
+    asked = [item.callspec.params["mutant"] for item in items if isinstance(item, pytest.Function)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = {one.name: pool.submit(judge, one) for one in asked if isinstance(one, Mutant)}
+        running = {one.name: pool.submit(judge, one) for one in asked}
         yield lambda mutant: running[mutant.name]
         pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_fits_the_code_as_it_is(mutant: Mutant, tmp_path: Path) -> None:
+    copy = tmp_path / mutant.file
+    copy.parent.mkdir(parents=True)
+    copy.write_text((ROOT / mutant.file).read_text())
+    mutate(tmp_path, mutant)
 
 
 @pytest.mark.mutants
