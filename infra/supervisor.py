@@ -59,7 +59,8 @@ class Patience:
     """A life of this length makes the next pause the first again."""
     short_life_s: float = 60.0
     """Deaths within this time of the start count, one after the other."""
-    most_short_lives: int = 5
+    most_short_lives: int = 8
+    """More than it takes to find two tasks that kill their worker, three deaths each."""
 
 
 @dataclass(slots=True)

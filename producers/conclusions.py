@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from envs.registry import load_environment, load_workflow
 from infra.dead_letters import dead_letter
@@ -97,6 +97,8 @@ class Concluder:
                 started.reservation.close()
         self.delivering += 1
         try:
+            if started.verdict == "poison":
+                await self.producer.send([self._poison_letter(started)])
             await self._deliver(groups, self._recipe_of(started.task).rollout.inline_limit_bytes)
             reach("rollout.delivered")
         finally:
@@ -123,6 +125,14 @@ class Concluder:
         if all(group.reason == "failed" for group in groups.values()):
             await self._check_engine()
         return groups
+
+    def _poison_letter(self, started: StartedTask) -> Outgoing:
+        """Return the letter beside a poisoned task's groups: its bytes, for people.
+
+        Without its headers it names no number, and so concludes nothing: the groups do.
+        """
+        unnamed = replace(started.message, headers=[])
+        return dead_letter(self.run.topics, self.run.run_id, "rollout", unnamed, started.why)
 
     def _script_of(self, task: Task) -> Script:
         if task.revision not in self.scripts:

@@ -105,16 +105,26 @@ async def play_group(
 async def _play_episode(
     sample: int, problem: Problem, script: Script, actors: Mapping[str, EngineActor], ending: asyncio.Event
 ) -> Outcome:
+    """Return how an episode ended. One that ignores its cancellation is left behind, and has ended all the same."""
+    played = asyncio.create_task(_play(problem, script, actors))
     try:
-        async with asyncio.timeout(script.episode_limit_s):
-            episode = await script.workflow(problem, script.environment, actors)
-        return Outcome(sample, _checked(episode, script.roles))
+        await asyncio.wait({played}, timeout=script.episode_limit_s)
+        if not played.done():
+            return Outcome(sample, failure=_failure(sample, TimeoutError(), script.episode_limit_s))
+        return Outcome(sample, _checked(played.result(), script.roles))
     except asyncio.CancelledError:
         if not ending.is_set():
             raise
         return Outcome(sample, failure=Failure(sample, "run_end", "the run is over"))
     except Exception as error:  # noqa: BLE001 - whatever an episode raises is data
         return Outcome(sample, failure=_failure(sample, error, script.episode_limit_s))
+    finally:
+        played.cancel()
+        played.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody else looks at it
+
+
+async def _play(problem: Problem, script: Script, actors: Mapping[str, EngineActor]) -> Episode:
+    return await script.workflow(problem, script.environment, actors)
 
 
 async def _cancel_at_end(ending: asyncio.Event, episodes: Iterable[asyncio.Task[Outcome]]) -> None:

@@ -8,8 +8,10 @@ another's state: tasks come by `call_soon_threadsafe`, acknowledged tasks go by 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -41,7 +43,7 @@ from producers.record_producer import RecordProducer
 from producers.slots import Reservation, Slots
 from producers.task_intake import Member, StartedTask, TaskIntake
 from producers.version_holds import VersionHolds
-from producers.watchdog import Watchdog
+from producers.watchdog import EXIT_CODE, Stalled, StallWatch, Watchdog, stall_limit_s
 from producers.worker_status import Reporter, State, Tally, sum_up
 from schemas import codec
 from schemas.records import Task
@@ -58,6 +60,8 @@ RUN_END_S = 10.0
 DRAIN_S = 2.0
 """Running episodes get so long when the worker is stopped."""
 FLUSH_S = 1.5
+LEFT_S = 1.0
+"""Episodes that were cancelled get so long to end."""
 OVER_AFTER_S = 20.0
 """A run that has ended is over after so long without a task: a killed worker's come to another within 8 s."""
 MOST_UNDELIVERED = 64
@@ -101,6 +105,7 @@ class RolloutWorker:
         self._report_at = 0.0
         self._reported: Future[None] | None = None
         self._reported_at = 0.0
+        self._stall_watch, self._stalled = StallWatch(), ""
 
     def play(self, stop: threading.Event) -> None:
         """Work until told to stop. Raises what cannot be waited out."""
@@ -127,9 +132,25 @@ class RolloutWorker:
             await asyncio.to_thread(self._engine.close)
         self.producer.close()
         log.info("worker.stopped", groups=self.tally.groups_done, episodes=self.tally.episodes_done)
-        for end in ends:
-            if isinstance(end, Exception):
-                raise end
+        errors = [end for end in ends if isinstance(end, Exception)]
+        await self._end_what_is_left(errors)
+        for error in errors:
+            raise error
+
+    async def _end_what_is_left(self, errors: list[Exception]) -> None:
+        """End the process here when the interpreter would wait for ever: for episodes that ignore their cancellation.
+
+        After a stall that is certain to be so, be it for a thread that never returns.
+        """
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=LEFT_S)
+        if self._stalled or any(not task.done() for task in left):
+            log.warning("worker.cut_off", left=len(left), errors=[str(error) for error in errors])
+            sys.stderr.flush()
+            os._exit(EXIT_CODE if errors else 0)
 
     async def _work(self, stop: threading.Event) -> None:
         self._phase = "waiting"
@@ -268,6 +289,7 @@ class RolloutWorker:
             self._watch_end(loop.time())
             if loop.time() >= self._report_at:
                 self._report_at = loop.time() + STATUS_EVERY_S
+                self._watch_stall(loop.time())
                 self._report()
             await asyncio.sleep(TURN_S)
 
@@ -281,6 +303,17 @@ class RolloutWorker:
         elif now >= self._ending_at:
             self._ending.set()
 
+    def _watch_stall(self, now: float) -> None:
+        """Raise Stalled when tasks are open, nothing is waited for, and no token was made for too long."""
+        may_wait = not self._open or bool(self.pauses.detail) or self._engine is None
+        made = (self._engine.stats().generated_tokens if self._engine else 0, self.tally.groups_done)
+        silent_s = self._stall_watch.silent_s(now, made, may_wait=may_wait)
+        if silent_s >= stall_limit_s(self.follower.recipe.rollout.episode_limit_s):
+            self._stalled = f"no token for {silent_s:.0f} s with {len(self._open)} tasks open: this process ends"
+            faulthandler.dump_traceback()
+            log.error("worker.stalled", why=self._stalled, remedy="its tasks are started again; one of them may be why")
+            raise Stalled(self._stalled)
+
     def _report(self) -> None:
         """Post the status, unless the one before is still on its way."""
         if self._reported is not None:
@@ -293,7 +326,7 @@ class RolloutWorker:
         self._post_status()
 
     def _post_status(self) -> None:
-        word, detail = str(self._phase), self.pauses.detail
+        word, detail = str(self._phase), self._stalled or self.pauses.detail
         if word == "rolling" and (behind := self._behind()):
             word, detail = "behind", "; ".join(filter(None, (behind, detail)))
         watches = [self.watch] + ([self._intake.watch] if self._intake is not None else [])

@@ -146,7 +146,10 @@ class TaskIntake(threading.Thread):
         self._owned: set[Place] = set()
         self._waiting: list[_Waiting] = []
         self._starting: list[StartedTask] = []
-        self._suspect: tuple[Place, int] | None = None
+        self._running: set[tuple[Place, int]] = set()
+        """Started, and not done."""
+        self._alone: tuple[Place, int] | None = None
+        """The one of them beside which nothing may start."""
         self._done: deque[tuple[Place, int]] = deque()
         self._commit_due = 0.0
         self._in_good_order = True
@@ -175,29 +178,33 @@ class TaskIntake(threading.Thread):
     # --------------------------------------------------------------------------------------------- the own thread
 
     def run(self) -> None:
-        """Take turns until `stop`.
-
-        1. poll: records; rebalances happen in here, and partitions that are new are restored.
-        2. done: acknowledged tasks go into the ledgers.
-        3. start: what the gate lets through, suspects one at a time.
-        4. commit: starts before they run, ends every 150 ms.
-        5. hand over: what was started.
-        """
+        """Take turns until `stop`."""
         try:
             callbacks = {"on_assign": self._on_assign, "on_revoke": self._on_revoke, "on_lost": self._on_lost}
             self._consumer.subscribe(list(self._member.topics), **callbacks)
             while not self._over.is_set():
-                self._poll()  # 1
-                self._take_done()  # 2
-                if not self._drains.is_set():
-                    self._start()  # 3
-                if self._commit():  # 4
-                    self._hand_over()  # 5
+                self.turn()
             self._take_done()
             self._leave(self._held)
             self._consumer.close()
         except BaseException as error:  # noqa: BLE001 - the worker's main thread raises it
             self.error = error
+
+    def turn(self) -> None:
+        """Take one turn.
+
+        1. poll: records; rebalances happen in here, and partitions that are new are restored.
+        2. done: acknowledged tasks go into the ledgers.
+        3. start: what the gate lets through; a task that one more death makes poison runs alone.
+        4. commit: starts before they run, ends every 150 ms.
+        5. hand over: what was started.
+        """
+        self._poll()  # 1
+        self._take_done()  # 2
+        if not self._drains.is_set():
+            self._start()  # 3
+        if self._commit():  # 4
+            self._hand_over()  # 5
 
     # ------------------------------------------------------------------------------------------------- rebalances
 
@@ -239,8 +246,9 @@ class TaskIntake(threading.Thread):
         for started in (started for started in self._starting if started.place in places):
             _give_back(started)
         self._starting = [started for started in self._starting if started.place not in places]
-        if self._suspect is not None and self._suspect[0] in places:
-            self._suspect = None
+        self._running = {running for running in self._running if running[0] not in places}
+        if self._alone not in self._running:
+            self._alone = None
         log.info("partitions.revoked", partitions=_names(places))
         self._tell_revoked(places)
 
@@ -298,14 +306,18 @@ class TaskIntake(threading.Thread):
     def _take_done(self) -> None:
         while self._done:
             place, offset = self._done.popleft()
-            if self._suspect == (place, offset):
-                self._suspect = None
+            self._running.discard((place, offset))
+            if self._alone == (place, offset):
+                self._alone = None
             if place in self._held:
                 self._held[place].ledger.done(offset)
                 self._held[place].dirty = True
 
     def _start(self) -> None:
-        """Start what may, oldest first; where one task has no room, later ones of its topic do not overtake it."""
+        """Start what may, oldest first; where one task has no room, later ones of its topic do not overtake it.
+
+        One that has to run alone is not overtaken by any, or it would wait for ever.
+        """
         refused: set[str] = set()
         left = []
         for item in self._waiting:
@@ -315,6 +327,7 @@ class TaskIntake(threading.Thread):
                 continue
             held = self._held[item.place]
             held.ledger.start(item.message.offset)
+            self._running.add((item.place, item.message.offset))
             held.dirty, held.waiting = True, held.waiting - 1
             self._starting.append(started)
             if held.paused and held.waiting <= FEW_WAITING:
@@ -327,11 +340,13 @@ class TaskIntake(threading.Thread):
         place, offset = item.place, item.message.offset
         if item.task is None:
             return StartedTask(place, item.message, None, "dead", item.why)
-        starts = self._held[place].ledger.starts_before(offset)
+        ledger = self._held[place].ledger
+        starts, alone = ledger.starts_before(offset), ledger.must_run_alone(offset)
         if starts >= POISON_STARTS:
-            why = ("poison", f"started {starts} times, and its worker died every time")
-            return StartedTask(place, item.message, item.task, "poison", why)
-        if starts and self._suspect is not None:
+            why = f"{item.task.stream}:{item.task.number} was started {starts} times, and its worker died every time"
+            return StartedTask(place, item.message, item.task, "poison", ("poison", why))
+        if self._alone is not None or (alone and self._running):
+            refused.update(self._member.topics)
             return None
         admitted = self._gate.admit(item.task)
         if isinstance(admitted, str):
@@ -339,9 +354,9 @@ class TaskIntake(threading.Thread):
         if admitted is None:
             refused.add(item.message.topic)
             return None
-        if starts:
-            self._suspect = (place, offset)
-            log.info("task.suspect", stream=item.task.stream, number=item.task.number, starts=starts)
+        if alone:
+            self._alone = (place, offset)
+            log.warning("task.suspect", stream=item.task.stream, number=item.task.number, starts=starts)
         return StartedTask(place, item.message, item.task, "play", reservation=admitted)
 
     def _unplayed(

@@ -16,7 +16,8 @@ MOST_BYTES = 4096
 MOST_DONE = 1_000_000
 """Done offsets that metadata may name; more are not ours."""
 POISON_STARTS = 3
-"""A task that was started so often and never finished is not started again."""
+"""A task that was started so often and never finished is not started again. The last of these starts is alone in its
+worker, so the death that followed was its own doing, however many others died beside it before."""
 
 Range = tuple[int, int]
 """First and last offset, both included."""
@@ -62,8 +63,12 @@ class TaskLedger:
         """Return how often owners before this one started a task that is still open."""
         return self._inherited.get(offset, 0)
 
+    def must_run_alone(self, offset: int) -> bool:
+        """Tell whether one more death makes a task poison: then nothing may run beside it."""
+        return self.starts_before(offset) >= POISON_STARTS - 1
+
     def suspects(self) -> frozenset[int]:
-        """Return open tasks that somebody before started and never finished: to be run one at a time."""
+        """Return open tasks that somebody before started and never finished."""
         return frozenset(offset for offset in self._open if self.starts_before(offset))
 
     def done(self, offset: int) -> None:

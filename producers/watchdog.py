@@ -1,7 +1,7 @@
-"""Ends a process whose event loop stands still: something in it, say a score inside a C extension, never returns.
+"""Finds a worker that stands still, so that it can end: its event loop does not go round, or it makes no token.
 
-The supervisor starts the process again; the tasks that ran then were started once more, run one at a time, and the one
-that stops every worker is found by its count.
+The supervisor starts the process again. The starts of the tasks that ran then count, so the one that stops every worker
+is found as one that kills every worker is.
 """
 
 from __future__ import annotations
@@ -13,16 +13,53 @@ from collections.abc import Callable
 
 import structlog
 
+from infra.errors import HeadraceError
+
 log = structlog.get_logger()
 
 TURN_S = 1.0
 LIMIT_S = 60.0
+"""The event loop may stand still for so long: a score inside a C extension may never return."""
+LEAST_STALL_S = 60.0
+LONGEST_STEP_S = 5.0
+"""A longer time between two looks counts as this much: the process was suspended."""
 EXIT_CODE = 70
 
 
 def _end() -> None:
     faulthandler.dump_traceback()
     os._exit(EXIT_CODE)
+
+
+class Stalled(HeadraceError):
+    """The worker holds tasks and makes nothing of them; it has to end."""
+
+
+def stall_limit_s(episode_limit_s: float) -> float:
+    """Return how long a worker that holds tasks may make no token: twice the time that an episode may take."""
+    return max(2 * episode_limit_s, LEAST_STALL_S)
+
+
+class StallWatch:
+    """Counts the seconds in which a worker that holds tasks made nothing of them. Its clock is the caller's."""
+
+    def __init__(self) -> None:
+        self._made: object = None
+        self._looked_s = 0.0
+        self._silent_s = 0.0
+
+    def silent_s(self, now_s: float, made: object, *, may_wait: bool) -> float:
+        """Return for how long nothing was made.
+
+        Args:
+            now_s: Of a monotonic clock.
+            made: Changes whenever something is made.
+            may_wait: Whether there is nothing to do, or something that is away is waited for.
+        """
+        step_s, self._looked_s = min(now_s - self._looked_s, LONGEST_STEP_S), now_s
+        self._silent_s = 0.0 if may_wait or made != self._made else self._silent_s + step_s
+        self._made = made
+        return self._silent_s
 
 
 class Watchdog(threading.Thread):

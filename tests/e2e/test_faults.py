@@ -145,6 +145,29 @@ def test_an_environment_that_raises_or_never_returns_gives_failed_groups_and_the
     assert told["groups"]["discarded"]["failed"] > 0
 
 
+def test_two_tasks_that_kill_their_workers_are_found_under_the_supervisor_and_the_run_goes_on(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    summary = tmp_path / "summary.json"
+    done = headrace(
+        *("up", "arithmetic", "--data", tmp_path / "data", "--summary", summary, "--plain"),
+        *("--set", "trainer.steps=2", "--set", "evaluate.every=0"),
+        *("--set", 'workflows.sums.env={ use = "deadly_sums:DeadlySums" }'),
+        *("--set", 'workflows.sums.workflow="deadly_sums:deadly_turn"'),
+        PYTHONPATH=os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")]),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(summary.read_text())
+    assert told["audit"] == {"ok": True, "lost": 0, "doubled": 0}
+    assert told["versions"] == 2
+    assert told["groups"]["discarded"]["poison"] == 2
+    letters = headrace("dead-letters", "--data", tmp_path / "data", "--json")
+    found = json.loads(letters.stdout)
+    assert [(letter["reason"], letter["number"]) for letter in found] == [("poison", -1)] * 2
+    shown = headrace("dead-letters", "--data", tmp_path / "data", "--offset", str(found[0]["offset"]))
+    assert "sums:" in shown.stdout
+    assert "Task" in shown.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

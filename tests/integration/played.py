@@ -7,12 +7,14 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from contextlib import suppress
 
 import numpy as np
 
 from envs.contract import Actor, Environment, Episode, Generation, Problem, RoleTrajectory
 from envs.single_turn import single_turn
 from envs.transcript import Transcript
+from producers.actor import EngineActor
 
 STEP_S = 0.1
 
@@ -44,6 +46,27 @@ async def held(problem: Problem, env: Environment, actors: Mapping[str, Actor]) 
     while go is not None and not go.exists():  # noqa: ASYNC110 - how a test in another process says "go"
         await asyncio.sleep(STEP_S)
     return await single_turn(problem, env, actors)
+
+
+async def stalling(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+    """Make the engine answer nobody any more, for one problem."""
+    [actor] = actors.values()
+    if problem.extra.get("stalling"):
+        assert isinstance(actor, EngineActor)
+        actor.engine.generate = _never  # type: ignore[method-assign]
+    return await single_turn(problem, env, actors)
+
+
+async def _never(*_: object, **__: object) -> Generation:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def stubborn(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+    """Never come to an end, and do not let oneself be cancelled."""
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
 
 
 async def endless(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:

@@ -26,6 +26,7 @@ from infra.kafka import KafkaAway, KafkaRefused, Message, Outgoing, open_consume
 from infra.object_store import ObjectStore
 from infra.run import STORE_NAME, Run
 from infra.topic_reader import read_all
+from producers.watchdog import EXIT_CODE
 from schemas import codec
 from schemas.headers import Stamp
 from schemas.records import (
@@ -50,8 +51,9 @@ def work(tmp_path: Path) -> Iterator[Spawn]:
     """Start a worker as a user does, its log in `<name>.log`; whatever still runs at the end is killed."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(run: Run, name: str, concurrency: int = 64) -> subprocess.Popen[bytes]:
+    def start(run: Run, name: str, concurrency: int = 64, first: str = "") -> subprocess.Popen[bytes]:
         call = f"from producers.rollout import main; main({str(run.address)!r}, None, {name!r}, '', {concurrency})"
+        call = f"{first}; {call}" if first else call
         env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(HERE)}
         with (tmp_path / f"{name}.log").open("wb") as log:
             started.append(subprocess.Popen([sys.executable, "-c", call], env=env, stderr=log))
@@ -323,6 +325,47 @@ def test_a_task_that_kills_its_workers_is_found_and_the_others_are_done(
     assert deaths == 3
     poisoned = [group for group in groups(run) if group.reason]
     assert [(group.number, group.reason) for group in poisoned] == [(5, "poison")]
+    [letter] = [codec.decode(m.value, DeadLetter) for m in messages(run, run.topics.dead_letters)]
+    assert (letter.reason, letter.number, letter.topic) == ("poison", -1, run.topics.tasks("sums"))
+    assert letter.detail == "sums:5 was started 3 times, and its worker died every time"
+    assert codec.decode(letter.value, Task).number == 5
+
+
+def test_a_worker_that_makes_no_token_ends_and_the_task_that_stalls_every_worker_is_found(
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
+) -> None:
+    stalling = {"sums": {**SLOW["sums"], "workflow": "played:stalling"}}
+    rollout = {"group_size": 2, "max_tokens": 8, "episode_limit_s": 3}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=stalling, rollout=rollout))
+    publish(run, 0)
+    problem = replace(Arithmetic(seed=1).problem("train", 2), extra={"stalling": True})
+    tasks = [task(run, number) for number in range(6)]
+    issue(run, *tasks[:2], replace(tasks[2], payload=problem_to_json(problem)), *tasks[3:])
+    ends = []
+    for life in range(4):
+        worker = work(run, f"w{life}", first="from producers import watchdog; watchdog.LEAST_STALL_S = 6")
+        until(lambda w=worker: w.poll() is not None or set(numbers(run)) == set(range(6)), "stall or end")  # type: ignore[misc]
+        ends.append(worker.poll())
+    assert ends == [EXIT_CODE, EXIT_CODE, EXIT_CODE, None]
+    assert {group.number: group.reason for group in groups(run)} == {**dict.fromkeys(range(6), ""), 2: "poison"}
+    status = statuses(run)["w0"]
+    assert status.state == "stopped"
+    assert "no token for 6 s with" in status.detail
+
+
+def test_episodes_that_ignore_their_cancellation_fail_in_time_and_hold_no_worker_up(
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
+) -> None:
+    stubborn = {"sums": {**SLOW["sums"], "workflow": "played:stubborn"}}
+    rollout = {"group_size": 2, "max_tokens": 8, "episode_limit_s": 1}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=stubborn, rollout=rollout))
+    publish(run, 0)
+    worker = work(run, "w1", 4)
+    issue(run, *(task(run, number) for number in range(4)))
+    until(lambda: set(numbers(run)) == set(range(4)), "every number")
+    assert {(group.reason, group.failures[0].reason) for group in groups(run)} == {("failed", "time_limit")}
+    worker.terminate()
+    assert worker.wait(30) == 0
 
 
 def test_sigterm_ends_a_worker_in_time_and_its_open_tasks_are_not_blamed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,7 +22,8 @@ from producers.task_intake import StartedTask
 from producers.version_holds import VersionHolds
 from producers.worker_status import Tally
 from schemas import codec
-from schemas.records import Task, TrajectoryGroup
+from schemas.headers import task_stamp
+from schemas.records import DeadLetter, Task, TrajectoryGroup
 from schemas.topics import Topics
 
 PAYLOAD = '{"task_id": "t", "prompt": "1+1"}'
@@ -93,6 +95,21 @@ def test_a_dead_engine_ends_the_worker_and_concludes_nothing() -> None:
         asyncio.run(works.conclude(started(slots), asyncio.Event()))
     assert sent == []
     assert slots.taken == 0
+
+
+def test_a_poisoned_task_concludes_and_leaves_a_letter_that_concludes_nothing() -> None:
+    slots = Slots(8)
+    works, sent = concluder(dead=True)  # it is not played
+    plain = started(slots)
+    assert plain.task is not None
+    stamped = replace(plain.message, offset=7, value=b"the task", headers=task_stamp(plain.task).to_headers())
+    why = ("poison", "w:6 was started 3 times, and its worker died every time")
+    asyncio.run(works.conclude(replace(plain, message=stamped, verdict="poison", why=why), asyncio.Event()))
+    letter, group = codec.decode(sent[0].value, DeadLetter), codec.decode(sent[1].value, TrajectoryGroup)
+    assert (group.number, group.reason, group.failures[0].detail) == (6, "poison", why[1])
+    assert (letter.reason, letter.detail, letter.component) == (*why, "rollout")
+    assert (letter.stream, letter.number, letter.policy, letter.headers) == ("", -1, "", {})
+    assert (letter.topic, letter.partition, letter.offset, letter.value) == ("r.tasks.w", 0, 7, b"the task")
 
 
 def test_a_revision_that_cannot_be_played_here_fails_its_tasks_and_says_why() -> None:

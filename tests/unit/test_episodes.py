@@ -171,6 +171,23 @@ def test_an_episode_that_hangs_fails_at_its_time_limit() -> None:
     assert groups["p"].reason == "failed"
 
 
+def test_an_episode_that_ignores_its_cancellation_fails_at_its_time_limit_all_the_same() -> None:
+    async def stubborn(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ignored.append(problem)
+            await asyncio.Event().wait()  # until the loop itself ends
+        return {}
+
+    ignored: list[Problem] = []
+    groups, ends = play(TASK, script(stubborn, limit_s=0.05), cast(FakeEngine()))
+    assert [(f.reason, f.detail) for f in groups["p"].failures] == [
+        ("time_limit", "the episode took longer than 0.05 s")
+    ] * 3
+    assert len(ends) == len(ignored) == 3
+
+
 def test_a_version_that_goes_during_an_evaluation_is_said() -> None:
     groups, _ = play(TASK, script(), cast(FakeEngine(fail=VersionGone("gone"))))
     assert (groups["p"].reason, groups["p"].failures[0].reason) == ("version_gone", "version_gone")

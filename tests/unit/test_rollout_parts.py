@@ -20,7 +20,7 @@ from producers.pauses import Pauses
 from producers.rollout import RolloutWorker, choose_workflow
 from producers.slots import Slots
 from producers.version_holds import VersionHolds
-from producers.watchdog import Watchdog
+from producers.watchdog import LONGEST_STEP_S, StallWatch, Watchdog, stall_limit_s
 from producers.worker_status import Tally
 from schemas.records import Failure
 
@@ -168,6 +168,28 @@ def test_the_watchdog_ends_a_process_whose_loop_stands_still_and_no_other() -> N
     beaten.stop()
     beaten.join(10)
     assert not spared.is_set()
+
+
+def test_a_stall_is_counted_while_tasks_are_open_and_nothing_is_waited_for() -> None:
+    watch = StallWatch()
+    looks = [  # (seconds, what was made, whether it may wait), and what is counted
+        ((100.0, 5, False), 0.0),  # the first look
+        ((101.0, 5, False), 1.0),
+        ((102.0, 5, False), 2.0),
+        ((103.0, 6, False), 0.0),  # a token
+        ((104.0, 6, False), 1.0),
+        ((105.0, 6, True), 0.0),  # Kafka is away, or no task is open
+        ((106.0, 6, False), 1.0),
+        ((9000.0, 6, False), 1.0 + LONGEST_STEP_S),  # the process was suspended
+    ]
+    assert [watch.silent_s(now, made, may_wait=may) for (now, made, may), _ in looks] == [
+        counted for _, counted in looks
+    ]
+
+
+def test_a_worker_may_be_silent_for_twice_an_episode_and_never_for_less_than_a_minute() -> None:
+    assert stall_limit_s(120.0) == 240.0
+    assert stall_limit_s(2.0) == 60.0
 
 
 def test_wasted_tokens_are_exact_when_nothing_is_under_way() -> None:

@@ -1,0 +1,211 @@
+"""Who is blamed when workers die: the intake over the lives of its workers, on a broker made of two dicts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import pytest
+from confluent_kafka import TopicPartition
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.kafka import Connection
+from infra.topic_reader import Place
+from producers import task_intake
+from producers.pauses import Pauses
+from producers.slots import Reservation, Slots
+from producers.task_intake import Member, StartedTask, TaskIntake
+from schemas import codec
+from schemas.records import Task
+
+TOPIC = "t.tasks.sums"
+PARTITIONS = 2
+MOST_LIVES = 60
+
+
+@dataclass
+class Broker:
+    """What outlives a worker."""
+
+    logs: dict[Place, list[bytes]]
+    committed: dict[Place, tuple[int, str]] = field(default_factory=dict)
+
+
+class Raw:
+    """A message as librdkafka hands it over."""
+
+    def __init__(self, place: Place, offset: int, value: bytes) -> None:
+        self.place, self._offset, self._value = place, offset, value
+
+    def __getattr__(self, name: str) -> Callable[[], Any]:
+        found = {
+            "topic": self.place[0], "partition": self.place[1], "offset": self._offset, "value": self._value,
+            "key": b"", "headers": [], "timestamp": (1, 0), "error": None,
+        }  # fmt: skip
+        return lambda: found[name]
+
+
+class Consumer:
+    """One member that is given everything at its first poll."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.next: dict[Place, int] = {}
+
+    def subscribe(self, _topics: list[str], on_assign: Callable[..., None], **_: Any) -> None:
+        self.on_assign = on_assign
+
+    def consume(self, most: int, _timeout_s: float) -> list[Raw]:
+        if not self.next:
+            self.next = {place: self.broker.committed.get(place, (0, ""))[0] for place in self.broker.logs}
+            self.on_assign(self, [TopicPartition(*place) for place in self.broker.logs])
+        found: list[Raw] = []
+        for place, log in self.broker.logs.items():
+            end = min(len(log), self.next[place] + most)
+            found += [Raw(place, offset, log[offset]) for offset in range(self.next[place], end)]
+            self.next[place] = end
+        return found
+
+    def poll(self, _timeout_s: float) -> None:
+        return None
+
+    def committed(self, asked: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        assert timeout
+        known = {place: self.broker.committed.get(place, (-1001, "")) for place in self.broker.logs}
+        return [TopicPartition(tp.topic, tp.partition, *known[tp.topic, tp.partition]) for tp in asked]
+
+    def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+        assert not asynchronous
+        self.broker.committed |= {(tp.topic, tp.partition): (tp.offset, tp.metadata or "") for tp in offsets}
+        return offsets
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        assert partitions
+
+    resume = pause = incremental_unassign = incremental_assign
+
+
+class Gate:
+    """Places for so many tasks of one episode."""
+
+    def __init__(self, room: int) -> None:
+        self.slots = Slots(room)
+
+    def admit(self, task: Task) -> Reservation | Literal["run_end"] | None:
+        return self.slots.reserve(task.n_asked)
+
+
+def broker(count: int) -> Broker:
+    logs: dict[Place, list[bytes]] = {(TOPIC, partition): [] for partition in range(PARTITIONS)}
+    for number in range(count):
+        task = Task(run_id="r", stream="sums", number=number, n_asked=1, issued_ms=number)
+        logs[TOPIC, number % PARTITIONS].append(codec.encode(task))
+    return Broker(logs)
+
+
+@dataclass
+class Workers:
+    """Workers, one after the other; a task takes `turns[number]` turns, and those of `killers` then kill."""
+
+    broker: Broker
+    killers: frozenset[int]
+    turns: dict[int, int]
+    room: int
+    ends: Counter[tuple[int, str]] = field(default_factory=Counter)
+    deaths: int = 0
+    company: list[tuple[int, int]] = field(default_factory=list)
+    """(starts before, tasks beside it) of everything that was played."""
+
+    def live(self, turns: int = 1000) -> bool:
+        """Live one life; False when it ended by a death."""
+        running: dict[int, tuple[StartedTask, int]] = {}
+        gate = Gate(self.room)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(task_intake, "open_consumer", lambda *_, **__: Consumer(self.broker))
+            patch.setattr(task_intake, "COMMIT_EVERY_S", 0.0)
+            member = Member(Connection("nowhere"), "w", "g", (TOPIC,), "r")
+            started: list[StartedTask] = []
+            intake = TaskIntake(member, gate, started.append, lambda _: None, Pauses())
+        consumer = cast("Consumer", intake._consumer)
+        consumer.subscribe([TOPIC], on_assign=intake._on_assign)
+        for _ in range(turns):
+            intake.turn()
+            for each in started:
+                assert each.task is not None
+                running[each.task.number] = (each, self.turns.get(each.task.number, 0))
+            for each in started:
+                assert each.task is not None
+                if each.verdict == "play":
+                    before = intake._held[each.place].ledger.starts_before(each.message.offset)
+                    self.company.append((before, len(running) - 1))
+            started.clear()
+            for number, (each, left) in list(running.items()):
+                if left:
+                    running[number] = (each, left - 1)
+                elif each.verdict == "play" and number in self.killers:
+                    self.deaths += 1
+                    return False
+                else:
+                    del running[number]
+                    self.ends[number, each.verdict] += 1
+                    if each.reservation is not None:
+                        each.reservation.close()
+                    intake.done(each)
+            if not running and not intake._waiting:
+                intake.turn()
+                return True
+        return True
+
+
+def lives(count: int, killers: frozenset[int], turns: dict[int, int], room: int) -> Workers:
+    workers = Workers(broker(count), killers, turns, room)
+    for _ in range(MOST_LIVES):
+        if workers.live():
+            return workers
+    raise AssertionError("the tasks never came to an end")
+
+
+@given(
+    st.integers(1, 16),
+    st.frozensets(st.integers(0, 15), max_size=4),
+    st.dictionaries(st.integers(0, 15), st.integers(0, 4)),
+    st.integers(1, 16),
+)
+@settings(deadline=None)
+def test_every_killer_is_found_and_no_innocent_is_blamed(
+    count: int, killers: frozenset[int], turns: dict[int, int], room: int
+) -> None:
+    killers = frozenset(number for number in killers if number < count)
+    workers = lives(count, killers, turns, room)
+    poisoned = {number for number, verdict in workers.ends if verdict == "poison"}
+    assert poisoned == killers
+    assert {number for number, verdict in workers.ends if verdict == "play"} == set(range(count)) - killers
+    assert workers.deaths <= 3 * len(killers)
+    assert all(beside == 0 for before, beside in workers.company if before == 2)
+
+
+def test_killers_that_run_together_cost_fewer_than_three_deaths_each() -> None:
+    workers = lives(12, frozenset({3, 7}), {}, room=12)
+    assert workers.deaths == 4
+    assert workers.ends[3, "poison"] == workers.ends[7, "poison"] == 1
+
+
+def test_after_one_death_nothing_runs_alone() -> None:
+    made = broker(8)
+    first = Workers(made, frozenset({0}), {}, room=8)
+    assert not first.live()
+    second = Workers(made, frozenset(), dict.fromkeys(range(8), 3), room=8)
+    assert second.live()
+    assert max(beside for _, beside in second.company) == 7
+
+
+def test_a_task_that_must_run_alone_is_not_overtaken_and_nothing_starts_beside_it() -> None:
+    made = broker(6)
+    made.committed = {(TOPIC, 0): (0, '{"started":"1:2"}')}  # number 2
+    workers = Workers(made, frozenset(), {0: 5, 2: 3}, room=6)
+    assert workers.live()
+    assert workers.company[:3] == [(0, 1), (0, 1), (2, 0)], "0 and 1 are older; 2 waits for both, 3 and 5 for 2"
+    assert sum(workers.ends.values()) == 6
