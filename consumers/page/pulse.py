@@ -113,6 +113,11 @@ class Pulse:
             sum(group.tokens for group in self._recent) / span_s,
         )
 
+    @property
+    def tokens(self) -> int:
+        """Generated tokens of all groups that curators saw."""
+        return self._total.tokens
+
     def mean_rates(self) -> Rates:
         """Return the rates from the first group to the last, pauses of the run left out."""
         gaps = (later - earlier for earlier, later in pairwise(sorted(self._times_ms)))

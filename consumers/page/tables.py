@@ -31,7 +31,9 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     for one in status["evals"][-3:]:
         table.add_row("held out", f"{one['policy']} {one['avg_at_k']:.2f} at version {one['version']}")
     for worker in status["workers"]:
-        table.add_row("worker", f"{worker['worker']} {worker['state']} {worker['detail']}".strip())
+        made = f", {worker['tokens']:,} tokens, {worker['wasted_tokens']:,} of them wasted" if worker["tokens"] else ""
+        detail = f" ({worker['detail']})" if worker["detail"] else ""
+        table.add_row("worker", f"{worker['worker']} {worker['state']}{detail}{made}")
     return table
 
 

@@ -47,10 +47,12 @@ from schemas.records import (
     Trajectory,
     TrajectoryGroup,
 )
+from trainers.component import Trainer
+from trainers.start import begin_or_resume
 
 QUOTA = 8
 """(max_staleness 1 + 1) * 4 groups per batch."""
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 BAD, GOOD = 2500, 25
 
 
@@ -63,7 +65,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, f"not in time: {what}"
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 @contextmanager
@@ -99,6 +101,27 @@ def feeding(run: Run) -> Iterator[Callable[[], Pacing]]:
     finally:
         stop.set()
         loop.join(30)
+
+
+@contextmanager
+def training(run: Run) -> Iterator[None]:
+    """A trainer, in a thread; at its end nothing is saved that its transactions did not save before."""
+    stop, watch = threading.Event(), Stopwatch()
+
+    def build_and_run(stop: threading.Event) -> None:
+        writer = TransactionalWriter(run.connection, f"{run.address.run}.train.solver")
+        with closing(writer):
+            incarnation = begin_or_resume(run, "solver", writer, stop)
+            with closing(Trainer(run, "solver", incarnation, watch)) as trainer:
+                run_loop(trainer, writer, stop, watch)
+
+    loop = threading.Thread(target=keep_running, args=(build_and_run, stop))
+    loop.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        loop.join(60)
 
 
 def say(run: Run, *outgoing: Outgoing) -> None:
@@ -248,6 +271,51 @@ def test_of_two_redrives_at_once_one_sends_and_one_is_fenced(make: Callable[...,
         first.close()
     topic = run.topics.trajectories("solver")
     assert len(list(read_all(run.connection, [topic]))) == 2, "the letter's message and one copy"
+
+
+def curated(run: Run, made: TrajectoryGroup) -> Outgoing:
+    record = CuratedGroup(
+        run_id=run.run_id,
+        stream="sums",
+        number=made.number,
+        group=codec.encode(made),
+        deadline_version=100,
+        kept=(0, 1, 2, 3),
+        rewards=(0.0, 1.0, 0.0, 1.0),
+    )
+    stamp = Stamp(run.run_id, "sums", made.number, policy="solver", min_version=0, max_version=0, head_version=0)
+    topic = run.topics.curated("solver")
+    return Outgoing(topic, codec.encode(record), stamp.key, stamp.to_headers(), made.number % 4)
+
+
+def versions(run: Run) -> list[BatchTrained]:
+    return [batch for batch in of(run, run.topics.batches("solver"), BatchTrained) if batch.version >= 0]
+
+
+@pytest.mark.timeout(900)  # it imports torch, and begins three trainers
+def test_a_dead_curated_group_that_is_sent_back_is_trained_once_over_restarts_before_and_after(
+    make: Callable[..., Run],
+) -> None:
+    trainer = {"steps": 5, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 8, "checkpoint_every": 2}
+    run = make(trainer=trainer)
+    wholes = [group(run, number) for number in range(16)]
+    garbage = Outgoing(run.topics.curated("solver"), b"garbage", partition=0)
+    first = (curated(run, wholes[n]) for n in (0, 1, 2, 4, 5, 6, 7, 8))
+    say(run, curated(run, claimed(run, wholes[3])), garbage, *first)
+    with training(run):  # version 2 has a checkpoint, which begins to read behind group 3
+        until(lambda: len(versions(run)) == 2 and len(listing(run)) == 2, "two versions and two letters")
+    run.put(codec.encode(wholes[3]), "groups")  # the fix
+    assert [one["number"] for one in redrive(run, (), "unusable")["redriven"]] == [3]
+    say(run, *(curated(run, wholes[n]) for n in (9, 10, 11)))
+    with training(run):
+        until(lambda: len(versions(run)) == 3, "a version with the group that was sent back")
+    say(run, *(curated(run, wholes[n]) for n in (12, 13, 14, 15)))
+    with training(run):  # reads all since version 2 again
+        until(lambda: len(versions(run)) == 4, "a fourth version")
+
+    assert Counter(use.number for batch in versions(run) for use in batch.groups) == Counter(range(16))
+    assert {batch.epoch for batch in versions(run)} == {0}
+    assert sorted(one["reason"] for one in listing(run)) == ["undecodable", "unusable"], "no letter came again"
 
 
 def test_nothing_is_sent_back_into_a_run_that_has_ended(make: Callable[..., Run]) -> None:

@@ -159,3 +159,13 @@ def test_other_runs_and_unreadable_bytes_are_passed_over() -> None:
     log.figures.take(Message(TOPICS.weights("solver"), 0, 1, b"", b"no record"))
     log.figures.take(Message("another.topic", 0, 0, b"", b""))
     assert log.read().versions == {}
+
+
+def test_tokens_of_all_lives_of_all_workers_are_added_up() -> None:
+    log = Log()
+    for worker, started_ms, tokens, wasted in (("a", 1, 50, 0), ("a", 1, 100, 10), ("a", 2, 30, 5), ("b", 1, 7, 0)):
+        status = WorkerStatus(
+            run_id="r", worker=worker, started_ms=started_ms, tokens=tokens, wasted_tokens=wasted, updated_ms=NOW
+        )
+        log.say(TOPICS.workers, status, worker.encode())
+    assert (log.read().tokens, log.read().wasted_tokens) == (137, 15)

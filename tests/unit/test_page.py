@@ -10,6 +10,7 @@ from consumers.figures import Figures
 from consumers.page.chart import chart
 from consumers.page.diagnosis import Signs, why_no_rise
 from consumers.page.pulse import LONGEST_GAP_MS, Pulse
+from consumers.page.tables import status_table
 from consumers.page.view import Moment, line, page
 from infra.kafka import Message
 from infra.recipe_file import load_recipe
@@ -170,7 +171,9 @@ def moment(recipe: Recipe) -> Moment:
     log.say(topics.batches("solver"), BatchTrained(run_id=RUN_ID, policy="solver", version=20, metrics=metrics))
     log.say(topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=20))
     log.say(topics.evals("solver"), EvalResult(run_id=RUN_ID, policy="solver", workflow="sums", avg_at_k=0.31))
-    worker = WorkerStatus(run_id=RUN_ID, worker="rollout-sums-0", state="behind", detail="two versions")
+    worker = WorkerStatus(
+        run_id=RUN_ID, worker="rollout-sums-0", state="behind", detail="two versions", tokens=200, wasted_tokens=5
+    )
     log.say(topics.workers, worker, key=b"rollout-sums-0")
     return Moment(
         recipe=recipe,
@@ -189,7 +192,7 @@ def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:
         "version 20/80",
         "reward 0.40",
         "trajectories/s",
-        "tokens/s",
+        "tokens/s · 2.5% wasted",
         "staleness 0.75",
         "1 weights published",
         "tasks.sums 12",
@@ -200,6 +203,21 @@ def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:
         "1:15",
     ):
         assert words in shown
+
+
+def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:
+    shown = drawn(status_table(moment.figures.to_json()))
+
+    assert "rollout-sums-0 behind (two versions), 200 tokens, 5 of them wasted" in shown
+
+
+def test_letters_that_were_sent_back_count_once(recipe: Recipe) -> None:
+    pulse = Pulse(RUN_ID, recipe)
+    log = Log(pulse)
+    for letter in (DeadLetter(run_id=RUN_ID), DeadLetter(run_id=RUN_ID, reason="redriven", redrives=0)):
+        log.say(recipe.topics.dead_letters, letter)
+
+    assert pulse.dead_letters == 1
 
 
 def test_a_pipe_gets_the_same_in_one_line(moment: Moment) -> None:

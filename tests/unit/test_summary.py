@@ -90,7 +90,9 @@ def messages(run: Run) -> list[Message]:
         metrics={"seconds_step": 6.0, "seconds_commit": 1.0},
     )
     state = Snapshot(run_id=RUN_ID, component="feed", body=json.dumps({"next": {"sums": 20}}).encode())
-    worker = WorkerStatus(run_id=RUN_ID, worker="w", seconds={"generate": 2.0, "produce": 1.0, "wait": 90.0})
+    worker = WorkerStatus(
+        run_id=RUN_ID, worker="w", tokens=250, wasted_tokens=20, seconds={"generate": 2.0, "produce": 1.0, "wait": 90.0}
+    )
     found += [
         (topics.batches("solver"), batch, 4000, b""),
         (topics.evals("solver"), EvalResult(run_id=RUN_ID, policy="solver", version=0, avg_at_k=0.25), 4000, b""),
@@ -140,6 +142,7 @@ def test_a_summary_says_what_came_of_the_run(summary: dict[str, Any]) -> None:
     assert summary["log_cpu_share"] == pytest.approx(0.2)
     assert summary["samples_per_s"] == pytest.approx(40 / 1.9, abs=0.1)
     assert summary["tokens_per_s"] == pytest.approx(200 / 1.9, abs=0.1)
+    assert (summary["tokens"], summary["wasted_tokens"]) == (250, 50), "200 came to a curator, the worker knew of 20"
     assert summary["data"]["bytes"] >= 10_000
 
 
@@ -157,6 +160,7 @@ def test_the_closing_page_gives_three_commands_unbroken(summary: dict[str, Any])
     page = captured.get()
     assert "0.20 → 0.70" in page
     assert "closes" in page
+    assert "20.0% of 250 generated tokens" in page
     lines = [line.strip() for line in page.splitlines()]
     assert "headrace up arithmetic --data /some/where/quite/far/away --set trainer.steps=20 --new-recipe" in lines
     assert len([line for line in lines if line.startswith("headrace ")]) == 3

@@ -118,6 +118,8 @@ class Workers:
     deaths: int = 0
     company: list[tuple[int, int]] = field(default_factory=list)
     """(starts before, tasks beside it) of everything that was played."""
+    intake: TaskIntake | None = None
+    """Of the newest life."""
 
     def live(self, turns: int = 1000) -> bool:
         """Live one life; False when it ended by a death."""
@@ -128,7 +130,7 @@ class Workers:
             patch.setattr(task_intake, "COMMIT_EVERY_S", 0.0)
             member = Member(Connection("nowhere"), "w", "g", (TOPIC,), "r")
             started: list[StartedTask] = []
-            intake = TaskIntake(member, gate, started.append, lambda _: None, Pauses())
+            intake = self.intake = TaskIntake(member, gate, started.append, lambda _: None, Pauses())
         consumer = cast("Consumer", intake._consumer)
         consumer.subscribe([TOPIC], on_assign=intake._on_assign)
         for _ in range(turns):
@@ -209,3 +211,17 @@ def test_a_task_that_must_run_alone_is_not_overtaken_and_nothing_starts_beside_i
     assert workers.live()
     assert workers.company[:3] == [(0, 1), (0, 1), (2, 0)], "0 and 1 are older; 2 waits for both, 3 and 5 for 2"
     assert sum(workers.ends.values()) == 6
+
+
+def test_after_a_rebalance_the_next_owner_skips_what_is_done_and_blames_nothing_that_ran() -> None:
+    made = broker(8)
+    first, second = Workers(made, frozenset(), {}, 8), Workers(made, frozenset(), {}, 8)
+    first.turns = {0: 900, 4: 900}  # still under way when the partition goes
+    assert first.live(turns=3)
+    assert sum(first.ends.values()) == 6
+    assert first.intake is not None
+    first.intake._on_revoke(first.intake._consumer, [TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)])
+    assert {place: offset for place, (offset, _) in made.committed.items()} == {(TOPIC, 0): 0, (TOPIC, 1): 4}
+    assert second.live()
+    assert second.ends == {(0, "play"): 1, (4, "play"): 1}
+    assert {before for before, _ in second.company} == {0}
