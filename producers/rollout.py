@@ -15,8 +15,9 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +43,7 @@ from producers.pauses import Pauses
 from producers.record_producer import RecordProducer
 from producers.slots import Reservation, Slots
 from producers.task_intake import Member, StartedTask, TaskIntake
+from producers.threads import EpisodeThreads
 from producers.version_holds import VersionHolds
 from producers.watchdog import EXIT_CODE, Stalled, StallWatch, Watchdog, stall_limit_s
 from producers.worker_status import Reporter, State, Tally, sum_up
@@ -106,6 +108,9 @@ class RolloutWorker:
         self._reported: Future[None] | None = None
         self._reported_at = 0.0
         self._stall_watch, self._stalled = StallWatch(), ""
+        self._threads = EpisodeThreads()
+        self._leaving = ThreadPoolExecutor(2, thread_name_prefix="leaving")
+        """Episodes that block in theirs cannot keep the worker from leaving."""
 
     def play(self, stop: threading.Event) -> None:
         """Work until told to stop. Raises what cannot be waited out."""
@@ -117,6 +122,8 @@ class RolloutWorker:
             watchdog.stop()
 
     async def _live(self, stop: threading.Event, watchdog: Watchdog) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(self._threads)
         self.follower.start()
         turns, work = asyncio.create_task(self._take_turns(watchdog)), asyncio.create_task(self._work(stop))
         ends: list[BaseException | None] = []
@@ -126,10 +133,10 @@ class RolloutWorker:
             ends += await asyncio.gather(task, return_exceptions=True)
         self._phase = "stopped"
         self._post_status()
-        await asyncio.to_thread(self.producer.flush, FLUSH_S)
+        await loop.run_in_executor(self._leaving, self.producer.flush, FLUSH_S)
         self.follower.stop()
         if self._engine is not None:
-            await asyncio.to_thread(self._engine.close)
+            await loop.run_in_executor(self._leaving, self._engine.close)
         self.producer.close()
         log.info("worker.stopped", groups=self.tally.groups_done, episodes=self.tally.episodes_done)
         errors = [end for end in ends if isinstance(end, Exception)]
@@ -138,16 +145,15 @@ class RolloutWorker:
             raise error
 
     async def _end_what_is_left(self, errors: list[Exception]) -> None:
-        """End the process here when the interpreter would wait for ever: for episodes that ignore their cancellation.
-
-        After a stall that is certain to be so, be it for a thread that never returns.
-        """
+        """End the process here when the interpreter would wait for ever, for an episode that cannot be cancelled."""
+        if self._concluder is None:  # no episode ever began
+            return
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=LEFT_S)
-        if self._stalled or any(not task.done() for task in left):
+        if self._stalled or self._threads.busy or any(not task.done() for task in left):
             log.warning("worker.cut_off", left=len(left), errors=[str(error) for error in errors])
             sys.stderr.flush()
             os._exit(EXIT_CODE if errors else 0)
@@ -191,8 +197,9 @@ class RolloutWorker:
             for task in self._open:
                 task.cancel()
             await asyncio.gather(*self._open, return_exceptions=True)
-            await asyncio.to_thread(self.producer.flush, FLUSH_S)
-            await asyncio.to_thread(intake.stop, in_good_order=in_good_order)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._leaving, self.producer.flush, FLUSH_S)
+            await loop.run_in_executor(self._leaving, partial(intake.stop, in_good_order=in_good_order))
 
     def _is_over(self) -> bool:
         """Tell whether the run has ended and nothing came for so long that nothing will."""

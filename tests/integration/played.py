@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Mapping
-from pathlib import Path
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
@@ -63,7 +64,9 @@ async def _never(*_: object, **__: object) -> Generation:
 
 
 async def stubborn(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
-    """Never come to an end, and do not let oneself be cancelled."""
+    """Never come to an end, and do not let oneself be cancelled, or block in a thread."""
+    if problem.task_id.endswith(("1", "3", "5", "7", "9")):
+        await asyncio.to_thread(threading.Event().wait)
     while True:
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()

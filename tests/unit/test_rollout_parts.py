@@ -19,6 +19,7 @@ from producers.episodes import Outcome
 from producers.pauses import Pauses
 from producers.rollout import RolloutWorker, choose_workflow
 from producers.slots import Slots
+from producers.threads import EpisodeThreads
 from producers.version_holds import VersionHolds
 from producers.watchdog import LONGEST_STEP_S, StallWatch, Watchdog, stall_limit_s
 from producers.worker_status import Tally
@@ -168,6 +169,17 @@ def test_the_watchdog_ends_a_process_whose_loop_stands_still_and_no_other() -> N
     beaten.stop()
     beaten.join(10)
     assert not spared.is_set()
+
+
+def test_threads_say_whether_a_call_never_came_back() -> None:
+    threads, may_go_on, began = EpisodeThreads(), threading.Event(), threading.Event()
+    call = threads.submit(lambda: began.set() or may_go_on.wait(60))
+    assert began.wait(60)
+    assert threads.busy
+    may_go_on.set()
+    assert call.result(60)
+    threads.shutdown()
+    assert not threads.busy
 
 
 def test_a_stall_is_counted_while_tasks_are_open_and_nothing_is_waited_for() -> None:
