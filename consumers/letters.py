@@ -84,7 +84,7 @@ class Letters:
 
 
 def _letter(offset: int, record: DeadLetter) -> Letter:
-    beside = len(record.key) + sum(len(name) + len(value) for name, value in record.headers.items())
+    beside = len(record.key) + sum(len(name.encode()) + len(value) for name, value in record.headers.items())
     return Letter(
         offset=offset,
         created_ms=record.created_ms,

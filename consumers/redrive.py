@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from consumers.letters import Letter, Source, each_full_record, read_letters
-from infra.dead_letters import REDRIVE_HEADER, REDRIVEN
+from infra.dead_letters import MOST_KEY_BYTES, REDRIVE_HEADER, REDRIVEN
 from infra.errors import HeadraceError, UsageError
 from infra.kafka import Outgoing
 from infra.run import Run
@@ -158,11 +158,11 @@ def _redriven(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outg
         policy=record.policy,
         stream=record.stream,
         number=record.number,
-        key=record.key,
+        key=record.key[:MOST_KEY_BYTES],
         redrives=offset,
         created_ms=time.time_ns() // 1_000_000,
     )
-    return Outgoing(run.topics.dead_letters, codec.encode(letter), record.key)
+    return Outgoing(run.topics.dead_letters, codec.encode(letter), letter.key)
 
 
 def _report(run: Run, choice: Choice, sent: dict[Source, int], *, dry_run: bool) -> dict[str, Any]:
