@@ -184,9 +184,8 @@ def curate(load: Load, _reports: Reports, _go: Event) -> None:
 
 def take_in(load: Load, reports: Reports, _go: Event) -> None:
     """Be the trainer up to a batch: poll, decode, window, cut, decode the groups inside."""
-    from trainers.component import Trainer
-    from trainers.history import History
-    from trainers.start import Incarnation, whole
+    from trainers.component import Trainer, candidate_of
+    from trainers.resume import Incarnation
     from trainers.window import Waiting
 
     class Learner:
@@ -198,14 +197,15 @@ def take_in(load: Load, reports: Reports, _go: Event) -> None:
         taken = 0
 
         def _make_version(self, batch: list[Waiting]) -> list[Outgoing]:
-            wholes = [whole(self.run, entry.payload) for entry in batch]  # type: ignore[arg-type]  # what it put there
+            wholes = [candidate_of(entry).whole for entry in batch]
             assert {len(w.group.trajectories) for w in wholes} == {SAMPLES}  # noqa: S101 - or it was not this task
             self.taken += len(wholes)
             _tell(reports, load, self.taken)
             return []
 
     (run, stop), watch = _begin(load), Stopwatch()
-    intake = Intake(run, POLICY, Incarnation(Learner(), (), 0, "", History()), watch)  # type: ignore[arg-type]  # no model
+    places = whole_topics(run.connection, [run.topics.curated(POLICY)])
+    intake = Intake(run, POLICY, Incarnation(Learner(), (), 0, "", places), watch)  # type: ignore[arg-type]  # no model
     writer = TransactionalWriter(run.connection, f"{run.address.run}.train.{POLICY}")
     run_loop(intake, writer, stop, watch)
     intake.close()

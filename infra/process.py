@@ -22,14 +22,20 @@ class MustRestart(HeadraceError):
     """Memory ran ahead of the log: the component is to be built anew from what is committed."""
 
 
+class ToldToStop(HeadraceError):
+    """The process was told to stop in the middle of long work, which its successor begins again."""
+
+
 def keep_running(build_and_run: Callable[[threading.Event], None], stop: threading.Event) -> None:
     """Build and run a component until it is told to stop; build it anew when its memory must be dropped.
 
-    Servers that are away are waited for. Every other error ends the process.
+    Servers that are away are waited for, ToldToStop is an end like any. Every other error ends the process.
     """
     while not stop.is_set():
         try:
             build_and_run(stop)
+        except ToldToStop as error:
+            log.info("component.stopping", why=str(error))
         except (MustRestart, Unavailable) as error:
             log.warning("component.restarting", why=str(error))
             stop.wait(RESTART_PAUSE_S)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +43,8 @@ class TrainingSequence:
     """int32[T], the weight version that generated the token; -1 where not generated."""
     advantage: float
     temperature: float
-    group: int
-    """Index of its group in the batch; sequences of one group are never split over minibatches."""
+    group: int = 0
+    """Place of its group in the batch; sequences of one group are never split over minibatches."""
 
     def __post_init__(self) -> None:
         shapes = {array.shape for array in (self.ids, self.mask, self.behaviour_logprobs, self.versions)}
@@ -85,6 +85,11 @@ class Minibatch:
     tokens: int
     """Trained tokens of all micro-batches, the denominator of the token mean; never 0."""
     micro_batches: tuple[MicroBatch, ...]
+
+
+def numbered(groups: Iterable[Iterable[TrainingSequence]]) -> list[TrainingSequence]:
+    """Return the sequences of a batch, group after group, each with its group's place in the batch."""
+    return [replace(sequence, group=place) for place, group in enumerate(groups) for sequence in group]
 
 
 def minibatches(

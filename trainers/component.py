@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import structlog
@@ -16,7 +16,7 @@ from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.process import MustRestart
 from infra.run import Run, read_revision
 from infra.stopwatch import Stopwatch, log_share
-from infra.topic_reader import TopicReader, whole_topics
+from infra.topic_reader import TopicReader
 from infra.transactions import TransactionalWriter
 from schemas import codec, records
 from schemas.avro import SchemaError
@@ -24,10 +24,10 @@ from schemas.headers import outcome_stamp
 from schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, Position
 from trainers import publisher
 from trainers.advantages import RewardError
-from trainers.batch import BatchError
+from trainers.batch import BatchError, TrainingSequence, numbered
 from trainers.groups import WholeGroup, training_sequences
-from trainers.history import Key, key_of, resume_positions
-from trainers.start import Incarnation, whole
+from trainers.resume import Incarnation
+from trainers.trained_groups import whole
 from trainers.window import Eviction, Waiting, Window
 
 log = structlog.get_logger()
@@ -52,11 +52,10 @@ class Trainer:
         self._weights_hash = incarnation.weights_hash
         self._watch = watch
         self._curated = run.topics.curated(policy)
-        places = whole_topics(run.connection, [self._curated])
-        positions = {**resume_positions(incarnation.history, places), (run.topics.recipe, 0): run.recipe_end}
+        positions = {**incarnation.positions, (run.topics.recipe, 0): run.recipe_end}
         self._reader = TopicReader(run.connection, positions, f"train.{policy}")
-        self._concluded = incarnation.history.concluded
-        """Places of records that a past incarnation concluded, and that may still come by again."""
+        self._waiting = incarnation.waiting
+        """Records that the last incarnation's window held: they come before all others."""
         self.window = Window((self.settings.max_staleness + 1) * self.settings.groups_per_batch)
         self._evicted: list[Eviction] = []
         self._evicted_since = 0.0
@@ -68,6 +67,9 @@ class Trainer:
 
     def poll(self, watch: Stopwatch) -> list[Message]:
         """Return the next curated groups; does not wait when a batch can be cut."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            return waiting
         with watch.measure("consume"):
             found = self._reader.poll(256, 0)
         if not found and not self._batch_waits():
@@ -89,16 +91,16 @@ class Trainer:
             with self._watch.measure("decode"):
                 curated = codec.decode(message.value, CuratedGroup)
         except SchemaError as error:
-            return self._unnamed(message, "undecodable", str(error))
+            return self._refuse(message, "undecodable", str(error))
         if curated.run_id != self.run.run_id:
-            return self._unnamed(message, "other_run", f"a group of run {curated.run_id}")
-        return self._take_in(message, key_of(curated), curated)
+            return self._refuse(message, "other_run", f"a group of run {curated.run_id}")
+        return self._take_in(message, curated)
 
-    def _take_in(self, message: Message, key: Key, curated: CuratedGroup) -> list[Outgoing]:
+    def _take_in(self, message: Message, curated: CuratedGroup) -> list[Outgoing]:
         """Put a group into the window, decoded, so that one that cannot be trained on is known before its batch."""
         self._arrivals += 1
         entry = Waiting(
-            key=key,
+            key=(curated.stream, curated.number, curated.use),
             min_version=curated.min_version,
             deadline_version=curated.deadline_version,
             arrival=self._arrivals,
@@ -107,17 +109,17 @@ class Trainer:
         )
         try:
             with self._watch.measure("decode"):
-                group = self._usable(curated)
+                candidate = self._candidate(curated)
         except (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError) as error:
             dead = replace(self._record(), evictions=(_eviction(Eviction(entry, "dead")),))
             return [self._dead(message, "unusable", str(error)), self._batch_message(dead)]
-        self._evict(self.window.add(replace(entry, payload=group)))
+        self._evict(self.window.add(replace(entry, payload=candidate)))
         return []
 
-    def _usable(self, curated: CuratedGroup) -> WholeGroup:
+    def _candidate(self, curated: CuratedGroup) -> Candidate:
         """Return the decoded group. Raises what makes it unusable."""
         group = whole(self.run, curated)
-        sequences = training_sequences(group, 0, self.settings)
+        sequences = training_sequences(group, self.settings)
         if not any(sequence.mask.any() for sequence in sequences):
             raise BatchError("it has no token to train on")
         for sequence in sequences:
@@ -125,13 +127,11 @@ class Trainer:
         newest = max(int(sequence.versions.max()) for sequence in sequences)
         if newest > self.learner.version:
             raise BatchError(f"it has tokens of version {newest}, and {self.learner.version} is the newest there is")
-        return group
+        return Candidate(group, sequences)
 
-    def _unnamed(self, message: Message, reason: str, detail: str) -> list[Outgoing]:
-        """Return the letter of a record of unknown identity, and its eviction: a successor is not to write it again."""
-        use = GroupUse(number=-1, partition=message.partition, offset=message.offset)
-        evicted = replace(self._record(), evictions=(records.Eviction(use, "dead"),))
-        return [self._dead(message, reason, detail), self._batch_message(evicted)]
+    def _refuse(self, message: Message, reason: str, detail: str) -> list[Outgoing]:
+        """Return the letter of a record of unknown identity, and how far we are: no successor is to write it again."""
+        return [self._dead(message, reason, detail), self._batch_message(self._record())]
 
     def _dead(self, message: Message, reason: str, detail: str) -> Outgoing:
         return dead_letter(self.run.topics, self.run.run_id, f"train.{self.policy}", message, (reason, detail))
@@ -183,7 +183,8 @@ class Trainer:
         return [self._batch_message(record), *(self._outcome(e) for e in evicted)]
 
     def _outcome(self, eviction: Eviction) -> Outgoing:
-        curated, group = _whole(eviction.entry).curated, _whole(eviction.entry).group
+        held = candidate_of(eviction.entry).whole
+        curated, group = held.curated, held.group
         outcome = Outcome(
             run_id=self.run.run_id,
             stream=curated.stream,
@@ -212,14 +213,13 @@ class Trainer:
         """Train one batch and publish what came out: snapshot, encode, upload, and the records of the transaction."""
         waited, begin = time.monotonic() - self._waiting_since, time.monotonic()
         base, version = self.learner.version, self.learner.version + 1
-        wholes = [_whole(entry) for entry in batch]
+        candidates = [candidate_of(entry) for entry in batch]
         with self._watch.measure("train"):
-            sequences = [s for i, w in enumerate(wholes) for s in training_sequences(w, i, self.settings)]
-            metrics = self.learner.step(sequences, version)
+            metrics = self.learner.step(numbered(c.sequences for c in candidates), version)
             snapshot = publisher.snapshot(self.learner)
         with self._watch.measure("publish"):
             stored = publisher.upload(self.run, publisher.encode(snapshot))
-        metrics |= _group_metrics(wholes, base)
+        metrics |= group_metrics([c.whole for c in candidates], base)
         metrics |= {"step_s": time.monotonic() - begin, "wait_s": waited, "log_share": log_share(self._watch.seconds)}
         metrics |= {f"seconds_{activity}": spent for activity, spent in self._watch.seconds.items()}
         record = replace(
@@ -276,8 +276,17 @@ class Trainer:
         return tuple(Position(partition, offset) for partition, offset in first.items())
 
 
-def _whole(entry: Waiting) -> WholeGroup:
-    assert isinstance(entry.payload, WholeGroup)  # noqa: S101 - what `_take_in` put there
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A group in the window, and what the learner would be given of it."""
+
+    whole: WholeGroup
+    sequences: list[TrainingSequence]
+
+
+def candidate_of(entry: Waiting) -> Candidate:
+    """Return what an entry of the trainer's window holds."""
+    assert isinstance(entry.payload, Candidate)  # noqa: S101 - what `_take_in` put there
     return entry.payload
 
 
@@ -290,7 +299,7 @@ def _eviction(eviction: Eviction) -> records.Eviction:
     return records.Eviction(_use(eviction.entry), eviction.verdict)
 
 
-def _group_metrics(wholes: list[WholeGroup], base_version: int) -> dict[str, float]:
+def group_metrics(wholes: list[WholeGroup], base_version: int) -> dict[str, float]:
     """Rewards of the batch's groups, and how many versions their oldest tokens were behind."""
     rewards = np.concatenate([[t.reward for t in w.group.trajectories] for w in wholes])
     ages = Counter(max(0, base_version - w.curated.min_version) for w in wholes)

@@ -22,8 +22,8 @@ class WholeGroup:
     group: TrajectoryGroup
 
 
-def training_sequences(whole: WholeGroup, index: int, settings: Trainer) -> list[TrainingSequence]:
-    """Return the kept sequences with their advantages; `index` is the group's place in the batch.
+def training_sequences(whole: WholeGroup, settings: Trainer) -> list[TrainingSequence]:
+    """Return the kept sequences with their advantages.
 
     Statistics are taken over all members, kept or not, but for those that validation refused, whose curated reward is
     NaN. A sequence's own reward serves where the workflow set one, else its trajectory's shaped reward.
@@ -47,13 +47,13 @@ def training_sequences(whole: WholeGroup, index: int, settings: Trainer) -> list
             sequences.append(sequence)
     advantages = grpo(members, group_by=settings.group_by, weight=settings.weight)
     return [
-        _training_sequence(sequence, float(advantage), index)
+        _training_sequence(sequence, float(advantage))
         for sequence, member, advantage in zip(sequences, members, advantages, strict=True)
         if member.trajectory in kept
     ]
 
 
-def _training_sequence(sequence: Sequence, advantage: float, index: int) -> TrainingSequence:
+def _training_sequence(sequence: Sequence, advantage: float) -> TrainingSequence:
     temperatures = {s.sampling.temperature for s in sequence.spans if s.kind == "generated" and s.sampling}
     return TrainingSequence(
         ids=sequence.ids,
@@ -62,7 +62,6 @@ def _training_sequence(sequence: Sequence, advantage: float, index: int) -> Trai
         versions=token_versions(sequence),
         advantage=advantage,
         temperature=temperatures.pop() if len(temperatures) == 1 else 1.0,
-        group=index,
     )
 
 

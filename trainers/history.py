@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from infra.errors import HeadraceError
-from infra.process import MustRestart
+from infra.kafka import Message
+from infra.process import ToldToStop
 from infra.run import Run, read_record
-from infra.topic_reader import Place, TopicReader, read_all, read_range, whole_topics
+from infra.topic_reader import Place, TopicReader, read_all, whole_topics
+from schemas import codec
+from schemas.avro import SchemaError
 from schemas.records import (
     BatchTrained,
     CheckpointPointer,
     CuratedGroup,
-    GroupUse,
+    Position,
     WarmStartExamples,
     WeightsPublished,
 )
@@ -25,25 +27,19 @@ from schemas.topics import checkpoint_prefix, examples_key
 
 log = structlog.get_logger()
 
-Key = tuple[str, int, int]
-"""(stream, number, use)."""
-
-
-class LineageBroken(HeadraceError):
-    """A group that a batch names is not on the curated topic any more."""
-
 
 @dataclass(slots=True)
 class History:
-    """A trainer's past, oldest first."""
+    """A trainer's past."""
 
     checkpoints: dict[int, CheckpointPointer] = field(default_factory=dict)
     """By version, all that were ever taken."""
     batches: list[BatchTrained] = field(default_factory=list)
-    """Records that made a version."""
+    """Records that made a version, oldest first."""
+    last: BatchTrained | None = None
+    """The newest record, whether it made a version or only reported evictions."""
     concluded: set[tuple[int, int]] = field(default_factory=set)
-    """(partition, offset) of the curated records that were trained or evicted. Places, not names: a dead record that
-    was sent back stands at another place under the same name, and is to be taken."""
+    """(partition, offset) of the curated records that were trained or evicted."""
     published: WeightsPublished | None = None
     """The newest."""
 
@@ -74,40 +70,48 @@ def read_history(run: Run, policy: str) -> History:
 
 
 def _take_batch(history: History, batch: BatchTrained) -> None:
-    history.concluded.update((group.partition, group.offset) for group in batch.groups)
-    history.concluded.update((e.group.partition, e.group.offset) for e in batch.evictions if e.group)
+    history.last = batch
+    evicted = [eviction.group for eviction in batch.evictions if eviction.group]
+    history.concluded.update((use.partition, use.offset) for use in (*batch.groups, *evicted))
     if batch.version >= 0:
         history.batches.append(batch)
 
 
-def key_of(group: GroupUse | CuratedGroup) -> Key:
-    """Return the identity of one use of one group."""
-    return (group.stream, group.number, group.use)
+def what_waited(run: Run, policy: str, history: History) -> tuple[list[Message], dict[Place, int]]:
+    """Return the curated records that the last incarnation's window held, and where it had read to.
 
-
-def groups_of(run: Run, policy: str, batches: Iterable[BatchTrained]) -> dict[Key, CuratedGroup]:
-    """Return the curated groups that these batches name, read at the positions that they hint at.
-
-    Raises LineageBroken when one is missing.
+    That is all between the newest checkpoint's positions and the last record's that was neither trained nor evicted,
+    nor a dead letter because of what it is. Known by their places, not by their groups: a group that was dead and is
+    driven here once more is another record.
     """
-    wanted = {key_of(group): group for batch in batches for group in batch.groups}
-    topic = run.topics.curated(policy)
-    found: dict[Key, CuratedGroup] = {}
-    for partition in sorted({group.partition for group in wanted.values()}):
-        offsets = {group.offset for group in wanted.values() if group.partition == partition}
-        for message in read_range(run.connection, (topic, partition), min(offsets), max(offsets) + 1):
-            if message.offset not in offsets:  # there may be garbage between them
-                continue
-            curated = read_record(message, CuratedGroup)
-            if curated and curated.run_id == run.run_id and key_of(curated) in wanted:
-                found[key_of(curated)] = curated
-    if missing := sorted(wanted.keys() - found.keys()):
-        raise LineageBroken(f"{topic} no longer holds {missing[:5]}, which a batch was trained on: was it shortened?")
-    return found
+    places = whole_topics(run.connection, [run.topics.curated(policy)])
+    begin = _offsets(places, history.checkpoint.positions if history.checkpoint else ())
+    end = _offsets(places, history.last.positions if history.last else ())
+    with TopicReader(run.connection, begin, f"window.{policy}") as reader:
+        waited = [
+            message
+            for message in reader.until(end)
+            if message.offset < end[message.topic, message.partition]
+            and (message.partition, message.offset) not in history.concluded
+            and _is_ours(message, run.run_id)
+        ]
+    return sorted(waited, key=lambda message: (message.partition, message.offset)), end
+
+
+def _offsets(places: Iterable[Place], positions: Iterable[Position]) -> dict[Place, int]:
+    known = {position.partition: position.offset for position in positions}
+    return {place: known.get(place[1], 0) for place in places}
+
+
+def _is_ours(message: Message, run_id: str) -> bool:
+    try:
+        return codec.decode(message.value, CuratedGroup).run_id == run_id
+    except SchemaError:
+        return False
 
 
 def wait_for_examples(run: Run, policy: str, stop: threading.Event) -> WarmStartExamples:
-    """Wait until the feeder has put worked examples into the store. Raises MustRestart when told to stop."""
+    """Wait until the feeder has put worked examples into the store. Raises ToldToStop."""
     state = run.topics.state
     with TopicReader(run.connection, whole_topics(run.connection, [state]), f"examples.{policy}") as reader:
         said = time.monotonic() + 5
@@ -119,10 +123,4 @@ def wait_for_examples(run: Run, policy: str, stop: threading.Event) -> WarmStart
                 log.info("examples.waiting", policy=policy)
                 said = time.monotonic() + 30
             if stop.is_set():
-                raise MustRestart("told to stop while waiting for worked examples")
-
-
-def resume_positions(history: History, places: Iterable[Place]) -> dict[Place, int]:
-    """Return where to read the curated topic again so that nothing of the window is missed."""
-    known = {p.partition: p.offset for p in history.checkpoint.positions} if history.checkpoint else {}
-    return {place: known.get(place[1], 0) for place in places}
+                raise ToldToStop("told to stop while waiting for worked examples")

@@ -72,7 +72,7 @@ class Learner:
         self._device = torch.device(settings.device)
         if self._device.type == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
-        self._dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16
+        self._dtype = compute_dtype(self._device)
         torch.nn.Module.to(model, self._device)
         self._model = model
         self._parameters = dict(model.named_parameters())
@@ -179,7 +179,8 @@ class Learner:
         if not isinstance(version, int):
             raise CheckpointError(f"the checkpoint names no version: {version!r}")
         moments = {
-            index: {kind: to_torch(named[name]) for kind, named in found.items() if name in named}
+            # Copied into memory of torch's own alignment: no kernel's result may depend on where bytes came from.
+            index: {kind: to_torch(named[name]).clone() for kind, named in found.items() if name in named}
             for index, name in enumerate(self._masters)
         }
         state = {index: values for index, values in moments.items() if values}
@@ -187,23 +188,8 @@ class Learner:
         self.version = version
 
     def fingerprint(self) -> dict[str, str]:
-        """Name what bit-equality depends on besides batch and settings; runs compare only where it is equal."""
-        build = {line.strip() for line in torch.__config__.show().splitlines()}
-        found = {
-            "torch": str(torch.__version__),
-            "transformers": transformers.__version__,
-            "mkl": next((line for line in build if "Math Kernel Library" in line), "- none").removeprefix("- "),
-            "onednn": next((line for line in build if "MKL-DNN" in line), "- none").removeprefix("- "),
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "cpu": _cpu_name(),
-            "threads": str(torch.get_num_threads()),
-            "device": self._device.type,
-            "compute_dtype": str(self._dtype).removeprefix("torch."),
-        }
-        if self._device.type == "cuda":
-            found["device"] = torch.cuda.get_device_name(self._device)
-            found["cuda"] = str(torch.version.cuda)
-        return found
+        """Return `numerics` of the learner's device."""
+        return numerics(str(self._device))
 
     def _optimize(self, minibatch: Minibatch, number: int, sums: _Sums) -> None:
         for gradient in self._gradients.values():
@@ -304,6 +290,44 @@ def _staleness_metrics(histogram: list[int]) -> StepMetrics:
     shares = {f"staleness_share_{age}": tokens / total for age, tokens in enumerate(histogram)}
     mean = sum(age * tokens for age, tokens in enumerate(histogram)) / total
     return {"staleness_mean": mean, "staleness_max": float(len(histogram) - 1), **shares}
+
+
+def compute_dtype(device: torch.device) -> torch.dtype:
+    """Return the type in which a device evaluates the published values."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def numerics(name: str) -> dict[str, str]:
+    """Return what bit-equality depends on besides batch and settings; versions compare only where it is equal.
+
+    `name` is a device as a recipe names it. One that this machine lacks is said to be missing.
+    """
+    device = torch.device(name)
+    build = {line.strip() for line in torch.__config__.show().splitlines()}
+    found = {
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "mkl": next((line for line in build if "Math Kernel Library" in line), "- none").removeprefix("- "),
+        "onednn": next((line for line in build if "MKL-DNN" in line), "- none").removeprefix("- "),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu": _cpu_name(),
+        "threads": str(torch.get_num_threads()),
+        "device": device.type,
+        "compute_dtype": str(compute_dtype(device)).removeprefix("torch."),
+    }
+    if device.type == "cuda":
+        found["device"] = torch.cuda.get_device_name(device) if torch.cuda.is_available() else f"{name} is missing"
+        found["cuda"] = str(torch.version.cuda)
+    return found
+
+
+def other_parts(expected: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """Return `part: expected -> here` for every part in which two fingerprints differ."""
+    return [
+        f"{part}: {expected.get(part, 'none')} -> {here.get(part, 'none')}"
+        for part in dict.fromkeys((*expected, *here))
+        if expected.get(part) != here.get(part)
+    ]
 
 
 def _cpu_name() -> str:

@@ -131,6 +131,14 @@ def to_torch(tensor: Tensor) -> torch.Tensor:
     return torch.frombuffer(bytearray(tensor.data), dtype=dtype).reshape(tensor.shape)
 
 
+def pin_threads(count: int = 0) -> None:
+    """Compute with so many threads from now on, 0 for as many as until now: how sums are cut depends on it.
+
+    Said again even where it changes nothing, since only then MKL, too, keeps to it instead of taking fewer as it likes.
+    """
+    torch.set_num_threads(count or torch.get_num_threads())
+
+
 @contextmanager
 def deterministic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Bit-equal results for equal inputs on equal machines: deterministic algorithms, one attention kernel."""

@@ -115,7 +115,7 @@ def advantages_of(group: WholeGroup, settings: Trainer) -> dict[tuple[int, int],
         if member in kept and not math.isnan(rewards[member])
         for place in range(len(one.sequences))
     ]
-    trained = training_sequences(group, 0, settings)
+    trained = training_sequences(group, settings)
     return {place: sequence.advantage for place, sequence in zip(places, trained, strict=True)}
 
 

@@ -28,7 +28,7 @@ def whole(run: Run, curated: CuratedGroup) -> WholeGroup:
     """Return a curated group with its trajectories, fetched where the record holds a claim check."""
     group = codec.decode(curated.group, TrajectoryGroup)
     if group.claim is not None:
-        group = codec.decode(run.get(group.claim), TrajectoryGroup)
+        group = codec.decode(run.get_group(group.claim), TrajectoryGroup)
     return WholeGroup(curated, group)
 
 

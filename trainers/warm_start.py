@@ -75,13 +75,14 @@ def warm_start(
     examples: Sequence[WorkedExample],
     held_out: Sequence[WorkedExample],
     settings: WarmStartSettings,
-    tell: Callable[[int, float], None] | None = None,
+    tell: Callable[[int, float | None], None] = lambda _step, _reward: None,
 ) -> WarmStart:
     """Train `model` (fp32, in place) until held-out reward is in [low, high]; deterministic for a seed.
 
     The reward is the share of sampled completions that equal the gold one but for blanks around it, taken on the
     bf16-rounded weights that version 0 will publish. Raises BandNotReached after `max_steps`, or when the model is
-    above the band before any step; the model is then wherever the search stopped. `tell` hears every measurement.
+    above the band before any step; the model is then wherever the search stopped. `tell` hears
+    of every step, and the reward where it was measured; what it raises ends the search.
     """
     student = _Student(model, tokenizer, examples, settings)
     meter = _Meter(model, tokenizer, held_out, settings)
@@ -100,12 +101,12 @@ def warm_start(
             )
         for step in range(steps, steps + stride):
             student.learn(step)
+            tell(step + 1, None)
         taken += stride
         reward = meter.measure()
         curve.append((steps + stride, reward))
         log.info("warm_start.measured", step=steps + stride, reward=round(reward, 4), stride=stride)
-        if tell is not None:
-            tell(steps + stride, reward)
+        tell(steps + stride, reward)
         if reward <= settings.high:
             steps += stride
             kept = student.snapshot()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -11,31 +12,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from made_run import make_run, tiny_recipe
+from trained_run import batches, curated, feed, letters, outcomes, published
 
-from infra.kafka import Outgoing, open_producer
+from consumers.letters import read_letters
+from consumers.redrive import redrive
+from infra.kafka import open_producer
 from infra.object_store import ObjectStore
-from infra.run import Run, read_revisions
-from infra.topic_reader import read_all
+from infra.run import STORE_NAME, Run, read_revisions
 from infra.transactions import TransactionalWriter
 from infra.weights import read_safetensors, weights_hash
 from schemas import codec
-from schemas.records import (
-    BatchTrained,
-    CuratedGroup,
-    DeadLetter,
-    Outcome,
-    Sampling,
-    Sequence,
-    Span,
-    Trajectory,
-    TrajectoryGroup,
-    WeightsPublished,
-)
+from schemas.records import ClaimCheck, TrajectoryGroup
 
 Spawn = Callable[[Run], subprocess.Popen[bytes]]
 
@@ -58,56 +49,7 @@ def train() -> Iterator[Spawn]:
         process.wait()
 
 
-def curated(number: int, version: int = 0, stale: int = 1) -> CuratedGroup:
-    """A group of four random sequences; what the engine would have said does not matter to these tests."""
-    draw = np.random.default_rng(number)
-    trajectories = []
-    for i in range(4):
-        length = int(draw.integers(4, 12))
-        ids = draw.integers(2, 50, length).astype(np.int32)
-        logprobs = np.concatenate([np.zeros(2), -draw.random(length - 2) * 4]).astype(np.float32)
-        spans = (Span("prompt", 2), Span("generated", length - 2, finish_reason="length", sampling=Sampling()))
-        runs = np.array([-1, 2, version, length - 2], np.int32)
-        sequence = Sequence(ids, logprobs, runs, spans=spans)
-        trajectories.append(Trajectory(f"sums:{number}:{i}", float(i % 2), {}, (sequence,)))
-    group = TrajectoryGroup(
-        run_id="run-1", stream="sums", number=number, policy="solver", n_asked=4, trajectories=tuple(trajectories)
-    )
-    return CuratedGroup(
-        run_id="run-1",
-        stream="sums",
-        number=number,
-        group=codec.encode(group),
-        deadline_version=version + stale,
-        min_version=version,
-        kept=(0, 1, 2, 3),
-        rewards=tuple(t.reward for t in trajectories),
-    )
-
-
-def feed(run: Run, groups: list[CuratedGroup], writer: TransactionalWriter | None = None) -> None:
-    """Write curated groups as a curator does."""
-    own = writer or TransactionalWriter(run.connection, f"{run.address.run}.curate.test")
-    own.begin()
-    topic = run.topics.curated("solver")
-    own.produce([Outgoing(topic, codec.encode(g), partition=g.number % 4) for g in groups])
-    own.commit()
-
-
-def batches(run: Run) -> list[BatchTrained]:
-    found = [codec.decode(m.value, BatchTrained) for m in read_all(run.connection, [run.topics.batches("solver")])]
-    return [batch for batch in found if batch.version >= 0]
-
-
-def published(run: Run) -> list[WeightsPublished]:
-    return [codec.decode(m.value, WeightsPublished) for m in read_all(run.connection, [run.topics.weights("solver")])]
-
-
-def outcomes(run: Run) -> list[Outcome]:
-    return [codec.decode(m.value, Outcome) for m in read_all(run.connection, [run.topics.outcomes("solver")])]
-
-
-def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float = 90) -> None:
+def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float = 240) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert process.poll() is None, f"the trainer ended with {process.returncode}"
@@ -222,8 +164,42 @@ def test_a_curated_record_that_cannot_be_used_is_a_dead_letter_and_training_goes
     feed(run, [torn, early])
     feed(run, [curated(number) for number in range(4)])
     until(lambda: len(batches(run)) == 1, train(run))
-    letters = [codec.decode(m.value, DeadLetter) for m in read_all(run.connection, [run.topics.dead_letters])]
-    assert [letter.reason for letter in letters] == ["undecodable", "unusable", "unusable"]
+    assert [letter.reason for letter in letters(run)] == ["undecodable", "unusable", "unusable"]
+
+
+def test_a_dead_group_that_is_sent_back_is_trained_once_over_restarts_before_and_after(
+    bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
+) -> None:
+    trainer = {"steps": 5, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 8, "checkpoint_every": 2}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, trainer=trainer))
+    whole = codec.decode(curated(3).group, TrajectoryGroup)
+    digest = hashlib.sha256(codec.encode(whole)).hexdigest()
+    claim = ClaimCheck(STORE_NAME, store.key("groups", digest), digest, len(codec.encode(whole)))
+    missing = replace(curated(3, stale=100), group=codec.encode(replace(whole, trajectories=(), claim=claim)))
+    feed(run, [missing, *(curated(number, stale=100) for number in (0, 1, 2, 4, 5, 6, 7, 8))])
+    vandal = open_producer(run.connection, "vandal")
+    vandal.produce(run.topics.curated("solver"), b"garbage", partition=0)
+    assert vandal.flush(30) == 0
+
+    first = train(run)
+    until(lambda: len(batches(run)) == 2 and len(read_letters(run)) == 2, first)  # version 2 has a checkpoint
+    first.kill()
+    first.wait()
+    run.put(codec.encode(whole), "groups")  # the fix
+    assert len(redrive(run, (), "unusable")["redriven"]) == 1
+    feed(run, [curated(number, stale=100) for number in (9, 10, 11)])
+    second = train(run)
+    until(lambda: len(batches(run)) == 3, second)
+    second.kill()
+    second.wait()
+    feed(run, [curated(number, stale=100) for number in (12, 13, 14, 15)])
+    until(lambda: len(batches(run)) == 4, train(run))
+
+    trained = Counter(use.number for batch in batches(run) for use in batch.groups)
+    assert trained == Counter(range(16))
+    assert {event.epoch for event in published(run)} == {0}
+    reasons = sorted(letter.reason for letter in read_letters(run))
+    assert reasons == ["undecodable", "unusable"], "no letter was written again"
 
 
 def test_the_word_that_the_run_is_over_makes_the_trainer_discard_what_it_holds(

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trainers.batch import BatchError, TrainingSequence, micro_batch_cuts, minibatches, pad, staleness
+from trainers.batch import BatchError, TrainingSequence, micro_batch_cuts, minibatches, numbered, pad, staleness
 
 
 def sequence(
@@ -22,6 +22,11 @@ def batch(seed: int = 0) -> list[TrainingSequence]:
         for group in range(8)
         for _ in range(4)
     ]
+
+
+def test_the_sequences_of_a_batch_are_numbered_by_their_groups_place() -> None:
+    groups = [[sequence(2, 2), sequence(1, 3)], [], [sequence(1, 1)]]
+    assert [(s.group, s.ids.size) for s in numbered(groups)] == [(0, 4), (0, 4), (2, 2)]
 
 
 def test_every_trained_token_meets_the_position_that_predicts_it() -> None:

@@ -41,14 +41,13 @@ def test_the_mask_is_true_on_generated_spans_only_and_versions_follow_their_runs
 
 def test_statistics_are_over_all_members_but_only_the_kept_are_trained() -> None:
     rewards = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
-    found = training_sequences(whole(rewards, (0, 1)), 5, Trainer())
+    found = training_sequences(whole(rewards, (0, 1)), Trainer())
     assert [s.advantage for s in found] == pytest.approx([1.62015, -0.54005], abs=1e-5)
-    assert {s.group for s in found} == {5}
     assert {s.temperature for s in found} == {0.7}
 
 
 def test_what_validation_refused_is_left_out_of_the_statistics() -> None:
-    found = training_sequences(whole((1.0, math.nan, 0.0), (0, 2)), 0, Trainer())
+    found = training_sequences(whole((1.0, math.nan, 0.0), (0, 2)), Trainer())
     assert [s.advantage for s in found] == pytest.approx([0.70710, -0.70710], abs=1e-4)
 
 
@@ -58,5 +57,5 @@ def test_sequences_with_rewards_of_their_own_are_compared_within_their_role() ->
         (sequence("solver", 1.0), sequence("verifier", 0.5)),
     )
     settings = Trainer(group_by="task+role", weight="sequence")
-    found = training_sequences(whole((1.0, 1.0), (0, 1), *members), 0, settings)
+    found = training_sequences(whole((1.0, 1.0), (0, 1), *members), settings)
     assert [s.advantage for s in found] == pytest.approx([-1.15468, 0.57734, 0.57734, 0.0], abs=1e-4)

@@ -101,7 +101,7 @@ def test_advantages_are_those_of_the_trainer_and_stand_with_their_sequences(toke
     found = advantages_of(whole, Trainer())
 
     assert list(found) == [(0, 0), (0, 1), (3, 0)]
-    assert list(found.values()) == [one.advantage for one in training_sequences(whole, 0, Trainer())]
+    assert list(found.values()) == [one.advantage for one in training_sequences(whole, Trainer())]
     assert found[0, 0] > 0 > found[3, 0]
 
 

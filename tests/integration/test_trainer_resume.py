@@ -1,0 +1,120 @@
+"""A trainer that is killed at any moment of its work, or comes back elsewhere: same bits, or a new epoch."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+from made_run import make_run, tiny_recipe
+from trained_run import batches, curated, feed, letters, published, start_trainer, until
+
+from infra.embedded_store import EmbeddedStore
+from infra.kafka import open_producer
+from infra.object_store import ObjectStore
+from infra.run import Run
+from trainers.history import read_history
+
+STEPS = 8
+TRAINER = {"steps": STEPS, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 20, "checkpoint_every": 3}
+POINTS = {
+    "uploads": ("before_upload", "after_upload 2", "before_upload 2", "handled 3"),
+    "transactions": ("committing", "begun", "produced 2", "committing", "committed 2"),
+    "checkpoints": ("after_checkpoint", "before_checkpoint 2", "after_checkpoint"),
+}
+"""Where one trainer after the other is killed, and which time it comes by there; the first dies making version 0."""
+
+
+@pytest.fixture
+def trainers() -> Iterator[list[BaseProcess]]:
+    """Trainers that are ended with the test."""
+    started: list[BaseProcess] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.join()
+
+
+@pytest.fixture
+def run(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
+    return fed_run(bootstrap, store, run_name)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(bootstrap: str, store_server: EmbeddedStore) -> Iterator[list[str]]:
+    """Hashes of all versions of a run of which nobody was killed."""
+    name = f"undisturbed-{uuid.uuid4().hex[:8]}"
+    with ObjectStore(store_server.address("headrace-tests", prefix=f"{name}/")) as store:
+        run = fed_run(bootstrap, store, name)
+        process = start_trainer(run)
+        until(lambda: len(batches(run)) == STEPS, process)
+        process.kill()
+        process.join()
+        yield [event.weights_hash for event in published(run)]
+
+
+def fed_run(bootstrap: str, store: ObjectStore, name: str) -> Run:
+    """A run with all that its trainer will need, two records that cannot be used among it.
+
+    It has one partition: arrival is the order of offsets then, and the batches are the same for whoever cuts them.
+    """
+    run = make_run(bootstrap, store, tiny_recipe(name, trainer=TRAINER, kafka={"partitions": 1}))
+    producer = open_producer(run.connection, "vandal")
+    producer.produce(run.topics.curated("solver"), b"garbage", partition=0)
+    assert producer.flush(30) == 0
+    groups = [curated(number, stale=100) for number in range(4 * STEPS + 3)]
+    feed(run, [*groups[:2], replace(groups[2], group=b"torn"), *groups[2:]])
+    return run
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("around", POINTS)
+def test_a_trainer_killed_in_the_midst_makes_what_an_undisturbed_one_makes(
+    run: Run, tmp_path: Path, trainers: list[BaseProcess], undisturbed: list[str], around: str
+) -> None:
+    for kill in POINTS[around]:
+        point, _, count = kill.partition(" ")
+        (tmp_path / f"train.{point}").write_text(f"kill {count}")
+        trainers.append(start_trainer(run, tmp_path))
+        trainers[-1].join(120)
+        assert trainers[-1].exitcode == -signal.SIGKILL, kill
+        assert (tmp_path / f"train.{point}.hit").read_text() == str(trainers[-1].pid)
+        (tmp_path / f"train.{point}.hit").unlink()
+    assert 0 < len(batches(run)) < STEPS, "the kills came while it was at work"
+    trainers.append(start_trainer(run, tmp_path))
+    until(lambda: len(batches(run)) == STEPS, trainers[-1])
+
+    assert [event.version for event in published(run)] == list(range(STEPS + 1)), "none twice, none missing"
+    assert {event.epoch for event in published(run)} == {0}
+    assert [event.weights_hash for event in published(run)] == undisturbed
+    assert [batch.base_hash for batch in batches(run)] == undisturbed[:-1], "every version begins where the last ended"
+    trained = [use.number for batch in batches(run) for use in batch.groups]
+    assert sorted(trained) == sorted(set(trained))
+    assert [letter.reason for letter in letters(run)] == ["undecodable", "unusable"], "each told once"
+
+
+def test_a_trainer_that_comes_back_with_other_threads_goes_on_under_a_new_epoch(
+    run: Run, tmp_path: Path, trainers: list[BaseProcess]
+) -> None:
+    (tmp_path / "train.committing").write_text("kill 6")
+    trainers.append(start_trainer(run, tmp_path, threads=1))
+    trainers[-1].join(120)
+    trainers.append(start_trainer(run, threads=2))
+    until(lambda: len(batches(run)) == STEPS, trainers[-1])
+    made = batches(run)
+    assert [batch.version for batch in made] == list(range(1, STEPS + 1)), "a version number never goes back"
+    assert [event.version for event in published(run)] == list(range(STEPS + 1))
+    cut = next(place for place, batch in enumerate(made) if batch.epoch == 1)
+    assert {(batch.epoch, batch.fingerprint["threads"]) for batch in made[:cut]} == {(0, "1")}
+    assert {(batch.epoch, batch.fingerprint["threads"]) for batch in made[cut:]} == {(1, "2")}
+    first = published(run)[cut + 1]
+    assert (first.epoch, first.kind) == (1, "anchor")
+    assert [batch.base_hash for batch in made[cut + 1 :]] == [batch.weights_hash for batch in made[cut:-1]]
+    pointers = read_history(run, "solver").checkpoints
+    assert {version: pointer.epoch for version, pointer in pointers.items()} == {
+        version: int(version > cut) for version in (0, 3, 6, STEPS)
+    }

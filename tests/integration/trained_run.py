@@ -1,0 +1,147 @@
+"""What goes into a trainer and what comes out of it, as tests write and read it; and trainers that start at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+
+from infra.kafka import Outgoing
+from infra.run import Run
+from infra.topic_reader import read_all
+from infra.transactions import TransactionalWriter
+from schemas import codec
+from schemas.records import (
+    BatchTrained,
+    CuratedGroup,
+    DeadLetter,
+    Outcome,
+    Sampling,
+    Sequence,
+    Span,
+    Trajectory,
+    TrajectoryGroup,
+    WeightsPublished,
+)
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["trainers.component", "trainers.start", "transformers.models.qwen3.modeling_qwen3"])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said."""
+
+    code: int
+    out: str
+    err: str
+
+
+def start_trainer(run: Run, failpoints: Path | None = None, threads: int = 1) -> BaseProcess:
+    """Start a trainer in a process of its own, forked from one that has imported torch already."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the process that all are forked from
+    process = _PROCESSES.Process(target=_train, args=(str(run.address), str(failpoints or ""), threads))
+    process.start()
+    return process
+
+
+def _train(address: str, failpoints: str, threads: int) -> None:
+    import torch
+
+    from infra import failpoints as points
+    from trainers.train import main
+
+    points._folder = failpoints
+    torch.set_num_threads(threads)
+    main(address, "solver")
+
+
+def command(folder: Path, *words: str, failpoints: Path | None = None) -> Answer:
+    """Run the command line in such a process, which computes with two threads unless the command sees to it."""
+    out, err = folder / "out.txt", folder / "err.txt"
+    process = _PROCESSES.Process(target=_command, args=(words, str(out), str(err), str(failpoints or "")))
+    process.start()
+    process.join(240)
+    assert process.exitcode is not None, f"{words} still runs"
+    return Answer(process.exitcode, out.read_text(), err.read_text())
+
+
+def _command(words: tuple[str, ...], out: str, err: str, failpoints: str) -> None:
+    import torch
+
+    from infra import cli
+    from infra import failpoints as points
+
+    points._folder = failpoints
+    torch.set_num_threads(2)
+    with open(out, "w", buffering=1) as sys.stdout, open(err, "w", buffering=1) as sys.stderr:  # noqa: PTH123
+        cli.main(words)
+
+
+def until(condition: Callable[[], bool], process: BaseProcess, timeout_s: float = 120) -> None:
+    """Wait for a condition, as long as the process lives."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert process.is_alive(), f"the trainer ended with {process.exitcode}"
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.1)
+
+
+def curated(number: int, version: int = 0, stale: int = 1) -> CuratedGroup:
+    """A group of four random sequences; what the engine would have said does not matter to these tests."""
+    draw = np.random.default_rng(number)
+    trajectories = []
+    for i in range(4):
+        length = int(draw.integers(4, 12))
+        ids = draw.integers(2, 50, length).astype(np.int32)
+        logprobs = np.concatenate([np.zeros(2), -draw.random(length - 2) * 4]).astype(np.float32)
+        spans = (Span("prompt", 2), Span("generated", length - 2, finish_reason="length", sampling=Sampling()))
+        runs = np.array([-1, 2, version, length - 2], np.int32)
+        sequence = Sequence(ids, logprobs, runs, spans=spans)
+        trajectories.append(Trajectory(f"sums:{number}:{i}", float(i % 2), {}, (sequence,)))
+    group = TrajectoryGroup(
+        run_id="run-1", stream="sums", number=number, policy="solver", n_asked=4, trajectories=tuple(trajectories)
+    )
+    return CuratedGroup(
+        run_id="run-1",
+        stream="sums",
+        number=number,
+        group=codec.encode(group),
+        deadline_version=version + stale,
+        min_version=version,
+        kept=(0, 1, 2, 3),
+        rewards=tuple(t.reward for t in trajectories),
+    )
+
+
+def feed(run: Run, groups: list[CuratedGroup], writer: TransactionalWriter | None = None) -> None:
+    """Write curated groups as a curator does."""
+    own = writer or TransactionalWriter(run.connection, f"{run.address.run}.curate.test")
+    own.begin()
+    topic = run.topics.curated("solver")
+    own.produce([Outgoing(topic, codec.encode(g), partition=g.number % run.recipe.kafka.partitions) for g in groups])
+    own.commit()
+
+
+def batches(run: Run) -> list[BatchTrained]:
+    found = [codec.decode(m.value, BatchTrained) for m in read_all(run.connection, [run.topics.batches("solver")])]
+    return [batch for batch in found if batch.version >= 0]
+
+
+def published(run: Run) -> list[WeightsPublished]:
+    return [codec.decode(m.value, WeightsPublished) for m in read_all(run.connection, [run.topics.weights("solver")])]
+
+
+def outcomes(run: Run) -> list[Outcome]:
+    return [codec.decode(m.value, Outcome) for m in read_all(run.connection, [run.topics.outcomes("solver")])]
+
+
+def letters(run: Run) -> list[DeadLetter]:
+    return [codec.decode(m.value, DeadLetter) for m in read_all(run.connection, [run.topics.dead_letters])]

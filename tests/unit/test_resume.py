@@ -1,0 +1,83 @@
+"""Epochs: when the chain of weights is cut, and who hears of it."""
+
+from __future__ import annotations
+
+import threading
+from typing import cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from infra.process import ToldToStop, keep_running
+from schemas.records import BatchTrained, CheckpointPointer
+from trainers.history import History
+from trainers.learner import Learner, other_parts
+from trainers.resume import _epoch, _Progress
+
+HERE = {"torch": "2.8", "threads": "1"}
+
+
+class Resumed:
+    """A learner that is where its batches end."""
+
+    version = 7
+
+    def fingerprint(self) -> dict[str, str]:
+        return HERE
+
+
+def history(fingerprint: dict[str, str], epoch: int = 2) -> History:
+    last = BatchTrained(version=7, epoch=epoch, weights_hash="w7", fingerprint=fingerprint)
+    return History(batches=[last], last=last)
+
+
+def epoch(past: History, got: str) -> int:
+    return _epoch("solver", cast(Learner, Resumed()), past, got)
+
+
+def test_an_epoch_goes_on_where_hash_and_fingerprint_are_those_of_the_last_version() -> None:
+    assert epoch(history(HERE), "w7") == 2
+
+
+@pytest.mark.parametrize(("fingerprint", "got"), [(HERE, "other"), ({**HERE, "threads": "2"}, "w7")])
+def test_a_new_epoch_begins_where_one_of_them_is_another(fingerprint: dict[str, str], got: str) -> None:
+    with capture_logs() as logs:
+        assert epoch(history(fingerprint), got) == 3
+    assert [(line["event"], line["after_version"]) for line in logs] == [("epoch.begins", 7)]
+
+
+def test_before_the_first_batch_the_checkpoint_of_version_0_is_compared() -> None:
+    start = CheckpointPointer(version=0, weights_hash="w0", fingerprint={**HERE, "cpu": "another"})
+    assert epoch(History(checkpoints={0: start}), "w0") == 1
+
+
+def test_parts_of_two_fingerprints_that_differ_are_named() -> None:
+    assert other_parts(HERE, HERE) == []
+    assert other_parts({"threads": "2", "cpu": "a"}, {"threads": "1", "cuda": "13"}) == [
+        "threads: 2 -> 1",
+        "cpu: a -> none",
+        "cuda: none -> 13",
+    ]
+
+
+def test_a_long_re_training_says_how_far_it_is_and_hears_that_it_shall_stop() -> None:
+    stop, said = threading.Event(), list[str]()
+    progress = _Progress("solver", stop, said.append)
+    progress.at(3, 9)
+    assert said == [], "a short one says nothing"
+    progress._said -= 60
+    progress.at(4, 9)
+    assert said == ["version 4 of 9 is trained again"]
+    stop.set()
+    with pytest.raises(ToldToStop, match="version 5 of 9"):
+        progress.at(5, 9)
+
+
+def test_a_process_told_to_stop_in_the_midst_of_long_work_ends_in_peace() -> None:
+    stop = threading.Event()
+
+    def long_work(_: threading.Event) -> None:
+        stop.set()
+        raise ToldToStop("told to stop")
+
+    keep_running(long_work, stop)

@@ -1,0 +1,117 @@
+"""Versions made again: from a checkpoint and the batches after it, as a resume and `headrace retrain` do it.
+
+Wherever `Learner.fingerprint` is equal, and the settings are those of the time, the same bits come out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+from infra.run import Run
+from infra.settings import Recipe
+from infra.weights import is_plain_file_name, weights_hash
+from schemas.records import BatchTrained, CheckpointPointer, NamedObject
+from trainers.batch import numbered
+from trainers.checkpoint import CheckpointError, decode_checkpoint
+from trainers.groups import WholeGroup, training_sequences
+from trainers.learner import Learner, LearnerSettings, StepMetrics
+from trainers.losses import Clip
+from trainers.trained_groups import LineageBroken, trained_groups
+
+
+@dataclass(frozen=True, slots=True)
+class Remade:
+    """A version that was made again."""
+
+    batch: BatchTrained
+    """What the log says of it."""
+    groups: list[WholeGroup]
+    metrics: StepMetrics
+
+
+def learner_settings(recipe: Recipe, policy: str) -> LearnerSettings:
+    """Translate a policy's trainer table."""
+    settings = recipe.trainer_of(policy)
+    return LearnerSettings(
+        learning_rate=settings.learning_rate,
+        warmup_versions=settings.warmup_versions,
+        minibatches=settings.minibatches,
+        tokens_per_micro_batch=settings.micro_batch_tokens,
+        clip=Clip(settings.clip_low, settings.clip_high),
+        gradient_clip=settings.grad_clip,
+        weight_decay=settings.weight_decay,
+        betas=settings.betas,
+        seed=recipe.seed,
+        device=settings.device,
+    )
+
+
+def learner_at(
+    run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], settings: LearnerSettings
+) -> Learner:
+    """Return a learner as it was at a checkpoint; `files` hold the model's config.
+
+    Raises ObjectMissing, ObjectCorrupt, WeightsError, and CheckpointError when the checkpoint's weights are not those
+    that its pointer names.
+    """
+    assert pointer.checkpoint is not None  # noqa: S101 - every pointer has one
+    state = decode_checkpoint(run.get(pointer.checkpoint))
+    learner = Learner(_empty_model(run, files), settings)
+    learner.load_state(state)
+    if (learner.version, hash_of(learner)) != (pointer.version, pointer.weights_hash):
+        raise CheckpointError(
+            f"the checkpoint {pointer.checkpoint.key} holds version {learner.version} of weights {hash_of(learner)}; "
+            f"its pointer says version {pointer.version} of {pointer.weights_hash}"
+        )
+    return learner
+
+
+def hash_of(learner: Learner) -> str:
+    """Return the hash of the learner's weights as they are published."""
+    return weights_hash(learner.published())
+
+
+def remake(
+    run: Run, policy: str, learner: Learner, batches: Sequence[BatchTrained], recipes: Sequence[Recipe]
+) -> Iterator[Remade]:
+    """Train the learner on these batches of a run again, one version after the other, and yield after each.
+
+    Args:
+        run: Whose curated topic holds the groups.
+        policy: Whose batches they are.
+        learner: At the version before the first batch.
+        batches: Consecutive versions.
+        recipes: By number of the revision that a batch was trained under.
+
+    Raises LineageBroken when a version or one of its groups is not on the topics any more, and what `Learner.step`
+    raises.
+    """
+    for batch, groups in trained_groups(run, policy, batches):
+        if batch.version != learner.version + 1:
+            raise LineageBroken(f"{run.topics.batches(policy)} holds no version {learner.version + 1}")
+        recipe = recipes[batch.revision]
+        settings = recipe.trainer_of(policy)
+        learner.use(learner_settings(recipe, policy))
+        sequences = numbered(training_sequences(group, settings) for group in groups)
+        yield Remade(batch, groups, learner.step(sequences, batch.version))
+
+
+def _empty_model(run: Run, files: tuple[NamedObject, ...]) -> transformers.PreTrainedModel:
+    """Return a model of the published config; its weights are anything."""
+    with tempfile.TemporaryDirectory() as folder:
+        for file in files:
+            if file.claim is None or not is_plain_file_name(file.name):
+                raise CheckpointError(f"the newest published version names a file {file.name!r}")
+            (Path(folder) / file.name).write_bytes(run.get(file.claim))
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        config, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    model.train(mode=False)
+    return model
