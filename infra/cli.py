@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FAILED = 1
+NOT_COMPARABLE = 3
 
 app = typer.Typer(
     name="headrace",
@@ -361,6 +362,59 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
         _console().print(workers.find(workers.SHOW_STEP)(found))
     else:
         _console().print(workers.find(workers.SHOW_TRAJECTORY)(found, 400 if limit is None else limit))
+
+
+@app.command(rich_help_panel=LOOK)
+def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    run: RunChoice = None,
+    data: DataChoice = None,
+    policy: PolicyChoice = None,
+    begin: Annotated[
+        int | None,
+        typer.Option(
+            "--from", metavar="V", help="Begin at the newest checkpoint at or below V; the oldest if not given."
+        ),
+    ] = None,
+    end: Annotated[
+        int | None, typer.Option("--to", metavar="W", help="End with version W; the newest if not given.")
+    ] = None,
+    into: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Make a new run of the versions: an offline experiment.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="With --into: --set trainer.learning_rate=1e-5. Repeatable."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train the recorded batches again from a checkpoint and compare every weight hash, or try other settings on them.
+
+    Exit code 0 when all are equal, 1 when one differs, 3 when this machine or its software cannot give the same bits.
+
+    Example: [bold]headrace retrain --data .headrace/arithmetic[/]
+
+    Example: [bold]headrace retrain --data .headrace/arithmetic --into slower --set trainer.learning_rate=1e-4[/]
+    """
+    from infra.opened_run import opened_run
+    from infra.progress import progress
+
+    _log_quietly()
+    if sets and into is None:
+        raise UsageError("--set asks for other settings, so other weights come out: name a run for them by --into")
+    with opened_run(run, data, store=True) as opened, progress("versions trained again") as tell:
+        if into is None:
+            found: dict[str, Any] = workers.find(workers.RETRAIN)(opened.run, policy, (begin, end), tell)
+        else:
+            experiment = workers.find(workers.EXPERIMENT)
+            found = experiment(opened.run, policy, (into, tuple(sets or ())), (begin, end), tell)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        _console().print(workers.find(workers.SHOW_RETRAIN)(found))
+    if any(version["equal"] is False for version in found["versions"]) and into is None:
+        raise typer.Exit(FAILED)
+    if not found["comparable"]:
+        raise typer.Exit(NOT_COMPARABLE)
 
 
 @app.command(rich_help_panel=LOOK)

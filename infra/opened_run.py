@@ -31,16 +31,21 @@ class OpenedRun:
 def opened_run(address: str | None, data: Path | None, *, store: bool = False) -> Iterator[OpenedRun]:
     """Join the run of that address or data folder, or the only one below the working directory.
 
-    What is started is stopped again, and only that: of a run that rests its embedded broker, and with `store` its
-    embedded object store too. Raises UsageError, and what `join` raises.
+    An address that is but a name (`retrain --into` makes such runs) is looked for on the folder's cluster. What is
+    started is stopped again, and only that: of a run that rests its embedded broker, and with `store` its embedded
+    object store too. Raises UsageError, and what `join` raises.
     """
-    if address and data:
-        raise UsageError("give --run or --data, not both: the first names a running cluster, the second a folder")
-    if address:
+    named = address is not None and "/" not in address
+    if address and data and not named:
+        raise UsageError(
+            "give --run or --data, not both: the first names a running cluster, the second a folder (and then --run "
+            "may be the bare name of another run on its cluster)"
+        )
+    if address and not named:
         yield OpenedRun(join(parse_run(address), PATIENCE_S), rests=False)
         return
     folder = DataFolder(data) if data else only_folder()
-    notes = folder.require()
+    notes = replace(folder.require(), run=address) if address else folder.require()
     if folder.owner() is not None:
         yield OpenedRun(join(parse_run(notes.address), PATIENCE_S), rests=False)
         return

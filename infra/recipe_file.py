@@ -74,6 +74,17 @@ def _that_travels(recipe: Recipe, name: str) -> Recipe:
     return recipe
 
 
+def changed_recipe(recipe: Recipe, name: str, sets: Sequence[str]) -> Recipe:
+    """Return a recipe under another name, changed by `a.b=c` words. Raises UsageError as `load_recipe`."""
+    draft = Draft({**recipe.model_dump(mode="json"), "name": name})
+    for word in sets:
+        _set(draft, word)
+    try:
+        return Recipe.model_validate(draft.table)
+    except ValidationError as error:
+        raise UsageError(_explain(error, draft, name)) from error
+
+
 def shipped_recipes() -> dict[str, Traversable]:
     """Return the recipes that came with Headrace, by name."""
     files = resources.files("recipes").iterdir()

@@ -55,6 +55,8 @@ class Run:
     """Whether every schema that this build writes in stands on the recipe topic."""
     recipe_end: int = 0
     """Next offset of the recipe topic: whoever follows it begins there, and never takes an old end for a new one."""
+    source: str = ""
+    """Of an offline experiment: name of the run, on the same cluster, over whose batches it was trained."""
 
     @property
     def connection(self) -> Connection:
@@ -168,7 +170,8 @@ def _join(address: RunAddress) -> Run:
     end = messages[-1].offset + 1
     at = RunAddress(own, address.run)
     codec.on_unknown(RecipeNews(at, end).look)
-    return Run(at, found[0].run_id, revisions, store, found[-1].ended, not untold(told), end)
+    ended, source = found[-1].ended, found[0].source
+    return Run(at, found[0].run_id, revisions, store, ended, not untold(told), end, source)
 
 
 def untold(found: Iterable[RecipeRevision]) -> dict[str, str]:

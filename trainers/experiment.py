@@ -1,0 +1,218 @@
+"""`headrace retrain --into NAME`: other settings over exactly the same batches, as a run of its own, without a rollout.
+
+The new run lies on the cluster and in the store of its source. It begins with one of the source's checkpoints, and its
+versions bear the numbers of the source's. Each is one transaction, as a trainer's are, so what is interrupted goes on
+where it stopped when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from infra.errors import HeadraceError, UsageError
+from infra.kafka import Outgoing, RunAddress
+from infra.progress import Tell
+from infra.recipe_file import SET, changed_recipe
+from infra.revisions import differences, known_revisions, revision_of, write_revision
+from infra.run import Run, join, read_revisions
+from infra.settings import Recipe
+from infra.topic_admin import ensure_topics
+from infra.transactions import TransactionalWriter
+from schemas import codec
+from schemas.records import BatchTrained, NamedObject, RecipeRevision
+from trainers import publisher
+from trainers.component import group_metrics
+from trainers.history import History, read_history
+from trainers.learner import Learner, numerics
+from trainers.model import pin_threads
+from trainers.remake import Remade, hash_of, learner_settings, remake
+from trainers.retrain import Compared, Span, begin_at, groups_home, stretches
+
+TRAINERS = re.compile(r"(policies\.[^.=]+\.)?trainer\.")
+ENDED = "steps"
+"""Why an experiment is over: it has all the versions that it was asked for."""
+
+
+Wish = tuple[str, Sequence[str]]
+"""Name of the new run, and `trainer.key=value` words."""
+
+
+def experiment(
+    run: Run, policy: str | None, wish: Wish, span: Span, tell: Tell = lambda _done, _total: None
+) -> dict[str, Any]:
+    """Train a run's batches with other settings into a new run; return what `headrace retrain --into --json` prints.
+
+    Raises UsageError when the new run is there already and is not this experiment, interrupted.
+    """
+    name, (into, sets) = run.policy(policy), wish
+    source = read_history(run, name)
+    parts = stretches(source, span, f"policy {name} of run {run.address.run}")
+    assert source.published is not None  # noqa: S101 - it came with the first checkpoint
+    pin_threads(int(parts[0].fingerprint.get("threads", "0")))
+    target = _settled(run, into, sets)
+    batches = [batch for part in parts for batch in part.batches]
+    with closing(TransactionalWriter(target.connection, f"{into}.retrain.{name}")) as writer:
+        _make(run, source, _Output(target, name, source.published.files, writer), batches, tell)
+    _end(target)
+    made = {batch.version: batch.weights_hash for batch in read_history(target, name).batches}
+    pairs = [(batch, made[batch.version]) for batch in batches]
+    here = numerics(target.recipe.trainer_of(name).device)
+    return {
+        "run": run.address.run,
+        "into": into,
+        "policy": name,
+        "from": batches[0].version - 1,
+        "to": batches[-1].version,
+        "comparable": True,
+        "fingerprint": {"expected": dict(parts[0].fingerprint), "here": here},
+        "versions": [
+            asdict(Compared(b.version, b.epoch, b.weights_hash, got, got == b.weights_hash)) for b, got in pairs
+        ],
+        "ok": True,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ the run
+
+
+def _settled(run: Run, into: str, sets: Sequence[str]) -> Run:
+    """Return the new run, its topics and recipe written as far as they were not: a revision for each of the source."""
+    for word in sets:
+        if not TRAINERS.match(word):
+            raise UsageError(
+                f"{SET} {word}: only trainer.KEY and policies.NAME.trainer.KEY can be tried without rollouts"
+            )
+    recipes = [changed_recipe(recipe, into, sets) for recipe in run.revisions]
+    address = RunAddress(run.connection, into)
+    before = known_revisions(address)
+    _refuse_others(before, run, recipes)
+    topics = recipes[-1].topics
+    workflows, policies = tuple(recipes[-1].workflows), tuple(recipes[-1].policies)
+    ensure_topics(address.connection, topics.all(workflows, policies, recipes[-1].kafka.partitions))
+    run_id = before[0].run_id if before else f"{into}-{secrets.token_hex(4)}"
+    store = read_revisions(run.address)[-1].store
+    known = {revision.revision for revision in before}
+    for number, recipe in enumerate(recipes):
+        if number in known:
+            continue
+        revision = replace(revision_of(run_id, number, recipe, store), source=run.address.run)
+        write_revision(address.connection, topics.recipe, revision)
+    return join(address)
+
+
+def _refuse_others(before: Sequence[RecipeRevision], run: Run, recipes: Sequence[Recipe]) -> None:
+    """Raise UsageError unless the new run is not there yet, or is this experiment, interrupted."""
+    if not before:
+        return
+    name = recipes[0].name
+    if before[0].source != run.address.run:
+        raise UsageError(f"run {name} is there already: give the experiment another name by --into")
+    if before[-1].ended:
+        raise UsageError(f"the experiment {name} is there already, and complete: give another name by --into")
+    for revision in before:
+        differing = differences(Recipe.from_json(revision.recipe), recipes[revision.revision])
+        if differing:
+            raise UsageError(
+                f"the experiment {name} was begun, and not ended, with other settings:\n"
+                + "\n".join(f"  {line}" for line in differing)
+                + "\nGive those again and it goes on, or another name by --into"
+            )
+
+
+def _end(target: Run) -> None:
+    newest = read_revisions(target.address)[-1]
+    ended = replace(newest, ended=ENDED, created_ms=time.time_ns() // 1_000_000)
+    write_revision(target.connection, target.topics.recipe, ended)
+
+
+# ------------------------------------------------------------------------------------------------------------ versions
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Where the versions go, each in one transaction."""
+
+    run: Run
+    policy: str
+    files: tuple[NamedObject, ...]
+    writer: TransactionalWriter
+
+    def write(self, outgoing: Sequence[Outgoing]) -> None:
+        self.writer.begin()
+        self.writer.produce(outgoing)
+        self.writer.commit()
+
+    def checkpoint(self, learner: Learner, weights_hash: str) -> Outgoing:
+        return publisher.checkpoint(self.run, self.policy, learner, publisher.WindowMark(0, weights_hash))
+
+    def publish(self, learner: Learner) -> tuple[str, Outgoing]:
+        """Store the weights; return their hash and their event."""
+        stored = publisher.upload(self.run, publisher.encode(publisher.snapshot(learner)))
+        event = publisher.announce(self.run, self.policy, learner.version, stored, self.files)
+        return stored.weights_hash, event
+
+
+def _make(source: Run, history: History, output: _Output, batches: Sequence[BatchTrained], tell: Tell) -> None:
+    """Make the versions that the new run lacks."""
+    run, policy = output.run, output.policy
+    past = read_history(run, policy)
+    start = batches[0].version - 1
+    if past.checkpoints and min(past.checkpoints) != start:
+        raise UsageError(
+            f"the experiment {run.address.run} was begun from version {min(past.checkpoints)}, not {start}: give "
+            f"--from {min(past.checkpoints)} and it goes on, or another name by --into"
+        )
+    pointer = past.checkpoint or history.checkpoints[start]
+    learner = begin_at(run, pointer, output.files, learner_settings(run.revisions[batches[0].revision], policy))
+    base_hash = pointer.weights_hash
+    if not past.checkpoints:
+        _, event = output.publish(learner)
+        output.write([event, output.checkpoint(learner, base_hash)])
+    made = {batch.version: batch.weights_hash for batch in past.batches}
+    rest = [batch for batch in batches if batch.version > learner.version]
+    for done, remade in enumerate(remake(groups_home(source), policy, learner, rest, run.revisions), 1):
+        if learner.version in made:
+            _check_same(run, learner, made[learner.version])
+        else:
+            last = remade.batch is rest[-1]
+            output.write(_version(output, learner, remade, base_hash, last=last))
+        base_hash = hash_of(learner)
+        tell(done, len(rest))
+
+
+def _version(output: _Output, learner: Learner, remade: Remade, base_hash: str, *, last: bool) -> list[Outgoing]:
+    """Return the records of a version: the source's batch and what came of it here."""
+    run, policy, batch = output.run, output.policy, remade.batch
+    weights_hash, event = output.publish(learner)
+    record = BatchTrained(
+        run_id=run.run_id,
+        policy=policy,
+        version=batch.version,
+        revision=batch.revision,
+        groups=batch.groups,
+        base_hash=base_hash,
+        weights_hash=weights_hash,
+        fingerprint=learner.fingerprint(),
+        metrics={**remade.metrics, **group_metrics(remade.groups, batch.version - 1)},
+        created_ms=time.time_ns() // 1_000_000,
+    )
+    key = f"{batch.version}".encode()
+    outgoing = [Outgoing(run.topics.batches(policy), codec.encode(record), key, partition=0), event]
+    every = run.revisions[batch.revision].trainer_of(policy).checkpoint_every
+    if last or batch.version % every == 0:
+        outgoing.append(output.checkpoint(learner, weights_hash))
+    return outgoing
+
+
+def _check_same(run: Run, learner: Learner, expected: str) -> None:
+    if hash_of(learner) != expected:
+        raise HeadraceError(
+            f"version {learner.version} of the experiment {run.address.run} came out otherwise here than before it was "
+            "interrupted: go on with it on the machine that began it, or begin another by --into"
+        )
