@@ -83,10 +83,6 @@ class Trainer:
             revision = read_revision(message)
             self._ended = revision.ended if revision and revision.run_id == self.run.run_id else self._ended
             return ()
-        place = (message.partition, message.offset)
-        if place in self._concluded:
-            self._concluded.remove(place)
-            return ()
         try:
             with self._watch.measure("decode"):
                 curated = codec.decode(message.value, CuratedGroup)

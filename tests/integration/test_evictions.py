@@ -11,7 +11,8 @@ from made_records import curated, say
 from made_run import make_run, tiny_recipe
 from stoppable import until
 
-from infra.kafka import Outgoing
+from consumers.letters import read_letters
+from infra.kafka import Outgoing, open_producer
 from infra.object_store import ObjectStore
 from infra.run import Run
 from infra.stopwatch import Stopwatch
@@ -81,3 +82,22 @@ def test_evictions_are_told_once_by_incarnations_that_are_fenced_and_by_those_th
     assert set((outcomes(run) + trained(run)).values()) == {1}
     assert not trained(run).keys() & evicted.keys()
     assert (outcomes(run) + trained(run)).total() == 6
+
+
+def test_a_letter_is_written_once_by_incarnations_of_which_each_does_nothing_else(
+    bootstrap: str, store: ObjectStore, run_name: str
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name))
+    producer = open_producer(run.connection, "vandal")
+    producer.produce(run.topics.curated("solver"), b"garbage", partition=0)
+    assert producer.flush(30) == 0
+    with training(run) as (trainer, writer):
+        said = outgoing(trainer, bool)
+        writer.begin()
+        writer.produce(said)
+        writer.commit()
+    kept = curated(run, range(3))  # too few for a version
+    say(run, *kept)
+    with training(run) as (trainer, _):
+        assert outgoing(trainer, lambda _: 0 < len(trainer.window) == len(kept)) == [], "it reads on behind the letter"
+    assert [letter.reason for letter in read_letters(run)] == ["undecodable"]

@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 from made_run import make_run, tiny_recipe
-from trained_run import batches, curated, feed, letters, outcomes, published
+from trained_run import batches, curated, feed, outcomes, published
 
 from consumers.letters import read_letters
 from consumers.redrive import redrive
@@ -164,7 +164,7 @@ def test_a_curated_record_that_cannot_be_used_is_a_dead_letter_and_training_goes
     feed(run, [torn, early])
     feed(run, [curated(number) for number in range(4)])
     until(lambda: len(batches(run)) == 1, train(run))
-    assert [letter.reason for letter in letters(run)] == ["undecodable", "unusable", "unusable"]
+    assert [letter.reason for letter in read_letters(run)] == ["undecodable", "unusable", "unusable"]
 
 
 def test_a_dead_group_that_is_sent_back_is_trained_once_over_restarts_before_and_after(

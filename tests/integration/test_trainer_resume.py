@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from made_run import make_run, tiny_recipe
-from trained_run import batches, curated, feed, letters, published, start_trainer, until
+from trained_run import batches, curated, feed, published, start_trainer, until
 
+from consumers.letters import read_letters
 from infra.embedded_store import EmbeddedStore
 from infra.kafka import open_producer
 from infra.object_store import ObjectStore
@@ -94,7 +95,7 @@ def test_a_trainer_killed_in_the_midst_makes_what_an_undisturbed_one_makes(
     assert [batch.base_hash for batch in batches(run)] == undisturbed[:-1], "every version begins where the last ended"
     trained = [use.number for batch in batches(run) for use in batch.groups]
     assert sorted(trained) == sorted(set(trained))
-    assert [letter.reason for letter in letters(run)] == ["undecodable", "unusable"], "each told once"
+    assert [letter.reason for letter in read_letters(run)] == ["undecodable", "unusable"], "each told once"
 
 
 def test_a_trainer_that_comes_back_with_other_threads_goes_on_under_a_new_epoch(

@@ -21,7 +21,6 @@ from schemas import codec
 from schemas.records import (
     BatchTrained,
     CuratedGroup,
-    DeadLetter,
     Outcome,
     Sampling,
     Sequence,
@@ -141,7 +140,3 @@ def published(run: Run) -> list[WeightsPublished]:
 
 def outcomes(run: Run) -> list[Outcome]:
     return [codec.decode(m.value, Outcome) for m in read_all(run.connection, [run.topics.outcomes("solver")])]
-
-
-def letters(run: Run) -> list[DeadLetter]:
-    return [codec.decode(m.value, DeadLetter) for m in read_all(run.connection, [run.topics.dead_letters])]
