@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from made_run import make_run, tiny_recipe
-from trained_run import batches, curated, feed, outcomes, published
+from trained_run import batches, curated, feed, outcomes, published, start_trainer, until
 
 from consumers.letters import read_letters
 from consumers.redrive import redrive
@@ -28,33 +25,22 @@ from infra.weights import read_safetensors, weights_hash
 from schemas import codec
 from schemas.records import ClaimCheck, TrajectoryGroup
 
-Spawn = Callable[[Run], subprocess.Popen[bytes]]
+Spawn = Callable[[Run], BaseProcess]
 
 
 @pytest.fixture
 def train() -> Iterator[Spawn]:
-    """Start a trainer as a user does; whatever still runs at the end is killed."""
-    started: list[subprocess.Popen[bytes]] = []
+    """Start a trainer; whatever still runs at the end is killed."""
+    started: list[BaseProcess] = []
 
-    def start(run: Run) -> subprocess.Popen[bytes]:
-        call = f"from trainers.train import main; main({str(run.address)!r}, 'solver')"
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-        started.append(subprocess.Popen([sys.executable, "-c", call], env=env))
+    def start(run: Run) -> BaseProcess:
+        started.append(start_trainer(run))
         return started[-1]
 
     yield start
     for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-
-
-def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float = 240) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert process.poll() is None, f"the trainer ended with {process.returncode}"
-        assert time.monotonic() < end, "the condition did not come true in time"
-        time.sleep(0.1)
+        process.kill()
+        process.join()
 
 
 def test_a_killed_trainer_comes_back_to_the_same_bits_and_trains_every_group_once(
@@ -72,7 +58,7 @@ def test_a_killed_trainer_comes_back_to_the_same_bits_and_trains_every_group_onc
     # Version 3 is past the checkpoint of version 2, and two groups wait in the window.
     until(lambda: len(batches(killed)) == 3, first)
     first.kill()
-    first.wait()
+    first.join()
     feed(killed, groups[14:])
     second = train(killed)
     until(lambda: len(batches(killed)) == 6, second)
@@ -100,7 +86,7 @@ def test_versions_are_trained_again_with_the_recipe_that_they_were_made_with(
     first = train(run)
     until(lambda: len(batches(run)) == 3, first)
     first.kill()
-    first.wait()
+    first.join()
     other = tiny_recipe(run_name, trainer={**trainer, "learning_rate": 0.01, "minibatches": 4})
     revision = replace(read_revisions(run.address)[-1], revision=1, recipe=other.to_json())
     producer = open_producer(run.connection, "test")
@@ -184,14 +170,14 @@ def test_a_dead_group_that_is_sent_back_is_trained_once_over_restarts_before_and
     first = train(run)
     until(lambda: len(batches(run)) == 2 and len(read_letters(run)) == 2, first)  # version 2 has a checkpoint
     first.kill()
-    first.wait()
+    first.join()
     run.put(codec.encode(whole), "groups")  # the fix
     assert len(redrive(run, (), "unusable")["redriven"]) == 1
     feed(run, [curated(number, stale=100) for number in (9, 10, 11)])
     second = train(run)
     until(lambda: len(batches(run)) == 3, second)
     second.kill()
-    second.wait()
+    second.join()
     feed(run, [curated(number, stale=100) for number in (12, 13, 14, 15)])
     until(lambda: len(batches(run)) == 4, train(run))
 
