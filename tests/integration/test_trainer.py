@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,14 +15,12 @@ from made_run import make_run, tiny_recipe
 from trained_run import batches, curated, feed, outcomes, published, start_trainer, until
 
 from consumers.letters import read_letters
-from consumers.redrive import redrive
 from infra.kafka import open_producer
 from infra.object_store import ObjectStore
-from infra.run import STORE_NAME, Run, read_revisions
+from infra.run import Run, read_revisions
 from infra.transactions import TransactionalWriter
 from infra.weights import read_safetensors, weights_hash
 from schemas import codec
-from schemas.records import ClaimCheck, TrajectoryGroup
 
 Spawn = Callable[[Run], BaseProcess]
 
@@ -151,41 +148,6 @@ def test_a_curated_record_that_cannot_be_used_is_a_dead_letter_and_training_goes
     feed(run, [curated(number) for number in range(4)])
     until(lambda: len(batches(run)) == 1, train(run))
     assert [letter.reason for letter in read_letters(run)] == ["undecodable", "unusable", "unusable"]
-
-
-def test_a_dead_group_that_is_sent_back_is_trained_once_over_restarts_before_and_after(
-    bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
-) -> None:
-    trainer = {"steps": 5, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 8, "checkpoint_every": 2}
-    run = make_run(bootstrap, store, tiny_recipe(run_name, trainer=trainer))
-    whole = codec.decode(curated(3).group, TrajectoryGroup)
-    digest = hashlib.sha256(codec.encode(whole)).hexdigest()
-    claim = ClaimCheck(STORE_NAME, store.key("groups", digest), digest, len(codec.encode(whole)))
-    missing = replace(curated(3, stale=100), group=codec.encode(replace(whole, trajectories=(), claim=claim)))
-    feed(run, [missing, *(curated(number, stale=100) for number in (0, 1, 2, 4, 5, 6, 7, 8))])
-    vandal = open_producer(run.connection, "vandal")
-    vandal.produce(run.topics.curated("solver"), b"garbage", partition=0)
-    assert vandal.flush(30) == 0
-
-    first = train(run)
-    until(lambda: len(batches(run)) == 2 and len(read_letters(run)) == 2, first)  # version 2 has a checkpoint
-    first.kill()
-    first.join()
-    run.put(codec.encode(whole), "groups")  # the fix
-    assert len(redrive(run, (), "unusable")["redriven"]) == 1
-    feed(run, [curated(number, stale=100) for number in (9, 10, 11)])
-    second = train(run)
-    until(lambda: len(batches(run)) == 3, second)
-    second.kill()
-    second.join()
-    feed(run, [curated(number, stale=100) for number in (12, 13, 14, 15)])
-    until(lambda: len(batches(run)) == 4, train(run))
-
-    trained = Counter(use.number for batch in batches(run) for use in batch.groups)
-    assert trained == Counter(range(16))
-    assert {event.epoch for event in published(run)} == {0}
-    reasons = sorted(letter.reason for letter in read_letters(run))
-    assert reasons == ["undecodable", "unusable"], "no letter was written again"
 
 
 def test_the_word_that_the_run_is_over_makes_the_trainer_discard_what_it_holds(
