@@ -183,7 +183,9 @@ def test_other_settings_over_the_same_batches_make_a_run_of_their_own_the_same_e
     answer, _ = retrain(trained, tmp_path, "--into", first)
     assert answer.code == 2
     assert "is there already, and complete" in answer.err
-    assert command(tmp_path, "status", "--run", str(made[0].address), "--json").code == 0
+    for look in ("status", "audit"):
+        told = command(tmp_path, look, "--run", str(made[0].address), "--json")
+        assert told.code == 0, told.err + told.out
 
 
 def test_an_experiment_without_other_settings_gives_the_same_weights(
