@@ -197,6 +197,8 @@ def test_a_curator_gives_an_outcome_or_a_dead_letter_for_everything(fuzz: Fuzz) 
     assert len(partition.snapshot()) < 1 << 20
 
 
+HEADERS = Stamp("run-1", "sums", 0, policy="solver").to_headers()
+TWO = group().trajectories[:2]
 ENDLESS = Span("generated", 2**62)
 
 
@@ -206,7 +208,7 @@ ENDLESS = Span("generated", 2**62)
         (("number", str(2**63).encode()), {}),
         (("number", str(2**62).encode()), {"number": 2**62}),
         (("stream", b"x" * 100_000), {"stream": "x" * 100_000}),
-        (None, {"task_id": "x" * (1 << 20)}),
+        (None, {"task_id": "x" * (1 << 20), "trajectories": (*TWO, *(Trajectory(str(i)) for i in range(500)))}),
         (None, {"n_asked": 2**62, "head_version": 2**62}),
         (None, {"claim": ClaimCheck("main", "../x", "0" * 64, 2**60)}),
         (None, {"claim": ClaimCheck("elsewhere", "groups/x", "0" * 64, 5)}),
@@ -220,7 +222,7 @@ def test_what_would_have_stopped_a_curator_is_an_outcome_or_a_dead_letter(
 ) -> None:
     desk = Desk("run-1", "solver", RUN.topics, lambda _: RECIPE, RUN.get_group)
     partition = CuratorPartition(desk, (RUN.topics.trajectories("solver"), 0), 1)
-    headers = [h for h in Stamp("run-1", "sums", 0).to_headers() if not header or h[0] != header[0]]
+    headers = [h for h in Stamp("run-1", "sums", 0, policy="solver").to_headers() if not header or h[0] != header[0]]
     given = Message("t", 0, 0, b"", codec.encode(group(**changed)), [*headers, header] if header else headers)
 
     with memory_limit(256 << 20):
@@ -234,7 +236,7 @@ def test_what_would_have_stopped_a_curator_is_an_outcome_or_a_dead_letter(
 def test_a_curator_takes_back_its_snapshot_or_refuses_it(fuzz: Fuzz) -> None:
     desk = Desk("run-1", "solver", RUN.topics, lambda _: RECIPE, RUN.get_group)
     partition = CuratorPartition(desk, ("t.trajectories.solver", 0), 1)
-    list(partition.handle(Message("t", 0, 0, b"", codec.encode(group()), Stamp("run-1", "sums", 0).to_headers())))
+    list(partition.handle(Message("t", 0, 0, b"", codec.encode(group()), HEADERS)))
     plain = json.loads(partition.snapshot())
 
     def check(text: str) -> None:
@@ -303,6 +305,46 @@ def test_a_trainer_takes_in_what_can_be_trained_on_and_buries_the_rest(fuzz: Fuz
             assert minibatches(training_sequences(taken, 0, one.settings), 1, 4096, seed=1, version=4)
 
     fuzz.run("trainer", 0.02, make, check)
+
+
+ONE = group().trajectories[0]
+
+
+def of_sequence(**changed: Any) -> TrajectoryGroup:
+    return group(trajectories=(replace(ONE, sequences=(replace(sequence(), **changed),)), ONE, ONE))
+
+
+@pytest.mark.parametrize(
+    ("made", "changed"),
+    [
+        (of_sequence(spans=(Span("prompt", 2), ENDLESS)), {}),
+        (of_sequence(spans=(Span("prompt", 2), Span("generated", 3), Span("generated", -1))), {}),
+        (of_sequence(version_runs=np.array([-1, 2, 3, 2**31 - 1], np.int32)), {}),
+        (of_sequence(version_runs=np.array([-1, 2, 3], np.int32)), {}),
+        (of_sequence(version_runs=np.array([-1, 2, 9, 2], np.int32)), {}),
+        (of_sequence(ids=np.array([5, 6, 7, 32], np.int32)), {}),
+        (of_sequence(ids=np.array([5, 6, 7, -1], np.int32)), {}),
+        (of_sequence(logprobs=np.array([0, 0, np.nan, 0], np.float32)), {}),
+        (of_sequence(spans=(Span("prompt", 2), Span("generated", 2, sampling=Sampling(temperature=np.nan)))), {}),
+        (group(), {"rewards": (0.0, 1.0)}),
+        (group(), {"rewards": (1e308, -1e308, 0.0)}),
+        (group(), {"rewards": (float("inf"), 0.0, 0.0)}),
+        (group(), {"kept": (0, 2**60)}),
+        (group(), {"kept": ()}),
+        (group(trajectories=()), {"rewards": (), "kept": ()}),
+    ],
+    ids=range(15),
+)
+def test_what_would_have_stopped_a_trainer_is_buried(made: TrajectoryGroup, changed: dict[str, Any]) -> None:
+    one = trainer()
+    whole = CuratedGroup("run-1", "sums", 0, 0, codec.encode(made), 5, 3, 0, (0, 1, 2), (0.0, 1.0, 2.0))
+    given = Message(one._curated, 0, 0, b"", codec.encode(replace(whole, **changed)))
+
+    with memory_limit(256 << 20):
+        told = [fits(outgoing) for outgoing in one.handle(given)]
+
+    assert [type(record) for record in told] == [DeadLetter, BatchTrained]
+    assert not len(one.window)
 
 
 # -------------------------------------------------------------------------------------------------------------- workers
