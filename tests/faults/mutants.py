@@ -31,12 +31,12 @@ SLOWEST_S = 30
 
 RUN_LOOP = "tests/integration/test_run_loop.py::"
 INTAKE = "tests/integration/test_task_intake.py::"
-EVICTIONS = (
-    "tests/integration/test_evictions.py::"
-    "test_evictions_are_told_once_by_incarnations_that_are_fenced_and_by_those_that_resume"
-)
+EVICTIONS_FILE = "tests/integration/test_evictions.py::"
+EVICTIONS = f"{EVICTIONS_FILE}test_evictions_are_told_once_by_incarnations_that_are_fenced_and_by_those_that_resume"
 FEEDER = "tests/integration/test_feeder.py::"
 TRAINER = "tests/integration/test_trainer.py::"
+RETRAIN = "tests/integration/test_retrain.py::"
+EPOCHS = "tests/unit/test_resume.py::test_a_new_epoch_begins_where_one_of_them_is_another"
 CURATION = "tests/unit/test_curation.py::"
 DEAD = f"{CURATION}test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes"
 UNDONE = f"{RUN_LOOP}test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
@@ -284,17 +284,57 @@ MUTANTS = (
         "evictions-forgotten",
         "a window is rebuilt without what was evicted",
         "trainers/history.py",
-        "    history.concluded.update((e.group.partition, e.group.offset) for e in batch.evictions if e.group)\n",
-        "",
+        "evicted = [eviction.group for eviction in batch.evictions if eviction.group]",
+        "evicted = ()",
         (EVICTIONS,),
     ),
     Mutant(
         "todays-recipe",
         "versions are trained again with the recipe that they were made with",
-        "trainers/start.py",
-        "learner.use(learner_settings(then.trainer_of(policy), then.seed))",
-        "learner.use(current)",
+        "trainers/remake.py",
+        "recipe = recipes[batch.revision]",
+        "recipe = recipes[-1]",
         (f"{TRAINER}test_versions_are_trained_again_with_the_recipe_that_they_were_made_with",),
+    ),
+    Mutant(
+        "window-forgotten",
+        "what waited in the window comes back",
+        "trainers/resume.py",
+        "waiting, positions = what_waited(run, policy, history)",
+        "waiting, positions = [], what_waited(run, policy, history)[1]",
+        (EVICTIONS,),
+    ),
+    Mutant(
+        "letter-alone",
+        "how far a trainer is goes with a letter",
+        "trainers/component.py",
+        "return [self._dead(message, reason, detail), self._batch_message(self._record())]",
+        "return [self._dead(message, reason, detail)]",
+        (f"{EVICTIONS_FILE}test_a_letter_is_written_once_by_incarnations_of_which_each_does_nothing_else",),
+    ),
+    Mutant(
+        "hash-unchecked",
+        "other weights under the same fingerprint begin a new epoch",
+        "trainers/resume.py",
+        "if got == expected and not differing:",
+        "if not differing:",
+        (f"{EPOCHS}[fingerprint0-other]",),
+    ),
+    Mutant(
+        "fingerprint-unchecked",
+        "the same weights under another fingerprint begin a new epoch",
+        "trainers/resume.py",
+        "if got == expected and not differing:",
+        "if got == expected:",
+        (f"{EPOCHS}[fingerprint1-w7]",),
+    ),
+    Mutant(
+        "threads-as-they-come",
+        "versions are trained again with as many threads as they were made with",
+        "trainers/retrain.py",
+        'pin_threads(int(part.fingerprint.get("threads", "0")))',
+        "pin_threads()",
+        (f"{RETRAIN}test_the_same_batches_give_the_same_hashes_with_as_many_threads_as_the_trainer_had",),
     ),
 )
 

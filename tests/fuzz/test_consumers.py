@@ -67,8 +67,7 @@ from schemas.records import (
     WorkerStatus,
 )
 from trainers.batch import minibatches
-from trainers.component import Trainer
-from trainers.groups import WholeGroup, training_sequences
+from trainers.component import Trainer, candidate_of
 from trainers.learner import Learner
 from trainers.window import Window
 
@@ -279,7 +278,7 @@ def trainer() -> Trainer:
     made = Trainer.__new__(Trainer)
     made.run, made.policy, made.settings = RUN, "solver", RECIPE.trainer_of("solver")
     made.learner, made._watch = cast("Learner", learner), Stopwatch()
-    made._concluded, made._evicted, made._arrivals, made._epoch = set(), [], 0, 0
+    made._evicted, made._arrivals, made._epoch = [], 0, 0
     made._curated, made._reader = RUN.topics.curated("solver"), cast("Any", SimpleNamespace(positions={}))
     made.window, made._ended = Window(64), ""
     return made
@@ -301,8 +300,7 @@ def test_a_trainer_takes_in_what_can_be_trained_on_and_buries_the_rest(fuzz: Fuz
         told = [fits(outgoing) for outgoing in one.handle(message)]
         assert all(isinstance(record, DeadLetter | BatchTrained) for record in told)
         for entry in one.window.take(len(one.window)) or []:
-            taken = cast("WholeGroup", entry.payload)
-            assert minibatches(training_sequences(taken, 0, one.settings), 1, 4096, seed=1, version=4)
+            assert minibatches(candidate_of(entry).sequences, 1, 4096, seed=1, version=4)
 
     fuzz.run("trainer", 0.02, make, check)
 
