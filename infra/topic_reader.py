@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -41,6 +41,8 @@ class TopicReader:
     def __init__(self, connection: Connection, positions: Mapping[Place, int], name: str = "reader") -> None:
         self.connection = connection
         self.positions = dict(positions)
+        self._ended: set[Place] = set()
+        """Partitions whose end a fetch has told."""
         self._consumer = open_consumer(connection, name, enable_partition_eof=True)
         self._assign()
 
@@ -75,6 +77,7 @@ class TopicReader:
                 # An end of partition also tells of markers that no record shows.
                 place = (raw.topic() or "", raw.partition() or 0)
                 self.positions[place] = max(self.positions[place], raw.offset() or 0)
+                self._ended.add(place)
             elif error.code() not in AWAY:
                 raise translate(KafkaException(error), f"reading {raw.topic()}")
         return found
@@ -84,8 +87,11 @@ class TopicReader:
 
         Raises KafkaAway when that takes longer than the timeout without any progress.
         """
+        yield from self._while(lambda: any(self.positions[place] < end for place, end in ends.items()), ends, timeout_s)
+
+    def _while(self, goes_on: Callable[[], bool], ends: Mapping[Place, int], timeout_s: float) -> Iterator[Message]:
         patience = time.monotonic() + timeout_s
-        while any(self.positions[place] < end for place, end in ends.items()):
+        while goes_on():
             found = self.poll(timeout_s=0.05)
             if found:
                 patience = time.monotonic() + timeout_s
@@ -95,8 +101,17 @@ class TopicReader:
             yield from found
 
     def catch_up(self, timeout_s: float = 60) -> Iterator[Message]:
-        """Yield records up to the high watermarks of this moment, open transactions included: an exact restore."""
-        return self.until(end_offsets(self.connection, self.positions), timeout_s)
+        """Yield records up to the high watermarks of this moment, open transactions included: an exact restore.
+
+        Fetches must have met the ends too. The answer to a question for them was seen to be wrong just after a broker's
+        restart, and whoever takes an empty past for the truth begins a run anew that is there.
+        """
+        ends = end_offsets(self.connection, self.positions)
+
+        def goes_on() -> bool:
+            return not ends.keys() <= self._ended or any(self.positions[place] < end for place, end in ends.items())
+
+        return self._while(goes_on, ends, timeout_s)
 
     def ends(self) -> dict[Place, int]:
         """Return the high watermarks of this moment."""

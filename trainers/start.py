@@ -9,13 +9,14 @@ from pathlib import Path
 import structlog
 import transformers
 
-from infra.process import ToldToStop
+from infra.errors import HeadraceError
+from infra.process import MustRestart, ToldToStop
 from infra.run import Run
 from infra.settings import Policy
 from infra.topic_reader import whole_topics
 from infra.transactions import TransactionalWriter
 from trainers import publisher
-from trainers.history import read_history, wait_for_examples
+from trainers.history import History, read_history, wait_for_examples
 from trainers.learner import Learner
 from trainers.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
 from trainers.remake import learner_settings
@@ -26,16 +27,25 @@ from trainers.warm_start import WarmStartSettings, WorkedExample, warm_start
 log = structlog.get_logger()
 
 
+class NoCheckpoint(HeadraceError):
+    """The policy has versions, and no checkpoint to resume from."""
+
+
 def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
     """Return a trainer's memory: from version 0, made and published here, or from the newest checkpoint.
 
-    Raises ToldToStop, and what `resume` and `warm_start` raise.
+    Raises ToldToStop, NoCheckpoint, and what `resume` and `warm_start` raise.
     """
     pin_threads()
     history = read_history(run, policy)
-    if history.checkpoint is None:
-        return _begin(run, policy, writer, stop)
-    return resume(run, policy, history, stop)
+    if history.checkpoint is not None:
+        return resume(run, policy, history, stop)
+    if history.published is not None or history.last is not None:
+        raise NoCheckpoint(
+            f"{policy} has been trained, and {run.topics.state} holds no checkpoint of it: was the topic shortened? "
+            "Beginning again would publish other weights under versions that are there; begin a new run"
+        )
+    return _begin(run, policy, writer, stop)
 
 
 def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
@@ -49,6 +59,9 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     stored = publisher.upload(run, publisher.encode(publisher.snapshot(learner)))
     event = publisher.announce(run, policy, 0, stored, files)
     pointer = publisher.checkpoint(run, policy, learner, publisher.WindowMark(0, stored.weights_hash))
+    if read_history(run, policy) != History():
+        # Whoever takes an empty past for the truth once destroys the run: a second look costs a tenth of a second.
+        raise MustRestart(f"the past of {policy} was not to be seen at first, and is there")
     writer.begin()
     writer.produce([event, pointer])
     writer.commit()

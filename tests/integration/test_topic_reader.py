@@ -1,0 +1,29 @@
+"""Reading a topic to its end, whatever the broker says of that end just after it has come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from confluent_kafka.admin import NewTopic
+
+from infra import topic_reader
+from infra.kafka import Connection, open_admin, open_producer
+from infra.topic_reader import Place, read_all
+
+
+def test_a_false_end_does_not_make_a_topic_look_empty(
+    bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = Connection(bootstrap)
+    open_admin(connection).create_topics([NewTopic(run_name, 2, 1)])[run_name].result()
+    producer = open_producer(connection, "writer")
+    for number in range(10):
+        producer.produce(run_name, str(number).encode(), partition=1)
+    assert producer.flush(30) == 0
+
+    def nothing(_: Connection, places: Iterable[Place]) -> dict[Place, int]:
+        return dict.fromkeys(places, 0)
+
+    monkeypatch.setattr(topic_reader, "end_offsets", nothing)
+    assert [message.value for message in read_all(connection, [run_name])] == [b"%d" % n for n in range(10)]
