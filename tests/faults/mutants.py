@@ -224,15 +224,15 @@ MUTANTS = (
         "if offset < self._base or offset in self._open:",
         (
             "tests/unit/test_task_ledger.py::test_done_tasks_are_skipped_and_open_ones_keep_their_starts",
-            f"{INTAKE}test_done_tasks_are_skipped_suspects_go_one_by_one_and_a_deadly_one_goes_no_more",
+            f"{INTAKE}test_done_tasks_are_skipped_a_third_start_is_alone_and_a_deadly_task_goes_no_more",
         ),
     ),
     Mutant(
         "start-unsaid",
         "a start is committed before the task runs",
         "producers/task_intake.py",
-        "                if self._commit():  # 4\n                    self._hand_over()  # 5\n",
-        "                self._hand_over()  # 5\n                self._commit()  # 4\n",
+        "        if self._commit():  # 4\n            self._hand_over()  # 5\n",
+        "        self._hand_over()  # 5\n        self._commit()  # 4\n",
         (f"{INTAKE}test_a_start_is_committed_before_the_task_is_handed_over",),
     ),
     Mutant(
@@ -241,15 +241,15 @@ MUTANTS = (
         "producers/task_intake.py",
         "if starts >= POISON_STARTS:",
         "if False:",
-        (f"{INTAKE}test_done_tasks_are_skipped_suspects_go_one_by_one_and_a_deadly_one_goes_no_more",),
+        (f"{INTAKE}test_done_tasks_are_skipped_a_third_start_is_alone_and_a_deadly_task_goes_no_more",),
     ),
     Mutant(
         "suspects-together",
-        "suspects go one at a time",
+        "nothing runs beside a task that one more death makes poison",
         "producers/task_intake.py",
-        "if starts and self._suspect is not None:",
+        "if self._alone is not None or (alone and self._running):",
         "if False:",
-        (f"{INTAKE}test_done_tasks_are_skipped_suspects_go_one_by_one_and_a_deadly_one_goes_no_more",),
+        (f"{INTAKE}test_done_tasks_are_skipped_a_third_start_is_alone_and_a_deadly_task_goes_no_more",),
     ),
     Mutant(
         "feeder-in-a-hurry",
