@@ -12,6 +12,7 @@ from test_feeder import (
 )
 from test_rollout_worker import (
     test_a_large_group_goes_to_the_store_and_its_record_carries_the_claim,
+    test_after_kill_9_the_next_worker_redoes_only_what_was_unfinished,
     work,
 )
 from test_run_loop import (
@@ -29,3 +30,4 @@ from test_servers import (
     test_an_empty_object_and_an_empty_part_are_right,
     test_an_object_comes_back_whole_in_part_and_as_a_file,
 )
+from test_trainer import test_a_killed_trainer_comes_back_to_the_same_bits_and_trains_every_group_once, train
