@@ -31,6 +31,7 @@ VERSIONS_PER_CELL = 25
 """Roughly how far a run gets during one cell; the last run is made no longer than its cells need."""
 ENDS_S = 600.0
 """How long a run that is left alone may take to its end."""
+RETRAINS_S = 600.0
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ def run_matrix(cells: Sequence[Cell], folder: Path, console: Console, steps: int
             red = _drive(driven, left, report, console)
         finally:
             driven.leave_nothing()
-        report.runs.append(red or "reached its end by itself, audit closed")
+        report.runs.append(red or "reached its end by itself, audit closed, equal hashes")
         console.print(f"run {len(report.runs) - 1}: {report.runs[-1]}", highlight=False)
         if red:
             report.red.append(f"{data}: {red}")
@@ -105,6 +106,9 @@ def checked(launched: Launched, steps: int) -> str:
     status = launched.asked("status")
     if set(status.said.get("versions", {}).values()) != {steps}:
         return f"not at version {steps}: {status.said or status.errors}"
+    retrained = launched.asked("retrain", timeout_s=RETRAINS_S)
+    if retrained.code or len(retrained.said.get("versions", ())) != steps:
+        return f"training again does not give equal hashes: {retrained.said or retrained.errors}"
     return ""
 
 
