@@ -145,6 +145,7 @@ def test_an_environment_that_raises_or_never_returns_gives_failed_groups_and_the
     assert told["groups"]["discarded"]["failed"] > 0
 
 
+@pytest.mark.timeout(900)  # five lives of a worker
 def test_two_tasks_that_kill_their_workers_are_found_under_the_supervisor_and_the_run_goes_on(tmp_path: Path) -> None:
     here = Path(__file__).parent
     summary = tmp_path / "summary.json"
@@ -153,6 +154,7 @@ def test_two_tasks_that_kill_their_workers_are_found_under_the_supervisor_and_th
         *("--set", "trainer.steps=2", "--set", "evaluate.every=0"),
         *("--set", 'workflows.sums.env={ use = "deadly_sums:DeadlySums" }'),
         *("--set", 'workflows.sums.workflow="deadly_sums:deadly_turn"'),
+        timeout_s=800,
         PYTHONPATH=os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")]),
     )
     assert done.returncode == 0, done.stdout + done.stderr
