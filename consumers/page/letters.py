@@ -21,7 +21,9 @@ def letters_table(letters: Sequence[Mapping[str, Any]], reason: str | None) -> R
     """Return what `headrace dead-letters` shows; `letters` is what it prints as JSON."""
     if not letters:
         return Text(f"No dead letters of reason {reason}.") if reason else NONE
-    table = Table("offset", "when (UTC)", "reason", "from", "number", "sent back", box=None)
+    table = Table("offset", "when (UTC)", "reason", box=None)
+    for column in ("from", "number", "sent back"):
+        table.add_column(column, overflow="fold")  # to be copied whole
     for letter in letters[-MOST_ROWS:]:
         table.add_row(
             str(letter["offset"]),
