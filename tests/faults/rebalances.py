@@ -42,7 +42,7 @@ class Guest:
 
 @dataclass(slots=True)
 class Churn:
-    """Lets members come and go. The way in which each leaves is the seed's."""
+    """Lets members come and go. How long each stays is the seed's."""
 
     launched: Launched
     address: str
@@ -77,7 +77,8 @@ class Churn:
         )
         words = (*kinds[self.joined % 2], "--run", self.address)
         process = component(words, self.launched.log(f"guest-{self.joined}"))
-        return Guest(process, now + self.draw.uniform(SHORTEST_S, LONGEST_S), self.draw.random() < 0.5)
+        # Two by two, so that members of both kinds leave in both ways.
+        return Guest(process, now + self.draw.uniform(SHORTEST_S, LONGEST_S), politely=self.joined // 2 % 2 == 0)
 
     def _leave(self, guest: Guest) -> None:
         """End a member: SIGTERM, or SIGKILL. Raises NotInTime when the first does not end it."""

@@ -21,5 +21,5 @@ def test_workers_and_curators_that_join_and_leave_all_the_time_lose_and_double_n
         launched.leave_nothing()
 
     assert not wrong
-    assert coming.left > 1, "some left in good order"
-    assert coming.killed > 1, "and some did not"
+    assert coming.left, "some left in good order"
+    assert coming.killed, "and some did not"
