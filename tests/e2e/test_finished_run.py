@@ -65,6 +65,20 @@ def test_a_changed_recipe_on_an_old_folder_is_refused_with_what_differs(finished
     assert "--new-recipe" in changed.stderr
 
 
+def test_a_whole_run_trained_again_gives_every_hash_and_other_settings_give_others(finished: Finished) -> None:
+    again = headrace("retrain", "--data", finished.data, "--json")
+    assert again.returncode == 0, again.stderr
+    told = json.loads(again.stdout)
+    assert (told["ok"], [one["version"] for one in told["versions"]]) == (True, list(range(1, VERSIONS + 1)))
+    words = ("--into", "slower", "--set", "trainer.learning_rate=1e-5", "--to", "3")
+    other = headrace("retrain", "--data", finished.data, *words, "--json")
+    assert other.returncode == 0, other.stderr
+    assert [one["equal"] for one in json.loads(other.stdout)["versions"]] == [False] * 3
+    status = headrace("status", "--data", finished.data, "--run", "slower", "--json")
+    assert status.returncode == 0, status.stderr
+    assert json.loads(status.stdout)["versions"] == {"solver": 3}
+
+
 def anchors(run: Run, folder: Path) -> Iterator[tuple[int, transformers.PreTrainedModel]]:
     """Every published version as a folder that plain transformers loads."""
     for message in read_all(run.connection, [run.topics.weights("solver")]):
