@@ -16,7 +16,7 @@ COUNT ?= 1000000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test containers faults mutants soak fuzz check format clean distclean
+.PHONY: help install demo test lint containers faults mutants soak fuzz check format clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -26,10 +26,12 @@ install: $(STAMP) ## make .venv and install Headrace with its tools into it
 demo: $(STAMP) ## train a tiny model through a real Kafka and a real object store, about a minute and a half
 	@$(BIN)/headrace up arithmetic --data $(DEMO_DATA) || [ $$? -eq 130 ]
 
-check: $(STAMP) ## lint, types and unit tests, about a minute
+lint: $(STAMP) ## lint and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+check: lint ## lint, types and unit tests, about a minute
 	@$(BIN)/pytest -q tests/unit
 
 test: $(STAMP) ## all tests: unit, integration, end to end, and in containers where they were built
