@@ -50,7 +50,8 @@ def audit_table(audit: Mapping[str, Any]) -> RenderableType:
             discarded,
             *(str(counts[key]) for key in ("dead", "in_flight", "lost", "doubled")),
         )
-    return Group(table, Text(_what_was_read(audit), style="dim"), *_verdict(audit))
+    numbers = [] if audit["source"] else [table]  # an offline experiment has no numbers of its own
+    return Group(*numbers, Text(_what_was_read(audit), style="dim"), *_verdict(audit))
 
 
 def _what_was_read(audit: Mapping[str, Any]) -> str:
