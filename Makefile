@@ -11,6 +11,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 EXTRAS ?=
 COUNT ?= 1000000
+LANES ?= 3
 
 # Compiled modules are kept: torch and transformers start in a third of the time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,8 +35,8 @@ lint: $(STAMP) ## lint and types
 check: lint ## lint, types and unit tests, about a minute
 	@$(BIN)/pytest -q tests/unit
 
-test: $(STAMP) ## all tests: unit, integration, end to end, and in containers where they were built
-	@$(BIN)/pytest -q
+test: $(STAMP) ## all tests, LANES=3 at once: most wait for time-outs; in containers too where those were built
+	@$(BIN)/pytest -q -n $(LANES) --no-loadscope-reorder
 
 containers: $(STAMP) ## tests on Kafka and MinIO in containers, with faults on the way; needs Docker
 	@$(BIN)/python tests/containers/build_images.py

@@ -4,13 +4,46 @@ from __future__ import annotations
 
 import re
 import uuid
+from pathlib import PurePath
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+from schemas import codec
+
+ORDER = ("e2e", "faults", "integration", "fuzz", "containers", "unit")
+"""Long files first, so that the short ones fill the lanes at the end; containers late, as their images are being built
+meanwhile."""
+TOGETHER = {"containers"}
+"""Folders whose files share servers that one lane must have for itself."""
+
+
+def folder(path: PurePath) -> str:
+    """Return the folder of tests/ that a file is in."""
+    return path.relative_to("tests").parts[0]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Containers last: their images may still be being built beside the other tests."""
-    items.sort(key=lambda item: "containers" in item.path.parts)
+    items.sort(key=lambda item: ORDER.index(folder(item.path.relative_to(item.config.rootpath))))
+
+
+class Lanes(LoadScopeScheduling):
+    """A lane of `make test` takes one file after the other: their fixtures are made once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        found = folder(PurePath(file))
+        return found if found in TOGETHER else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Lanes:
+    return Lanes(config, log)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_run_to_ask() -> None:
+    """Forget the run that an earlier file joined: its broker is gone, and a schema that is unknown here stays so."""
+    codec.on_unknown(None)
 
 
 @pytest.fixture

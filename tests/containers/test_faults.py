@@ -38,6 +38,8 @@ PARTITIONS = 4
 RATE_PER_S = 20
 FAULT_S = 2.0
 ASK_S = 2.0
+LATE_ASK_S = 20.0
+"""A client asks several times before it has what it wants, and every answer is late."""
 PATIENCE_S = 240.0
 
 
@@ -128,20 +130,20 @@ def kept_running(command: list[str], variables: dict[str, str], output: Path) ->
         thread.join()
 
 
-def ask(name: str, server: Server, store: ObjectStore) -> None:
+def ask(name: str, server: Server, store: ObjectStore, limit_s: float) -> None:
     """Ask a server something, by connections of our own."""
     if name == "kafka":
-        AdminClient({"bootstrap.servers": server.link.address, "log_level": 0}).list_topics(timeout=ASK_S)
+        AdminClient({"bootstrap.servers": server.link.address, "log_level": 0}).list_topics(timeout=limit_s)
     else:
-        with ObjectStore(store.address, timeout_s=ASK_S) as fresh:
+        with ObjectStore(store.address, timeout_s=limit_s) as fresh:
             fresh.exists(fresh.key("values", "0" * 64))
 
 
-def felt(fault: str, asking: Callable[[], None]) -> bool:
+def felt(fault: str, asking: Callable[[float], None]) -> bool:
     """Whether a client can tell: an answer comes late, or none comes."""
     began = time.monotonic()
     try:
-        asking()
+        asking(LATE_ASK_S if fault == "late" else ASK_S)
     except (KafkaException, StoreUnavailable):
         return fault != "late"
     return fault == "late" and time.monotonic() - began > LATENCY_S
@@ -156,7 +158,7 @@ def test_every_record_is_answered_once_and_in_order_over(
     with traffic.flowing():
         before = traffic.answered_after(traffic.sent + 1)
         with FAULTS[fault](server):
-            assert felt(fault, lambda: ask(name, server, traffic.store))
+            assert felt(fault, lambda limit_s: ask(name, server, traffic.store, limit_s))
             time.sleep(FAULT_S)  # the fault itself, not a wait for something
         healed = time.monotonic()
     answers = traffic.answered_after(traffic.sent)
