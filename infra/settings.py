@@ -268,8 +268,9 @@ class Launch(Settings):
     """Rollout workers per workflow."""
     curators: int = Field(1, ge=1)
     """Curators per policy."""
-    most_short_lives: int = Field(5, ge=1)
-    """A component that dies so often in a row, each time within a minute of its start, is given up; the run stops."""
+    most_short_lives: int = Field(8, ge=1)
+    """A component that dies so often in a row, each time within a minute of its start, is given up; the run stops. The
+    default is more than it takes to find two tasks that kill their worker, three deaths each."""
 
 
 class Recipe(Settings):

@@ -53,14 +53,14 @@ class Child:
 class Patience:
     """How often, and how soon, a child is started again."""
 
+    most_short_lives: int
+    """A child that dies so often in a row, each time soon after its start, is given up."""
     first_pause_s: float = 0.5
     longest_pause_s: float = 10.0
     healthy_after_s: float = 30.0
     """A life of this length makes the next pause the first again."""
     short_life_s: float = 60.0
     """Deaths within this time of the start count, one after the other."""
-    most_short_lives: int = 8
-    """More than it takes to find two tasks that kill their worker, three deaths each."""
 
 
 @dataclass(slots=True)
@@ -102,13 +102,13 @@ class Supervisor:
         logs: Path,
         environment: Mapping[str, str],
         *,
-        patience: Patience | None = None,
+        patience: Patience,
         also: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self.children = tuple(children)
         self.logs = logs
         self._environment = child_environment(environment, sum(child.uses_torch for child in children))
-        self._patience = patience or Patience()
+        self._patience = patience
         self._also = also
         self._cpu = CpuAccount()
         self._lives = {child.name: _Life() for child in children}

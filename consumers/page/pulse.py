@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from infra.dead_letters import REDRIVEN
 from infra.kafka import Message
@@ -65,7 +64,7 @@ class Pulse:
         self._read: dict[Place, int] = {}
         self._recent: deque[Arrival] = deque()
         self._total = Arrival(0, 0, 0)
-        self._times_ms: list[int] = []
+        self._stretches: list[tuple[int, int]] = []
         self.dead_letters = 0
         self.policies = {policy: PolicyPulse() for policy in recipe.policies}
 
@@ -100,13 +99,13 @@ class Pulse:
     def _arrive(self, group: Arrival) -> None:
         self._recent.append(group)
         self._total = Arrival(0, self._total.samples + group.samples, self._total.tokens + group.tokens)
-        self._times_ms.append(group.at_ms)
+        self._stretches = _extended(self._stretches, group.at_ms)
 
     def rates(self, now_ms: int) -> Rates:
         """Return the rates of the newest seconds."""
         while self._recent and self._recent[0].at_ms < now_ms - WINDOW_MS:
             self._recent.popleft()
-        first_ms = self._times_ms[0] if self._times_ms else now_ms
+        first_ms = self._stretches[0][0] if self._stretches else now_ms
         span_s = min(WINDOW_MS, max(1000, now_ms - first_ms)) / 1000
         return Rates(
             sum(group.samples for group in self._recent) / span_s,
@@ -120,8 +119,15 @@ class Pulse:
 
     def mean_rates(self) -> Rates:
         """Return the rates from the first group to the last, pauses of the run left out."""
-        gaps = (later - earlier for earlier, later in pairwise(sorted(self._times_ms)))
-        span_s = sum(min(gap, LONGEST_GAP_MS) for gap in gaps) / 1000
-        if span_s <= 0:
+        worked_ms = sum(end - begin for begin, end in self._stretches)
+        span_s = (worked_ms + LONGEST_GAP_MS * (len(self._stretches) - 1)) / 1000
+        if not self._stretches or span_s <= 0:
             return Rates()
         return Rates(self._total.samples / span_s, self._total.tokens / span_s)
+
+
+def _extended(stretches: list[tuple[int, int]], at_ms: int) -> list[tuple[int, int]]:
+    """Return the times in which groups came without a pause, in order, one more group taken in."""
+    near = [one for one in stretches if one[0] - LONGEST_GAP_MS <= at_ms <= one[1] + LONGEST_GAP_MS]
+    whole = (min(at_ms, *(begin for begin, _ in near)), max(at_ms, *(end for _, end in near))) if near else (at_ms,) * 2
+    return sorted([*(one for one in stretches if one not in near), whole])

@@ -85,7 +85,7 @@ class Launched:
     def kill_all(self) -> dict[str, int]:
         """SIGKILL to everything at once, children first, so that nobody sees another die; return who there was."""
         assert self._up is not None, "start it first"
-        victims = {**self.processes(), "up": self._up.pid}
+        victims = self.everybody()
         for process in (*_descendants(self._up.pid), psutil.Process(self._up.pid)):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -114,6 +114,11 @@ class Launched:
                 if alive(pid):
                     named[name] = pid
         return named
+
+    def everybody(self) -> dict[str, int]:
+        """Return `processes` and `headrace up` itself."""
+        assert self._up is not None, "start it first"
+        return {**self.processes(), "up": self._up.pid}
 
     def log(self, name: str) -> Path:
         """Return the log of a component."""

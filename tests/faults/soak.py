@@ -99,7 +99,7 @@ def soak(launched: Launched, seconds: float, record: Path) -> list[Sample]:
 
 def _memory(launched: Launched) -> dict[str, float]:
     found = {}
-    for name, pid in launched.processes().items():
+    for name, pid in launched.everybody().items():
         with suppress(psutil.NoSuchProcess):
             found[name] = round(psutil.Process(pid).memory_info().rss / (1 << 20), 1)
     return found

@@ -142,10 +142,9 @@ def test_a_supervisor_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
     code = f"""
         import os, time
         from pathlib import Path
-        from infra.supervisor import Child, Supervisor
-        supervisor = Supervisor(
-            [Child("deaf", {[sys.executable, "-u", "-c", DEAF]!r})], Path({str(tmp_path)!r}), os.environ
-        )
+        from infra.supervisor import Child, Patience, Supervisor
+        deaf = Child("deaf", {[sys.executable, "-u", "-c", DEAF]!r})
+        supervisor = Supervisor([deaf], Path({str(tmp_path)!r}), os.environ, patience=Patience(3))
         supervisor.start()
         while (pid := supervisor.states()["deaf"].pid) is None: time.sleep(0.01)
         print(pid, flush=True)
@@ -184,7 +183,7 @@ raise SystemExit(1)
 
 
 def test_further_processes_are_counted_by_their_name(tmp_path: Path) -> None:
-    supervisor = Supervisor([], tmp_path, os.environ, also=lambda: {"up": os.getpid()})
+    supervisor = Supervisor([], tmp_path, os.environ, patience=HASTE, also=lambda: {"up": os.getpid()})
     supervisor.start()
     supervisor.stop()
 
