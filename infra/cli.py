@@ -202,10 +202,7 @@ def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption =
     _log_quietly()
     with opened_run(run, data) as opened:
         figures = workers.find(workers.STATUS)(opened.run, rests=opened.rests)
-    if as_json:
-        typer.echo(json.dumps(figures, indent=1))
-    else:
-        _console().print(workers.find(workers.SHOW_STATUS)(figures))
+    _answer(figures, workers.SHOW_STATUS, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -229,10 +226,7 @@ def audit(
     with opened_run(run, data, store=not no_store) as opened:
         report = workers.find(workers.AUDIT)
         found: dict[str, Any] = report(opened.run, rests=opened.rests, deep=deep, use_store=not no_store)
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-    else:
-        _console().print(workers.find(workers.SHOW_AUDIT)(found))
+    _answer(found, workers.SHOW_AUDIT, as_json=as_json)
     if not found["ok"]:
         raise typer.Exit(FAILED)
 
@@ -258,12 +252,10 @@ def dead_letters(
             if offset is None
             else workers.find(workers.LETTER)(opened.run, offset)
         )
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-    elif offset is None:
-        _console().print(workers.find(workers.SHOW_LETTERS)(found, reason))
+    if offset is None:
+        _answer(found, workers.SHOW_LETTERS, reason, as_json=as_json)
     else:
-        _console().print(workers.find(workers.SHOW_LETTER)(found))
+        _answer(found, workers.SHOW_LETTER, as_json=as_json)
 
 
 @app.command(rich_help_panel=RUN)
@@ -284,10 +276,7 @@ def redrive(
     _log_quietly()
     with opened_run(run, data) as opened:
         done: dict[str, Any] = workers.find(workers.REDRIVE)(opened.run, offset or (), reason, dry_run=dry_run)
-    if as_json:
-        typer.echo(json.dumps(done, indent=1))
-    else:
-        _console().print(workers.find(workers.SHOW_REDRIVE)(done))
+    _answer(done, workers.SHOW_REDRIVE, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -317,10 +306,7 @@ def lineage(
     )
     with opened_run(run, data, store=True) as opened:
         found = workers.find(report)(opened.run, policy, asked)
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-    else:
-        _console().print(workers.find(show)(found))
+    _answer(found, show, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -356,12 +342,10 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
             found = workers.find(workers.INSPECT_STEP)(opened.run, policy, step, group, 4 if limit is None else limit)
         else:
             found = workers.find(workers.INSPECT_TRAJECTORY)(opened.run, policy, trajectory)
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-    elif step is not None:
-        _console().print(workers.find(workers.SHOW_STEP)(found))
+    if step is not None:
+        _answer(found, workers.SHOW_STEP, as_json=as_json)
     else:
-        _console().print(workers.find(workers.SHOW_TRAJECTORY)(found, 400 if limit is None else limit))
+        _answer(found, workers.SHOW_TRAJECTORY, 400 if limit is None else limit, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -407,10 +391,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
         else:
             experiment = workers.find(workers.EXPERIMENT)
             found = experiment(opened.run, policy, (into, tuple(sets or ())), (begin, end), tell)
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-    else:
-        _console().print(workers.find(workers.SHOW_RETRAIN)(found))
+    _answer(found, workers.SHOW_RETRAIN, as_json=as_json)
     if any(version["equal"] is False for version in found["versions"]) and into is None:
         raise typer.Exit(FAILED)
     if not found["comparable"]:
@@ -452,6 +433,14 @@ def doctor() -> None:
         console.print(f"{mark} [bold]{finding.what:<13}[/] {finding.detail}", highlight=False, soft_wrap=True)
     if lacking:
         raise typer.Exit(FAILED)
+
+
+def _answer(found: Any, show: str, *more: Any, as_json: bool) -> None:
+    """Print what was asked for, as JSON or by the page of that name."""
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        _console().print(workers.find(show)(found, *more))
 
 
 def _console() -> Console:

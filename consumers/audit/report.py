@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
 
-from rich.progress import Progress
-
 from consumers.audit import commits
 from consumers.audit.deep import UnfitValue, check_attachments, check_curated, check_trajectories
 from consumers.audit.evidence import with_places
@@ -21,7 +19,7 @@ from consumers.audit.fold import Audit, AuditFold
 from consumers.audit.numbers import Scope
 from consumers.audit.objects import Objects, StoreAway
 from consumers.audit.problems import Problems
-from consumers.audit.reading import Reading, known_topics, shortened, shown_progress
+from consumers.audit.reading import Reading, known_topics, shortened
 from infra.dead_letters import was_sent_back
 from infra.kafka import Message
 from infra.object_store import StoreDenied, StoreUnavailable
@@ -132,11 +130,11 @@ class WholeAudit:
     """checked | left out | away."""
 
     @classmethod
-    def of(cls, run: Run, order: Order, progress: Progress) -> WholeAudit:
+    def of(cls, run: Run, order: Order) -> WholeAudit:
         """Return an audit that has not begun."""
         objects = Objects(run.store, deep=order.deep) if order.use_store else None
         newest, fold = read_revisions(run.address)[-1], AuditFold(run.run_id, run.recipe)
-        reading = Reading(run.connection, progress)
+        reading = Reading(run.connection)
         return cls(run, order, reading, newest, fold, objects, store="checked" if objects else "left out")
 
     def perform(self) -> dict[str, Any]:
@@ -300,5 +298,4 @@ def report(run: Run, *, rests: bool = False, deep: bool = False, use_store: bool
     Raises:
         KafkaAway, KafkaRefused: The topics cannot be read; a store that cannot be asked is a problem of the report.
     """
-    with shown_progress() as progress:
-        return WholeAudit.of(run, Order(rests, deep, use_store), progress).perform()
+    return WholeAudit.of(run, Order(rests, deep, use_store)).perform()
