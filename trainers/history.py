@@ -13,8 +13,6 @@ from infra.kafka import Message
 from infra.process import ToldToStop
 from infra.run import Run, read_record
 from infra.topic_reader import Place, TopicReader, read_all, whole_topics
-from schemas import codec
-from schemas.avro import SchemaError
 from schemas.records import (
     BatchTrained,
     CheckpointPointer,
@@ -104,10 +102,8 @@ def _offsets(places: Iterable[Place], positions: Iterable[Position]) -> dict[Pla
 
 
 def _is_ours(message: Message, run_id: str) -> bool:
-    try:
-        return codec.decode(message.value, CuratedGroup).run_id == run_id
-    except SchemaError:
-        return False
+    group = read_record(message, CuratedGroup)
+    return group is not None and group.run_id == run_id
 
 
 def wait_for_examples(run: Run, policy: str, stop: threading.Event) -> WarmStartExamples:

@@ -13,13 +13,14 @@ from typing import Any
 from infra.errors import UsageError
 from infra.kafka import partitions_of
 from infra.run import Run
-from infra.topic_reader import read_all, read_key
+from infra.topic_reader import read_key
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.headers import task_key
-from schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup, WeightsPublished
+from schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup
 from schemas.topics import is_eval
 from trainers.groups import WholeGroup
+from trainers.history import History, read_history
 from trainers.seen import GroupSeen, advantages_of, see_group
 from trainers.token_texts import token_texts
 from trainers.trained_groups import trained_groups, whole
@@ -65,14 +66,14 @@ def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
 
     Raises UsageError when there is no such step or group, LineageBroken when a group is gone.
     """
-    batches, published = _batches(run, policy), _published(run, policy)
-    batch = next((batch for batch in batches if batch.version == version), None)
+    history = read_history(run, policy)
+    batch = next((batch for batch in history.batches if batch.version == version), None)
     if batch is None:
-        raise UsageError(f"policy {policy} of run {run.address.run} has {_instead(version, batches)}")
+        raise UsageError(f"policy {policy} of run {run.address.run} has {_instead(version, history.batches)}")
     places = range(len(batch.groups))[chosen] if isinstance(chosen, slice) else [_place(batch, chosen)]
     part = replace(batch, groups=tuple(batch.groups[place] for place in places))
     [(_, wholes)] = trained_groups(run, policy, [part])
-    texts = token_texts(run, policy, published)
+    texts = token_texts(run, policy, history.published)
     settings = run.revisions[batch.revision].trainer_of(policy)
     seen = [
         see_group(group, advantages_of(group, settings), texts, place=place)
@@ -122,14 +123,15 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     if policy is None and len(policies) > 1:
         raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: say which by --policy")
     acted = run.policy(policy or policies[0])
-    found = _trained(run, acted, stream, number) or _produced(run, acted, stream, number)
+    history = read_history(run, acted)
+    found = _trained(run, acted, history, (stream, number)) or _produced(run, acted, stream, number)
     if found is None:
         raise UsageError(f"no worker has produced a group {stream}:{number} for {acted} that can be read")
     group, members = found.group, found.group.group.trajectories
     chosen = [place for place, member in enumerate(members) if member.id == f"{stream}:{number}:{sample}"]
     if not chosen:
         raise UsageError(f"group {stream}:{number} has {_members(group.group)}, none of them {name}")
-    texts = token_texts(run, acted, _published(run, acted))
+    texts = token_texts(run, acted, history.published)
     settings = run.revisions[found.revision].trainer_of(acted)
     advantages = advantages_of(group, settings) if found.version is not None else {}
     seen = see_group(group, advantages, texts, place=found.place, only=chosen[0])
@@ -145,14 +147,14 @@ class _Found:
     place: int | None = None
 
 
-def _trained(run: Run, policy: str, stream: str, number: int) -> _Found | None:
-    """Return the group's first use, at the position that its batch names."""
-    for batch in _batches(run, policy):
+def _trained(run: Run, policy: str, history: History, group: tuple[str, int]) -> _Found | None:
+    """Return the first use of a group, by stream and number, at the position that its batch names."""
+    for batch in history.batches:
         for place, use in enumerate(batch.groups):
-            if (use.stream, use.number, use.use) == (stream, number, 0):
-                [(_, [group])] = trained_groups(run, policy, [replace(batch, groups=(use,))])
+            if (use.stream, use.number, use.use) == (*group, 0):
+                [(_, [whole_group])] = trained_groups(run, policy, [replace(batch, groups=(use,))])
                 where = f"{run.topics.curated(policy)}[{use.partition}]@{use.offset}"
-                return _Found(group, where, batch.revision, batch.version, place)
+                return _Found(whole_group, where, batch.revision, batch.version, place)
     return None
 
 
@@ -190,21 +192,6 @@ def _members(group: TrajectoryGroup) -> str:
     ids = ", ".join(member.id for member in group.trajectories) or "no trajectory"
     failed = ", ".join(f"sample {failure.sample} failed ({failure.reason})" for failure in group.failures)
     return f"{ids}; {failed}" if failed else ids
-
-
-# ------------------------------------------------------------------------------------------------------- what was read
-
-
-def _batches(run: Run, policy: str) -> list[BatchTrained]:
-    """Return the records of this run that made a version, oldest first."""
-    messages = read_all(run.connection, [run.topics.batches(policy)])
-    batches = [codec.decode(message.value, BatchTrained) for message in messages]
-    return [batch for batch in batches if batch.run_id == run.run_id and batch.version >= 0]
-
-
-def _published(run: Run, policy: str) -> list[WeightsPublished]:
-    messages = read_all(run.connection, [run.topics.weights(policy)])
-    return [codec.decode(message.value, WeightsPublished) for message in messages]
 
 
 # ----------------------------------------------------------------------------------------------------- the command line

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
@@ -49,13 +49,12 @@ class TokenTexts:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
-def token_texts(run: Run, policy: str, published: Iterable[WeightsPublished]) -> TokenTexts:
-    """Return the decoder of the first version that names a tokenizer. Raises NoTokenizer, and StoreError."""
-    for event in published:
-        for file in event.files:
-            if file.name == TOKENIZER_FILE and file.claim is not None:
-                try:
-                    return TokenTexts(Tokenizer.from_str(run.get(file.claim).decode()))
-                except ValueError as error:
-                    raise NoTokenizer(f"{TOKENIZER_FILE} of {policy} version {event.version}: {error}") from error
+def token_texts(run: Run, policy: str, published: WeightsPublished | None) -> TokenTexts:
+    """Return the decoder that a weights record names. Raises NoTokenizer when it names none, and StoreError."""
+    for file in published.files if published else ():
+        if file.name == TOKENIZER_FILE and file.claim is not None:
+            try:
+                return TokenTexts(Tokenizer.from_str(run.get(file.claim).decode()))
+            except ValueError as error:
+                raise NoTokenizer(f"{TOKENIZER_FILE} of {policy}: {error}") from error
     raise NoTokenizer(f"no version of {policy} has a {TOKENIZER_FILE} beside its weights: is one published yet?")

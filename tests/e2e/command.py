@@ -14,7 +14,7 @@ VERSIONS = 12
 ARITHMETIC = ("up", "arithmetic", "--set", f"trainer.steps={VERSIONS}", "--set", "evaluate.every=6", "--plain")
 
 
-def headrace(*words: str | Path, timeout_s: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:
+def headrace(*words: str | Path, timeout_s: float = 800, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
     return subprocess.run(
         [sys.executable, "-m", "infra.cli", *map(str, words)],

@@ -18,8 +18,6 @@ from tcp_proxy import TcpProxy
 from infra.embedded_kafka import EmbeddedKafka
 from infra.embedded_store import EmbeddedStore
 
-pytestmark = pytest.mark.timeout(600)
-
 STEPS = 6
 AWAY_S = 12.0
 """Longer than a transaction may be open, so that those under way are aborted."""

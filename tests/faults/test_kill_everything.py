@@ -27,7 +27,6 @@ def trained(demo: Launched) -> int:
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(900)
 def test_the_demo_killed_as_a_whole_twice_is_gone_on_with_to_its_end_and_its_audit_closes(demo: Launched) -> None:
     for version in (6, 14):
         demo.start()

@@ -12,7 +12,6 @@ VERSIONS = 80
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(900)
 def test_workers_and_curators_that_join_and_leave_all_the_time_lose_and_double_nothing(tmp_path: Path) -> None:
     launched = Launched(tmp_path / "run", [f"trainer.steps={VERSIONS}"])
     try:

@@ -20,7 +20,7 @@ from infra.object_store import ObjectStore
 from infra.run import Run
 from infra.supervisor import AWAY, Child, Patience, Supervisor
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

@@ -54,7 +54,7 @@ from schemas.topics import eval_stream
 
 QUOTA = 8
 """(max_staleness 1 + 1) * 4 groups per batch."""
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 @pytest.fixture

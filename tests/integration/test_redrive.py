@@ -292,7 +292,6 @@ def versions(run: Run) -> list[BatchTrained]:
     return [batch for batch in of(run, run.topics.batches("solver"), BatchTrained) if batch.version >= 0]
 
 
-@pytest.mark.timeout(900)  # it imports torch, and begins three trainers
 def test_a_dead_curated_group_that_is_sent_back_is_trained_once_over_restarts_before_and_after(
     make: Callable[..., Run],
 ) -> None:

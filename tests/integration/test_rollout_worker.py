@@ -308,7 +308,6 @@ def test_after_kill_9_the_next_worker_redoes_only_what_was_unfinished(
     assert sum(count - 1 for count in numbers(run).values()) <= 4
 
 
-@pytest.mark.timeout(900)  # four lives of a worker
 def test_a_task_that_kills_its_workers_is_found_and_the_others_are_done(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:
@@ -332,7 +331,6 @@ def test_a_task_that_kills_its_workers_is_found_and_the_others_are_done(
     assert codec.decode(letter.value, Task).number == 5
 
 
-@pytest.mark.timeout(900)  # four lives of a worker
 def test_a_worker_that_makes_no_token_ends_and_the_task_that_stalls_every_worker_is_found(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:

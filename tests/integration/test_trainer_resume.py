@@ -72,7 +72,6 @@ def fed_run(bootstrap: str, store: ObjectStore, name: str) -> Run:
     return run
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("around", POINTS)
 def test_a_trainer_killed_in_the_midst_makes_what_an_undisturbed_one_makes(
     run: Run, tmp_path: Path, trainers: list[BaseProcess], undisturbed: list[str], around: str
