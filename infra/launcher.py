@@ -124,6 +124,7 @@ class Launch:
         self._began = time.monotonic()
         self._servers = Servers(order.recipe, folder, self._say)
         self._supervisor: Supervisor | None = None
+        self._run_is_over = False
         self._run: Run | None = None
         self._notes = notes
         self._noted = 0.0
@@ -194,6 +195,7 @@ class Launch:
             self._folder.logs,
             environment,
             patience=Patience(most_short_lives=self._recipe.launch.most_short_lives),
+            is_over=lambda: self._run_is_over,
             also=lambda: {**self._servers.pids(), "up": os.getpid()},
         )
         self._supervisor.start()
@@ -212,7 +214,7 @@ class Launch:
                 self._supervisor.raise_failure()
                 self._servers.revive()
                 if page.ended and ended_at is None:
-                    ended_at = time.monotonic()
+                    ended_at, self._run_is_over = time.monotonic(), True
                 if time.monotonic() - self._noted > NOTE_EVERY_S:
                     self._note(run)
             return page.in_flight

@@ -93,6 +93,8 @@ class Supervisor:
         logs: Folder of their logs, `<name>.log` each.
         environment: What every child gets; threads and Python's own switches are set on top.
         patience: When to start again, and when to give up.
+        is_over: Whether a child that ends in good order has finished. Before, somebody told it to stop from outside,
+            and it is started again.
         also: Names and pids of further processes whose CPU time is to be counted.
     """
 
@@ -103,12 +105,14 @@ class Supervisor:
         environment: Mapping[str, str],
         *,
         patience: Patience,
+        is_over: Callable[[], bool],
         also: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self.children = tuple(children)
         self.logs = logs
         self._environment = child_environment(environment, sum(child.uses_torch for child in children))
         self._patience = patience
+        self._run_is_over = is_over
         self._also = also
         self._cpu = CpuAccount()
         self._lives = {child.name: _Life() for child in children}
@@ -181,6 +185,8 @@ class Supervisor:
             life.state = "waiting"
             log.warning("child.died", child=child.name, exit_code=life.exit_code, again_in_s=pause)
             self._stop.wait(pause)
+            if self._is_over(child, life, short_lives):  # a worker may see the end of the run before we do
+                return
             pause = min(pause * 2, self._patience.longest_pause_s)
         life.state = "stopped"
 
@@ -188,7 +194,7 @@ class Supervisor:
         """Tell whether a child whose life ended is not to be started again; note why."""
         if self._stop.is_set():
             life.state = "stopped"
-        elif life.exit_code == FINISHED:
+        elif life.exit_code == FINISHED and self._run_is_over():
             life.state = "finished"
         elif life.exit_code == USAGE_ERROR or short_lives >= self._patience.most_short_lives:
             life.state = "failed"

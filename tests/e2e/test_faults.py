@@ -86,10 +86,10 @@ def groups_done(run: Run, worker: str) -> int:
     return max((status.groups_done for status in found if status.worker == worker), default=0)
 
 
-def kill_one(process: subprocess.Popen[bytes], component: str) -> None:
-    """Kill -9 the one process of a component."""
+def end_one(process: subprocess.Popen[bytes], component: str, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to the one process of a component."""
     (victim,) = [child for child in children(process.pid) if {"infra.cli", component} <= set(command_of(child))]
-    victim.kill()
+    victim.send_signal(number)
 
 
 def command_of(process: psutil.Process) -> list[str]:
@@ -111,7 +111,8 @@ def test_a_run_that_is_joined_vandalised_killed_and_interrupted_ends_with_a_clos
         vandal.produce(run.topics.trajectories("solver"), b"garbage", b"sums:0", 0)
         assert vandal.flush(30) == 0
         for component in ("rollout", "train", "curate"):
-            kill_one(up, component)
+            end_one(up, component)
+        end_one(up, "feed", signal.SIGTERM)
         at = version(run)
         until(lambda: version(run) > at, "the killed components came back")
         up.send_signal(signal.SIGINT)

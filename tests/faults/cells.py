@@ -15,7 +15,8 @@ SLOTS = {
     "broker": ("broker",),
     "store": ("store",),
 }
-"""Kind to the names of its processes, as the launcher gives them. A supervisor is none of them: with it dies all."""
+"""Kind to the names of its processes, as the launcher gives them. A supervisor is none of them: with it dies all. At a
+named point all are killed, at a random time it alone is, and the others must notice."""
 IN_A_TURN = ("handled", "begun", "produced", "committing", "committed")
 OWN_POINTS = {
     "trainer": tuple(

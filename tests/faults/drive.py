@@ -93,7 +93,7 @@ class Drive:
         finally:
             self._release(cell.point)
         return replace(
-            row, red="" if row.before <= row.died_at < row.after or "worker" in cell.kinds else "stood still"
+            row, red="" if row.before <= row.died_at < row.after or cell.kinds[0] == "worker" else "stood still"
         )
 
     # ------------------------------------------------------------------------------------------------------------ death
@@ -117,9 +117,11 @@ class Drive:
         self._await(lambda: self.launched.hit(cell.point), f"{cell.point} is passed", HITS_S)
         hit = self.launched.hit(cell.point)
         assert hit is not None
-        name = next((name for name, pid in {**self.launched.processes(), **before}.items() if pid == hit), "")
-        if not name:
-            raise NotInTime(f"process {hit}, which passed {cell.point}, is none of the run's: {before}")
+        # One that a server's death left stuck may have started anew while the point was awaited.
+        named = {pid: name for known in (before, self.launched.processes()) for name, pid in known.items()}
+        if hit not in named:
+            raise NotInTime(f"process {hit}, which passed {cell.point}, is none of the run's: {named}")
+        name = named[hit]
         if cell.dies_by_itself:
             self._note_log(name)
             return {name: hit}
@@ -131,7 +133,7 @@ class Drive:
 
     def _kill_now(self, cell: Cell, victims: dict[str, int]) -> dict[str, int]:
         if cell.kinds == ("supervisor",):
-            killed = self.launched.kill_all()
+            killed = self.launched.kill_all() if cell.point else self.launched.kill_alone()
             del killed["up"]
             for name in killed:
                 self._note_log(name)

@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 RECIPE = HERE / "flips.toml"
 SERVERS = {"broker": "kafka", "store": "store"}
 """Process name to its folder in the data folder."""
+FORGIVEN = {-signal.SIGKILL, os.EX_TEMPFAIL}
 START_S = 180.0
 PAUSE_S = 0.05
 
@@ -92,6 +93,24 @@ class Launched:
         self._up.wait()
         until(lambda: not any(map(alive, victims.values())), "all killed processes are gone", 30)
         return victims
+
+    def kill_alone(self) -> dict[str, int]:
+        """SIGKILL to `headrace up` alone, whose children must not outlive it; return who there was."""
+        assert self._up is not None, "start it first"
+        victims = self.everybody()
+        self._up.kill()
+        self._up.wait()
+        return victims
+
+    def deaths(self) -> list[str]:
+        """Return what the launcher said of children that died neither of SIGKILL nor because a server was away."""
+        found = []
+        for line in self.log("up").read_text().splitlines():
+            with suppress(ValueError):  # the last line of a life that was killed may be torn
+                said = json.loads(line)
+                if said["event"] == "child.died" and said["exit_code"] not in FORGIVEN:
+                    found.append(f"{said['child']} exited with {said['exit_code']}")
+        return found
 
     def leave_nothing(self) -> None:
         """Kill what still runs, at the end of a test."""

@@ -100,6 +100,8 @@ def checked(launched: Launched, steps: int) -> str:
     """Look at what a finished run has left; return what is wrong with it."""
     if launched.ended() != 0:
         return f"`headrace up` ended with {launched.ended()}: {launched.data}.up.txt"
+    if deaths := launched.deaths():
+        return f"components died by themselves: {', '.join(deaths)}"
     audit = launched.asked("audit")
     if audit.code or not audit.said.get("ok"):
         return f"the audit does not close: {audit.said or audit.errors}"

@@ -64,7 +64,7 @@ def test_an_upload_waits_for_a_store_that_fails_and_says_so_once(run: Run, betwe
 def test_a_component_that_a_server_left_stuck_is_started_again_however_often(tmp_path: Path) -> None:
     haste = Patience(first_pause_s=0.01, longest_pause_s=0.01, most_short_lives=2)
     child = Child("stuck", [sys.executable, "-c", f"raise SystemExit({AWAY})"])
-    supervisor = Supervisor([child], tmp_path, os.environ, patience=haste)
+    supervisor = Supervisor([child], tmp_path, os.environ, patience=haste, is_over=bool)
     supervisor.start()
     try:
         until(lambda: supervisor.states()["stuck"].starts > 4, "it is started again")

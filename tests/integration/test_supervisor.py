@@ -34,8 +34,10 @@ def python(name: str, code: str) -> Child:
 
 
 @contextmanager
-def supervised(folder: Path, *children: Child, patience: Patience = HASTE) -> Iterator[Supervisor]:
-    supervisor = Supervisor(children, folder, os.environ, patience=patience)
+def supervised(
+    folder: Path, *children: Child, patience: Patience = HASTE, is_over: Callable[[], bool] = lambda: False
+) -> Iterator[Supervisor]:
+    supervisor = Supervisor(children, folder, os.environ, patience=patience, is_over=is_over)
     supervisor.start()
     try:
         yield supervisor
@@ -75,8 +77,22 @@ def test_a_child_that_is_killed_is_started_again(tmp_path: Path) -> None:
         supervisor.raise_failure()
 
 
+def test_a_child_that_somebody_else_told_to_stop_is_started_again(tmp_path: Path) -> None:
+    polite = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up')\n" + LIVES_ON
+    with supervised(tmp_path, python("worker", polite)) as supervisor:
+        wait_for(lambda: "up" in log_of(tmp_path, "worker"))
+        first = supervisor.states()["worker"].pid
+        assert first is not None
+        os.kill(first, signal.SIGTERM)
+
+        wait_for(lambda: supervisor.states()["worker"].pid not in (None, first))
+
+        assert supervisor.states()["worker"].exit_code == 0
+        supervisor.raise_failure()
+
+
 def test_a_child_that_finished_stays_finished(tmp_path: Path) -> None:
-    with supervised(tmp_path, python("done", "print('all done')")) as supervisor:
+    with supervised(tmp_path, python("done", "print('all done')"), is_over=lambda: True) as supervisor:
         wait_for(lambda: supervisor.states()["done"].state == "finished")
 
         assert supervisor.states()["done"].starts == 1
@@ -144,7 +160,7 @@ def test_a_supervisor_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
         from pathlib import Path
         from infra.supervisor import Child, Patience, Supervisor
         deaf = Child("deaf", {[sys.executable, "-u", "-c", DEAF]!r})
-        supervisor = Supervisor([deaf], Path({str(tmp_path)!r}), os.environ, patience=Patience(3))
+        supervisor = Supervisor([deaf], Path({str(tmp_path)!r}), os.environ, patience=Patience(3), is_over=bool)
         supervisor.start()
         while (pid := supervisor.states()["deaf"].pid) is None: time.sleep(0.01)
         print(pid, flush=True)
@@ -183,7 +199,7 @@ raise SystemExit(1)
 
 
 def test_further_processes_are_counted_by_their_name(tmp_path: Path) -> None:
-    supervisor = Supervisor([], tmp_path, os.environ, patience=HASTE, also=lambda: {"up": os.getpid()})
+    supervisor = Supervisor([], tmp_path, os.environ, patience=HASTE, is_over=bool, also=lambda: {"up": os.getpid()})
     supervisor.start()
     supervisor.stop()
 
