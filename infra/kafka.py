@@ -38,6 +38,7 @@ AWAY = {
     KafkaError._RESOLVE,  # noqa: SLF001
     KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
     KafkaError._WAIT_COORD,  # noqa: SLF001
+    KafkaError._NOENT,  # noqa: SLF001
     KafkaError.BROKER_NOT_AVAILABLE,
     KafkaError.NETWORK_EXCEPTION,
     KafkaError.KAFKA_STORAGE_ERROR,
@@ -281,7 +282,12 @@ _admins: dict[str, AdminClient] = {}
 
 MOVED = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
 """A kept admin client goes on asking with the leader epochs of before a broker's restart."""
-SETTLING = {*MOVED, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
+SETTLING = {
+    *MOVED,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError._NOENT,  # noqa: SLF001 - "no leaders found", of a topic that was just made
+}
 """The broker answers, and does not serve the partition yet."""
 SETTLING_S = 5.0
 

@@ -41,8 +41,6 @@ class TopicReader:
     def __init__(self, connection: Connection, positions: Mapping[Place, int], name: str = "reader") -> None:
         self.connection = connection
         self.positions = dict(positions)
-        self._ended: set[Place] = set()
-        """Partitions whose end a fetch has told."""
         self._consumer = open_consumer(connection, name, enable_partition_eof=True)
         self._assign()
 
@@ -77,7 +75,6 @@ class TopicReader:
                 # An end of partition also tells of markers that no record shows.
                 place = (raw.topic() or "", raw.partition() or 0)
                 self.positions[place] = max(self.positions[place], raw.offset() or 0)
-                self._ended.add(place)
             elif error.code() not in AWAY:
                 raise translate(KafkaException(error), f"reading {raw.topic()}")
         return found
@@ -103,15 +100,26 @@ class TopicReader:
     def catch_up(self, timeout_s: float = 60) -> Iterator[Message]:
         """Yield records up to the high watermarks of this moment, open transactions included: an exact restore.
 
-        Fetches must have met the ends too. The answer to a question for them was seen to be wrong just after a broker's
-        restart, and whoever takes an empty past for the truth begins a run anew that is there.
+        The first fetch of every partition must have told its end too. The answer to a question for it was seen to be
+        wrong just after a broker's restart, and whoever takes an empty past for the truth begins a run anew that is
+        there.
         """
         ends = end_offsets(self.connection, self.positions)
+        untold = set(ends)
 
         def goes_on() -> bool:
-            return not ends.keys() <= self._ended or any(self.positions[place] < end for place, end in ends.items())
+            for place in tuple(untold):
+                if (told := self._told_end(place)) is not None:
+                    ends[place] = max(ends[place], told)
+                    untold.remove(place)
+            return bool(untold) or any(self.positions[place] < end for place, end in ends.items())
 
         return self._while(goes_on, ends, timeout_s)
+
+    def _told_end(self, place: Place) -> int | None:
+        """Return the high watermark that the newest fetch of a partition told; None before the first."""
+        told = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+        return told[1] if told and told[1] >= 0 else None
 
     def ends(self) -> dict[Place, int]:
         """Return the high watermarks of this moment."""

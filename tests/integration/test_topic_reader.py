@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from confluent_kafka import Consumer
 from confluent_kafka.admin import NewTopic
 
 from infra import topic_reader
-from infra.kafka import Connection, open_admin, open_producer
-from infra.topic_reader import Place, read_all
+from infra.kafka import Connection, open_admin, open_consumer, open_producer
+from infra.topic_reader import Place, TopicReader, read_all
+
+LIMIT_S = 15.0
 
 
 def test_a_false_end_does_not_make_a_topic_look_empty(
@@ -27,3 +30,22 @@ def test_a_false_end_does_not_make_a_topic_look_empty(
 
     monkeypatch.setattr(topic_reader, "end_offsets", nothing)
     assert [message.value for message in read_all(connection, [run_name])] == [b"%d" % n for n in range(10)]
+
+
+def test_a_topic_on_which_no_fetch_finds_the_end_is_read_to_the_end_it_had(
+    bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where more is always written before the next fetch."""
+    connection = Connection(bootstrap)
+    open_admin(connection).create_topics([NewTopic(run_name, 1, 1)])[run_name].result()
+    producer = open_producer(connection, "writer")
+    for number in range(10):
+        producer.produce(run_name, str(number).encode())
+    assert producer.flush(30) == 0
+
+    def never_at_the_end(connection: Connection, name: str, **_: bool) -> Consumer:
+        return open_consumer(connection, name)
+
+    monkeypatch.setattr(topic_reader, "open_consumer", never_at_the_end)
+    with TopicReader(connection, {(run_name, 0): 0}) as reader:
+        assert len(list(reader.catch_up(LIMIT_S))) == 10
