@@ -35,6 +35,8 @@ EVICTIONS_FILE = "tests/integration/test_evictions.py::"
 EVICTIONS = f"{EVICTIONS_FILE}test_evictions_are_told_once_by_incarnations_that_are_fenced_and_by_those_that_resume"
 FEEDER = "tests/integration/test_feeder.py::"
 TRAINER = "tests/integration/test_trainer.py::"
+BEGINS = "tests/integration/test_trainer_begins.py::"
+BUILDS = "tests/integration/test_other_builds.py::"
 RETRAIN = "tests/integration/test_retrain.py::"
 EPOCHS = "tests/unit/test_resume.py::test_a_new_epoch_begins_where_one_of_them_is_another"
 CURATION = "tests/unit/test_curation.py::"
@@ -140,6 +142,62 @@ MUTANTS = (
         "list_offsets(asked, request_timeout=10, "
         "isolation_level=__import__('confluent_kafka').IsolationLevel.READ_COMMITTED)",
         (f"{RUN_LOOP}test_a_reader_waits_for_a_transaction_that_is_still_open",),
+    ),
+    Mutant(
+        "believes-an-end",
+        "the end of a topic is what a fetch has told",
+        "infra/topic_reader.py",
+        "return bool(untold) or any(",
+        "return any(",
+        ("tests/integration/test_topic_reader.py::test_a_false_end_does_not_make_a_topic_look_empty",),
+    ),
+    Mutant(
+        "lost-offsets",
+        "a group that lost its offsets does not begin anew",
+        "infra/group_consumer.py",
+        "        if lost:\n            raise StateLost(",
+        "        if False:\n            raise StateLost(",
+        (f"{RUN_LOOP}test_a_group_that_lost_its_offsets_does_not_begin_anew",),
+    ),
+    Mutant(
+        "store-away-is-the-end",
+        "a store that is away is waited for",
+        "infra/run.py",
+        "if time.monotonic() - began > patience_s:",
+        "if True:",
+        ("tests/integration/test_away.py::test_an_upload_waits_for_a_store_that_fails_and_says_so_once",),
+    ),
+    Mutant(
+        "deaf-to-other-builds",
+        "a schema that is unknown is looked for where its writer told it",
+        "schemas/codec.py",
+        "        for find in _finders:\n            find()\n",
+        "        pass\n",
+        (f"{BUILDS}test_a_newer_builds_record_is_read_as_soon_as_its_schema_is_told_and_not_before",),
+    ),
+    Mutant(
+        "told-to-stop-is-finished",
+        "a component that ends before the run does is started again",
+        "infra/supervisor.py",
+        "life.exit_code == FINISHED and self._run_is_over()",
+        "life.exit_code == FINISHED",
+        ("tests/integration/test_supervisor.py::test_a_child_that_somebody_else_told_to_stop_is_started_again",),
+    ),
+    Mutant(
+        "one-look",
+        "a policy looks for its past twice before it begins",
+        "trainers/start.py",
+        "if read_history(run, policy) != History():",
+        "if False:",
+        (f"{BEGINS}test_a_past_that_was_not_to_be_seen_at_first_is_not_begun_anew",),
+    ),
+    Mutant(
+        "any-checkpoint",
+        "a checkpoint holds the weights that its pointer names",
+        "trainers/remake.py",
+        "if (learner.version, hash_of(learner)) != (pointer.version, pointer.weights_hash):",
+        "if False:",
+        (f"{BEGINS}test_a_checkpoint_of_other_weights_than_its_pointer_names_is_refused",),
     ),
     Mutant(
         "no-dedupe",

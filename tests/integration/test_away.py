@@ -5,29 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import structlog
 from made_run import make_run, tiny_recipe
+from stoppable import PATIENCE_S, until
 from tcp_proxy import Mode, TcpProxy
 
 from infra.embedded_store import EmbeddedStore
 from infra.object_store import ObjectStore
 from infra.run import Run
 from infra.supervisor import AWAY, Child, Patience, Supervisor
-
-PATIENCE_S = 180.0
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, f"not in time: {what}"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -51,7 +42,8 @@ def test_an_upload_waits_for_a_store_that_fails_and_says_so_once(run: Run, betwe
         with between.failing(mode):
             upload = threading.Thread(target=lambda: stored.append(run.get(run.put(b"weights", "weights"))))
             upload.start()
-            until(lambda: any(line["event"] == "store.waiting" for line in logs), "the wait is said")
+            until(lambda: any("store" in line["event"] for line in logs) or not upload.is_alive(), "the wait is said")
+            assert upload.is_alive(), "it waits"
             asked = between.connections
             until(lambda: between.connections > asked, "the store is asked again")
             assert not stored

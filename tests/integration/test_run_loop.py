@@ -168,8 +168,12 @@ def test_a_group_that_lost_its_offsets_does_not_begin_anew(connection: Connectio
     consumer = GroupConsumer(member, lambda place: Counter(place, out))
     run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) == 40)
 
+    class Never(Counter):
+        def handle(self, message: Message) -> list[Outgoing]:
+            pytest.fail(f"record {message.offset} is handled again")
+
     forgotten = replace(member, group=f"{run_name}.forgotten")
-    again = GroupConsumer(forgotten, lambda place: Counter(place, out))
+    again = GroupConsumer(forgotten, lambda place: Never(place, out))
     writer = TransactionalWriter(connection, f"{run_name}.t")
     try:
         with pytest.raises(StateLost, match="has lost its offsets"):

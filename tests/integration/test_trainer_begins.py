@@ -1,0 +1,61 @@
+"""How a trainer begins: once, and from a checkpoint that holds what its pointer says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from made_run import make_run, tiny_recipe
+from trained_run import published
+
+from infra.object_store import ObjectStore
+from infra.process import MustRestart
+from infra.run import Run
+from infra.transactions import TransactionalWriter
+from trainers import start
+from trainers.checkpoint import CheckpointError
+from trainers.history import History, read_history
+from trainers.remake import learner_at, learner_settings
+
+POLICY = "solver"
+
+
+@pytest.fixture
+def run(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
+    return make_run(bootstrap, store, tiny_recipe(run_name))
+
+
+@pytest.fixture
+def writer(run: Run) -> Iterator[TransactionalWriter]:
+    with closing(TransactionalWriter(run.connection, f"{run.address.run}.train.{POLICY}")) as writer:
+        yield writer
+
+
+def test_a_past_that_was_not_to_be_seen_at_first_is_not_begun_anew(
+    run: Run, writer: TransactionalWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As seen once, just after a broker's restart: version 0 was published a second time."""
+    begun = start.begin_or_resume(run, POLICY, writer, threading.Event())
+    looks: list[str] = []
+
+    def blind_at_first(run: Run, policy: str) -> History:
+        looks.append(policy)
+        return read_history(run, policy) if len(looks) > 1 else History()
+
+    monkeypatch.setattr(start, "read_history", blind_at_first)
+    with pytest.raises(MustRestart):
+        start.begin_or_resume(run, POLICY, writer, threading.Event())
+    assert [event.weights_hash for event in published(run)] == [begun.weights_hash]
+
+
+def test_a_checkpoint_of_other_weights_than_its_pointer_names_is_refused(run: Run, writer: TransactionalWriter) -> None:
+    begun = start.begin_or_resume(run, POLICY, writer, threading.Event())
+    pointer = read_history(run, POLICY).checkpoint
+    assert pointer is not None
+    settings = learner_settings(run.recipe, POLICY)
+    assert learner_at(run, pointer, begun.files, settings).version == 0
+    with pytest.raises(CheckpointError, match="its pointer says"):
+        learner_at(run, replace(pointer, weights_hash="0" * 64), begun.files, settings)
