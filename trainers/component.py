@@ -33,6 +33,10 @@ from trainers.window import Eviction, Waiting, Window
 log = structlog.get_logger()
 
 EVICTIONS_WAIT_S = 1.0
+GroupKey = tuple[str, int, int]
+"""(stream, number, use)."""
+UNKNOWN: GroupKey = ("", -1, 0)
+"""Of a record that cannot be read."""
 
 
 class Trainer:
@@ -87,9 +91,9 @@ class Trainer:
             with self._watch.measure("decode"):
                 curated = codec.decode(message.value, CuratedGroup)
         except SchemaError as error:
-            return self._refuse(message, "undecodable", str(error))
+            return self._bury(message, ("undecodable", str(error)))
         if curated.run_id != self.run.run_id:
-            return self._refuse(message, "other_run", f"a group of run {curated.run_id}")
+            return self._bury(message, ("other_run", f"a group of run {curated.run_id}"))
         return self._take_in(message, curated)
 
     def _take_in(self, message: Message, curated: CuratedGroup) -> list[Outgoing]:
@@ -107,8 +111,7 @@ class Trainer:
             with self._watch.measure("decode"):
                 candidate = self._candidate(curated)
         except (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError) as error:
-            dead = replace(self._record(), evictions=(_eviction(Eviction(entry, "dead")),))
-            return [self._dead(message, "unusable", str(error)), self._batch_message(dead)]
+            return self._bury(message, ("unusable", str(error)), entry.key)
         self._evict(self.window.add(replace(entry, payload=candidate)))
         return []
 
@@ -125,12 +128,16 @@ class Trainer:
             raise BatchError(f"it has tokens of version {newest}, and {self.learner.version} is the newest there is")
         return Candidate(group, sequences)
 
-    def _refuse(self, message: Message, reason: str, detail: str) -> list[Outgoing]:
-        """Return the letter of a record of unknown identity, and how far we are: no successor is to write it again."""
-        return [self._dead(message, reason, detail), self._batch_message(self._record())]
+    def _bury(self, message: Message, why: tuple[str, str], key: GroupKey = UNKNOWN) -> list[Outgoing]:
+        """Return a record's letter and, beside how far we are, its place as dead.
 
-    def _dead(self, message: Message, reason: str, detail: str) -> Outgoing:
-        return dead_letter(self.run.topics, self.run.run_id, f"train.{self.policy}", message, (reason, detail))
+        By these no successor writes the letter again, or takes the record in once it can read it: what is sent back
+        stands at another place.
+        """
+        use = GroupUse(*key, message.partition, message.offset)
+        dead = replace(self._record(), evictions=(records.Eviction(use, "dead"),))
+        letter = dead_letter(self.run.topics, self.run.run_id, f"train.{self.policy}", message, why)
+        return [letter, self._batch_message(dead)]
 
     def tick(self) -> Iterable[Outgoing]:
         """Report evictions that wait, else make a version if a batch is there."""

@@ -37,7 +37,7 @@ class History:
     last: BatchTrained | None = None
     """The newest record, whether it made a version or only reported evictions."""
     concluded: set[tuple[int, int]] = field(default_factory=set)
-    """(partition, offset) of the curated records that were trained or evicted."""
+    """(partition, offset) of the curated records that were trained, evicted or refused."""
     published: WeightsPublished | None = None
     """The newest."""
 
@@ -79,8 +79,8 @@ def what_waited(run: Run, policy: str, history: History) -> tuple[list[Message],
     """Return the curated records that the last incarnation's window held, and where it had read to.
 
     That is all between the newest checkpoint's positions and the last record's that was neither trained nor evicted,
-    nor a dead letter because of what it is. Known by their places, not by their groups: a group that was dead and is
-    driven here once more is another record.
+    nor became a dead letter. Known by their places, not by their groups: a group that was dead and is driven here once
+    more is another record, and one that nobody could read then may be readable now.
     """
     places = whole_topics(run.connection, [run.topics.curated(policy)])
     begin = _offsets(places, history.checkpoint.positions if history.checkpoint else ())

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
+from fastavro import parse_schema, schemaless_writer
 from made_records import curated, say
 from made_run import make_run, tiny_recipe
 from stoppable import until
 
+from consumers.audit.report import audit
 from consumers.letters import read_letters
+from consumers.redrive import redrive
 from infra.kafka import Outgoing, open_producer
 from infra.object_store import ObjectStore
 from infra.run import Run
@@ -19,7 +25,8 @@ from infra.stopwatch import Stopwatch
 from infra.topic_reader import read_all
 from infra.transactions import TransactionalWriter
 from schemas import codec
-from schemas.records import BatchTrained, Outcome
+from schemas.avro import schema_of
+from schemas.records import BatchTrained, CuratedGroup, Outcome, RecipeRevision
 from trainers.component import Trainer
 from trainers.start import begin_or_resume
 
@@ -101,3 +108,43 @@ def test_a_letter_is_written_once_by_incarnations_of_which_each_does_nothing_els
     with training(run) as (trainer, _):
         assert outgoing(trainer, lambda _: 0 < len(trainer.window) == len(kept)) == [], "it reads on behind the letter"
     assert [letter.reason for letter in read_letters(run)] == ["undecodable"]
+
+
+def by_newer_build(run: Run, one: Outgoing) -> tuple[Outgoing, RecipeRevision]:
+    """The curated group in a schema that nobody else has, and the word that tells the schema."""
+    schema, out = schema_of(CuratedGroup), io.BytesIO()
+    schema["fields"].append({"name": f"of_{run.address.run}".replace("-", "_"), "type": "string", "default": ""})
+    plain = codec.FORMS[CuratedGroup].encode(codec.decode(one.value, CuratedGroup))
+    schemaless_writer(out, parse_schema(schema), plain)
+    value = codec.MAGIC + codec.fingerprint_of(schema) + out.getvalue()
+    return replace(one, value=value), RecipeRevision(run_id=run.run_id, schemas={"CuratedGroup": json.dumps(schema)})
+
+
+def test_a_group_that_could_not_be_read_before_a_fix_is_trained_once_when_it_is_sent_back(
+    bootstrap: str, store: ObjectStore, run_name: str
+) -> None:
+    trainer = {"steps": 1, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 4}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, trainer=trainer))
+    first, *others = curated(run, range(6))
+    assert len(others) == 3
+    newer, fix = by_newer_build(run, first)
+    say(run, newer, *others[:2])
+    with training(run) as (trainer_before, writer):
+        said = outgoing(trainer_before, bool)
+        writer.begin()
+        writer.produce(said)
+        writer.commit()
+    assert [letter.reason for letter in read_letters(run)] == ["undecodable"]
+    say(run, Outgoing(run.topics.recipe, codec.encode(fix), partition=0))
+    codec.decode(newer.value, CuratedGroup)
+    with training(run) as (trainer_after, writer):
+        outgoing(trainer_after, lambda _: len(trainer_after.window) > 1)
+        assert len(redrive(run, (), "undecodable")["redriven"]) == 1
+        say(run, others[2])
+        said = outgoing(trainer_after, lambda _: trainer_after.learner.version == 1)
+        writer.begin()
+        writer.produce(said)
+        writer.commit()
+    assert set(trained(run).values()) == {1}
+    assert trained(run).total() == 4
+    assert audit(run).doubled == 0
