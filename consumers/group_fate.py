@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from consumers.lineage import read_batches
+from consumers.lineage import read_batches, readable
 from infra.errors import UsageError
 from infra.kafka import Message, partitions_of
 from infra.own_positions import newest_snapshot
@@ -203,8 +203,8 @@ def _issued(run: Run) -> dict[str, int]:
 
 def _on_tasks(run: Run, stream: str, number: int) -> tuple[int, ...]:
     key = task_key(stream, number)
-    messages = read_all(run.connection, [run.topics.tasks(stream)])
-    return tuple(codec.decode(message.value, Task).attempt for message in messages if message.key == key)
+    messages = (m for m in read_all(run.connection, [run.topics.tasks(stream)]) if m.key == key)
+    return tuple(task.attempt for _, task in readable(run, messages, Task))
 
 
 def _own(run: Run, topic: str, stream: str, number: int) -> Iterator[Message]:
@@ -255,9 +255,8 @@ def _attempt(message: Message, run_id: str) -> Attempt:
 
 def _concluded(run: Run, policy: str, stream: str, number: int) -> tuple[Concluded, ...]:
     found = []
-    for message in _own(run, run.topics.outcomes(policy), stream, number):
-        outcome = codec.decode(message.value, Outcome)
-        if outcome.run_id == run.run_id and outcome.level == "group":
+    for message, outcome in readable(run, _own(run, run.topics.outcomes(policy), stream, number), Outcome):
+        if outcome.level == "group":
             found.append(
                 Concluded(
                     verdict=outcome.verdict,
@@ -278,10 +277,8 @@ def _concluded(run: Run, policy: str, stream: str, number: int) -> tuple[Conclud
 
 def _letters(run: Run, policy: str, stream: str, number: int) -> tuple[Letter, ...]:
     found: dict[int, DeadLetter] = {}
-    for message in read_all(run.connection, [run.topics.dead_letters]):
-        letter = codec.decode(message.value, DeadLetter)
-        ours = (letter.run_id, letter.stream, letter.number) == (run.run_id, stream, number)
-        if ours and letter.policy in ("", policy):
+    for message, letter in readable(run, read_all(run.connection, [run.topics.dead_letters]), DeadLetter):
+        if (letter.stream, letter.number) == (stream, number) and letter.policy in ("", policy):
             found[message.offset] = letter
     redriven = {letter.redrives for letter in found.values() if letter.reason == REDRIVEN}
     return tuple(

@@ -216,16 +216,19 @@ def version_shares(trajectories: Iterable[Trajectory]) -> dict[str, float]:
 
 
 def read_records(run: Run, topic: str, kind: type[Any]) -> list[Any]:
-    """Return the readable records of this run on a topic; whoever consumed the others said so."""
-    found = []
-    for message in read_all(run.connection, [topic]):
+    """Return the readable records of this run on a topic."""
+    return [record for _, record in readable(run, read_all(run.connection, [topic]), kind)]
+
+
+def readable(run: Run, messages: Iterable[Message], kind: type[Any]) -> Iterator[tuple[Message, Any]]:
+    """Yield the messages that hold a record of this run, with it; whoever consumed the others said so."""
+    for message in messages:
         try:
             record = codec.decode(message.value, kind)
         except SchemaError:
             continue
         if record.run_id == run.run_id:
-            found.append(record)
-    return found
+            yield message, record
 
 
 def report_version(run: Run, policy: str | None, version: int) -> Mapping[str, Any]:

@@ -97,6 +97,8 @@ class Audit:
     tasks: TaskCounts = TaskCounts()
     groups: GroupTotals = GroupTotals()
     weights_chain_ok: bool = True
+    unreadable_letters: int = 0
+    """Records on `dead-letters` that are none; what they say is not known, and they conclude nothing."""
     problems: Problems = field(default_factory=Problems)
 
 
@@ -114,6 +116,8 @@ class AuditFold:
         self.issued: dict[str, int] = {}
         """Next number of every stream, from the feeder's newest snapshot."""
         self.unread = Unread()
+        self.unreadable_letters = 0
+        """Records on `dead-letters` that cannot be read."""
         self.chains = {p: WeightsChain(p, recipe.topics.curated(p)) for p in recipe.policies}
         self.snapshots: dict[bytes, Message] = {}
         """The newest of every component, by key."""
@@ -186,7 +190,11 @@ class AuditFold:
         return True
 
     def _letter(self, message: Message) -> bool:
-        letter = codec.decode(message.value, DeadLetter)
+        try:
+            letter = codec.decode(message.value, DeadLetter)
+        except SchemaError:
+            self.unreadable_letters += 1  # nobody may write a letter about it: that would be read here again
+            return False
         if letter.run_id != self.run_id:
             return False
         self._bury(letter)
@@ -350,6 +358,7 @@ class AuditFold:
             tasks=TaskCounts(sum(self.issued.values()), self._concluded_tasks()),
             groups=GroupTotals(discarded=discarded, **total),
             weights_chain_ok=not broken,
+            unreadable_letters=self.unreadable_letters,
             problems=problems,
         )
 

@@ -265,6 +265,7 @@ class WholeAudit:
             "lost": found.lost,
             "doubled": found.doubled,
             "weights_chain_ok": found.weights_chain_ok and not self.broken,
+            "unreadable_letters": found.unreadable_letters,
             "problems": [str(problem) for problem in placed.listed],
             "more_problems": placed.more,
             "policies": {policy: asdict(counts) for policy, counts in found.policies.items()},

@@ -59,6 +59,8 @@ def _what_was_read(audit: Mapping[str, Any]) -> str:
     text = f"{audit['records']:,} records read at {audit['records_per_s']:,}/s, {store[audit['store']]}"
     if deep := audit["deep"]:
         text += f"; {deep['records']:,} groups decoded at {deep['records_per_s']:,}/s"
+    if audit["unreadable_letters"]:
+        text += f"; {audit['unreadable_letters']:,} on the topic of dead letters cannot be read, and conclude nothing"
     if audit["source"]:
         text += f"; an offline experiment: its groups are audited under run {audit['source']}"
     return text

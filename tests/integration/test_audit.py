@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 from made_run import make_run, tiny_recipe
+from rich.console import Console
 
 from consumers.audit.report import report
+from consumers.page.tables import audit_table
 from infra.kafka import Outgoing, end_offsets, open_consumer, open_producer
 from infra.object_store import ObjectStore
 from infra.run import Run, read_revisions
@@ -184,6 +186,17 @@ def test_a_whole_run_closes(made: Made) -> None:
     assert found["records"] == len(made.records) - 1
     assert found["deep"]["records"] == 7 + 6
     assert "\r" not in said, "progress is for terminals"
+
+
+def test_a_record_on_dead_letters_that_is_none_is_told_and_is_no_problem(made: Made) -> None:
+    made.records["no letter"] = Outgoing(made.run.topics.dead_letters, b"garbage", b"", partition=0)
+    made.produce()
+    found = report(made.run, rests=True)
+    assert (found["ok"], found["unreadable_letters"]) == (True, 1)
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(audit_table(found))
+    assert "1 on the topic of dead letters cannot be read" in captured.get()
 
 
 def test_an_outcome_that_is_missing_and_a_batch_that_is_there_twice_are_named_with_their_places(made: Made) -> None:

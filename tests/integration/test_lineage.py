@@ -246,6 +246,21 @@ def test_a_dead_number_that_was_sent_back_is_open_again_and_then_trained(written
     assert [attempt.counts for attempt in trained.attempts] == [False, True]
 
 
+def test_records_that_nobody_can_read_hide_no_groups_fate(written: Log) -> None:
+    written.task(3)
+    written.batch(1, written.keep(3, written.group(3)[1]))
+    topics, key, headers = written.run.topics, task_key("sums", 3), written.stamp(3).to_headers()
+    for topic, partition in (
+        (topics.dead_letters, 0), (topics.tasks("sums"), 0), (topics.batches("solver"), 0), (topics.state, 0),
+        (topics.outcomes("solver"), 3), (topics.trajectories("solver"), 3),
+    ):  # fmt: skip
+        written.write(Outgoing(topic, b"garbage", key, headers, partition))
+
+    found = written.fate(3)
+
+    assert (found.fate, found.on_tasks, len(found.concluded), found.letters) == ("trained", (0,), 1, ())
+
+
 def test_a_name_that_is_no_group_of_the_run_is_refused_in_a_sentence(written: Log) -> None:
     for text, says in (
         ("12", "STREAM:NUMBER"), ("proofs:1", "it has sums"), ("sums:x", "STREAM:NUMBER"), ("eval.sums:1", "inspect"),

@@ -584,6 +584,14 @@ def test_what_cannot_be_read_needs_a_letter_that_names_its_place() -> None:
     assert log.audit(STILL).ok
 
 
+def test_a_letter_that_cannot_be_read_is_told_and_fails_nobody_as_nobody_could_mend_it() -> None:
+    log = clean()
+    log.say(TOPICS.dead_letters, b"no record")
+    log.letter(3, run_id="other")
+    found = log.audit(STILL)
+    assert (found.ok, found.unreadable_letters) == (True, 1)
+
+
 def test_what_its_reader_has_not_come_to_yet_may_still_get_its_letter() -> None:
     log = clean()
     log.say(TOPICS.trajectories("solver"), b"")

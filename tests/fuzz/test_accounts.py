@@ -1,0 +1,144 @@
+"""What tells of a run from its topics alone, audit and lineage, given whatever a broken or hostile producer sends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from random import Random
+from typing import Any
+
+import pytest
+from mutations import Fuzz, altered, altered_headers, distorted, example
+
+from consumers import group_fate, lineage
+from consumers.audit.evidence import with_places
+from consumers.audit.fold import Audit, AuditFold
+from consumers.audit.numbers import Scope
+from infra.kafka import Connection, Message, RunAddress
+from infra.object_store import StoreAddress
+from infra.run import Run
+from infra.settings import Recipe
+from schemas import codec
+from schemas.avro import schema_of
+from schemas.headers import Stamp, task_key
+from schemas.records import (
+    BatchTrained,
+    CheckpointPointer,
+    CuratedGroup,
+    DeadLetter,
+    Eviction,
+    GroupUse,
+    Outcome,
+    Position,
+    Task,
+    TrajectoryGroup,
+    WeightsPublished,
+)
+from schemas.topics import checkpoint_key
+
+pytestmark = pytest.mark.timeout(1200)  # seconds, on a machine that does nothing else
+
+RECIPE = Recipe.model_validate(
+    {
+        "name": "t",
+        "policies": {"solver": {"path": "/models/any"}},
+        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
+    }
+)
+RUN = Run(RunAddress(Connection("127.0.0.1:1"), "t"), "run-1", (RECIPE,), StoreAddress("127.0.0.1:1", "b", "a", "b"))
+TOPICS = RUN.topics
+KEY, STAMP = task_key("sums", 1), Stamp("run-1", "sums", 1, policy="solver")
+AT_A_TIME = 50
+"""Messages of one run."""
+
+VALID: tuple[tuple[str, Any, bytes], ...] = (
+    (TOPICS.outcomes("solver"), Outcome("run-1", "sums", 1, 0, "solver", verdict="kept", component="curate"), KEY),
+    (
+        TOPICS.batches("solver"),
+        BatchTrained(
+            "run-1",
+            "solver",
+            version=1,
+            groups=(GroupUse("sums", 1),),
+            evictions=(Eviction(GroupUse("", -1, 0, 0, 3), "dead"), Eviction(GroupUse("sums", 2), "expired")),
+            positions=(Position(0, 7),),
+        ),
+        b"1",
+    ),
+    (
+        TOPICS.dead_letters,
+        DeadLetter("run-1", "curate", TOPICS.trajectories("solver"), 0, 3, "undecodable", "", "solver", "sums", 1),
+        KEY,
+    ),
+    (TOPICS.weights("solver"), WeightsPublished("run-1", "solver", version=1), b""),
+    (TOPICS.state, CheckpointPointer("run-1", "solver", version=1), checkpoint_key("solver", 1)),
+    (TOPICS.tasks("sums"), Task("run-1", "sums", 1), KEY),
+    (TOPICS.trajectories("solver"), TrajectoryGroup("run-1", "sums", 1, policy="solver"), KEY),
+    (TOPICS.curated("solver"), CuratedGroup("run-1", "sums", 1), KEY),
+)  # fmt: skip
+
+
+def said(rng: Random) -> list[Message]:
+    """Return what stands on a run's topics: some of it nonsense."""
+    return [_said(rng, offset) for offset in range(AT_A_TIME)]
+
+
+def _said(rng: Random, offset: int) -> Message:
+    topic, record, key = rng.choice(VALID)
+    if rng.random() < 0.1:
+        record = example(schema_of(type(record)))
+    data = codec.encode(distorted(rng, record) if rng.random() < 0.7 else record)
+    data = altered(rng, data) if rng.random() < 0.3 else data
+    headers = STAMP.to_headers()
+    headers = altered_headers(rng, headers) if rng.random() < 0.2 else headers
+    return Message(topic, rng.randrange(4), offset, key, data, headers)
+
+
+def audited(messages: Iterable[Message]) -> Audit:
+    fold = AuditFold("run-1", RECIPE)
+    for message in messages:
+        fold.take(message)
+    fold.close()
+    return fold.audit(Scope(drained=True, still=True, whole=True))
+
+
+def test_the_audit_counts_whatever_was_said(fuzz: Fuzz) -> None:
+    def check(messages: list[Message]) -> None:
+        found = audited(messages)
+        places = with_places(RUN, found.problems, messages)
+        json.dumps([asdict(found.groups), [str(problem) for problem in places.listed]])
+        unread = [m for m in messages if m.topic == TOPICS.dead_letters and not _readable(m)]
+        assert found.unreadable_letters == len(unread)
+        assert f"{TOPICS.dead_letters}[" not in "".join(map(str, found.problems.listed)), "nobody could ever mend that"
+
+    fuzz.run("audit", 0.0005, said, check)
+
+
+def test_a_group_has_a_fate_whatever_was_said(fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[Message] = []
+
+    def read(connection: Connection, topics: Iterable[str]) -> list[Message]:
+        return [message for message in messages if message.topic in set(topics)]
+
+    for module in (group_fate, lineage):
+        monkeypatch.setattr(module, "read_all", read)
+    monkeypatch.setattr(group_fate, "partitions_of", lambda connection, topic: 4)
+    monkeypatch.setattr(group_fate, "newest_snapshot", lambda connection, topic, component: None)
+    monkeypatch.setattr(
+        group_fate, "read_key", lambda connection, place, key: [m for m in read(connection, place[:1]) if m.key == key]
+    )
+
+    def check(given: list[Message]) -> None:
+        messages[:] = given
+        json.dumps(group_fate.report_group(RUN, "solver", "sums:1"))
+
+    fuzz.run("lineage", 0.0005, said, check)
+
+
+def _readable(message: Message) -> bool:
+    try:
+        codec.decode(message.value, DeadLetter)
+    except codec.SchemaError:
+        return False
+    return True
