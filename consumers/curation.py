@@ -83,7 +83,8 @@ class CuratorPartition:
     def handle(self, message: Message) -> Iterable[Outgoing]:
         """Return the dead letter, or the outcome (and curated record), of one message; nothing for a repetition.
 
-        A message that was sent back is none, where its number's conclusion was a dead letter.
+        A message that was sent back is none, where its number's conclusion was a dead letter; where that was forgotten
+        it becomes another one.
         """
         try:
             stamp = self._stamp(message)
@@ -92,8 +93,12 @@ class CuratorPartition:
             named = replace(message, headers=[]) if why.reason == "misrouted" else message
             return [self._dead(named, why)]
         stream, number = stamp.stream, stamp.number
-        is_new = self._dedupe.conclude(stream, number)
-        if not is_new and not (was_sent_back(message) and self._dedupe.revive(stream, number)):
+        is_new, is_back = self._dedupe.conclude(stream, number), was_sent_back(message)
+        if not is_new and not (is_back and self._dedupe.revive(stream, number)):
+            if is_back and self._dedupe.forgot(stream):
+                # The word that it was sent back opened its number, which this letter concludes again.
+                detail = "more numbers of its stream are dead than are remembered: it may be a repetition"
+                return [self._dead(message, _Unreadable("forgotten", detail))]
             log.debug("group.repeated", stream=stream, number=number, attempt=stamp.attempt)
             return []
         try:

@@ -3,7 +3,8 @@
 A group's partition is its number modulo the partitions, so what a partition sees of a stream is consecutive in
 `number // partitions`: its *index*. Per stream the concluded indices are kept as runs, so memory grows with the gaps
 (numbers under way, or that died before any curator saw them), not with the length of a training; and those whose
-conclusion was a dead letter: a copy of such a number that `headrace redrive` sends back is new, once.
+conclusion was a dead letter: a copy of such a number that `headrace redrive` sends back is new, once. Beyond MOST_DEAD
+the dead are forgotten, and what is sent back of such a stream may be a repetition or not: `forgot` says so.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Dedupe:
         self._runs: dict[str, list[list[int]]] = {}
         """By stream: [first, last + 1] of every run, in order, none touching the next."""
         self._dead: dict[str, set[int]] = {}
+        self._forgot: set[str] = set()
+        """Streams with more dead numbers than are remembered."""
 
     def belongs(self, number: int) -> bool:
         """Tell whether a number is one of this partition's."""
@@ -60,9 +63,15 @@ class Dedupe:
         return True
 
     def bury(self, stream: str, number: int) -> None:
-        """Note that a concluded number is dead: its conclusion was a dead letter. Beyond MOST_DEAD it is not."""
+        """Note that a concluded number is dead: its conclusion was a dead letter. Beyond MOST_DEAD it is forgotten."""
         if sum(map(len, self._dead.values())) < MOST_DEAD:
             self._dead.setdefault(stream, set()).add(number // self._partitions)
+        else:
+            self._forgot.add(stream)
+
+    def forgot(self, stream: str) -> bool:
+        """Tell whether a dead number of this stream was ever forgotten."""
+        return stream in self._forgot
 
     def revive(self, stream: str, number: int) -> bool:
         """Take a number, which stays concluded, from the dead; False when it was not among them."""
@@ -75,7 +84,11 @@ class Dedupe:
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """Return the state as plain JSON."""
         return {
-            stream: {"runs": [list(run) for run in runs], "dead": sorted(self._dead.get(stream, ()))}
+            stream: {
+                "runs": [list(run) for run in runs],
+                "dead": sorted(self._dead.get(stream, ())),
+                "forgot": stream in self._forgot,
+            }
             for stream, runs in sorted(self._runs.items())
         }
 
@@ -88,6 +101,8 @@ class Dedupe:
             if not _are_runs(runs) or not isinstance(dead, list) or not all(type(index) is int for index in dead):
                 raise ValueError(f"state of stream {stream} is not a dedupe snapshot: {known!r:.80}")
             self._runs[stream], self._dead[stream] = [list(run) for run in runs], set(dead)
+            if known.get("forgot"):
+                self._forgot.add(stream)
 
 
 def _first(run: list[int]) -> int:

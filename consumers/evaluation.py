@@ -9,6 +9,7 @@ from typing import Any
 
 from consumers.algorithms.contract import generated_lengths
 from consumers.pass_at_k import mean_pass_at_k
+from schemas.headers import HeaderError, Headers, Stamp
 from schemas.records import EvalResult, TrajectoryGroup
 
 RIGHT_ABOVE = 0.5
@@ -44,6 +45,18 @@ def answered(group: TrajectoryGroup) -> Answered:
         trajectories=len(rewards),
         failures=max(group.n_asked - len(rewards), 0),
     )
+
+
+def stamp_of_lost(headers: Headers, run_id: str) -> Stamp | None:
+    """Return the stamp by which a group that cannot be read counts as unanswered, so that its evaluation concludes.
+
+    The version asked for is that of its tokens. None when the headers do not tell: then its number stays open.
+    """
+    try:
+        stamp = Stamp.from_headers(headers)
+    except HeaderError:
+        return None
+    return stamp if stamp.run_id == run_id and stamp.min_version >= 0 else None
 
 
 class EvaluationFold:

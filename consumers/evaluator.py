@@ -11,7 +11,7 @@ from functools import partial
 
 import structlog
 
-from consumers.evaluation import EvaluationFold
+from consumers.evaluation import EvaluationFold, stamp_of_lost
 from infra.dead_letters import dead_letter
 from infra.kafka import Message, Outgoing, RunAddress, parse_run
 from infra.log import configure_logging
@@ -25,7 +25,6 @@ from infra.stopwatch import Stopwatch
 from infra.transactions import TransactionalWriter
 from schemas import codec
 from schemas.avro import SchemaError
-from schemas.headers import HeaderError, Stamp
 from schemas.records import TrajectoryGroup
 
 log = structlog.get_logger()
@@ -91,15 +90,9 @@ class Evaluator:
         return dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, (reason, detail))
 
     def _lost(self, message: Message, policy: str) -> TrajectoryGroup | None:
-        """Return a group without answers for one that is unreadable, so that its evaluation still concludes.
-
-        Its version is that of its tokens; None when the headers do not tell.
-        """
-        try:
-            stamp = Stamp.from_headers(message.headers)
-        except HeaderError:
-            return None
-        if stamp.run_id != self.run.run_id or stamp.min_version < 0:
+        """Return a group without answers for one that is unreadable; None when its headers do not tell which."""
+        stamp = stamp_of_lost(message.headers, self.run.run_id)
+        if stamp is None:
             return None
         return TrajectoryGroup(
             stream=stamp.stream,

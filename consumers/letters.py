@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from consumers.evaluation import stamp_of_lost
 from infra.dead_letters import MOST_BYTES, REDRIVEN
 from infra.errors import UsageError
 from infra.kafka import Message
@@ -43,6 +44,8 @@ class Letter:
     value_bytes: int
     is_whole: bool
     """False when the message was too large for a letter."""
+    is_counted: bool = False
+    """True for a group of an evaluation that counted it as unanswered at once."""
     redriven: int | None = None
     """Offset of the letter that says that the message was sent back."""
 
@@ -99,7 +102,14 @@ def _letter(offset: int, record: DeadLetter) -> Letter:
         number=record.number,
         value_bytes=len(record.value),
         is_whole=beside + len(record.value) < MOST_BYTES,
+        is_counted=kind_of(record.topic) == "eval-groups"
+        and stamp_of_lost(list(record.headers.items()), record.run_id) is not None,
     )
+
+
+def kind_of(topic: str) -> str:
+    """Return which kind of topic it is: the word after the run's name."""
+    return topic.split(".")[1] if "." in topic else ""
 
 
 def _marked(letter: Letter, by: int) -> Letter:

@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from consumers.letters import Letter, Source, each_full_record, read_letters
+from consumers.letters import Letter, Source, each_full_record, kind_of, read_letters
 from infra.dead_letters import MOST_KEY_BYTES, REDRIVE_HEADER, REDRIVEN
 from infra.errors import HeadraceError, UsageError
 from infra.kafka import Outgoing
@@ -37,6 +37,7 @@ FOR_GOOD = {
     "other_run": "it is of another run, and no fix makes it one of this",
     "misrouted": "it stands on a partition that is not its own, and would stand there again",
     "poison": "its number has concluded, with reason poison; sent back it would be a repetition",
+    "forgotten": "it was sent back, and its curator had more dead numbers than it remembers",
 }
 """Reasons that no fix takes away."""
 
@@ -102,11 +103,12 @@ def choose(letters: list[Letter], offsets: set[int], reason: str | None) -> Choi
 
 def why_not(letter: Letter) -> str:
     """Return why a letter's message cannot be sent back; empty when it can."""
-    kind = letter.topic.split(".")[1] if "." in letter.topic else ""
     if letter.reason in FOR_GOOD:
         return FOR_GOOD[letter.reason]
-    if kind not in INPUTS:
+    if kind_of(letter.topic) not in INPUTS:
         return f"everybody reads {letter.topic} from its beginning, and a copy would count twice"
+    if letter.is_counted:
+        return "its evaluation counted it as unanswered at once, and takes no second answer"
     if not letter.is_whole:
         return f"it was too large for a letter, which holds its first {letter.value_bytes} bytes only"
     return ""

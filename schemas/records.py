@@ -554,7 +554,7 @@ class DeadLetter:
     """Where they were; with reason `redriven`, where they stand again."""
     reason: str = ""
     """undecodable | other_run | misrouted | time_travel | missing_object | unknown_revision | unusable | poison |
-    redriven."""
+    forgotten | redriven."""
     detail: str = ""
     """The error in one line."""
     policy: str = ""

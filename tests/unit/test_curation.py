@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from consumers import dedupe
 from consumers.curation import CuratorPartition, Desk
 from infra.kafka import Message, Outgoing
 from infra.object_store import ObjectMissing
@@ -192,6 +193,22 @@ def test_a_dead_group_that_is_sent_back_after_a_fix_is_new_once_over_a_restore()
     assert isinstance(outcome, Outcome)
     assert isinstance(curated, CuratedGroup)
     assert list(second.handle(sent_back(sent))) == [], "a second copy is a repetition"
+
+
+def test_a_dead_group_that_was_forgotten_becomes_a_letter_again_when_it_is_sent_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dedupe, "MOST_DEAD", 1)
+    first, second = partition(), partition()
+    remembered, forgotten = (message(group(number)) for number in (0, 4))
+    for one in (remembered, forgotten):
+        assert isinstance(read(list(first.handle(replace(one, value=b"torn"))))[0], DeadLetter)
+    second.restore(first.snapshot())
+    (letter,) = read(list(second.handle(sent_back(forgotten))))
+    assert isinstance(letter, DeadLetter)
+    assert (letter.reason, letter.number) == ("forgotten", 4), "the word that it was sent back opened its number"
+    assert list(second.handle(forgotten)) == [], "a repetition by a worker stays one"
+    assert len(list(second.handle(sent_back(remembered)))) == 2
 
 
 def test_a_group_that_was_read_is_not_read_again_because_a_header_says_so() -> None:

@@ -32,8 +32,8 @@ def test_streams_are_apart_and_a_gap_costs_one_run_however_much_comes_after_it()
     for number in range(0, 2000, 2):
         assert number == 500 or dedupe.conclude("a", number)
     assert dedupe.conclude("b", 0)
-    runs = {"a": {"runs": [[0, 250], [251, 1000]], "dead": []}, "b": {"runs": [[0, 1]], "dead": []}}
-    assert dedupe.snapshot() == runs
+    runs = {"a": [[0, 250], [251, 1000]], "b": [[0, 1]]}
+    assert dedupe.snapshot() == {stream: {"runs": of, "dead": [], "forgot": False} for stream, of in runs.items()}
     assert dedupe.conclude("a", 500)
     assert dedupe.snapshot()["a"]["runs"] == [[0, 1000]]
 

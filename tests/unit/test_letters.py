@@ -34,6 +34,11 @@ def record(offset: int, reason: str = "undecodable", **more: Any) -> DeadLetter:
     return replace(made, **more)
 
 
+def evaluated(**more: Any) -> DeadLetter:
+    headers = Stamp("run-1", "eval.sums", 1, purpose="eval", policy="p", **more).to_headers()
+    return record(1, "missing_object", topic="t.eval-groups.p", headers=dict(headers))
+
+
 def back(letter: int) -> DeadLetter:
     return record(900 + letter, REDRIVEN, redrives=letter)
 
@@ -75,6 +80,8 @@ def test_offsets_and_a_reason_choose_and_what_was_sent_back_is_not_chosen_again(
         (record(1, "poison", topic="t.tasks.sums"), "poison"),
         (record(1, "other_run"), "another run"),
         (record(1, "misrouted"), "partition"),
+        (record(1, "forgotten"), "remembers"),
+        (evaluated(min_version=3), "no second answer"),
         (record(1, topic="t.outcomes.solver"), "count twice"),
         (record(1, topic="t.batches.solver"), "count twice"),
         (record(1, value=b"x" * MOST_BYTES), "too large"),
@@ -89,6 +96,11 @@ def test_what_no_second_reading_could_mend_is_refused_and_says_why(letter: DeadL
 @pytest.mark.parametrize("topic", ["tasks.sums", "eval-tasks.sums", "trajectories.p", "eval-groups.p", "curated.p"])
 def test_what_one_consumer_works_off_can_be_sent_back(topic: str) -> None:
     [found] = fold(record(1, "missing_object", topic=f"t.{topic}"))
+    assert why_not(found) == ""
+
+
+def test_a_group_of_an_evaluation_that_still_waits_for_it_can_be_sent_back() -> None:
+    [found] = fold(evaluated())
     assert why_not(found) == ""
 
 
