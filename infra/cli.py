@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FAILED = 1
-NOT_COMPARABLE = 3
+NO_VERDICT = 3
+
+
+class NotAudited(HeadraceError):
+    """A run could not be read, so nothing is known of it."""
+
+    exit_code = NO_VERDICT
+
 
 app = typer.Typer(
     name="headrace",
@@ -213,7 +220,9 @@ def audit(
     no_store: Annotated[bool, typer.Option("--no-store", help="Leave the object store out.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Prove from topics and store that nothing was lost, trained twice or broken; exit code 1 when something was.
+    """Prove from topics and store that nothing was lost, trained twice or broken.
+
+    Exit code 0 when the audit closes, 1 when it does not, 3 when the run cannot be read and so nothing is proven.
 
     Every number concludes once per policy, every kept group is trained or evicted, every version follows from the one
     before it, every announced object is there and hashes right.
@@ -223,9 +232,14 @@ def audit(
     from infra.opened_run import opened_run
 
     _log_quietly()
-    with opened_run(run, data, store=not no_store) as opened:
-        report = workers.find(workers.AUDIT)
-        found: dict[str, Any] = report(opened.run, rests=opened.rests, deep=deep, use_store=not no_store)
+    try:
+        with opened_run(run, data, store=not no_store) as opened:
+            report = workers.find(workers.AUDIT)
+            found: dict[str, Any] = report(opened.run, rests=opened.rests, deep=deep, use_store=not no_store)
+    except UsageError:
+        raise
+    except (HeadraceError, OSError) as error:
+        raise NotAudited(str(error)) from error
     _answer(found, workers.SHOW_AUDIT, as_json=as_json)
     if not found["ok"]:
         raise typer.Exit(FAILED)
@@ -269,6 +283,8 @@ def redrive(
 ) -> None:
     """Send dead letters back to where they came from, after a fix, each once: their numbers are open again.
 
+    Exit code 1 when a letter that --offset names is refused, as no fix would help it.
+
     Example: [bold]headrace redrive --data .headrace/arithmetic --reason missing_object --dry-run[/]
     """
     from infra.opened_run import opened_run
@@ -277,6 +293,8 @@ def redrive(
     with opened_run(run, data) as opened:
         done: dict[str, Any] = workers.find(workers.REDRIVE)(opened.run, offset or (), reason, dry_run=dry_run)
     _answer(done, workers.SHOW_REDRIVE, as_json=as_json)
+    if offset and done["refused"]:
+        raise typer.Exit(FAILED)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -395,7 +413,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if any(version["equal"] is False for version in found["versions"]) and into is None:
         raise typer.Exit(FAILED)
     if not found["comparable"]:
-        raise typer.Exit(NOT_COMPARABLE)
+        raise typer.Exit(NO_VERDICT)
 
 
 @app.command(rich_help_panel=LOOK)

@@ -3,15 +3,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
-from infra import cli, workers
+from infra import cli, opened_run, workers
 from infra.data_folder import DataFolder, RunNotes
 from infra.errors import HeadraceError, UsageError
+from infra.kafka import KafkaAway
+from infra.opened_run import OpenedRun
 
 COMPONENTS = {
     "feed": (workers.FEED, (), ()),
@@ -21,6 +24,7 @@ COMPONENTS = {
     "evaluate": (workers.EVALUATE, (), ()),
 }
 ADDRESS = "kafka://127.0.0.1:9092/demo"
+RUN = cast("Any", None)
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +105,33 @@ def test_an_error_on_purpose_ends_with_1_and_no_traceback(
     monkeypatch.setattr(workers, "find", fail)
 
     assert refused(capsys, "feed", "--run", ADDRESS) == (1, "error: the broker is away: start it\n")
+
+
+def test_an_audit_that_cannot_be_made_is_another_end_than_one_that_does_not_close(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_given: Any, **_more: Any) -> Any:
+        raise KafkaAway("the broker is away: start it")
+
+    monkeypatch.setattr(opened_run, "opened_run", away)
+    assert refused(capsys, "audit", "--run", ADDRESS) == (3, "error: the broker is away: start it\n")
+
+    monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
+    monkeypatch.setattr(workers, "find", lambda place: lambda *_given, **_more: {"ok": False})
+    assert CliRunner().invoke(cli.app, ["audit", "--run", ADDRESS, "--json"]).exit_code == 1
+
+
+@pytest.mark.parametrize(("words", "code"), [(("--offset", "2"), 1), ((), 0)])
+def test_a_redrive_of_a_letter_that_is_refused_fails(
+    words: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = {"redriven": [], "already": [], "refused": [{"offset": 2, "why": "it is of another run"}]}
+    monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
+    monkeypatch.setattr(workers, "find", lambda place: lambda *_given, **_more: done)
+
+    result = CliRunner().invoke(cli.app, ["redrive", "--run", ADDRESS, "--json", *words])
+
+    assert (result.exit_code, json.loads(result.output)) == (code, done)
 
 
 def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
