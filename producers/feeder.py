@@ -21,7 +21,7 @@ from envs.contract import Environment
 from envs.registry import load_environment
 from infra.dead_letters import dead_letter
 from infra.errors import HeadraceError, UsageError
-from infra.group_offsets import committed_offsets, delete_before
+from infra.group_offsets import commits, delete_before
 from infra.kafka import Message, Outgoing, RunAddress, parse_run
 from infra.log import configure_logging
 from infra.own_positions import OwnPositions, Role
@@ -34,6 +34,7 @@ from infra.transactions import TransactionalWriter
 from producers.feed_state import FeedState, Planned
 from producers.pacing import Overdue
 from producers.selectors import load_selector
+from producers.task_ledger import is_of_run
 from producers.task_source import TaskSource
 from producers.worked_examples import send_examples
 from schemas import codec
@@ -176,8 +177,9 @@ class TaskCommits:
 
     def _of(self, stream: str) -> dict[tuple[str, int], int]:
         topic = self.run.topics.tasks(stream)
-        found = committed_offsets(self.run.connection, self.run.topics.rollout_group(stream), [topic])
-        return {(stream, partition): offset for (_, partition), offset in found.items()}
+        found = commits(self.run.connection, self.run.topics.rollout_group(stream), [topic])
+        ours = {place: commit for place, commit in found.items() if is_of_run(commit.metadata, self.run.run_id)}
+        return {(stream, partition): commit.offset for (_, partition), commit in ours.items()}
 
 
 def _takers(run: Run, state: FeedState) -> dict[str, tuple[type[Any], Callable[[Any], None]]]:

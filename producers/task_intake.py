@@ -12,11 +12,12 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Literal, Protocol
 
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from infra.failpoints import reach
 from infra.kafka import AWAY, Connection, Message, good_messages, open_consumer, patiently, translate
@@ -68,6 +69,8 @@ class StartedTask:
     verdict: Verdict
     why: tuple[str, str] = ("", "")
     reservation: Reservation | None = None
+    ownership: int = 0
+    """Which of the intake's ownerships it was started in; in a later one its offset may be another run's task."""
 
 
 class Gate(Protocol):
@@ -97,6 +100,7 @@ class _Held:
     """A partition that is ours."""
 
     ledger: TaskLedger
+    ownership: int
     dirty: bool = False
     waiting: int = 0
     paused: bool = False
@@ -143,14 +147,14 @@ class TaskIntake(threading.Thread):
         self._member, self._gate, self._on_start, self._tell_revoked = member, gate, on_start, on_revoke
         self._pauses = pauses
         self._held: dict[Place, _Held] = {}
-        self._owned: set[Place] = set()
         self._waiting: list[_Waiting] = []
         self._starting: list[StartedTask] = []
         self._running: set[tuple[Place, int]] = set()
         """Started, and not done."""
         self._alone: tuple[Place, int] | None = None
         """The one of them beside which nothing may start."""
-        self._done: deque[tuple[Place, int]] = deque()
+        self._ownerships = count(1)
+        self._done: deque[StartedTask] = deque()
         self._commit_due = 0.0
         self._in_good_order = True
         self._drains, self._over = threading.Event(), threading.Event()
@@ -163,7 +167,7 @@ class TaskIntake(threading.Thread):
 
     def done(self, started: StartedTask) -> None:
         """Say that all records of a task are acknowledged."""
-        self._done.append((started.place, started.message.offset))
+        self._done.append(started)
 
     def drain(self) -> None:
         """Start nothing more."""
@@ -209,10 +213,10 @@ class TaskIntake(threading.Thread):
     # ------------------------------------------------------------------------------------------------- rebalances
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Own; ledgers are restored before the first record is received."""
-        consumer.incremental_assign(partitions)
+        """Own: ledgers are restored, and say where reading begins. The group's offset may be that of another run."""
+        positions = self._restore(partitions) if partitions else []
+        consumer.incremental_assign(positions)
         consumer.resume(partitions)  # we may have paused them in an earlier ownership
-        self._owned.update(_places(partitions))
         if partitions:
             log.info("partitions.assigned", partitions=_names(_places(partitions)))
 
@@ -239,7 +243,6 @@ class TaskIntake(threading.Thread):
 
     def _forget(self, consumer: Consumer, places: frozenset[Place]) -> None:
         consumer.incremental_unassign([TopicPartition(*place) for place in places])
-        self._owned -= places
         for place in places:
             self._held.pop(place, None)
         self._waiting = [item for item in self._waiting if item.place not in places]
@@ -252,15 +255,22 @@ class TaskIntake(threading.Thread):
         log.info("partitions.revoked", partitions=_names(places))
         self._tell_revoked(places)
 
-    def _restore(self, places: set[Place]) -> None:
-        asked = [TopicPartition(*place) for place in places]
+    def _restore(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Restore the ledgers; return where each partition is to be read from."""
+        asked = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
         found: list[TopicPartition] = patiently(
             lambda: _without_errors(self._consumer.committed(asked, timeout=10)),
             f"asking where group {self._member.group} stands",
             PATIENCE_S,
         )
+        positions = []
         for tp in found:
-            self._held[tp.topic, tp.partition] = _Held(TaskLedger(tp.offset, tp.metadata or ""))
+            ledger = TaskLedger(tp.offset, tp.metadata or "", self._member.run_id)
+            if ledger.position < tp.offset:
+                log.warning("commit.other_run", partition=f"{tp.topic}[{tp.partition}]", offset=tp.offset)
+            self._held[tp.topic, tp.partition] = _Held(ledger, next(self._ownerships))
+            positions.append(TopicPartition(tp.topic, tp.partition, ledger.position or OFFSET_BEGINNING))
+        return positions
 
     # ------------------------------------------------------------------------------------------ the steps of a turn
 
@@ -271,8 +281,6 @@ class TaskIntake(threading.Thread):
             with self.watch.measure("wait"):
                 one = self._consumer.poll(TURN_S)
             raw = [one] if one is not None else []
-        if new := self._owned - self._held.keys():
-            self._restore(new)
         for message in good_messages(raw, f"reading {', '.join(self._member.topics)}"):
             held = self._held.get((message.topic, message.partition))
             if held is None:
@@ -305,13 +313,16 @@ class TaskIntake(threading.Thread):
 
     def _take_done(self) -> None:
         while self._done:
-            place, offset = self._done.popleft()
+            started = self._done.popleft()
+            place, offset = started.place, started.message.offset
+            held = self._held.get(place)
+            if held is None or held.ownership != started.ownership:
+                continue  # whoever owned it next plays it again
             self._running.discard((place, offset))
             if self._alone == (place, offset):
                 self._alone = None
-            if place in self._held:
-                self._held[place].ledger.done(offset)
-                self._held[place].dirty = True
+            held.ledger.done(offset)
+            held.dirty = True
 
     def _start(self) -> None:
         """Start what may, oldest first; where one task has no room, later ones of its topic do not overtake it.
@@ -329,7 +340,7 @@ class TaskIntake(threading.Thread):
             held.ledger.start(item.message.offset)
             self._running.add((item.place, item.message.offset))
             held.dirty, held.waiting = True, held.waiting - 1
-            self._starting.append(started)
+            self._starting.append(replace(started, ownership=held.ownership))
             if held.paused and held.waiting <= FEW_WAITING:
                 held.paused = False
                 self._consumer.resume([TopicPartition(*item.place)])

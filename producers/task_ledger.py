@@ -33,15 +33,23 @@ class TaskLedger:
         committed_offset: The group's; negative when nothing was committed yet.
         metadata: What `commit` returned beside it. Text that is not ours counts as none: work may then be done twice,
             which dedupe drops, but never left out.
+        run_id: Of the run whose tasks these are. A commit that names another run says nothing of them: see `is_of_run`.
     """
 
-    def __init__(self, committed_offset: int, metadata: str = "") -> None:
-        self._next = max(committed_offset, 0)
+    def __init__(self, committed_offset: int, metadata: str = "", run_id: str = "") -> None:
+        self._run_id = run_id
+        is_ours = is_of_run(metadata, run_id)
+        self._next = max(committed_offset, 0) if is_ours else 0
         self._base = self._next
         self._open: set[int] = set()
-        self._done, self._starts = _decode(self._base, metadata)
+        self._done, self._starts = _decode(self._base, metadata if is_ours else "")
         self._inherited = dict(self._starts)
         self._mine: set[int] = set()
+
+    @property
+    def position(self) -> int:
+        """Where the partition is to be read from, as of the newest commit."""
+        return self._base
 
     def receive(self, offset: int) -> bool:
         """Take in the next task of the partition; False when it is done already, or not new here."""
@@ -99,13 +107,13 @@ class TaskLedger:
         self._starts = {offset: count for offset, count in self._starts.items() if offset >= self._base}
         started = sorted(self._starts.items(), key=lambda item: (-item[1], item[0]))
         done = sorted(self._done_ranges(), key=lambda bounds: (bounds[0] - bounds[1], bounds[0]))
-        text = _encode(self._base, done, started)
+        text = self._encode(done, started)
         while len(text) > MOST_BYTES:
             if done:
                 done = done[: len(done) * 7 // 8]
             else:
                 started = started[: len(started) * 7 // 8]
-            text = _encode(self._base, done, started)
+            text = self._encode(done, started)
         return self._base, text
 
     def _done_ranges(self) -> list[Range]:
@@ -121,13 +129,28 @@ class TaskLedger:
                 ranges.append((offset, offset))
         return ranges
 
+    def _encode(self, done: Iterable[Range], started: Iterable[tuple[int, int]]) -> str:
+        """`{"done": "3-7,9", "started": "0:1,4:2", "run": "…"}`, offsets counted from the committed one."""
+        base = self._base
+        ranges = ",".join(f"{begin - base}-{end - base}" if end > begin else f"{begin - base}" for begin, end in done)
+        counts = ",".join(f"{offset - base}:{count}" for offset, count in started)
+        found = {"done": ranges, "started": counts, "run": self._run_id}
+        found = {name: text for name, text in found.items() if text}
+        return json.dumps(found, separators=(",", ":")) if found else ""
 
-def _encode(base: int, done: Iterable[Range], started: Iterable[tuple[int, int]]) -> str:
-    """`{"done": "3-7,9", "started": "0:1,4:2"}`, offsets counted from the committed one."""
-    ranges = ",".join(f"{begin - base}-{end - base}" if end > begin else f"{begin - base}" for begin, end in done)
-    counts = ",".join(f"{offset - base}:{count}" for offset, count in started)
-    found = {name: text for name, text in (("done", ranges), ("started", counts)) if text}
-    return json.dumps(found, separators=(",", ":")) if found else ""
+
+def is_of_run(metadata: str, run_id: str) -> bool:
+    """Tell whether a commit is one of this run, and not of an earlier one of the same name.
+
+    Topics are deleted and made anew under one name, and a worker that outlives them commits by name: its offset would
+    pass over tasks that nobody played. A commit that names no run counts as ours: older builds write none, nor do the
+    tools with which people set a group back.
+    """
+    try:
+        found = json.loads(metadata) if metadata else {}
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(found, dict) or found.get("run", run_id) == run_id
 
 
 def _decode(base: int, metadata: str) -> tuple[set[int], dict[int, int]]:

@@ -33,6 +33,8 @@ RUN_LOOP = "tests/integration/test_run_loop.py::"
 INTAKE = "tests/integration/test_task_intake.py::"
 EVICTIONS_FILE = "tests/integration/test_evictions.py::"
 EVICTIONS = f"{EVICTIONS_FILE}test_evictions_are_told_once_by_incarnations_that_are_fenced_and_by_those_that_resume"
+LEDGER = "tests/unit/test_task_ledger.py::"
+OWNERSHIPS = "tests/unit/test_task_intake.py::"
 FEEDER = "tests/integration/test_feeder.py::"
 TRAINER = "tests/integration/test_trainer.py::"
 BEGINS = "tests/integration/test_trainer_begins.py::"
@@ -281,9 +283,29 @@ MUTANTS = (
         "if offset < self._base or offset in self._done or offset in self._open:",
         "if offset < self._base or offset in self._open:",
         (
-            "tests/unit/test_task_ledger.py::test_done_tasks_are_skipped_and_open_ones_keep_their_starts",
+            f"{LEDGER}test_done_tasks_are_skipped_and_open_ones_keep_their_starts",
             f"{INTAKE}test_done_tasks_are_skipped_a_third_start_is_alone_and_a_deadly_task_goes_no_more",
         ),
+    ),
+    Mutant(
+        "commits-of-any-run",
+        "a commit of an earlier run of the same name counts as none",
+        "producers/task_ledger.py",
+        'return not isinstance(found, dict) or found.get("run", run_id) == run_id',
+        "return True",
+        (
+            f"{LEDGER}test_a_commit_that_names_another_run_counts_as_none_and_one_that_names_no_run_as_ours",
+            f"{INTAKE}test_a_commit_of_an_earlier_run_of_the_same_name_passes_over_no_task",
+            f"{FEEDER}test_a_commit_of_an_earlier_run_passes_over_no_number",
+        ),
+    ),
+    Mutant(
+        "ends-of-any-ownership",
+        "the end of a task counts in the ownership of its partition that it was started in",
+        "producers/task_intake.py",
+        "if held is None or held.ownership != started.ownership:",
+        "if held is None:",
+        (f"{OWNERSHIPS}test_the_end_of_a_task_counts_in_the_ownership_of_its_start_and_in_no_later_one",),
     ),
     Mutant(
         "start-unsaid",

@@ -293,7 +293,7 @@ def test_altered_recipe_revisions_are_taken_or_passed_over(fuzz: Fuzz) -> None:
 
 
 def test_altered_commit_metadata_is_ours_or_counts_as_none(fuzz: Fuzz) -> None:
-    valid = {"done": "3-7,9,12-90", "started": "0:1,4:2"}
+    valid = {"done": "3-7,9,12-90", "started": "0:1,4:2", "run": "r"}
     numbers = ("0-1152921504606846976", "5-1", "-3", "1-2-3", "9" * 4000, "0:-1", "1_0", "٣", "[", ",,,")
 
     def make(rng: Random) -> str:
@@ -302,7 +302,8 @@ def test_altered_commit_metadata_is_ours_or_counts_as_none(fuzz: Fuzz) -> None:
         return json.dumps({"done": ",".join(rng.choices(numbers, k=3)), "started": rng.choice(numbers)})
 
     def check(metadata: str) -> None:
-        ledger = TaskLedger(100, metadata)
+        ledger = TaskLedger(100, metadata, "r")
+        assert ledger.position in (0, 100)
         for offset in range(100, 110):
             if ledger.receive(offset):
                 ledger.start(offset)

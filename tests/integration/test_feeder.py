@@ -159,14 +159,14 @@ def numbers(run: Run, stream: str = "sums") -> list[int]:
     return [task.number for _, task in tasks(run, stream)]
 
 
-def commit_all_tasks(run: Run, stream: str = "sums") -> None:
+def commit_all_tasks(run: Run, stream: str = "sums", metadata: str = "") -> None:
     """Commit past every task, as the workers' group."""
     topic = run.topics.tasks(stream)
     ends: Counter[int] = Counter()
     for message in read_all(run.connection, [topic]):
         ends[message.partition] = max(ends[message.partition], message.offset + 1)
     consumer = open_consumer(run.connection, "test", run.topics.rollout_group("sums"))
-    consumer.commit(offsets=[TopicPartition(topic, p, end) for p, end in ends.items()], asynchronous=False)
+    consumer.commit(offsets=[TopicPartition(topic, p, end, metadata) for p, end in ends.items()], asynchronous=False)
     consumer.close()
 
 
@@ -281,6 +281,17 @@ def test_a_number_that_the_workers_passed_in_silence_is_asked_again_and_done_tas
     assert (again[0].payload, again[0].seed) == (before[7].payload, before[7].seed)
     assert {task.number for _, task in left} == {7, 8}  # 0 to 6 were deleted; 8 followed the drop of 6
     assert audit(run).policies["solver"].issued == QUOTA + 1
+
+
+def test_a_commit_of_an_earlier_run_passes_over_no_number(make: Callable[..., Run]) -> None:
+    run = make()
+    feed_until(run, full)
+    commit_all_tasks(run, metadata='{"run":"an earlier one"}')
+    with feeding(run) as (feeder, _):
+        feeder._commits._delete_due = 0.0
+        feeder._commits.overdue(feeder.state)
+        assert list(feeder.state.pacing.passed(feeder._commits._of("sums"))) == []
+    assert numbers(run) == list(range(QUOTA)), "nor is one deleted"
 
 
 def test_what_cannot_be_read_becomes_one_dead_letter_and_concludes_its_number(make: Callable[..., Run]) -> None:

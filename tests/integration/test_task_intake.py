@@ -94,3 +94,15 @@ def test_done_tasks_are_skipped_a_third_start_is_alone_and_a_deadly_task_goes_no
         until(lambda: len(started) == 4, "the last of the tasks that may go")
     ends = [(one.message.offset, one.verdict) for one in started]
     assert ends == [(0, "play"), (2, "play"), (3, "poison"), (6, "play")]
+
+
+def test_a_commit_of_an_earlier_run_of_the_same_name_passes_over_no_task(run: Run) -> None:
+    started: list[StartedTask] = []
+    say(run, *tasks(run, range(6)))
+    commit(run, 4, '{"done":"1","run":"an earlier one"}')
+    with taking_in(run, started.append) as intake:
+        until(lambda: len(started) == 6, "all tasks")
+        for one in started:
+            intake.done(one)
+        until(lambda: committed(run) == (6, f'{{"run":"{run.run_id}"}}'), "the commit of this run")
+    assert [one.message.offset for one in started] == list(range(6))

@@ -60,7 +60,6 @@ class Consumer:
 
     def consume(self, most: int, _timeout_s: float) -> list[Raw]:
         if not self.next:
-            self.next = {place: self.broker.committed.get(place, (0, ""))[0] for place in self.broker.logs}
             self.on_assign(self, [TopicPartition(*place) for place in self.broker.logs])
         found: list[Raw] = []
         for place, log in self.broker.logs.items():
@@ -83,9 +82,12 @@ class Consumer:
         return offsets
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        self.next |= {(tp.topic, tp.partition): max(tp.offset, 0) for tp in partitions}
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
         assert partitions
 
-    resume = pause = incremental_unassign = incremental_assign
+    pause = incremental_unassign = resume
 
 
 class Gate:
@@ -118,11 +120,14 @@ class Workers:
     deaths: int = 0
     company: list[tuple[int, int]] = field(default_factory=list)
     """(starts before, tasks beside it) of everything that was played."""
+    handed: list[StartedTask] = field(default_factory=list)
+    """Everything that was started in the newest life."""
     intake: TaskIntake | None = None
     """Of the newest life."""
 
     def live(self, turns: int = 1000) -> bool:
         """Live one life; False when it ended by a death."""
+        self.handed.clear()
         running: dict[int, tuple[StartedTask, int]] = {}
         gate = Gate(self.room)
         with pytest.MonkeyPatch.context() as patch:
@@ -143,6 +148,7 @@ class Workers:
                 if each.verdict == "play":
                     before = intake._held[each.place].ledger.starts_before(each.message.offset)
                     self.company.append((before, len(running) - 1))
+            self.handed += started
             started.clear()
             for number, (each, left) in list(running.items()):
                 if left:
@@ -225,3 +231,29 @@ def test_after_a_rebalance_the_next_owner_skips_what_is_done_and_blames_nothing_
     assert second.live()
     assert second.ends == {(0, "play"): 1, (4, "play"): 1}
     assert {before for before, _ in second.company} == {0}
+
+
+def test_a_commit_of_an_earlier_run_of_the_same_name_passes_over_no_task() -> None:
+    made = broker(8)
+    made.committed = {(TOPIC, 0): (3, '{"done":"0-9","started":"0:3","run":"an earlier one"}'), (TOPIC, 1): (1, "")}
+    workers = Workers(made, frozenset(), {}, room=8)
+    assert workers.live()
+    assert workers.ends == {(number, "play"): 1 for number in (0, 2, 3, 4, 5, 6, 7)}, "1 was done by an older build"
+    assert all('"run":"r"' in metadata for _, metadata in made.committed.values())
+
+
+def test_the_end_of_a_task_counts_in_the_ownership_of_its_start_and_in_no_later_one() -> None:
+    made = broker(4)
+    workers = Workers(made, frozenset(), dict.fromkeys(range(4), 900), room=8)
+    assert workers.live(turns=2)
+    intake = workers.intake
+    assert intake is not None
+    places = [TopicPartition(*place) for place in made.logs]
+    intake._on_lost(intake._consumer, places)
+    intake._on_assign(intake._consumer, places)
+    for late in list(workers.handed):
+        intake.done(late)
+    intake.turn()
+    intake.turn()
+    assert made.committed == dict.fromkeys(made.logs, (0, '{"started":"0:2,1:2","run":"r"}'))
+    assert len(intake._running) == 4

@@ -115,10 +115,18 @@ def test_marks_of_tasks_not_received_yet_survive_a_commit() -> None:
     assert heir.suspects() == {11}
 
 
-def test_a_mark_of_an_earlier_ownership_counts_before_the_task_is_received_again() -> None:
-    ledger = TaskLedger(4)
-    ledger.done(6)
-    assert [ledger.receive(offset) for offset in (4, 5, 6)] == [True, True, False]
+def test_a_commit_that_names_another_run_counts_as_none_and_one_that_names_no_run_as_ours() -> None:
+    earlier = TaskLedger(4, '{"done":"2","started":"0:2"}', "earlier")
+    offset, metadata = earlier.commit()
+    assert (offset, metadata) == (4, '{"done":"2","started":"0:2","run":"earlier"}')
+    again = TaskLedger(offset, metadata, "earlier")
+    assert (again.position, again.receive(4), again.receive(6), again.starts_before(4)) == (4, True, False, 2)
+    later = TaskLedger(offset, metadata, "later")
+    assert (later.position, later.receive(0), later.receive(6), later.starts_before(4)) == (0, True, True, 0)
+    of_older_build = TaskLedger(4, '{"done":"2"}', "later")
+    assert (of_older_build.position, of_older_build.receive(6)) == (4, False)
+    assert TaskLedger(4, "", "later").position == 4
+    assert TaskLedger(-1001, "", "later").position == 0
 
 
 def test_foreign_metadata_means_that_nothing_is_done() -> None:
