@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -14,6 +15,8 @@ from infra.errors import HeadraceError, Unavailable
 log = structlog.get_logger()
 
 RESTART_PAUSE_S = 0.5
+LONG_LIFE_S = 60.0
+"""Who lived so long had work to do in between: the same trouble is told again."""
 JOIN_PATIENCE_S = 60.0
 """How long a component waits for broker and recipe: both may come up beside it."""
 
@@ -29,15 +32,20 @@ class ToldToStop(HeadraceError):
 def keep_running(build_and_run: Callable[[threading.Event], None], stop: threading.Event) -> None:
     """Build and run a component until it is told to stop; build it anew when its memory must be dropped.
 
-    Servers that are away are waited for, ToldToStop is an end like any. Every other error ends the process.
+    Servers that are away are waited for, which is said once. ToldToStop is an end like any. Every other error ends the
+    process.
     """
+    said = ""
     while not stop.is_set():
+        began = time.monotonic()
         try:
             build_and_run(stop)
         except ToldToStop as error:
             log.info("component.stopping", why=str(error))
         except (MustRestart, Unavailable) as error:
-            log.warning("component.restarting", why=str(error))
+            if str(error) != said or time.monotonic() - began > LONG_LIFE_S:
+                log.warning("component.restarting", why=str(error))
+            said = str(error)
             stop.wait(RESTART_PAUSE_S)
 
 

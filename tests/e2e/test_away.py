@@ -19,9 +19,8 @@ from infra.embedded_kafka import EmbeddedKafka
 from infra.embedded_store import EmbeddedStore
 
 STEPS = 6
-AWAY_S = 12.0
-"""Longer than a transaction may be open, so that those under way are aborted."""
-PATIENCE_S = 250.0
+AWAY_S = 60.0
+PATIENCE_S = 500.0
 DISK = "160m"
 QUICK = (
     f"trainer.steps={STEPS}",
@@ -115,8 +114,6 @@ def test_a_run_goes_on_where_it_was_when_kafka_and_the_store_were_away(tmp_path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("a small disk has to be mounted, which needs root")
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
@@ -126,7 +123,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         text=True,
     )
     if mounted.returncode != 0:
-        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
+        why = f"no small disk can be mounted here, which needs root: {mounted.stderr.strip()}"
+        pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 

@@ -6,8 +6,11 @@ import threading
 from typing import cast
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
+from infra import process
+from infra.kafka import KafkaAway
 from infra.process import ToldToStop, keep_running
 from schemas.records import BatchTrained, CheckpointPointer
 from trainers.history import History
@@ -81,3 +84,18 @@ def test_a_process_told_to_stop_in_the_midst_of_long_work_ends_in_peace() -> Non
         raise ToldToStop("told to stop")
 
     keep_running(long_work, stop)
+
+
+def test_a_component_that_is_built_anew_again_and_again_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "RESTART_PAUSE_S", 0)
+    stop, lives = threading.Event(), list[int]()
+
+    def away(stop: threading.Event) -> None:
+        lives.append(1)
+        if len(lives) == 5:
+            stop.set()
+        raise KafkaAway("nobody answers")
+
+    with structlog.testing.capture_logs() as logs:
+        keep_running(away, stop)
+    assert [line["event"] for line in logs] == ["component.restarting"]
