@@ -10,7 +10,7 @@ from typing import Self
 from confluent_kafka import KafkaException, TopicPartition
 
 from infra.errors import HeadraceError
-from infra.kafka import end_offsets, open_consumer
+from infra.kafka import open_consumer
 from infra.run import Run
 from infra.topic_reader import TopicReader
 from schemas import codec
@@ -68,14 +68,6 @@ class Progress:
             found = self._asks.committed(asked, timeout=2)
             self._curated |= {tp.partition: tp.offset for tp in found if tp.error is None and tp.offset >= 0}
         return dict(self._curated)
-
-    def curators_lag(self) -> int:
-        """Return how many groups wait for a curator; 0 while nobody can say."""
-        topic, curated = self.run.topics.trajectories(POLICY), self.curated()
-        with suppress(HeadraceError):
-            ends = end_offsets(self.run.connection, [(topic, partition) for partition in range(PARTITIONS)])
-            return sum(end - curated.get(partition, 0) for (_, partition), end in ends.items())
-        return 0
 
     def _follow(self) -> None:
         while not self._over.is_set():

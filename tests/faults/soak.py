@@ -1,7 +1,7 @@
-"""A run that goes on for a while: memory of every process and lag of every group, recorded, and flat after warm-up.
+"""A run that goes on for a while: memory of every process and lag of every topic, recorded, and flat after warm-up.
 
 `make soak`, or `SOAK_MINUTES=5 make soak`, or `python tests/faults/soak.py --help`. A line of JSON per sample goes to a
-file; the table at the end fits a line to each process's memory after the warm-up.
+file; the table at the end fits a line to each process's memory, and to each topic's lag, after the warm-up.
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import psutil
 import structlog
 from launched import Launched, until
-from progress import Progress
+from progress import POLICY, Progress
 from rich.console import Console
 from rich.table import Table
+
+from consumers.figures import lags
+from infra.run import Run
+from infra.topic_reader import Place, TopicReader, whole_topics
+from schemas import codec
+from schemas.records import BatchTrained
 
 EVERY_S = 2.0
 WARM_UP = 0.3
@@ -31,7 +38,8 @@ WARM_UP = 0.3
 GROWTH_MIB, GROWTH = 8.0, 0.05
 """A process may end so much higher than it began after the warm-up, in MiB or as a share: noise of allocators."""
 MOST_LAG = 200
-"""Records; the feeder's pace allows a dozen groups."""
+"""Unread records of a topic, at any time; the feeder's pace allows a dozen groups."""
+LAG_GROWTH = 20.0
 STEPS = 1_000_000
 STOP_S = 60.0
 
@@ -44,36 +52,47 @@ class Sample:
     version: int
     memory_mib: dict[str, float]
     """Resident memory by process, without its children; the broker is a JVM with a bounded heap."""
-    lag: int
-    """Trajectory groups that wait for a curator."""
+    lag: dict[str, int]
+    """Unread records by topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
     """A line through the samples after the warm-up."""
 
-    process: str
-    begin_mib: float
-    end_mib: float
-    peak_mib: float
+    name: str
+    unit: str
+    begin: float
+    end: float
+    peak: float
+    growth: float
+    """As much as noise makes."""
 
     @property
     def flat(self) -> bool:
         """Whether it grew no more than noise does."""
-        return self.end_mib - self.begin_mib <= max(GROWTH_MIB, GROWTH * self.begin_mib)
+        return self.end - self.begin <= self.growth
 
 
 def trends(samples: Sequence[Sample]) -> list[Trend]:
-    """Fit a line to every process's memory after the warm-up."""
+    """Fit a line to every process's memory and every topic's lag after the warm-up."""
     kept = [sample for sample in samples if sample.at_s >= samples[-1].at_s * WARM_UP]
     found = []
-    for process in sorted(kept[-1].memory_mib):
-        points = [(sample.at_s, sample.memory_mib[process]) for sample in kept if process in sample.memory_mib]
-        times, sizes = np.array(points).T
-        slope, level = np.polyfit(times, sizes, 1)
-        ends = level + slope * times[[0, -1]]
-        found.append(Trend(process, float(ends[0]), float(ends[1]), float(sizes.max())))
+    for name in sorted(kept[-1].memory_mib):
+        begin, end, peak = _line([(one.at_s, one.memory_mib[name]) for one in kept if name in one.memory_mib])
+        found.append(Trend(name, "MiB", begin, end, peak, max(GROWTH_MIB, GROWTH * begin)))
+    for name in sorted(kept[-1].lag):
+        begin, end, peak = _line([(one.at_s, one.lag[name]) for one in kept if name in one.lag])
+        found.append(Trend(name, "records", begin, end, peak, LAG_GROWTH))
     return found
+
+
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """Return the ends of the line that fits best, and the highest point."""
+    times, sizes = np.array(points, float).T
+    slope, level = np.polyfit(times, sizes, 1)
+    begin, end = level + slope * times[[0, -1]]
+    return float(begin), float(end), float(sizes.max())
 
 
 def soak(launched: Launched, seconds: float, record: Path) -> list[Sample]:
@@ -81,13 +100,12 @@ def soak(launched: Launched, seconds: float, record: Path) -> list[Sample]:
     launched.start()
     run = launched.joined()
     samples: list[Sample] = []
-    with Progress(run) as progress, record.open("w") as file:
+    with Progress(run) as progress, Lags(run) as lags_of, record.open("w") as file:
         until(lambda: progress.version >= 1 or launched.ended() is not None, "the first version", STOP_S * 5)
         began = time.monotonic()
         while time.monotonic() - began < seconds and launched.ended() is None:
-            sample = Sample(
-                round(time.monotonic() - began, 1), progress.version, _memory(launched), progress.curators_lag()
-            )
+            at_s = round(time.monotonic() - began, 1)
+            sample = Sample(at_s, progress.version, _memory(launched), lags_of.now())
             samples.append(sample)
             file.write(json.dumps({name: getattr(sample, name) for name in Sample.__slots__}) + "\n")
             file.flush()
@@ -95,6 +113,28 @@ def soak(launched: Launched, seconds: float, record: Path) -> list[Sample]:
     launched.interrupt()
     launched.await_end(STOP_S)
     return samples
+
+
+class Lags:
+    """Asks how far the readers of a run are behind; what the trainer has read stands in its batch records."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._read: dict[Place, int] = {}
+        self._reader = TopicReader(run.connection, whole_topics(run.connection, [run.topics.batches(POLICY)]), "lags")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
+
+    def now(self) -> dict[str, int]:
+        """Return topic to unread records."""
+        for message in self._reader.poll(1000, 0):
+            batch = codec.decode(message.value, BatchTrained)
+            self._read = {(self._run.topics.curated(POLICY), one.partition): one.offset for one in batch.positions}
+        return lags(self._run, self._read)
 
 
 def _memory(launched: Launched) -> dict[str, float]:
@@ -123,13 +163,13 @@ def main() -> int:
     finally:
         launched.leave_nothing()
     audit = launched.asked("audit")
-    table = Table("process", "after warm-up", "at the end", "peak", "verdict", box=None)
+    table = Table("process or topic", "after warm-up", "at the end", "peak", "verdict", box=None)
     found = trends(samples)
     for one in found:
-        sizes = (f"{size:.1f} MiB" for size in (one.begin_mib, one.end_mib, one.peak_mib))
-        table.add_row(one.process, *sizes, "flat" if one.flat else "[red]GROWS[/]")
+        sizes = (f"{size:.1f} {one.unit}" for size in (one.begin, one.end, one.peak))
+        table.add_row(one.name, *sizes, "flat" if one.flat else "[red]GROWS[/]")
     console.print(table)
-    most_lag = max(sample.lag for sample in samples)
+    most_lag = max(max(sample.lag.values()) for sample in samples)
     ok = bool(audit.said.get("ok")) and most_lag <= MOST_LAG and all(one.flat for one in found)
     console.print(
         f"{samples[-1].version} versions in {samples[-1].at_s / 60:.1f} minutes, most lag {most_lag}, audit "
