@@ -6,10 +6,16 @@ import re
 import uuid
 from pathlib import PurePath
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from schemas import codec
+
+hypothesis.settings.register_profile(
+    "headrace", deadline=None
+)  # how long an example takes says how busy the machine is
+hypothesis.settings.load_profile("headrace")
 
 ORDER = ("e2e", "faults", "integration", "fuzz", "containers", "unit")
 """Long files first, so that the short ones fill the lanes at the end; containers late, as their images are being built

@@ -620,7 +620,7 @@ def test_a_group_on_a_partition_that_is_not_its_own_counts_for_nothing() -> None
 FLAWS = st.lists(st.sampled_from([*DOUBLED, *UNPROVEN, replayed_twice]), max_size=3, unique=True)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(FLAWS, st.randoms(use_true_random=False))
 def test_the_order_in_which_partitions_are_read_changes_nothing(flaws: list[Any], draw: Random) -> None:
     log = clean()
@@ -642,7 +642,7 @@ WORDS = st.sampled_from(["kept", "dropped", "expired", "train", "dead", "redrive
 STEPS = st.lists(st.tuples(st.integers(0, 5), WORDS), max_size=25)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(STEPS, st.booleans())
 def test_the_counts_are_those_of_a_naive_model(steps: list[tuple[int, str]], drained: bool) -> None:
     log = Log()

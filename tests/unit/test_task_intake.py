@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 import pytest
 from confluent_kafka import TopicPartition
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.kafka import Connection
@@ -182,7 +182,6 @@ def lives(count: int, killers: frozenset[int], turns: dict[int, int], room: int)
     st.dictionaries(st.integers(0, 15), st.integers(0, 4)),
     st.integers(1, 16),
 )
-@settings(deadline=None)
 def test_every_killer_is_found_and_no_innocent_is_blamed(
     count: int, killers: frozenset[int], turns: dict[int, int], room: int
 ) -> None:
