@@ -118,6 +118,7 @@ class WeightFollower(threading.Thread):
                     if self._over.wait(FIRST_PAUSE_S):
                         raise VersionGone(f"{policy} version {version}: the worker stops") from error
                 except (StoreError, WeightsError, BadWeights) as error:
+                    self._pauses.end("object store")
                     raise VersionGone(f"{policy} version {version} cannot be had any more: {error}") from error
                 else:
                     self._pauses.end("object store")

@@ -7,6 +7,10 @@ import structlog
 log = structlog.get_logger()
 
 
+HOLD_TASKS = {"Kafka", "object store"}
+"""What a running task may wait for: its delivery, or the weights of an evaluation. No other wait holds it up."""
+
+
 class Pauses:
     """Waits that are going on, by what is away. Safe to use from several threads."""
 
@@ -23,6 +27,11 @@ class Pauses:
         """Say that it is back, if it was away."""
         if self._why.pop(what, None) is not None:
             log.info("worker.resumed", what=what)
+
+    @property
+    def hold_tasks(self) -> bool:
+        """Whether something is away that running tasks may wait for."""
+        return not HOLD_TASKS.isdisjoint(self._why.copy())
 
     @property
     def detail(self) -> str:

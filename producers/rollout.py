@@ -311,8 +311,11 @@ class RolloutWorker:
             self._ending.set()
 
     def _watch_stall(self, now: float) -> None:
-        """Raise Stalled when tasks are open, nothing is waited for, and no token was made for too long."""
-        may_wait = not self._open or bool(self.pauses.detail) or self._engine is None
+        """Raise Stalled when tasks are open, wait for no server, and no token was made for too long.
+
+        New weights that cannot be had are no excuse: they hold no task up, and the next ones may come of these tasks.
+        """
+        may_wait = not self._open or self.pauses.hold_tasks or self._engine is None
         made = (self._engine.stats().generated_tokens if self._engine else 0, self.tally.groups_done)
         silent_s = self._stall_watch.silent_s(now, made, may_wait=may_wait)
         if silent_s >= stall_limit_s(self.follower.recipe.rollout.episode_limit_s):

@@ -21,7 +21,7 @@ from producers.rollout import RolloutWorker, choose_workflow
 from producers.slots import Slots
 from producers.threads import EpisodeThreads
 from producers.version_holds import VersionHolds
-from producers.watchdog import LONGEST_STEP_S, StallWatch, Watchdog, stall_limit_s
+from producers.watchdog import LONGEST_STEP_S, Stalled, StallWatch, Watchdog, stall_limit_s
 from producers.worker_status import Tally
 from schemas.records import Failure
 
@@ -197,6 +197,29 @@ def test_a_stall_is_counted_while_tasks_are_open_and_nothing_is_waited_for() -> 
     assert [watch.silent_s(now, made, may_wait=may) for (now, made, may), _ in looks] == [
         counted for _, counted in looks
     ]
+
+
+def test_a_worker_that_makes_nothing_stalls_also_while_new_weights_cannot_be_had_but_not_while_a_server_is_away() -> (
+    None
+):
+    pauses = Pauses()
+    worker: Any = SimpleNamespace(
+        pauses=pauses,
+        tally=Tally(),
+        follower=SimpleNamespace(recipe=SimpleNamespace(rollout=SimpleNamespace(episode_limit_s=30.0))),
+        _open={"a task": ("t", 0)},
+        _engine=SimpleNamespace(stats=lambda: SimpleNamespace(generated_tokens=7)),
+        _stall_watch=StallWatch(),
+    )
+    pauses.begin("weights of solver", "version 3: its object is not there")
+    pauses.begin("object store", "away")
+    for now in range(200):
+        RolloutWorker._watch_stall(worker, now)
+    pauses.end("object store")
+    for now in range(200, 259):
+        RolloutWorker._watch_stall(worker, now)
+    with pytest.raises(Stalled, match="no token for 60 s"):
+        RolloutWorker._watch_stall(worker, 259)
 
 
 def test_a_worker_may_be_silent_for_twice_an_episode_and_never_for_less_than_a_minute() -> None:
