@@ -72,12 +72,8 @@ class TaskLedger:
         return self._inherited.get(offset, 0)
 
     def must_run_alone(self, offset: int) -> bool:
-        """Tell whether one more death makes a task poison: then nothing may run beside it."""
+        """Tell whether a task is a suspect: one more death makes it poison, so nothing may run beside it."""
         return self.starts_before(offset) >= POISON_STARTS - 1
-
-    def suspects(self) -> frozenset[int]:
-        """Return open tasks that somebody before started and never finished."""
-        return frozenset(offset for offset in self._open if self.starts_before(offset))
 
     def done(self, offset: int) -> None:
         """Mark a task as concluded: all its records are acknowledged. Offsets before the position are passed over."""

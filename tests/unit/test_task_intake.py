@@ -120,6 +120,8 @@ class Workers:
     deaths: int = 0
     company: list[tuple[int, int]] = field(default_factory=list)
     """(starts before, tasks beside it) of everything that was played."""
+    alone: set[int] = field(default_factory=set)
+    """Numbers that were played as suspects in the newest life."""
     handed: list[StartedTask] = field(default_factory=list)
     """Everything that was started in the newest life."""
     intake: TaskIntake | None = None
@@ -128,6 +130,7 @@ class Workers:
     def live(self, turns: int = 1000) -> bool:
         """Live one life; False when it ended by a death."""
         self.handed.clear()
+        self.alone.clear()
         running: dict[int, tuple[StartedTask, int]] = {}
         gate = Gate(self.room)
         with pytest.MonkeyPatch.context() as patch:
@@ -148,6 +151,7 @@ class Workers:
                 if each.verdict == "play":
                     before = intake._held[each.place].ledger.starts_before(each.message.offset)
                     self.company.append((before, len(running) - 1))
+                    self.alone |= running.keys() if (before, len(running)) == (2, 1) else set()
             self.handed += started
             started.clear()
             for number, (each, left) in list(running.items()):
@@ -192,6 +196,27 @@ def test_every_killer_is_found_and_no_innocent_is_blamed(
     assert {number for number, verdict in workers.ends if verdict == "play"} == set(range(count)) - killers
     assert workers.deaths <= 3 * len(killers)
     assert all(beside == 0 for before, beside in workers.company if before == 2)
+
+
+@given(
+    st.integers(1, 12),
+    st.frozensets(st.integers(0, 11), max_size=2),
+    st.dictionaries(st.integers(0, 11), st.integers(0, 4)),
+    st.integers(1, 12),
+    st.lists(st.integers(1, 6), max_size=8),
+)
+def test_kills_from_outside_blame_nothing_but_a_suspect_that_ran_alone(
+    count: int, killers: frozenset[int], turns: dict[int, int], room: int, kills: list[int]
+) -> None:
+    workers, blamable = Workers(broker(count), killers, turns, room), set(killers)
+    for life in kills:
+        workers.live(life)
+        blamable |= workers.alone
+    while not workers.live():
+        pass
+    poisoned = {number for number, verdict in workers.ends if verdict == "poison"}
+    assert poisoned <= blamable
+    assert {number for number, verdict in workers.ends if verdict == "play"} >= set(range(count)) - blamable
 
 
 def test_killers_that_run_together_cost_fewer_than_three_deaths_each() -> None:
