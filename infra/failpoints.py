@@ -5,9 +5,9 @@ named as the point, arms it: `kill` ends the process as SIGKILL does, `stop` sus
 does so the third time that one process comes by. An armed point is used up by the first process that acts on it: its
 file is renamed to `<point>.hit` and holds the pid, which proves that the moment was met.
 
-Points are `<component>.<moment>`, the component as in the transactional id. In every turn of the run loop: `handled`
-(records are in memory, nothing is produced), then, of its transaction: `begun`, `produced` (after each flush: records
-have their offsets), `offsets_sent`, `committing`, `committed`. Beside those:
+Points are `<component>.<moment>`, the component as in the transactional id. In every turn of the run loop that has
+something to write: `handled` (records are in memory, nothing is produced), then of its transaction `begun`, `produced`
+(after each flush: records have their offsets), `offsets_sent`, `committing`, `committed`. Beside those:
 
     train.before_upload, train.after_upload            around the weights' way into the store
     train.before_checkpoint, train.after_checkpoint    around a checkpoint's

@@ -80,8 +80,8 @@ def run_loop(
             with watch.measure("handle"):  # 2
                 outgoing = [record for message in messages for record in _handled(component, message)]
             outgoing += component.tick()
-            reach(f"{writer.component}.handled")
             if outgoing or component.moved:
+                reach(f"{writer.component}.handled")
                 with watch.measure("produce"):  # 3
                     writer.begin()
                     writer.produce(outgoing)

@@ -113,6 +113,14 @@ MUTANTS = (
         (f"{RUN_LOOP}test_an_aborted_turn_leaves_the_groups_offsets_where_they_were",),
     ),
     Mutant(
+        "metadata-of-the-commit",
+        "the group's metadata is that of the poll",
+        "infra/group_consumer.py",
+        "writer.send_offsets(offsets, self._metadata)",
+        "writer.send_offsets(offsets, self._consumer.consumer_group_metadata())",
+        (f"{RUN_LOOP}test_a_member_that_lost_a_partition_while_it_handled_its_records_is_refused",),
+    ),
+    Mutant(
         "keeps-lost-partitions",
         "a member forgets partitions that it lost",
         "infra/group_consumer.py",

@@ -106,7 +106,7 @@ def assert_curated_exactly_once(run: Run) -> None:
 
 
 def test_a_curator_that_wakes_after_its_partitions_moved_changes_nothing(make: Make, start: Start) -> None:
-    points = ["curate.begun", "curate.produced", "curate.offsets_sent", "curate.committing"]
+    points = ["curate.handled", "curate.begun", "curate.produced", "curate.offsets_sent", "curate.committing"]
     runs = [make(f"-{i}") for i in range(len(points))]
     pairs = [Pair(run, point, curate(start, run, "a")) for run, point in zip(runs, points, strict=True)]
     for pair in pairs:

@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from counting_component import Counter, membership
 
+from infra.errors import Unavailable
 from infra.group_consumer import GroupConsumer, StateLost
 from infra.group_offsets import committed_offsets
 from infra.kafka import Connection, Fenced, Message, Outgoing, open_consumer, open_producer
@@ -259,6 +260,33 @@ def test_a_member_that_lost_a_partition_commits_nothing_for_it(connection: Conne
     assert not lost & committed_offsets(connection, member.group, member.topics).keys()
     for leaving in (first, second, writer):
         leaving.close()
+
+
+def test_a_member_that_lost_a_partition_while_it_handled_its_records_is_refused(
+    connection: Connection, run_name: str
+) -> None:
+    """The metadata is that of the poll that brought the records; with today's the broker would take the commit."""
+    produce(connection, f"{run_name}.in", range(40))
+    member = membership(connection.bootstrap, run_name)
+    first = GroupConsumer(member, lambda place: Counter(place, f"{run_name}.out"))
+    until(lambda: handled(first) == 0 and sum(held.position for held in first._held.values()) == 40)
+    held = dict(first._held)
+    second = GroupConsumer(member, lambda place: Counter(place, f"{run_name}.out"))
+
+    def moved() -> bool:
+        first._consumer.poll(0.05)  # past its own `poll`, as a client does that goes round meanwhile
+        return handled(second) > 0
+
+    until(moved)
+    first._held = held
+    writer = TransactionalWriter(connection, f"{run_name}.t")
+    writer.begin()
+    with pytest.raises(Unavailable):
+        first.position(writer)
+    assert committed_offsets(connection, member.group, member.topics) == {}
+    first.close()
+    second.close()
+    writer.close()
 
 
 def test_a_second_writer_of_the_same_id_fences_the_first(connection: Connection, run_name: str) -> None:
