@@ -41,6 +41,7 @@ test: $(STAMP) ## all tests, LANES=3 at once: most wait for time-outs; in contai
 containers: $(STAMP) ## tests on Kafka and MinIO in containers, with faults on the way; needs Docker
 	@$(BIN)/python tests/containers/build_images.py
 	@CI=true $(BIN)/pytest -q tests/containers
+	@$(BIN)/pytest -q tests/integration --servers=containers
 
 faults: $(STAMP) ## kill every kind of process at 20 moments, by SEED=n; half an hour
 	@$(BIN)/python tests/faults/matrix.py $(if $(SEED),--seed $(SEED))

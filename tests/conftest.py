@@ -24,6 +24,13 @@ TOGETHER = {"containers"}
 """Folders whose files share servers that one lane must have for itself."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    servers = ("embedded", "containers")
+    parser.addoption(
+        "--servers", choices=servers, default=servers[0], help="where tests/integration has Kafka and store"
+    )
+
+
 def folder(path: PurePath) -> str:
     """Return the folder of tests/ that a file is in."""
     return path.relative_to("tests").parts[0]

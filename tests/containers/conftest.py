@@ -19,7 +19,6 @@ from infra.object_store import ObjectStore, StoreAddress
 
 if TYPE_CHECKING:
     from servers import Server
-    from toxiproxy import Toxiproxy
 
 BUCKET = "headrace-tests"
 
@@ -55,30 +54,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toxiproxy]:
-    from build_images import toxiproxy_program
-    from servers import remove_leftovers
-    from toxiproxy import Toxiproxy
+def in_containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, tuple[Server, StoreAddress]]]:
+    from servers import both
 
-    remove_leftovers()
-    with Toxiproxy(toxiproxy_program(), tmp_path_factory.mktemp("toxiproxy") / "log.txt") as process:
-        yield process
+    with both(tmp_path_factory.mktemp("toxiproxy") / "log.txt", BUCKET) as servers:
+        yield servers
 
 
 @pytest.fixture(scope="session")
-def kafka_server(proxy: Toxiproxy) -> Iterator[Server]:
-    from servers import kafka
-
-    with kafka(proxy) as server:
-        yield server
+def kafka_server(in_containers: tuple[Server, tuple[Server, StoreAddress]]) -> Server:
+    return in_containers[0]
 
 
 @pytest.fixture(scope="session")
-def minio_server(proxy: Toxiproxy) -> Iterator[tuple[Server, StoreAddress]]:
-    from servers import minio
-
-    with minio(proxy, BUCKET) as server:
-        yield server
+def minio_server(in_containers: tuple[Server, tuple[Server, StoreAddress]]) -> tuple[Server, StoreAddress]:
+    return in_containers[1]
 
 
 @pytest.fixture(scope="session")

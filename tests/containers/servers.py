@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import docker
 import psutil
-from build_images import image
+from build_images import image, toxiproxy_program
 from docker.models.containers import Container
 from testcontainers.community.kafka import KafkaContainer
 from testcontainers.community.minio import MinioContainer
@@ -50,6 +51,14 @@ class _Broker(KafkaContainer):
 
     def get_exposed_port(self, _port: int) -> int:
         return self._link.port
+
+
+@contextmanager
+def both(log: Path, bucket: str) -> Iterator[tuple[Server, tuple[Server, StoreAddress]]]:
+    """Run Kafka and MinIO behind a proxy of their own, which writes a log."""
+    remove_leftovers()
+    with Toxiproxy(toxiproxy_program(), log) as proxy, kafka(proxy) as broker, minio(proxy, bucket) as store:
+        yield broker, store
 
 
 @contextmanager

@@ -28,7 +28,7 @@ SHORTEST_S, LONGEST_S = 4.0, 15.0
 """How long a member stays from its start on, its imports included."""
 AT_ONCE = 4
 """Most further members at one time."""
-LEAVE_S = 30.0
+LEAVE_S = 120.0
 
 
 @dataclass(slots=True)

@@ -15,22 +15,21 @@ from made_run import make_run, tiny_recipe
 from stoppable import PATIENCE_S, until
 from tcp_proxy import Mode, TcpProxy
 
-from infra.embedded_store import EmbeddedStore
-from infra.object_store import ObjectStore
+from infra.object_store import ObjectStore, StoreAddress
 from infra.run import Run
 from infra.supervisor import AWAY, Child, Patience, Supervisor
 
 
 @pytest.fixture
-def between(store_server: EmbeddedStore) -> Iterator[TcpProxy]:
-    with TcpProxy(store_server.endpoint) as proxy:
+def between(store_address: StoreAddress) -> Iterator[TcpProxy]:
+    with TcpProxy(store_address.endpoint) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def run(bootstrap: str, store_server: EmbeddedStore, between: TcpProxy, run_name: str) -> Iterator[Run]:
+def run(bootstrap: str, store_address: StoreAddress, between: TcpProxy, run_name: str) -> Iterator[Run]:
     """A run whose store is behind the proxy."""
-    address = replace(store_server.address("headrace-tests", prefix=f"{run_name}/"), endpoint=between.address)
+    address = replace(store_address, prefix=f"{run_name}/", endpoint=between.address)
     with ObjectStore(address) as store:
         yield make_run(bootstrap, store, tiny_recipe(run_name))
 

@@ -14,9 +14,8 @@ import pytest
 from made_run import make_run, tiny_recipe
 from trained_run import Answer, batches, command, curated, feed, published, start_trainer, until
 
-from infra.embedded_store import EmbeddedStore
 from infra.kafka import Connection, Message, RunAddress, open_producer
-from infra.object_store import ObjectStore
+from infra.object_store import ObjectStore, StoreAddress
 from infra.run import Run, join
 from infra.topic_reader import read_all
 from schemas import codec
@@ -28,10 +27,10 @@ Change = Callable[[Message], bytes]
 
 
 @pytest.fixture(scope="module")
-def trained(bootstrap: str, store_server: EmbeddedStore) -> Iterator[Run]:
+def trained(bootstrap: str, store_address: StoreAddress) -> Iterator[Run]:
     """A run whose trainer has made all its versions, with one thread."""
     name = f"trained-{uuid.uuid4().hex[:8]}"
-    with ObjectStore(store_server.address("headrace-tests", prefix=f"{name}/")) as store:
+    with ObjectStore(replace(store_address, prefix=f"{name}/")) as store:
         run = make_run(bootstrap, store, tiny_recipe(name, trainer=TRAINER))
         feed(run, [curated(number, stale=100) for number in range(4 * STEPS)])
         process = start_trainer(run)

@@ -14,9 +14,8 @@ from made_run import make_run, tiny_recipe
 from trained_run import batches, curated, feed, published, start_trainer, until
 
 from consumers.letters import read_letters
-from infra.embedded_store import EmbeddedStore
 from infra.kafka import open_producer
-from infra.object_store import ObjectStore
+from infra.object_store import ObjectStore, StoreAddress
 from infra.run import Run
 from trainers.history import read_history
 
@@ -46,10 +45,10 @@ def run(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(bootstrap: str, store_server: EmbeddedStore) -> Iterator[list[str]]:
+def undisturbed(bootstrap: str, store_address: StoreAddress) -> Iterator[list[str]]:
     """Hashes of all versions of a run of which nobody was killed."""
     name = f"undisturbed-{uuid.uuid4().hex[:8]}"
-    with ObjectStore(store_server.address("headrace-tests", prefix=f"{name}/")) as store:
+    with ObjectStore(replace(store_address, prefix=f"{name}/")) as store:
         run = fed_run(bootstrap, store, name)
         process = start_trainer(run)
         until(lambda: len(batches(run)) == STEPS, process)
