@@ -88,7 +88,10 @@ class Fuzz:
 
 @contextmanager
 def memory_limit(more_bytes: int) -> Iterator[None]:
-    """Let the process grow by so much and no more: a larger allocation raises MemoryError."""
+    """Let the process grow by so much address space and no more: a larger allocation raises MemoryError.
+
+    Not too little: malloc reserves 64 MiB for every thread that comes, and tests before left threads.
+    """
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + more_bytes, before[1]))
     try:

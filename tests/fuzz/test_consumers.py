@@ -224,7 +224,7 @@ def test_what_would_have_stopped_a_curator_is_an_outcome_or_a_dead_letter(
     headers = [h for h in Stamp("run-1", "sums", 0, policy="solver").to_headers() if not header or h[0] != header[0]]
     given = Message("t", 0, 0, b"", codec.encode(group(**changed)), [*headers, header] if header else headers)
 
-    with memory_limit(256 << 20):
+    with memory_limit(1 << 30):
         assert [type(fits(outgoing)) for outgoing in partition.handle(given)] in (
             [Outcome],
             [DeadLetter],
@@ -338,7 +338,7 @@ def test_what_would_have_stopped_a_trainer_is_buried(made: TrajectoryGroup, chan
     whole = CuratedGroup("run-1", "sums", 0, 0, codec.encode(made), 5, 3, 0, (0, 1, 2), (0.0, 1.0, 2.0))
     given = Message(one._curated, 0, 0, b"", codec.encode(replace(whole, **changed)))
 
-    with memory_limit(256 << 20):
+    with memory_limit(1 << 30):
         told = [fits(outgoing) for outgoing in one.handle(given)]
 
     assert [type(record) for record in told] == [DeadLetter, BatchTrained]
@@ -380,7 +380,7 @@ def test_a_worker_plays_a_task_waits_or_buries_it(fuzz: Fuzz, intake: TaskIntake
         return Message(*place, rng.randrange(1000), b"", data, task_stamp(valid).to_headers())
 
     def check(message: Message) -> None:
-        held = _Held(TaskLedger(0))
+        held = _Held(TaskLedger(0), 0)
         intake._waiting, intake._starting, intake._held = [], [], {place: held}
         if held.ledger.receive(message.offset):
             intake._receive(held, message)
