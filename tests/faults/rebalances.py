@@ -89,6 +89,7 @@ class Churn:
             guest.process.wait(LEAVE_S)
         except subprocess.TimeoutExpired as error:
             guest.process.kill()
+            guest.process.wait()
             raise NotInTime(f"a guest does not leave within {LEAVE_S:.0f} s: {guest.process.args!r}") from error
 
 
