@@ -41,6 +41,8 @@ class TopicReader:
     def __init__(self, connection: Connection, positions: Mapping[Place, int], name: str = "reader") -> None:
         self.connection = connection
         self.positions = dict(positions)
+        self._ended: set[Place] = set()
+        """Partitions that a fetch has found at their end."""
         self._consumer = open_consumer(connection, name, enable_partition_eof=True)
         self._assign()
 
@@ -75,6 +77,7 @@ class TopicReader:
                 # An end of partition also tells of markers that no record shows.
                 place = (raw.topic() or "", raw.partition() or 0)
                 self.positions[place] = max(self.positions[place], raw.offset() or 0)
+                self._ended.add(place)
             elif error.code() not in AWAY:
                 raise translate(KafkaException(error), f"reading {raw.topic()}")
         return found
@@ -100,14 +103,15 @@ class TopicReader:
     def catch_up(self, timeout_s: float = 60) -> Iterator[Message]:
         """Yield records up to the high watermarks of this moment, open transactions included: an exact restore.
 
-        The first fetch of every partition must have told its end too. The answer to a question for it was seen to be
-        wrong just after a broker's restart, and whoever takes an empty past for the truth begins a run anew that is
-        there.
+        A fetch of every partition must have met its end too, or have told it: on a topic that is written all the time
+        none meets it. The answer to a question for it was seen to be wrong just after a broker's restart, and whoever
+        takes an empty past for the truth begins a run anew that is there.
         """
         ends = end_offsets(self.connection, self.positions)
         untold = set(ends)
 
         def goes_on() -> bool:
+            untold.difference_update(self._ended)
             for place in tuple(untold):
                 if (told := self._told_end(place)) is not None:
                     ends[place] = max(ends[place], told)
@@ -117,7 +121,10 @@ class TopicReader:
         return self._while(goes_on, ends, timeout_s)
 
     def _told_end(self, place: Place) -> int | None:
-        """Return the high watermark that the newest fetch of a partition told; None before the first."""
+        """Return the high watermark that the newest fetch of a partition told; None while the client knows of none.
+
+        It was seen to know of none, minutes after it had read a partition to its end.
+        """
         told = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
         return told[1] if told and told[1] >= 0 else None
 
