@@ -13,39 +13,41 @@ from infra.kafka import Connection, open_admin, open_consumer, open_producer
 from infra.topic_reader import Place, TopicReader, read_all
 
 LIMIT_S = 15.0
+TEN = [b"%d" % number for number in range(10)]
+
+
+def of_ten_records(bootstrap: str, topic: str, partition: int) -> Connection:
+    """Make a topic whose last partition holds ten records; return the connection to it."""
+    connection = Connection(bootstrap)
+    open_admin(connection).create_topics([NewTopic(topic, partition + 1, 1)])[topic].result()
+    producer = open_producer(connection, "writer")
+    for value in TEN:
+        producer.produce(topic, value, partition=partition)
+    assert producer.flush(30) == 0
+    return connection
 
 
 def test_a_false_end_does_not_make_a_topic_look_empty(
     bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection = Connection(bootstrap)
-    open_admin(connection).create_topics([NewTopic(run_name, 2, 1)])[run_name].result()
-    producer = open_producer(connection, "writer")
-    for number in range(10):
-        producer.produce(run_name, str(number).encode(), partition=1)
-    assert producer.flush(30) == 0
+    connection = of_ten_records(bootstrap, run_name, 1)
 
     def nothing(_: Connection, places: Iterable[Place]) -> dict[Place, int]:
         return dict.fromkeys(places, 0)
 
     monkeypatch.setattr(topic_reader, "end_offsets", nothing)
-    assert [message.value for message in read_all(connection, [run_name])] == [b"%d" % n for n in range(10)]
+    assert [message.value for message in read_all(connection, [run_name])] == TEN
 
 
 def test_a_topic_on_which_no_fetch_finds_the_end_is_read_to_the_end_it_had(
     bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where more is always written before the next fetch."""
-    connection = Connection(bootstrap)
-    open_admin(connection).create_topics([NewTopic(run_name, 1, 1)])[run_name].result()
-    producer = open_producer(connection, "writer")
-    for number in range(10):
-        producer.produce(run_name, str(number).encode())
-    assert producer.flush(30) == 0
+    connection = of_ten_records(bootstrap, run_name, 0)
 
     def never_at_the_end(connection: Connection, name: str, **_: bool) -> Consumer:
         return open_consumer(connection, name)
 
     monkeypatch.setattr(topic_reader, "open_consumer", never_at_the_end)
     with TopicReader(connection, {(run_name, 0): 0}) as reader:
-        assert len(list(reader.catch_up(LIMIT_S))) == 10
+        assert [message.value for message in reader.catch_up(LIMIT_S)] == TEN
