@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from consumers.audit.fold import FEEDER_KEY, AuditFold
@@ -69,6 +69,7 @@ class RunFigures:
     """Policy to its newest version."""
     groups: GroupCounts
     policies: dict[str, PolicyAudit]
+    """Trajectories are not read for these, so produced groups are those that a curator has seen."""
     lag: dict[str, int]
     """Topic to records that its reader has yet to read."""
     workers: tuple[WorkerStatus, ...]
@@ -105,6 +106,8 @@ class Figures:
         """(worker, start) to (generated, wasted) tokens of that life."""
         self._evals: list[EvalResult] = []
         self._rewards: dict[str, defaultdict[int, _Mean]] = {p: defaultdict(_Mean) for p in recipe.policies}
+        self._curated: Counter[str] = Counter()
+        """Policy to groups that curators saw."""
         self._positions: dict[str, dict[Place, int]] = {}
         self._ended = ""
         self._newest_ms = 0
@@ -162,8 +165,10 @@ class Figures:
         self._versions[policy] = max(version, self._versions.get(policy, -1))
 
     def _reward(self, outcome: Outcome) -> None:
-        seen = outcome.level == "group" and outcome.component == "curate" and not outcome.use
-        if seen and outcome.rewards and outcome.policy in self._rewards:
+        if outcome.level != "group" or outcome.component != "curate" or outcome.use:
+            return
+        self._curated[outcome.policy] += 1
+        if outcome.rewards and outcome.policy in self._rewards:
             self._rewards[outcome.policy][outcome.head_version].add(outcome.rewards)
 
     def figures(self, lag: Mapping[str, int], now_ms: int) -> RunFigures:
@@ -173,7 +178,10 @@ class Figures:
             lag: Topic to unread records; it is asked of the broker.
             now_ms: Wall time in ms since the epoch, for which workers are still there.
         """
-        policies = self._audit.policies(drained=False)
+        policies = {
+            policy: replace(counts, produced=self._curated[policy] + counts.dead)
+            for policy, counts in self._audit.policies(drained=False).items()
+        }
         curves = {policy: dict(sorted(curve.items())) for policy, curve in self._rewards.items()}
         return RunFigures(
             run=self.recipe.name,

@@ -19,7 +19,7 @@ from schemas.records import WorkerStatus
 def told(run: Run, policy: str, state: str) -> Iterator[Callable[[str], None]]:
     """Open a way to say, in a sentence, how far the trainer is; `state` is the word for what it does.
 
-    What never says anything leaves nothing on the topic.
+    Nothing of it is left on the topic at the end: a trainer at work is told of by its versions.
     """
     opened: list[Producer] = []
 
@@ -32,14 +32,18 @@ def told(run: Run, policy: str, state: str) -> Iterator[Callable[[str], None]]:
         yield tell
     finally:
         for producer in opened:
-            _write(producer, run, policy, ("stopped", ""))
+            producer.produce(run.topics.workers, None, _name(policy), 0)
             producer.flush(5)
 
 
 def _write(producer: Producer, run: Run, policy: str, said: tuple[str, str]) -> None:
-    name, now = f"train-{policy}", time.time_ns() // 1_000_000
+    name, now = _name(policy), time.time_ns() // 1_000_000
     status = WorkerStatus(
-        run_id=run.run_id, worker=name, state=said[0], detail=said[1], pid=os.getpid(), updated_ms=now
+        run_id=run.run_id, worker=name.decode(), state=said[0], detail=said[1], pid=os.getpid(), updated_ms=now
     )
-    producer.produce(run.topics.workers, codec.encode(status), name.encode(), 0)
+    producer.produce(run.topics.workers, codec.encode(status), name, 0)
     producer.poll(0)
+
+
+def _name(policy: str) -> bytes:
+    return f"train-{policy}".encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
@@ -34,8 +35,14 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     for worker in status["workers"]:
         made = f", {worker['tokens']:,} tokens, {worker['wasted_tokens']:,} of them wasted" if worker["tokens"] else ""
         detail = f" ({worker['detail']})" if worker["detail"] else ""
-        table.add_row("worker", f"{worker['worker']} {worker['state']}{detail}{made}")
+        state = _lost(worker) if worker["gone"] else worker["state"]
+        table.add_row("worker", f"{worker['worker']} {state}{detail}{made}")
     return table
+
+
+def _lost(worker: Mapping[str, Any]) -> str:
+    heard = datetime.fromtimestamp(worker["updated_ms"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"gone, {worker['state']} when it was last heard of at {heard}"
 
 
 def audit_table(audit: Mapping[str, Any]) -> RenderableType:

@@ -119,6 +119,7 @@ def test_groups_versions_and_evaluations() -> None:
     assert found.versions == {"solver": 1}
     assert (found.groups.issued, found.groups.trained, found.groups.discarded) == (4, 1, {"zero_variance": 1})
     assert (found.groups.dead, found.groups.in_flight) == (0, 2)
+    assert found.policies["solver"].produced == 1, "a curator saw one group; of the other only its batch tells"
     assert [result.avg_at_k for result in found.evals] == [0.3]
     assert log.figures.trainer_positions == {(TOPICS.curated("solver"), 2): 9}
     json.dumps(found.to_json())

@@ -206,9 +206,13 @@ def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:
 
 
 def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:
-    shown = drawn(status_table(moment.figures.to_json()))
+    status = moment.figures.to_json()
+    here, gone = ({**worker, "gone": gone} for worker in status["workers"] for gone in (False, True))
+
+    shown = drawn(status_table({**status, "workers": [here, gone]}))
 
     assert "rollout-sums-0 behind (two versions), 200 tokens, 5 of them wasted" in shown
+    assert "rollout-sums-0 gone, behind when it was last heard of at 1970-01-01 00:00:00 UTC" in shown
 
 
 def test_letters_that_were_sent_back_count_once(recipe: Recipe) -> None:
