@@ -129,6 +129,11 @@ class GroupLineage:
     letters: tuple[Letter, ...]
     trained: tuple[Use, ...]
 
+    @property
+    def is_known(self) -> bool:
+        """Whether any topic tells of it; a number that was never issued may be told of all the same."""
+        return self.fate != "never_issued" or bool(self.on_tasks or self.attempts or self.letters)
+
 
 def group_lineage(run: Run, policy: str, stream: str, number: int) -> GroupLineage:
     """Return what became of a group, for one of the policies that its stream trains."""
@@ -297,7 +302,7 @@ def _letters(run: Run, policy: str, stream: str, number: int) -> tuple[Letter, .
 
 
 def report_group(run: Run, policy: str | None, group: str) -> Mapping[str, Any]:
-    """Return what `headrace lineage --group --json` prints. Raises UsageError.
+    """Return what `headrace lineage --group --json` prints. Raises UsageError, also for a group that never was.
 
     `{"run", "group", "policies": {policy: the fields of GroupLineage}}`, for one policy or all that its stream trains.
     """
@@ -306,5 +311,9 @@ def report_group(run: Run, policy: str | None, group: str) -> Mapping[str, Any]:
     chosen = trained if policy is None else (run.policy(policy),)
     if policy is not None and policy not in trained:
         raise UsageError(f"stream {stream} trains {', '.join(trained)}, not {policy}")
-    policies = {name: asdict(group_lineage(run, name, stream, number)) for name in chosen}
-    return {"run": run.address.run, "group": group, "policies": policies}
+    found = {name: group_lineage(run, name, stream, number) for name in chosen}
+    if not any(one.is_known for one in found.values()):
+        issued = max(one.issued_next for one in found.values())
+        there = f"there are {stream}:0 to {stream}:{issued - 1}" if issued else f"there is none of {stream} yet"
+        raise UsageError(f"run {run.address.run} never issued a group {group}: {there}")
+    return {"run": run.address.run, "group": group, "policies": {name: asdict(one) for name, one in found.items()}}

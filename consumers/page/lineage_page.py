@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +26,19 @@ FATES = {
     "never_issued": ("red", ""),
 }
 """Colour and sentence by fate."""
+COLUMNS: tuple[tuple[str, JustifyMethod, str], ...] = (
+    ("#", "right", "dim"),
+    ("group", "left", "bold"),
+    ("task", "left", ""),
+    ("reward", "right", ""),
+    ("tokens of", "left", ""),
+    ("head", "right", ""),
+    ("worker", "left", ""),
+    ("curated", "left", "dim"),
+)
+"""Of the groups that made a version: name, side and style."""
+CROPPED = ("task", "worker")
+"""Columns that give way on a narrow terminal."""
 
 
 def version_page(found: Facts) -> RenderableType:
@@ -68,14 +81,8 @@ def _batch(groups: Iterable[Facts]) -> str:
 def _groups(groups: Iterable[Facts]) -> Table:
     some = list(groups)
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
-    table.add_column("#", justify="right", style="dim")
-    table.add_column("group", style="bold", no_wrap=True)
-    table.add_column("task", overflow="ellipsis", no_wrap=True)
-    table.add_column("reward", justify="right")
-    table.add_column("tokens of", no_wrap=True)
-    table.add_column("head", justify="right")
-    table.add_column("worker", overflow="ellipsis", no_wrap=True)
-    table.add_column("curated", no_wrap=True, style="dim")
+    for name, justify, style in COLUMNS:
+        table.add_column(name, justify=justify, style=style, no_wrap=name not in CROPPED)
     for place, group in enumerate(some):
         use = f" use {group['use']}" if group["use"] else ""
         row = [str(place), f"{group['stream']}:{group['number']}{use}"]
@@ -86,12 +93,13 @@ def _groups(groups: Iterable[Facts]) -> Table:
             row += [
                 _task(group),
                 "" if reward is None else f"{reward:.2f}",
-                shares_in_words(group["version_shares"]) or _span(group),
+                shares_in_words(group["version_shares"]) if 1 <= len(group["version_shares"]) <= 2 else _span(group),
                 str(group["head_version"]),
                 f"{group['worker']} {group['region']}".strip(),
             ]
         row.append(f"{group['partition']}@{group['offset']}")
-        table.add_row(*map(Text, row), style="red" if group["missing"] else "")
+        cells = (Text(text, no_wrap=True, overflow="ellipsis") for text in row)
+        table.add_row(*cells, style="red" if group["missing"] else "")
     return table
 
 

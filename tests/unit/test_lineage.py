@@ -128,7 +128,15 @@ def test_a_version_shows_its_groups_in_order_also_those_that_are_gone() -> None:
     assert "1 not on the curated topic any more" in told
 
 
-def test_a_version_fits_a_narrow_terminal() -> None:
-    made = MadeOf("sums", 123456, 0, 1, 56789, task_id="x" * 80, worker="rollout-sums-0", region="eu-west-1")
+def test_a_version_fits_a_narrow_terminal_and_only_long_names_give_way() -> None:
+    made = MadeOf(
+        "sums", 123456, 0, 1, 56789, task_id="x" * 80, worker="rollout-sums-0", region="eu-west-1", reward_mean=0.125,
+        head_version=104, min_version=103, max_version=104, version_shares={"103": 0.55, "104": 0.45},
+    )  # fmt: skip
 
-    assert max(map(len, drawn(version_page(asdict(version(made))), width=80).splitlines())) <= 80
+    told = drawn(version_page(asdict(version(made))), width=80).splitlines()
+
+    assert max(map(len, told)) <= 80
+    assert told[-2].split() == ["#", "group", "task", "reward", "tokens", "of", "head", "worker", "curated"]
+    for word in ("sums:123456", "0.12", "103 (55%), 104 (45%)", " 104 ", "1@56789"):
+        assert word in told[-1]
