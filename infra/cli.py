@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,7 @@ import typer
 
 from infra import workers
 from infra.errors import HeadraceError, UsageError
+from schemas.topics import check_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,8 +25,8 @@ FAILED = 1
 NO_VERDICT = 3
 
 
-class NotAudited(HeadraceError):
-    """A run could not be read, so nothing is known of it."""
+class NoVerdict(HeadraceError):
+    """A run could not be read, so nothing is proven of it."""
 
     exit_code = NO_VERDICT
 
@@ -209,7 +212,7 @@ def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption =
     _log_quietly()
     with opened_run(run, data) as opened:
         figures = workers.find(workers.STATUS)(opened.run, rests=opened.rests)
-    _answer(figures, workers.SHOW_STATUS, as_json=as_json)
+        _answer(figures, workers.SHOW_STATUS, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -232,15 +235,10 @@ def audit(
     from infra.opened_run import opened_run
 
     _log_quietly()
-    try:
-        with opened_run(run, data, store=not no_store) as opened:
-            report = workers.find(workers.AUDIT)
-            found: dict[str, Any] = report(opened.run, rests=opened.rests, deep=deep, use_store=not no_store)
-    except UsageError:
-        raise
-    except (HeadraceError, OSError) as error:
-        raise NotAudited(str(error)) from error
-    _answer(found, workers.SHOW_AUDIT, as_json=as_json)
+    with _or_no_verdict(), opened_run(run, data, store=not no_store) as opened:
+        report = workers.find(workers.AUDIT)
+        found: dict[str, Any] = report(opened.run, rests=opened.rests, deep=deep, use_store=not no_store)
+        _answer(found, workers.SHOW_AUDIT, as_json=as_json)
     if not found["ok"]:
         raise typer.Exit(FAILED)
 
@@ -261,15 +259,11 @@ def dead_letters(
 
     _log_quietly()
     with opened_run(run, data) as opened:
-        found: Any = (
-            workers.find(workers.LETTERS)(opened.run, reason)
-            if offset is None
-            else workers.find(workers.LETTER)(opened.run, offset)
-        )
-    if offset is None:
-        _answer(found, workers.SHOW_LETTERS, reason, as_json=as_json)
-    else:
-        _answer(found, workers.SHOW_LETTER, as_json=as_json)
+        if offset is None:
+            letters = workers.find(workers.LETTERS)(opened.run, reason)
+            _answer(letters, workers.SHOW_LETTERS, reason, as_json=as_json)
+        else:
+            _answer(workers.find(workers.LETTER)(opened.run, offset), workers.SHOW_LETTER, as_json=as_json)
 
 
 @app.command(rich_help_panel=RUN)
@@ -292,14 +286,14 @@ def redrive(
     _log_quietly()
     with opened_run(run, data) as opened:
         done: dict[str, Any] = workers.find(workers.REDRIVE)(opened.run, offset or (), reason, dry_run=dry_run)
-    _answer(done, workers.SHOW_REDRIVE, as_json=as_json)
+        _answer(done, workers.SHOW_REDRIVE, as_json=as_json)
     if offset and done["refused"]:
         raise typer.Exit(FAILED)
 
 
 @app.command(rich_help_panel=LOOK)
 def lineage(
-    version: Annotated[int | None, typer.Option(help="A version: the groups that made it.")] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="A version: the groups that made it.")] = None,
     group: Annotated[
         str | None, typer.Option(metavar="STREAM:NUMBER", help="A group: the versions that it trained, or its end.")
     ] = None,
@@ -317,19 +311,20 @@ def lineage(
     _log_quietly()
     if (version is None) == (group is None):
         raise UsageError("give either --version V or --group STREAM:NUMBER, as in --group sums:12")
+    if group is not None and not re.fullmatch(r"[^:]+:\d+", group):
+        raise UsageError(f"--group {group!r} names no group: write STREAM:NUMBER, as in --group sums:12")
     report, show, asked = (
         (workers.LINEAGE_OF_VERSION, workers.SHOW_VERSION, version)
         if version is not None
         else (workers.LINEAGE_OF_GROUP, workers.SHOW_GROUP, group)
     )
     with opened_run(run, data, store=True) as opened:
-        found = workers.find(report)(opened.run, policy, asked)
-    _answer(found, show, as_json=as_json)
+        _answer(workers.find(report)(opened.run, policy, asked), show, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
 def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
-    step: Annotated[int | None, typer.Option(help="A step, by the version that came out of it.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="A step, by the version that came out of it.")] = None,
     trajectory: Annotated[
         str | None, typer.Option(metavar="STREAM:NUMBER:SAMPLE", help="One trajectory, trained or not, token by token.")
     ] = None,
@@ -355,15 +350,15 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
         raise UsageError("give either --step VERSION or --trajectory STREAM:NUMBER:SAMPLE, as in sums:12:0")
     if group is not None and step is None:
         raise UsageError("--group chooses a group of a step: give --step VERSION with it")
+    if trajectory is not None and not re.fullmatch(r"[^:]+:\d+:\d+", trajectory):
+        raise UsageError(f"--trajectory {trajectory!r} names none: write STREAM:NUMBER:SAMPLE, as in sums:12:0")
     with opened_run(run, data, store=True) as opened:
         if step is not None:
             found = workers.find(workers.INSPECT_STEP)(opened.run, policy, step, group, 4 if limit is None else limit)
+            _answer(found, workers.SHOW_STEP, as_json=as_json)
         else:
             found = workers.find(workers.INSPECT_TRAJECTORY)(opened.run, policy, trajectory)
-    if step is not None:
-        _answer(found, workers.SHOW_STEP, as_json=as_json)
-    else:
-        _answer(found, workers.SHOW_TRAJECTORY, 400 if limit is None else limit, as_json=as_json)
+            _answer(found, workers.SHOW_TRAJECTORY, 400 if limit is None else limit, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -374,11 +369,11 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     begin: Annotated[
         int | None,
         typer.Option(
-            "--from", metavar="V", help="Begin at the newest checkpoint at or below V; the oldest if not given."
+            "--from", min=0, metavar="V", help="Begin at the newest checkpoint at or below V; the oldest if not given."
         ),
     ] = None,
     end: Annotated[
-        int | None, typer.Option("--to", metavar="W", help="End with version W; the newest if not given.")
+        int | None, typer.Option("--to", min=1, metavar="W", help="End with version W; the newest if not given.")
     ] = None,
     into: Annotated[
         str | None, typer.Option(metavar="NAME", help="Make a new run of the versions: an offline experiment.")
@@ -391,29 +386,54 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
 ) -> None:
     """Train the recorded batches again from a checkpoint and compare every weight hash, or try other settings on them.
 
-    Exit code 0 when all are equal, 1 when one differs, 3 when this machine or its software cannot give the same bits.
+    Exit code 0 when all are equal, 1 when one differs, 2 for versions or settings that cannot be, 3 when nothing is
+    proven: this machine or its software cannot give the same bits, or Kafka, the store or what is in them is away.
 
     Example: [bold]headrace retrain --data .headrace/arithmetic[/]
 
+    With --into, what comes of other settings over the same batches becomes a run of its own, on the same cluster: look
+    at it by --data of its source and --run NAME, with every command of this panel.
+
     Example: [bold]headrace retrain --data .headrace/arithmetic --into slower --set trainer.learning_rate=1e-4[/]
+
+    Example: [bold]headrace inspect --step 3 --data .headrace/arithmetic --run slower[/]
     """
     from infra.opened_run import opened_run
     from infra.progress import progress
 
     _log_quietly()
-    if sets and into is None:
-        raise UsageError("--set asks for other settings, so other weights come out: name a run for them by --into")
-    with opened_run(run, data, store=True) as opened, progress("versions trained again") as tell:
-        if into is None:
-            found: dict[str, Any] = workers.find(workers.RETRAIN)(opened.run, policy, (begin, end), tell)
-        else:
-            experiment = workers.find(workers.EXPERIMENT)
-            found = experiment(opened.run, policy, (into, tuple(sets or ())), (begin, end), tell)
-    _answer(found, workers.SHOW_RETRAIN, as_json=as_json)
+    _check_retrain((begin, end), into, sets or ())
+    with _or_no_verdict(), opened_run(run, data, store=True) as opened:
+        with progress("versions trained again") as tell:
+            if into is None:
+                found: dict[str, Any] = workers.find(workers.RETRAIN)(opened.run, policy, (begin, end), tell)
+            else:
+                experiment = workers.find(workers.EXPERIMENT)
+                found = experiment(opened.run, policy, (into, tuple(sets or ())), (begin, end), tell)
+        _answer(found, workers.SHOW_RETRAIN, as_json=as_json)
     if any(version["equal"] is False for version in found["versions"]) and into is None:
         raise typer.Exit(FAILED)
     if not found["comparable"]:
         raise typer.Exit(NO_VERDICT)
+
+
+def _check_retrain(span: tuple[int | None, int | None], into: str | None, sets: Sequence[str]) -> None:
+    """Refuse what cannot be whatever the run, before anything is started for it."""
+    from infra.recipe_file import check_trainer_words
+
+    begin, end = span
+    if begin is not None and end is not None and begin >= end:
+        raise UsageError(
+            f"--from {begin} --to {end}: the first must be below the second, as its successor is made first"
+        )
+    if into is None and sets:
+        raise UsageError("--set asks for other settings, so other weights come out: name a run for them by --into")
+    check_trainer_words(sets)
+    if into is not None:
+        try:
+            check_name("run", into)
+        except ValueError as error:
+            raise UsageError(f"--into {into}: {error}") from error
 
 
 @app.command(rich_help_panel=LOOK)
@@ -453,6 +473,17 @@ def doctor() -> None:
         raise typer.Exit(FAILED)
 
 
+@contextmanager
+def _or_no_verdict() -> Iterator[None]:
+    """End with NO_VERDICT where the block could not say what was asked for."""
+    try:
+        yield
+    except (UsageError, BrokenPipeError):
+        raise
+    except (HeadraceError, OSError) as error:
+        raise NoVerdict(str(error)) from error
+
+
 def _answer(found: Any, show: str, *more: Any, as_json: bool) -> None:
     """Print what was asked for, as JSON or by the page of that name."""
     if as_json:
@@ -468,17 +499,10 @@ def _console() -> Console:
 
 
 def _log_quietly() -> None:
-    """Log warnings only, to standard error: standard output is the answer. HEADRACE_LOG asks for more."""
-    from infra.log import configure_logging
-    from infra.settings import LOG_LEVEL_VARIABLE, environment
+    """Say warnings only, on standard error: standard output is the answer. HEADRACE_LOG asks for more."""
+    from infra.log import warn_in_sentences
 
-    configure_logging("headrace")
-    if not environment(LOG_LEVEL_VARIABLE):
-        import logging
-
-        import structlog
-
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    warn_in_sentences()
 
 
 def _program() -> str:

@@ -52,8 +52,9 @@ _log = structlog.get_logger()
 class EmbeddedKafka(ServerProcess):
     """One Kafka node; data, logs and ports live under `folder`, the address stays the same over restarts.
 
-    `heap` is the JVM's upper bound ("512m"), `config` adds to or overrides `server.properties`. Raises JarUnavailable
-    from `start` beside the errors of `ServerProcess`.
+    `heap` is the JVM's upper bound ("512m"), `config` adds to or overrides `server.properties`. One that is started
+    `for_a_look` leaves the AOT cache to others, as recording it takes longer than a look. Raises JarUnavailable from
+    `start` beside the errors of `ServerProcess`.
     """
 
     what = "broker"
@@ -67,12 +68,14 @@ class EmbeddedKafka(ServerProcess):
         config: Mapping[str, str] | None = None,
         cache: Path | None = None,
         progress: Callable[[str], None] | None = None,
+        for_a_look: bool = False,
     ) -> None:
         super().__init__(folder)
         self._heap = heap
         self._config = dict(config or {})
         self._cache = cache or cache_folder()
         self._progress = progress
+        self._for_a_look = for_a_look
         self._recording: Path | None = None  # folder in which this process records an AOT cache
 
     @property
@@ -92,7 +95,7 @@ class EmbeddedKafka(ServerProcess):
         if not (self.folder / "data").exists():
             self._format(jars)
         return Launch(
-            command=[*self._java(jars, self._aot_flag()), "kafka.Kafka", "server.properties"],
+            command=[*self._java(jars, *self._aot_flags()), "kafka.Kafka", "server.properties"],
             logs=(self.folder / "kafka.log", self.folder / "stdout.log"),
         )
 
@@ -173,16 +176,18 @@ class EmbeddedKafka(ServerProcess):
         key = sha256(made_for.encode() + LOCK_FILE.read_bytes()).hexdigest()[:12]
         return self._cache / f"kafka-{KAFKA_VERSION}-{key}.aot"
 
-    def _aot_flag(self) -> str:
+    def _aot_flags(self) -> list[str]:
         """Use the AOT cache, or record it in a folder of this process's own until it is whole."""
         if self._aot_cache().exists():
-            return f"-XX:AOTCache={self._aot_cache()}"
+            return [f"-XX:AOTCache={self._aot_cache()}"]
+        if self._for_a_look:
+            return []
         self._ended(clean=False)  # a recording that died with its process
         for left in self._cache.glob("recording-*"):
             if time.time() - left.stat().st_mtime > STALE_RECORDING_S:
                 shutil.rmtree(left, ignore_errors=True)
         self._recording = Path(tempfile.mkdtemp(dir=self._cache, prefix="recording-"))
-        return f"-XX:AOTCacheOutput={self._recording / 'kafka.aot'}"
+        return [f"-XX:AOTCacheOutput={self._recording / 'kafka.aot'}"]
 
 
 def _properties(broker_port: int, controller_port: int) -> dict[str, str]:

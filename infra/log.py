@@ -1,6 +1,7 @@
 """Logging, configured once per process: few canonical lines, an event name and keys.
 
 On a terminal they are for people, elsewhere JSON lines. Standard error only, so standard output stays the product's.
+A command that answers and ends says what is wrong in sentences, wherever they go.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import suppress
 from typing import TextIO, cast
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 
 from infra.errors import UsageError
 from infra.settings import LOG_LEVEL_VARIABLE, environment
@@ -63,3 +64,30 @@ def configure_logging(component: str, **bound: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LastingStream(sys.stderr))),
         cache_logger_on_first_use=True,
     )
+
+
+def warn_in_sentences() -> None:
+    """Set up structlog for a command that answers: a sentence for every warning, nothing below.
+
+    HEADRACE_LOG asks for lines as a component writes them.
+    """
+    if environment(LOG_LEVEL_VARIABLE):
+        configure_logging("headrace")
+        return
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, sentence],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LastingStream(sys.stderr))),
+        cache_logger_on_first_use=True,
+    )
+
+
+def sentence(_logger: object, _method: str, event: EventDict) -> str:
+    """Render an event as `warning: server killed: why it is so (server=broker, pid=7)`."""
+    keys = dict(event)
+    what = str(keys.pop("event")).replace(".", " ").replace("_", " ")
+    words = [str(keys.pop("level", "warning")), what]
+    words += [str(keys.pop(key)) for key in ("why", "detail", "error") if key in keys]
+    trace = str(keys.pop("exception", ""))
+    more = ", ".join(f"{key}={value}" for key, value in keys.items())
+    return ": ".join(words) + (f" ({more})" if more else "") + (f"\n{trace}" if trace else "")

@@ -11,7 +11,8 @@ from infra.data_folder import DataFolder, RunNotes, only_folder
 from infra.embedded_kafka import EmbeddedKafka
 from infra.embedded_store import EmbeddedStore
 from infra.errors import UsageError
-from infra.kafka import parse_run
+from infra.kafka import RunAddress, parse_run
+from infra.revisions import run_names
 from infra.run import Run, join
 from infra.servers import await_leaders
 
@@ -33,7 +34,7 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
 
     An address that is but a name (`retrain --into` makes such runs) is looked for on the folder's cluster. What is
     started is stopped again, and only that: of a run that rests its embedded broker, and with `store` its embedded
-    object store too. Raises UsageError, and what `join` raises.
+    object store too. Raises UsageError, with the runs that there are when this one is not, and what `join` raises.
     """
     named = address is not None and "/" not in address
     if address and data and not named:
@@ -42,28 +43,37 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
             "may be the bare name of another run on its cluster)"
         )
     if address and not named:
-        yield OpenedRun(join(parse_run(address), PATIENCE_S), rests=False)
+        yield OpenedRun(_joined(parse_run(address)), rests=False)
         return
     folder = DataFolder(data) if data else only_folder()
     notes = replace(folder.require(), run=address) if address else folder.require()
     if folder.owner() is not None:
-        yield OpenedRun(join(parse_run(notes.address), PATIENCE_S), rests=False)
+        yield OpenedRun(_joined(parse_run(notes.address)), rests=False)
         return
     with ExitStack() as started:
         if notes.embedded_kafka or store:
             started.enter_context(folder.owned())
-        run = _joined(folder, notes, started)
+        run = _woken(folder, notes, started)
         if store and not run.recipe.store.endpoint:
             server = started.enter_context(EmbeddedStore(folder.store))
             run = replace(run, store_address=server.address(run.recipe.store.bucket))
         yield OpenedRun(run, rests=True)
 
 
-def _joined(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
+def _woken(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
     """Join a run that rests, its broker started where that is an embedded one."""
     if not notes.embedded_kafka:
-        return join(parse_run(notes.address), PATIENCE_S)
-    kafka = started.enter_context(EmbeddedKafka(folder.kafka))
+        return _joined(parse_run(notes.address))
+    kafka = started.enter_context(EmbeddedKafka(folder.kafka, for_a_look=True))
     resting = parse_run(f"kafka://{kafka.bootstrap}/{notes.run}")
     await_leaders(resting.connection)
-    return join(resting, PATIENCE_S)
+    return _joined(resting)
+
+
+def _joined(address: RunAddress) -> Run:
+    """Join a run, or say at once which runs there are instead."""
+    names = run_names(address.connection, PATIENCE_S)
+    if address.run not in names:
+        there = f"there are {', '.join(names)}" if names else "no run has begun there"
+        raise UsageError(f"there is no run {address.run!r} on {address.connection.bootstrap}: {there}")
+    return join(address, PATIENCE_S)

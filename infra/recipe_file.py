@@ -8,6 +8,7 @@ is a table that names another `use`, since its keys belong to that use alone.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from infra.recipe_keys import children_of, fields_of, is_free, known_keys
 from infra.settings import Recipe, Trainer
 
 SET = "--set"
+TRAINERS = re.compile(r"(policies\.[^.=]+\.)?trainer\.")
 Table = dict[str, Any]
 Location = tuple[str | int, ...]
 
@@ -83,6 +85,15 @@ def changed_recipe(recipe: Recipe, name: str, sets: Sequence[str]) -> Recipe:
         return Recipe.model_validate(draft.table)
     except ValidationError as error:
         raise UsageError(_explain(error, draft, name)) from error
+
+
+def check_trainer_words(sets: Sequence[str]) -> None:
+    """Raise UsageError for an `a.b=c` word that changes more than a trainer: it would need other rollouts."""
+    for word in sets:
+        if not TRAINERS.match(word):
+            raise UsageError(
+                f"{SET} {word}: only trainer.KEY and policies.NAME.trainer.KEY can be tried without rollouts"
+            )
 
 
 def shipped_recipes() -> dict[str, Traversable]:

@@ -182,7 +182,8 @@ class ServerProcess(ABC):
         """Stop the server and give up the folder; it is killed when SIGTERM did not end it within `timeout_s`."""
         if self._process is not None:
             if not _stop_tree(self._process, timeout_s):
-                _log.warning("server.killed", server=self.what, pid=self._process.pid, after_s=timeout_s)
+                why = f"it did not stop within {timeout_s:g} s; what it acknowledged is on its disk"
+                _log.warning("server.killed", server=self.what, pid=self._process.pid, why=why)
             clean = self._process.returncode in {0, -signal.SIGTERM, 128 + signal.SIGTERM}
             self._process = None
             self._pid_file.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ where it stopped when the same command is given again.
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from typing import Any
 from infra.errors import HeadraceError, UsageError
 from infra.kafka import Outgoing, RunAddress
 from infra.progress import Tell
-from infra.recipe_file import SET, changed_recipe
+from infra.recipe_file import changed_recipe, check_trainer_words
 from infra.revisions import differences, known_revisions, revision_of, write_revision
 from infra.run import Run, join, read_revisions
 from infra.settings import Recipe
@@ -34,7 +33,6 @@ from trainers.model import pin_threads
 from trainers.remake import Remade, hash_of, learner_settings, remake
 from trainers.retrain import Compared, Span, begin_at, groups_home, stretches
 
-TRAINERS = re.compile(r"(policies\.[^.=]+\.)?trainer\.")
 ENDED = "steps"
 """Why an experiment is over: it has all the versions that it was asked for."""
 
@@ -83,11 +81,7 @@ def experiment(
 
 def _settled(run: Run, into: str, sets: Sequence[str]) -> Run:
     """Return the new run, its topics and recipe written as far as they were not: a revision for each of the source."""
-    for word in sets:
-        if not TRAINERS.match(word):
-            raise UsageError(
-                f"{SET} {word}: only trainer.KEY and policies.NAME.trainer.KEY can be tried without rollouts"
-            )
+    check_trainer_words(sets)
     recipes = [changed_recipe(recipe, into, sets) for recipe in run.revisions]
     address = RunAddress(run.connection, into)
     before = known_revisions(address)

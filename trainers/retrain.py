@@ -94,6 +94,11 @@ def stretches(history: History, span: Span, whose: str) -> list[Stretch]:
     begin, end = span
     start = _checkpoint_at(history, begin, whose)
     newest = history.batches[-1].version if history.batches else start
+    if begin is not None and begin > newest:
+        raise UsageError(
+            f"{whose} has no version {begin} to begin from: there are {min(history.checkpoints)} to {newest}, "
+            f"checkpoints of {', '.join(map(str, sorted(history.checkpoints)))}"
+        )
     if not start < (newest if end is None else end) <= newest:
         raise UsageError(
             f"{whose} has nothing to train again between its checkpoint of version {start} and version "

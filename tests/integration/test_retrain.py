@@ -14,6 +14,8 @@ import pytest
 from made_run import make_run, tiny_recipe
 from trained_run import Answer, batches, command, curated, feed, published, start_trainer, until
 
+from infra import opened_run
+from infra.errors import UsageError
 from infra.kafka import Connection, Message, RunAddress, open_producer
 from infra.object_store import ObjectStore, StoreAddress
 from infra.run import Run, join
@@ -91,6 +93,20 @@ def test_a_part_is_trained_again_from_the_newest_checkpoint_at_or_below_it(train
     answer, _ = retrain(trained, tmp_path, "--to", str(STEPS + 1))
     assert answer.code == 2
     assert f"its newest is {STEPS}" in answer.err
+    answer, _ = retrain(trained, tmp_path, "--from", str(STEPS + 1))
+    assert answer.code == 2
+    assert (
+        f"no version {STEPS + 1} to begin from: there are 0 to {STEPS}, checkpoints of 0, 3, 6, {STEPS}" in answer.err
+    )
+
+
+def test_a_run_that_is_not_there_is_told_at_once_with_those_that_are(
+    trained: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened_run, "join", lambda *_given: pytest.fail("it waits for a run that no topic tells of"))
+    typo = f"kafka://{trained.connection.bootstrap}/typo"
+    with pytest.raises(UsageError, match=f"no run 'typo' .*: there are .*{trained.address.run}"):
+        opened_run.opened_run(typo, None).__enter__()
 
 
 def test_one_altered_hash_is_found(trained: Run, run_name: str, tmp_path: Path) -> None:
@@ -138,11 +154,11 @@ def test_what_is_gone_is_told_in_one_sentence(trained: Run, run_name: str, tmp_p
         return codec.encode(replace(pointer, checkpoint=replace(pointer.checkpoint, key="checkpoints/gone")))
 
     answer, _ = retrain(copied(trained, f"{run_name}-a", misplace), tmp_path)
-    assert answer.code == 1
+    assert answer.code == 3
     assert "the checkpoint of version 0 cannot be read" in answer.err
     shortened = copied(trained, f"{run_name}-b", lambda m: b"" if ".curated." in m.topic and m.offset else m.value)
     answer, _ = retrain(shortened, tmp_path)
-    assert answer.code == 1
+    assert answer.code == 3
     assert "no longer holds" in answer.err
 
 
@@ -198,10 +214,7 @@ def test_an_experiment_without_other_settings_gives_the_same_weights(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--set", "trainer.learning_rate=1e-3"), "name a run for them by --into"),
-        (("--into", "x", "--set", "rollout.max_tokens=9"), "can be tried without rollouts"),
         (("--into", "x", "--set", "trainer.minibatches=3"), "must be a multiple of minibatches"),
-        (("--into", "a.b"), "cannot be used"),
         (("--policy", "nobody"), "name one of the run's policies"),
     ],
 )

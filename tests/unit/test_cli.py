@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,11 @@ COMPONENTS = {
 }
 ADDRESS = "kafka://127.0.0.1:9092/demo"
 RUN = cast("Any", None)
+LOOKS = (
+    ("status",), ("audit",), ("dead-letters",), ("dead-letters", "--offset", "1"), ("redrive",),
+    ("lineage", "--version", "3"), ("inspect", "--step", "3"), ("retrain",),
+)  # fmt: skip
+LOOKED = {"comparable": True, "refused": []}
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +125,75 @@ def test_an_audit_that_cannot_be_made_is_another_end_than_one_that_does_not_clos
     monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
     monkeypatch.setattr(workers, "find", lambda place: lambda *_given, **_more: {"ok": False})
     assert CliRunner().invoke(cli.app, ["audit", "--run", ADDRESS, "--json"]).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        ({"comparable": True, "versions": [{"equal": True}]}, 0),
+        ({"comparable": True, "versions": [{"equal": True}, {"equal": False}]}, 1),
+        ({"comparable": False, "versions": [{"equal": None}]}, 3),
+        (KafkaAway("the broker is away: start it"), 3),
+        (UsageError("there is no version 99"), 2),
+    ],
+)
+def test_a_retrain_that_cannot_be_made_is_another_end_than_one_that_differs(
+    found: dict[str, Any] | HeadraceError,
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def retrained(*_given: Any) -> Any:
+        if isinstance(found, HeadraceError):
+            raise found
+        return found
+
+    monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
+    monkeypatch.setattr(workers, "find", lambda _place: retrained)
+
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["retrain", "--run", ADDRESS, "--json"])
+
+    assert caught.value.code == code
+    said = capsys.readouterr()
+    assert said.err == f"error: {found}\n" if isinstance(found, HeadraceError) else json.loads(said.out) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("retrain", "--from", "5", "--to", "3"), "--from 5 --to 3"),
+        (("retrain", "--set", "trainer.learning_rate=1e-3"), "name a run for them by --into"),
+        (("retrain", "--into", "x", "--set", "rollout.max_tokens=9"), "can be tried without rollouts"),
+        (("retrain", "--into", "a.b"), "cannot be used"),
+        (("lineage",), "give either"),
+        (("lineage", "--group", "sums"), "write STREAM:NUMBER"),
+        (("inspect", "--trajectory", "sums:12"), "write STREAM:NUMBER:SAMPLE"),
+        (("inspect", "--trajectory", "sums:12:0", "--group", "1"), "give --step"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_started(
+    words: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: pytest.fail("the run was opened"))
+
+    code, said = refused(capsys, *words, "--run", ADDRESS)
+
+    assert code == 2
+    assert sentence in said
+
+
+def test_the_answer_is_printed_before_the_servers_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def opened(*_given: Any, **_more: Any) -> Iterator[OpenedRun]:
+        yield OpenedRun(RUN, rests=True)
+        print("stopped")  # noqa: T201 - the order of what is printed is what this is about
+
+    monkeypatch.setattr(opened_run, "opened_run", opened)
+    monkeypatch.setattr(workers, "find", lambda _place: lambda *_given, **_more: {"ok": True, "versions": [], **LOOKED})
+
+    for words in LOOKS:
+        assert CliRunner().invoke(cli.app, [*words, "--run", ADDRESS, "--json"]).output.splitlines()[-1] == "stopped"
 
 
 @pytest.mark.parametrize(("words", "code"), [(("--offset", "2"), 1), ((), 0)])

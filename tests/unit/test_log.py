@@ -1,4 +1,4 @@
-"""A process goes on when its log cannot be written."""
+"""A process goes on when its log cannot be written; what commands that answer warn of is for people."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from infra.log import sentence
 
 FULL = Path("/dev/full")
 TALKS = """
@@ -27,3 +29,10 @@ def test_a_full_disk_costs_the_log_and_not_the_process() -> None:
         )
 
     assert (done.returncode, done.stdout) == (0, "went on\n")
+
+
+def test_a_warning_of_a_command_that_answers_is_a_sentence() -> None:
+    killed = {"event": "server.killed", "level": "warning", "server": "broker", "why": "it did not stop within 30 s"}
+
+    assert sentence(None, "", killed) == "warning: server killed: it did not stop within 30 s (server=broker)"
+    assert sentence(None, "", {"event": "run.over"}) == "warning: run over"
