@@ -306,6 +306,10 @@ def report_group(run: Run, policy: str | None, group: str) -> Mapping[str, Any]:
 
     `{"run", "group", "policies": {policy: the fields of GroupLineage}}`, for one policy or all that its stream trains.
     """
+    if run.source:
+        raise UsageError(
+            f"run {run.address.run} is an offline experiment, whose groups are those of run {run.source}: ask that one"
+        )
     stream, number = parse_group(run, group)
     trained = run.recipe.policies_of(stream.partition(".")[0])
     chosen = trained if policy is None else (run.policy(policy),)

@@ -15,7 +15,7 @@ from typing import Any
 from infra.errors import UsageError
 from infra.kafka import Message
 from infra.object_store import StoreError
-from infra.run import Run
+from infra.run import Run, groups_home
 from infra.topic_reader import read_all, read_offsets
 from schemas import codec
 from schemas.avro import SchemaError
@@ -117,7 +117,7 @@ def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
         fingerprint=batch.fingerprint,
         metrics=batch.metrics,
         created_ms=batch.created_ms or event.created_ms,
-        groups=tuple(_made_of(run, policy, batch.groups)),
+        groups=tuple(_made_of(groups_home(run), policy, batch.groups)),
     )
 
 

@@ -410,11 +410,17 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
             else:
                 experiment = workers.find(workers.EXPERIMENT)
                 found = experiment(opened.run, policy, (into, tuple(sets or ())), (begin, end), tell)
-        _answer(found, workers.SHOW_RETRAIN, as_json=as_json)
+        _answer(found, workers.SHOW_RETRAIN, _program(), _options_of(into or "", run, data), as_json=as_json)
     if any(version["equal"] is False for version in found["versions"]) and into is None:
         raise typer.Exit(FAILED)
     if not found["comparable"]:
         raise typer.Exit(NO_VERDICT)
+
+
+def _options_of(name: str, run: str | None, data: Path | None) -> str:
+    """Return the options that name another run of a cluster, as this one was named."""
+    cluster, slash, _ = (run or "").rpartition("/")
+    return f"--run {cluster}{slash}{name}" + (f" --data {shlex.quote(str(data))}" if data else "")
 
 
 def _check_retrain(span: tuple[int | None, int | None], into: str | None, sets: Sequence[str]) -> None:

@@ -174,6 +174,13 @@ def _join(address: RunAddress) -> Run:
     return Run(at, found[0].run_id, revisions, store, ended, not untold(told), end, source)
 
 
+def groups_home(run: Run) -> Run:
+    """Return the run whose topics hold the groups: of an offline experiment, the one it was trained over."""
+    while run.source:
+        run = join(RunAddress(run.connection, run.source))
+    return run
+
+
 def untold(found: Iterable[RecipeRevision]) -> dict[str, str]:
     """Return the schemas that this build writes in and no revision holds, by record."""
     known = {text for revision in found for text in revision.schemas.values()}

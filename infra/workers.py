@@ -34,7 +34,7 @@ LOAD_WORKFLOW = "envs.registry:load_workflow"
 PAGE = "consumers.page.live:LivePage"
 RETRAIN = "trainers.retrain:retrain"
 EXPERIMENT = "trainers.experiment:experiment"
-SHOW_RETRAIN = "consumers.page.tables:retrain_table"
+SHOW_RETRAIN = "consumers.page.retrain_page:retrain_page"
 SUMMARIZE = "consumers.summary:summarize"
 SHOW_SUMMARY = "consumers.page.closing:show_summary"
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from infra.errors import HeadraceError, UsageError
@@ -19,7 +20,7 @@ from infra.kafka import Outgoing, RunAddress
 from infra.progress import Tell
 from infra.recipe_file import changed_recipe, check_trainer_words
 from infra.revisions import differences, known_revisions, revision_of, write_revision
-from infra.run import Run, join, read_revisions
+from infra.run import Run, groups_home, join, read_revisions
 from infra.settings import Recipe
 from infra.topic_admin import ensure_topics
 from infra.transactions import TransactionalWriter
@@ -31,11 +32,14 @@ from trainers.history import History, read_history
 from trainers.learner import Learner, numerics
 from trainers.model import pin_threads
 from trainers.remake import Remade, hash_of, learner_settings, remake
-from trainers.retrain import Compared, Span, begin_at, groups_home, stretches
+from trainers.retrain import Compared, Span, begin_at, stretches
 
 ENDED = "steps"
 """Why an experiment is over: it has all the versions that it was asked for."""
-
+COMPARED = (
+    "loss", "kl_k3", "clip_fraction", "ratio_mean", "entropy", "grad_norm_mean", "grad_norm_max", "learning_rate",
+)  # fmt: skip
+"""What a step tells that other settings change."""
 
 Wish = tuple[str, Sequence[str]]
 """Name of the new run, and `trainer.key=value` words."""
@@ -58,8 +62,8 @@ def experiment(
     with closing(TransactionalWriter(target.connection, f"{into}.retrain.{name}")) as writer:
         _make(run, source, _Output(target, name, source.published.files, writer), batches, tell)
     _end(target)
-    made = {batch.version: batch.weights_hash for batch in read_history(target, name).batches}
-    pairs = [(batch, made[batch.version]) for batch in batches]
+    made = {batch.version: batch for batch in read_history(target, name).batches}
+    pairs = [(batch, made[batch.version].weights_hash) for batch in batches]
     here = numerics(target.recipe.trainer_of(name).device)
     return {
         "run": run.address.run,
@@ -69,10 +73,29 @@ def experiment(
         "to": batches[-1].version,
         "comparable": True,
         "fingerprint": {"expected": dict(parts[0].fingerprint), "here": here},
+        "settings": [line for line in differences(run.recipe, target.recipe) if not line.startswith("name: ")],
+        "metrics": compared_metrics(batches, [made[batch.version] for batch in batches]),
         "versions": [
             asdict(Compared(b.version, b.epoch, b.weights_hash, got, got == b.weights_hash)) for b, got in pairs
         ],
         "ok": True,
+    }
+
+
+def compared_metrics(source: Sequence[BatchTrained], into: Sequence[BatchTrained]) -> dict[str, dict[str, float]]:
+    """Return what the steps told, as means over the versions and at the last one, of the source and of the new run.
+
+    No reward is among them: nothing was played, so the rewards are those of the source's groups.
+    """
+    sides = {"source": [batch.metrics for batch in source], "into": [batch.metrics for batch in into]}
+    told = [name for name in COMPARED if all(name in metrics for side in sides.values() for metrics in side)]
+    return {
+        name: {
+            f"{side}_{what}": value
+            for side, steps in sides.items()
+            for what, value in (("mean", fmean(step[name] for step in steps)), ("last", steps[-1][name]))
+        }
+        for name in told
     }
 
 

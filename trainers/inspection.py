@@ -12,7 +12,7 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.kafka import partitions_of
-from infra.run import Run
+from infra.run import Run, groups_home
 from infra.topic_reader import read_key
 from schemas import codec
 from schemas.avro import SchemaError
@@ -72,7 +72,7 @@ def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
         raise UsageError(f"policy {policy} of run {run.address.run} has {_instead(version, history.batches)}")
     places = range(len(batch.groups))[chosen] if isinstance(chosen, slice) else [_place(batch, chosen)]
     part = replace(batch, groups=tuple(batch.groups[place] for place in places))
-    [(_, wholes)] = trained_groups(run, policy, [part])
+    [(_, wholes)] = trained_groups(groups_home(run), policy, [part])
     texts = token_texts(run, policy, history.published)
     settings = run.revisions[batch.revision].trainer_of(policy)
     seen = [
@@ -123,8 +123,8 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     if policy is None and len(policies) > 1:
         raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: say which by --policy")
     acted = run.policy(policy or policies[0])
-    history = read_history(run, acted)
-    found = _trained(run, acted, history, (stream, number)) or _produced(run, acted, stream, number)
+    history, home = read_history(run, acted), groups_home(run)
+    found = _trained(home, acted, history, (stream, number)) or _produced(home, acted, stream, number)
     if found is None:
         raise UsageError(f"no worker has produced a group {stream}:{number} for {acted} that can be read")
     group, members = found.group, found.group.group.trajectories
@@ -148,7 +148,10 @@ class _Found:
 
 
 def _trained(run: Run, policy: str, history: History, group: tuple[str, int]) -> _Found | None:
-    """Return the first use of a group, by stream and number, at the position that its batch names."""
+    """Return the first use of a group, by stream and number, at the position that its batch names.
+
+    `run` is where the groups are; `history` may be that of an experiment over them.
+    """
     for batch in history.batches:
         for place, use in enumerate(batch.groups):
             if (use.stream, use.number, use.use) == (*group, 0):

@@ -13,10 +13,9 @@ from itertools import groupby
 from typing import Any
 
 from infra.errors import UsageError
-from infra.kafka import RunAddress
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.progress import Tell
-from infra.run import Run, join
+from infra.run import Run, groups_home
 from infra.weights import WeightsError
 from schemas.records import BatchTrained, CheckpointPointer, NamedObject
 from trainers.checkpoint import CheckpointError
@@ -159,10 +158,3 @@ def begin_at(
         raise LineageBroken(
             f"the checkpoint of version {pointer.version} cannot be read: {error}; give another --from"
         ) from error
-
-
-def groups_home(run: Run) -> Run:
-    """Return the run whose curated topic holds the groups: of an offline experiment, the one it was trained over."""
-    while run.source:
-        run = join(RunAddress(run.connection, run.source))
-    return run

@@ -1,10 +1,9 @@
-"""What a run, its audit and its re-training look like to people."""
+"""What a run and its audit look like to people."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from itertools import groupby
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -89,34 +88,3 @@ def _verdict(audit: Mapping[str, Any]) -> list[RenderableType]:
     if audit["more_problems"]:
         found.append(Text(f"  and {audit['more_problems']} more"))
     return found
-
-
-def retrain_table(retrained: Mapping[str, Any]) -> RenderableType:
-    """Return what `headrace retrain` shows; `retrained` is what it prints as JSON. Versions alike share a row."""
-    table = Table("versions", "epoch", "", "expected at the last", "came out", box=None)
-    for (epoch, equal), group in groupby(retrained["versions"], key=lambda one: (one["epoch"], one["equal"])):
-        alike = list(group)
-        first, last = alike[0]["version"], alike[-1]
-        table.add_row(
-            str(first) if first == last["version"] else f"{first}-{last['version']}",
-            str(epoch),
-            {True: "[green]equal[/]", False: "[red]differ[/]", None: "[yellow]not comparable here[/]"}[equal],
-            last["expected"][:16],
-            (last["got"] or "")[:16],
-        )
-    return Group(table, _retrain_verdict(retrained))
-
-
-def _retrain_verdict(retrained: Mapping[str, Any]) -> Text:
-    versions, from_ = retrained["versions"], retrained["from"]
-    if into := retrained.get("into"):
-        changed = sum(not one["equal"] for one in versions)
-        return Text(
-            f"Run {into} holds {len(versions)} versions over the same batches; {changed} differ.", style="green"
-        )
-    if differ := [one["version"] for one in versions if one["equal"] is False]:
-        return Text(f"{len(differ)} of {len(versions)} versions differ, the first is {differ[0]}.", style="bold red")
-    if not retrained["comparable"]:
-        why = "\n".join(f"  {part}" for part in retrained["differing"])
-        return Text(f"Not comparable here: the numerics fingerprint differs (then -> here).\n{why}", style="yellow")
-    return Text(f"All {len(versions)} versions after checkpoint {from_} came out the same, bit for bit.", style="green")

@@ -175,6 +175,10 @@ def test_other_settings_over_the_same_batches_make_a_run_of_their_own_the_same_e
     assert answer.code == 0, answer.err
     assert (found["into"], found["ok"]) == (first, True)
     assert not any(one["equal"] for one in found["versions"])
+    assert set(found["settings"]) == {"trainer.max_staleness: 20 -> 0", "trainer.learning_rate: 5e-06 -> 0.0005"}
+    rate, loss = found["metrics"]["learning_rate"], found["metrics"]["loss"]
+    assert (rate["source_last"], rate["into_last"]) == (5e-6, 0.0005)
+    assert loss["source_mean"] != loss["into_mean"]
 
     (tmp_path / "retrain.committing").write_text("kill 5")
     assert retrain(trained, tmp_path, "--into", second, *words, failpoints=tmp_path)[0].code == -signal.SIGKILL
@@ -198,9 +202,13 @@ def test_other_settings_over_the_same_batches_make_a_run_of_their_own_the_same_e
     answer, _ = retrain(trained, tmp_path, "--into", first)
     assert answer.code == 2
     assert "is there already, and complete" in answer.err
-    for look in ("status", "audit"):
-        told = command(tmp_path, look, "--run", str(made[0].address), "--json")
+    group = batches(trained)[3].groups[0]
+    named = f"{group.stream}:{group.number}"
+    for look in (("status",), ("audit",), ("inspect", "--trajectory", f"{named}:0")):
+        told = command(tmp_path, *look, "--run", str(made[0].address), "--json")
         assert told.code == 0, told.err + told.out
+    told = command(tmp_path, "lineage", "--group", named, "--run", str(made[0].address))
+    assert (told.code, trained.address.run in told.err) == (2, True)
 
 
 def test_an_experiment_without_other_settings_gives_the_same_weights(

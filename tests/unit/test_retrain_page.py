@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from consumers.page.retrain_page import METRICS, retrain_page
+from schemas.records import BatchTrained
+from trainers.experiment import COMPARED, compared_metrics
+
+FOUND: dict[str, Any] = {
+    "run": "sums",
+    "from": 2,
+    "to": 4,
+    "comparable": True,
+    "versions": [{"version": v, "epoch": 0, "expected": "a" * 64, "got": "b" * 64, "equal": v == 3} for v in (3, 4)],
+}
+
+
+def drawn(found: dict[str, Any], *words: str) -> list[str]:
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(retrain_page(found, *words))
+    return captured.get().splitlines()
+
+
+def test_an_experiment_is_shown_beside_its_source_with_the_way_to_look_further() -> None:
+    source = [BatchTrained(metrics={"loss": 0.1, "kl_k3": 0.0}), BatchTrained(metrics={"loss": 0.3, "kl_k3": 0.002})]
+    into = [BatchTrained(metrics={"loss": 0.5, "kl_k3": 0.0}), BatchTrained(metrics={"loss": 0.7})]
+    metrics = compared_metrics(source, into)
+
+    shown = drawn(
+        {**FOUND, "into": "slower", "settings": ["trainer.clip_low: 0.2 -> 0.1"], "metrics": metrics},
+        "headrace", "--run slower --data x",
+    )  # fmt: skip
+
+    assert metrics.keys() == {"loss"}, "what one step did not tell is not compared"
+    assert shown[0].startswith("Run slower holds versions 3 to 4, made of the batches of sums; 1 have other")
+    assert "  trainer.clip_low: 0.2 -> 0.1" in "\n".join(shown)
+    [loss] = [line.split() for line in shown if line.strip().startswith("loss")]
+    assert loss == ["loss", "0.2000", "0.3000", "0.6000", "0.7000"]
+    assert shown[-1].strip() == "headrace inspect --step 4 --run slower --data x"
+
+
+def test_a_re_training_shows_which_versions_differ() -> None:
+    shown = drawn(FOUND, "headrace", "")
+
+    assert "1 of 2 versions differ, the first is 4." in shown
+    assert any("equal" in line for line in shown)
+
+
+def test_every_metric_that_is_compared_has_a_name_and_a_form() -> None:
+    assert set(COMPARED) == METRICS.keys()
