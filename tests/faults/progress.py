@@ -82,6 +82,6 @@ class Progress:
         self.records[topic] += 1
         if topic == self.run.topics.weights(POLICY):
             self.version = max(self.version, int(key))
-        elif topic == self.run.topics.workers:
+        elif topic == self.run.topics.workers and value:  # an empty one takes back what was said
             status = codec.decode(value, WorkerStatus)
             self.groups[status.pid] = status.groups_done

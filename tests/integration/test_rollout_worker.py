@@ -128,7 +128,8 @@ def numbers(run: Run) -> Counter[int]:
 
 def statuses(run: Run) -> dict[str, WorkerStatus]:
     """The newest by worker."""
-    found = (codec.decode(m.value, WorkerStatus) for m in read_all(run.connection, [run.topics.workers]))
+    said = (m.value for m in read_all(run.connection, [run.topics.workers]) if m.value)
+    found = (codec.decode(value, WorkerStatus) for value in said)
     return {status.worker: status for status in found}
 
 
