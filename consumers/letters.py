@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from consumers.evaluation import stamp_of_lost
-from infra.dead_letters import MOST_BYTES, REDRIVEN
+from infra.dead_letters import REASONS, REDRIVEN
 from infra.errors import UsageError
 from infra.kafka import Message
 from infra.run import Run
@@ -36,18 +37,25 @@ class Letter:
     reason: str
     detail: str
     topic: str
+    """This and the next two: the record that it is about; with reason `redriven`, where that stands again."""
     partition: int
     source_offset: int
     policy: str
     stream: str
     number: int
     value_bytes: int
-    is_whole: bool
-    """False when the message was too large for a letter."""
+    cut_bytes: int = 0
+    """Bytes of the message that the letter lacks."""
     is_counted: bool = False
     """True for a group of an evaluation that counted it as unanswered at once."""
     redriven: int | None = None
-    """Offset of the letter that says that the message was sent back."""
+    """Offset of the letter of reason `redriven` that says that the message was sent back."""
+    failed_again: int | None = None
+    """Offset of the letter about the message that was sent back: it could not be read then either."""
+    copy_of: int | None = None
+    """Offset of the letter whose message was sent back, could not be read again, and so became this one."""
+    redrives: int | None = None
+    """Of a letter of reason `redriven`, the offset of the one whose message was sent back; else None."""
 
     @property
     def source(self) -> Source:
@@ -61,8 +69,8 @@ class Letters:
 
     run_id: str
     _found: dict[int, Letter] = field(default_factory=dict)
-    _redriven: dict[int, int] = field(default_factory=dict)
-    """Letter to the letter that says that it was sent back."""
+    _notices: dict[int, Letter] = field(default_factory=dict)
+    """Letters that say that another one's message was sent back, and where it stands again."""
 
     def take(self, message: Message) -> None:
         """Take in a message; unreadable ones and those of other runs are passed over."""
@@ -72,22 +80,40 @@ class Letters:
             return
         if record.run_id != self.run_id:
             return
+        letter = _letter(message.offset, record)
         if record.reason == REDRIVEN:
-            self._redriven[record.redrives] = message.offset
+            self._notices[message.offset] = replace(letter, redrives=record.redrives)
         else:
-            self._found[message.offset] = _letter(message.offset, record)
+            self._found[message.offset] = letter
 
     def all(self) -> list[Letter]:
         """Return the letters, oldest first; where one about a record was sent back, all about that record were."""
-        by_source = {self._found[o].source: by for o, by in self._redriven.items() if o in self._found}
+        notices = {notice.redrives: notice for notice in self._notices.values()}
+        sent = [(letter, notices[letter.offset]) for letter in self._found.values() if letter.offset in notices]
+        by_source = {letter.source: notice for letter, notice in sent}
+        copies = {notice.source: letter.offset for letter, notice in reversed(sent)}
+        again = self._again()
         return [
-            letter if letter.source not in by_source else _marked(letter, by_source[letter.source])
+            replace(
+                letter,
+                redriven=notice.offset if (notice := by_source.get(letter.source)) else None,
+                failed_again=again.get(notice.source) if notice else None,
+                copy_of=copies.get(letter.source),
+            )
             for letter in self._found.values()
         ]
 
+    def notices(self) -> list[Letter]:
+        """Return the letters of reason `redriven`, oldest first."""
+        again = self._again()
+        return [replace(notice, failed_again=again.get(notice.source)) for notice in self._notices.values()]
+
+    def _again(self) -> dict[Source, int]:
+        """Return the first letter about each record."""
+        return {letter.source: letter.offset for letter in reversed(self._found.values())}
+
 
 def _letter(offset: int, record: DeadLetter) -> Letter:
-    beside = len(record.key) + sum(len(name.encode()) + len(value) for name, value in record.headers.items())
     return Letter(
         offset=offset,
         created_ms=record.created_ms,
@@ -101,7 +127,7 @@ def _letter(offset: int, record: DeadLetter) -> Letter:
         stream=record.stream,
         number=record.number,
         value_bytes=len(record.value),
-        is_whole=beside + len(record.value) < MOST_BYTES,
+        cut_bytes=record.cut_bytes,
         is_counted=kind_of(record.topic) == "eval-groups"
         and stamp_of_lost(list(record.headers.items()), record.run_id) is not None,
     )
@@ -112,22 +138,36 @@ def kind_of(topic: str) -> str:
     return topic.split(".")[1] if "." in topic else ""
 
 
-def _marked(letter: Letter, by: int) -> Letter:
-    values = asdict(letter) | {"redriven": by}
-    return Letter(**values)
-
-
-def read_letters(run: Run) -> list[Letter]:
-    """Return a run's dead letters up to the end of this moment, oldest first. Raises KafkaAway or KafkaRefused."""
+def _read(run: Run) -> Letters:
     found = Letters(run.run_id)
     for message in read_all(run.connection, [run.topics.dead_letters]):
         found.take(message)
-    return found.all()
+    return found
+
+
+def read_letters(run: Run) -> list[Letter]:
+    """Return a run's dead letters up to the end of this moment, oldest first. Raises KafkaAway or KafkaRefused.
+
+    Those of reason `redriven` are not among them.
+    """
+    return _read(run).all()
+
+
+def of_reason(letters: list[Letter], reason: str | None) -> list[Letter]:
+    """Return the letters of a reason, or all. Raises UsageError for a reason that no letter has or can have."""
+    chosen = [letter for letter in letters if reason in (None, letter.reason)]
+    if reason is not None and not chosen and reason not in REASONS:
+        raise UsageError(f"no dead letter has reason {reason!r}; the reasons are {', '.join(REASONS)}")
+    return chosen
 
 
 def listing(run: Run, reason: str | None = None) -> list[dict[str, Any]]:
-    """Return what `headrace dead-letters --json` prints: all letters, or those of a reason."""
-    return [asdict(letter) for letter in read_letters(run) if reason in (None, letter.reason)]
+    """Return what `headrace dead-letters --json` prints: all letters but the `redriven` ones, or those of a reason.
+
+    Raises UsageError for a reason that there is not.
+    """
+    found = _read(run)
+    return [asdict(letter) for letter in of_reason(found.notices() if reason == REDRIVEN else found.all(), reason)]
 
 
 def shown(run: Run, offset: int) -> dict[str, Any]:
@@ -135,7 +175,8 @@ def shown(run: Run, offset: int) -> dict[str, Any]:
 
     Raises UsageError when there is no letter at the offset.
     """
-    for letter in read_letters(run):
+    found = _read(run)
+    for letter in chain(found.all(), found.notices()):
         if letter.offset == offset:
             break
     else:

@@ -1,5 +1,6 @@
-"""`headrace redrive`: sends what could not be read back to where it came from, once, after a fix.
+"""`headrace redrive`: sends what could not be read back to where it came from, after a fix, each letter once.
 
+What cannot be read at its new place either becomes a letter of its own there, which can be sent back once in its turn.
 The message goes to the partition that it was read from, as it was, with a header that names its letter; in the same
 transaction a letter of reason `redriven` opens its number again. The transactional id is the run's, so of two at once
 the second fences the first, and reads what that one did before it begins.
@@ -16,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from consumers.letters import Letter, Source, each_full_record, kind_of, read_letters
+from consumers.letters import Letter, Source, each_full_record, kind_of, of_reason, read_letters
 from infra.dead_letters import MOST_KEY_BYTES, REDRIVE_HEADER, REDRIVEN
 from infra.errors import HeadraceError, UsageError
 from infra.kafka import Outgoing
@@ -59,17 +60,19 @@ class Choice:
 def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bool = False) -> dict[str, Any]:
     """Send back the letters at these offsets and of this reason; all when neither is given. Return what was done.
 
-    Raises UsageError for an offset at which there is no letter, RunEnded, Fenced when another redrive took over, and
-    Aborted, whereupon it is to be asked for again: what was sent back until then is not sent twice.
+    Raises UsageError for an offset at which there is no letter and for a reason that there is not, RunEnded when there
+    is something to send, Fenced when another redrive took over, and Aborted, whereupon it is to be asked for again:
+    what was sent back until then is not sent twice. A dry run raises the first two as well.
     """
     wanted = set(offsets)
-    if dry_run:
-        return _report(run, choose(read_letters(run), wanted, reason), {}, dry_run=True)
-    if run.ended:
-        raise RunEnded(
-            f"run {run.address.run} has ended ({run.ended}), and nobody would work off what is sent back: go on with "
-            "it first, for instance with `headrace up … --set trainer.steps=N --new-recipe`"
-        )
+    if dry_run or run.ended:
+        choice = choose(read_letters(run), wanted, reason)
+        if choice.send and run.ended:
+            raise RunEnded(
+                f"run {run.address.run} has ended ({run.ended}), and nobody would work off what is sent back: go on "
+                "with it first, for instance with `headrace up … --set trainer.steps=N --new-recipe`"
+            )
+        return _report(run, choice, {}, dry_run=dry_run)
     sent: dict[Source, int] = {}
     with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}")) as writer:
         choice = choose(read_letters(run), wanted, reason)
@@ -79,18 +82,21 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
 
 
 def choose(letters: list[Letter], offsets: set[int], reason: str | None) -> Choice:
-    """Say what becomes of the letters asked for. Raises UsageError for an offset at which there is none."""
+    """Say what becomes of the letters asked for.
+
+    Raises UsageError for an offset at which there is none, and for a reason that there is not.
+    """
     if unknown := offsets - {letter.offset for letter in letters}:
         raise UsageError(
-            f"there is no dead letter at offset {', '.join(map(str, sorted(unknown)))}; `headrace dead-letters` lists "
-            "them"
+            f"there is no dead letter at offset {', '.join(map(str, sorted(unknown)))} that could be sent back; "
+            "`headrace dead-letters` lists them"
         )
     about: defaultdict[Source, list[Letter]] = defaultdict(list)
     for letter in letters:
         about[letter.source].append(letter)
     choice = Choice()
-    for letter in letters:
-        if (offsets and letter.offset not in offsets) or reason not in (None, letter.reason):
+    for letter in of_reason(letters, reason):
+        if offsets and letter.offset not in offsets:
             continue
         if letter.redriven is not None:
             choice.already.append(letter)
@@ -109,8 +115,11 @@ def why_not(letter: Letter) -> str:
         return f"everybody reads {letter.topic} from its beginning, and a copy would count twice"
     if letter.is_counted:
         return "its evaluation counted it as unanswered at once, and takes no second answer"
-    if not letter.is_whole:
-        return f"it was too large for a letter, which holds its first {letter.value_bytes} bytes only"
+    if letter.cut_bytes:
+        return (
+            f"its letter lacks {letter.cut_bytes} of its bytes, as a letter holds 7 MiB and one header of a name; the "
+            f"whole stands at {letter.topic}[{letter.partition}]@{letter.source_offset}"
+        )
     return ""
 
 

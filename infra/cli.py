@@ -58,7 +58,8 @@ SetOption = Annotated[
     ),
 ]
 PolicyChoice = Annotated[str | None, typer.Option("--policy", help="Which policy; the only one if not given.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JSON = "--json"
+JsonOption = Annotated[bool, typer.Option(JSON, help='Print JSON for programs; an error too, as {"error": "…"}.')]
 
 LOOK = "Look"
 RUN = "Run"
@@ -253,6 +254,8 @@ def dead_letters(
 ) -> None:
     """List what could not be read: where it came from, why, and whether it was sent back; or show one.
 
+    A letter that was sent back names the one of reason `redriven` that says so, and the new one where it failed again.
+
     Example: [bold]headrace dead-letters --data .headrace/arithmetic --offset 3[/]
     """
     from infra.opened_run import opened_run
@@ -275,9 +278,11 @@ def redrive(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent back, and send nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Send dead letters back to where they came from, after a fix, each once: their numbers are open again.
+    """Send dead letters back to where they came from, after a fix: their numbers are open again.
 
-    Exit code 1 when a letter that --offset names is refused, as no fix would help it.
+    Each letter is sent back once. What fails again is a new letter, which names the first and can be sent back in turn.
+
+    Exit code 1 when a letter that --offset names is refused, as no fix would help it, or when the run has ended.
 
     Example: [bold]headrace redrive --data .headrace/arithmetic --reason missing_object --dry-run[/]
     """
@@ -520,7 +525,7 @@ def _program() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; errors raised on purpose become one message and an exit code."""
+    """Run the command line; errors raised on purpose become one message and an exit code, and with --json JSON too."""
     try:
         app(args=None if arguments is None else list(arguments))
     except (HeadraceError, OSError) as error:
@@ -529,6 +534,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if environment(LOG_LEVEL_VARIABLE) == "debug":
             raise
         typer.echo(f"error: {error}", err=True)
+        if JSON in (sys.argv[1:] if arguments is None else arguments):
+            typer.echo(json.dumps({"error": str(error)}))
         sys.exit(error.exit_code if isinstance(error, HeadraceError) else FAILED)
 
 

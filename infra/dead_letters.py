@@ -7,6 +7,7 @@ reason `redriven`: the number is open again.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 import structlog
@@ -21,6 +22,19 @@ log = structlog.get_logger()
 
 REDRIVEN = "redriven"
 """Reason of a letter that says that another one's message was sent back."""
+REASONS = (
+    "undecodable",
+    "other_run",
+    "misrouted",
+    "time_travel",
+    "missing_object",
+    "unknown_revision",
+    "unusable",
+    "poison",
+    "forgotten",
+    REDRIVEN,
+)
+"""Of this build; a letter of a newer one may have another."""
 REDRIVE_HEADER = "redrive"
 """Header of a message that was sent back; its value is the offset of the letter."""
 MOST_BYTES = 7 << 20
@@ -49,7 +63,8 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
     except HeaderError:
         pass
     detail = why[1][:DETAIL_LENGTH].encode(errors="backslashreplace").decode()
-    reason, message = why[0], _fitting(message)
+    reason, whole, message = why[0], message, _fitting(message)
+    headers = dict(message.headers)  # of two of one name the last
     log.warning("message.dead", topic=message.topic, offset=message.offset, reason=reason, detail=detail)
     letter = DeadLetter(
         run_id=run_id,
@@ -63,8 +78,9 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
         stream=stream,
         number=number,
         key=message.key,
-        headers=dict(message.headers),
+        headers=headers,
         value=message.value,
+        cut_bytes=_size(whole.key, whole.headers, whole.value) - _size(message.key, headers.items(), message.value),
         created_ms=time.time_ns() // 1_000_000,
     )
     return Outgoing(topics.dead_letters, codec.encode(letter), message.key[:MOST_KEY_BYTES])
@@ -72,7 +88,11 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
 
 def _fitting(message: Message) -> Message:
     """Return a message that fits into a letter: of one that is too large the beginning."""
-    beside = len(message.key) + sum(len(name.encode()) + len(value) for name, value in message.headers)
+    beside = _size(message.key, message.headers)
     if beside > MOST_BYTES:
         return replace(message, key=b"", headers=[], value=message.value[:MOST_BYTES])
     return replace(message, value=message.value[: MOST_BYTES - beside])
+
+
+def _size(key: bytes, headers: Iterable[tuple[str, bytes]], value: bytes = b"") -> int:
+    return len(key) + sum(len(name.encode()) + len(content) for name, content in headers) + len(value)

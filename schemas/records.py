@@ -569,6 +569,9 @@ class DeadLetter:
     """As they were."""
     value: bytes = b""
     """As it was."""
+    cut_bytes: int = 0
+    """Bytes of key, headers and value that the letter leaves out, as it would be too large: it cannot be sent back. Of
+    headers of one name it holds the last only, and counts the others here."""
     redrives: int = -1
     """Offset, in this topic, of the letter whose message was sent back to where it came from (reason `redriven`): its
     number is open again. -1 in a letter of its own."""

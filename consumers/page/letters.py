@@ -28,15 +28,23 @@ def letters_table(letters: Sequence[Mapping[str, Any]], reason: str | None) -> R
         table.add_row(
             str(letter["offset"]),
             _when(letter["created_ms"]),
-            letter["reason"],
+            Text(letter["reason"]),
             Text(_source(letter)),
             Text(_number(letter)),
-            "" if letter["redriven"] is None else f"yes, see {letter['redriven']}",
+            "; ".join(filter(None, [_copy(letter), _sent_back(letter)])),
         )
     reasons = Counter(letter["reason"] for letter in letters)
     told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     older = f"; the newest {MOST_ROWS} are shown" if len(letters) > MOST_ROWS else ""
-    return Group(table, Text(f"{len(letters)} dead letters: {told}{older}", style="dim"))
+    return Group(table, Text(f"{_letters(len(letters))}: {told}{older}", style="dim"))
+
+
+def unnumbered(reasons: Mapping[str, int]) -> str:
+    """Return the word on letters that no count of numbers holds, by reason; empty when there are none."""
+    if not reasons:
+        return ""
+    told = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+    return f"{_letters(sum(reasons.values()))} of no training number ({told}): see `headrace dead-letters`"
 
 
 def letter_view(letter: Mapping[str, Any]) -> RenderableType:
@@ -46,20 +54,29 @@ def letter_view(letter: Mapping[str, Any]) -> RenderableType:
     table.add_column(overflow="fold")
     headers = "\n".join(f"{name}: {value}" for name, value in letter["headers"].items())
     decoded = letter["decoded"]
-    read = decoded.get("text") or f"{decoded['record']} {json.dumps(decoded['fields'], indent=1, ensure_ascii=False)}"
+    if "text" in decoded:
+        read = decoded["text"]
+    else:
+        read = f"{decoded['record']} {json.dumps(decoded['fields'], indent=1, ensure_ascii=False)}"
+    is_notice = letter["redrives"] is not None
+    about = (
+        ("copy of", _copy(letter).removeprefix("copy of ")),
+        ("key", letter["key"]),
+        ("headers", headers),
+        ("value", f"{letter['value_bytes']} bytes"),
+        ("left out", f"{letter['cut_bytes']} bytes, so it cannot be sent back" if letter["cut_bytes"] else "nothing"),
+        ("hex", letter["hex"]),
+        ("as read", read),
+    )
     for name, value in (
         ("letter", f"{letter['offset']}, of {_when(letter['created_ms'])} UTC"),
-        ("from", _source(letter)),
+        ("stands at" if is_notice else "from", _source(letter)),
         ("component", letter["component"]),
         ("reason", letter["reason"]),
         ("detail", letter["detail"]),
         ("number", _number(letter)),
-        ("sent back", "no" if letter["redriven"] is None else f"yes, see letter {letter['redriven']}"),
-        ("key", letter["key"]),
-        ("headers", headers),
-        ("value", f"{letter['value_bytes']} bytes{'' if letter['is_whole'] else ', the beginning of more'}"),
-        ("hex", letter["hex"]),
-        ("as read", read),
+        ("sent back", _sent_back(letter) or "no"),
+        *(() if is_notice else about),
     ):
         table.add_row(name, Text(str(value) or "none"))
     return table
@@ -73,9 +90,11 @@ def redrive_table(done: Mapping[str, Any]) -> RenderableType:
         to = "" if one["stands_at"] is None else f", stands at {one['stands_at']} now"
         letters = ", ".join(map(str, one["offsets"]))
         parts.append(Text(f"{verb}: letter {letters}, {_number(one)}, from {_source(one)}{to}"))
-    parts += [Text(f"already redriven: letter {offset}", style="dim") for offset in done["already"]]
+    parts += [Text(f"already sent back: letter {offset}", style="dim") for offset in done["already"]]
     parts += [Text(f"refused: letter {one['offset']}: {one['why']}", style="yellow") for one in done["refused"]]
-    return Group(*parts) if parts else Text("There is nothing to send back.")
+    if not done["redriven"]:
+        parts.append(Text("There is nothing to send back."))
+    return Group(*parts)
 
 
 def _when(ms: int) -> str:
@@ -84,6 +103,21 @@ def _when(ms: int) -> str:
 
 def _source(letter: Mapping[str, Any]) -> str:
     return f"{letter['topic']}[{letter['partition']}]@{letter['source_offset']}"
+
+
+def _sent_back(letter: Mapping[str, Any]) -> str:
+    """Return what became of a letter's message by a redrive; empty when it was not sent back."""
+    words = "" if letter["redriven"] is None else f"yes, see {letter['redriven']}"
+    words = words if letter["redrives"] is None else f"letter {letter['redrives']}"
+    return words if letter["failed_again"] is None else f"{words}; failed again as {letter['failed_again']}"
+
+
+def _copy(letter: Mapping[str, Any]) -> str:
+    return "" if letter["copy_of"] is None else f"copy of {letter['copy_of']}"
+
+
+def _letters(count: int) -> str:
+    return f"{count} dead letter{'' if count == 1 else 's'}"
 
 
 def _number(letter: Mapping[str, Any]) -> str:

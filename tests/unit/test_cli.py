@@ -113,6 +113,22 @@ def test_an_error_on_purpose_ends_with_1_and_no_traceback(
     assert refused(capsys, "feed", "--run", ADDRESS) == (1, "error: the broker is away: start it\n")
 
 
+@pytest.mark.parametrize("command", ["status", "audit", "dead-letters", "redrive", "retrain"])
+def test_who_asks_for_json_gets_an_error_as_json_too(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*_given: Any, **_more: Any) -> Any:
+        raise UsageError("no such run: name another")
+
+    monkeypatch.setattr(opened_run, "opened_run", wrong)
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--run", ADDRESS, "--json"])
+    said = capsys.readouterr()
+    assert caught.value.code == 2
+    assert json.loads(said.out) == {"error": "no such run: name another"}
+    assert said.err == "error: no such run: name another\n"
+
+
 def test_an_audit_that_cannot_be_made_is_another_end_than_one_that_does_not_close(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

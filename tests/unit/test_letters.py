@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from consumers.letters import Letter, Letters, decoded
-from consumers.page.letters import MOST_ROWS, letter_view, letters_table, redrive_table
-from consumers.redrive import choose, why_not
-from infra.dead_letters import MOST_BYTES, REDRIVEN, dead_letter, was_sent_back
+from consumers import redrive as redrives
+from consumers.letters import Letter, Letters, decoded, of_reason
+from consumers.page.letters import MOST_ROWS, letter_view, letters_table, redrive_table, unnumbered
+from consumers.redrive import RunEnded, choose, redrive, why_not
+from infra.dead_letters import MOST_BYTES, REASONS, REDRIVEN, dead_letter, was_sent_back
 from infra.errors import UsageError
-from infra.kafka import Message
-from schemas import codec
+from infra.kafka import Connection, Message, RunAddress
+from infra.object_store import StoreAddress
+from infra.run import Run
+from schemas import codec, records
 from schemas.headers import Stamp
 from schemas.records import DeadLetter, Task
 from schemas.topics import Topics
@@ -22,11 +26,15 @@ from schemas.topics import Topics
 SOURCE = "t.trajectories.solver"
 
 
-def fold(*records: DeadLetter) -> list[Letter]:
+def folded(*records: DeadLetter) -> Letters:
     found = Letters("run-1")
     for offset, record in enumerate(records):
         found.take(Message("t.dead-letters", 0, offset, b"", codec.encode(record)))
-    return found.all()
+    return found
+
+
+def fold(*records: DeadLetter) -> list[Letter]:
+    return folded(*records).all()
 
 
 def record(offset: int, reason: str = "undecodable", **more: Any) -> DeadLetter:
@@ -40,6 +48,7 @@ def evaluated(**more: Any) -> DeadLetter:
 
 
 def back(letter: int) -> DeadLetter:
+    """The word that a letter's message stands at 900 more than the letter's offset again."""
     return record(900 + letter, REDRIVEN, redrives=letter)
 
 
@@ -53,6 +62,41 @@ def drawn(renderable: Any) -> str:
 def test_letters_of_this_run_are_listed_and_those_that_were_sent_back_say_by_which() -> None:
     letters = fold(record(10), record(11), back(1), record(12, run_id="run-0"))
     assert [(one.offset, one.source_offset, one.redriven) for one in letters] == [(0, 10, None), (1, 11, 2)]
+
+
+def test_what_fails_again_is_a_new_letter_and_each_names_the_next() -> None:
+    found = folded(record(10), back(0), record(11), record(900), back(3), record(903))
+    assert [(one.offset, one.copy_of, one.redriven, one.failed_again) for one in found.all()] == [
+        (0, None, 1, 3),
+        (2, None, None, None),
+        (3, 0, 4, 5),
+        (5, 3, None, None),
+    ]
+    assert [(one.offset, one.redrives, one.source_offset, one.failed_again) for one in found.notices()] == [
+        (1, 0, 900, 3),
+        (4, 3, 903, 5),
+    ]
+    assert [about[0].offset for about in choose(found.all(), set(), None).send.values()] == [2, 5]
+
+
+def test_the_word_that_a_letter_was_sent_back_which_is_not_there_links_nothing() -> None:
+    [found] = fold(back(-1), back(7), record(899))
+    assert (found.redriven, found.failed_again, found.copy_of) == (None, None, None)
+
+
+def test_a_reason_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    letters = fold(record(10), record(11, "of_a_newer_build"))
+    assert [one.offset for one in of_reason(letters, "of_a_newer_build")] == [1]
+    assert of_reason(letters, "poison") == []
+    for ask in (of_reason, lambda letters, reason: choose(letters, set(), reason)):
+        with pytest.raises(UsageError, match="'undecodible'; the reasons are undecodable, other_run"):
+            ask(letters, "undecodible")
+
+
+def test_the_reasons_are_those_that_the_record_documents() -> None:
+    source = inspect.getsource(records)
+    said = source.partition('    reason: str = ""\n    """undecodable')[2].partition('"""')[0]
+    assert tuple(word.strip(" .\n") for word in f"undecodable{said}".split("|")) == REASONS
 
 
 def test_two_letters_about_one_record_are_sent_back_as_one() -> None:
@@ -84,7 +128,7 @@ def test_offsets_and_a_reason_choose_and_what_was_sent_back_is_not_chosen_again(
         (evaluated(min_version=3), "no second answer"),
         (record(1, topic="t.outcomes.solver"), "count twice"),
         (record(1, topic="t.batches.solver"), "count twice"),
-        (record(1, value=b"x" * MOST_BYTES), "too large"),
+        (record(1, value=b"x", cut_bytes=9), "lacks 9 of its bytes"),
     ],
 )
 def test_what_no_second_reading_could_mend_is_refused_and_says_why(letter: DeadLetter, says: str) -> None:
@@ -102,6 +146,27 @@ def test_what_one_consumer_works_off_can_be_sent_back(topic: str) -> None:
 def test_a_group_of_an_evaluation_that_still_waits_for_it_can_be_sent_back() -> None:
     [found] = fold(evaluated())
     assert why_not(found) == ""
+
+
+ENDED = Run(
+    RunAddress(Connection("127.0.0.1:1"), "t"), "run-1", (), StoreAddress("127.0.0.1:2", "b", "k", "s"), ended="steps"
+)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_run_that_has_ended_takes_nothing_back_and_that_is_no_error_where_there_is_nothing(
+    dry_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters = fold(record(10), record(11, "poison"), back(0), record(12, "missing_object"))
+    monkeypatch.setattr(redrives, "read_letters", lambda run: letters)
+    done = redrive(ENDED, (0, 1), None, dry_run=dry_run)
+    assert (done["redriven"], done["already"], [one["offset"] for one in done["refused"]]) == ([], [0], [1])
+    with pytest.raises(RunEnded, match="has ended"):
+        redrive(ENDED, (), None, dry_run=dry_run)
+    with pytest.raises(UsageError, match="no dead letter at offset 9"):
+        redrive(ENDED, (9,), None, dry_run=dry_run)
+    with pytest.raises(UsageError, match="no dead letter has reason"):
+        redrive(ENDED, (), "typo", dry_run=dry_run)
 
 
 def test_a_value_is_shown_as_far_as_it_can_be_read() -> None:
@@ -126,9 +191,31 @@ def test_a_message_that_is_too_large_for_a_letter_leaves_its_beginning() -> None
     assert len(out.value) < 8 << 20
     assert (letter.number, len(letter.detail)) == (4, 1000)
     [found] = fold(letter)
-    assert not found.is_whole
+    assert found.value_bytes + found.cut_bytes == 8 << 20
     odd = replace(large, headers=[("h", b"z" * MOST_BYTES)], value=b"v")
     assert len(dead_letter(topics, "run-1", "curate.solver", odd, ("undecodable", "")).value) < 1 << 20
+
+
+WHOLE = Message(SOURCE, 0, 5, b"sums:4", b"x" * 100, Stamp("run-1", "sums", 4, policy="solver").to_headers())
+
+
+@pytest.mark.parametrize(
+    ("message", "is_cut"),
+    [
+        (WHOLE, False),
+        (replace(WHOLE, value=b"x" * (MOST_BYTES - 500)), False),
+        (replace(WHOLE, value=b"x" * MOST_BYTES), True),
+        (replace(WHOLE, key=b"k" * (MOST_BYTES + 1), value=b"v"), True),
+        (replace(WHOLE, headers=[*WHOLE.headers, ("large", b"z" * MOST_BYTES)], value=b"v"), True),
+        (replace(WHOLE, headers=[("twice", b"first"), ("twice", b"last")]), True),
+    ],
+    ids=["small", "all but too large", "value", "key", "headers", "two headers of one name"],
+)
+def test_a_message_of_which_a_letter_lacks_a_part_is_never_sent_back(message: Message, is_cut: bool) -> None:
+    out = dead_letter(Topics("t"), "run-1", "curate.solver", message, ("undecodable", ""))
+    choice = choose(fold(codec.decode(out.value, DeadLetter)), {0}, None)
+    assert len(choice.send) == (not is_cut)
+    assert [f"{SOURCE}[0]@5" in why for _, why in choice.refused] == [True] * is_cut
 
 
 def test_only_the_header_of_a_redrive_tells_that_a_message_was_sent_back() -> None:
@@ -141,24 +228,44 @@ def row(**more: Any) -> dict[str, Any]:
     plain = {
         "offset": 3, "created_ms": 0, "component": "curate.solver", "reason": "missing_object", "detail": "gone",
         "topic": SOURCE, "partition": 2, "source_offset": 40, "policy": "solver", "stream": "sums", "number": 6,
-        "value_bytes": 9, "is_whole": True, "redriven": None,
+        "value_bytes": 9, "cut_bytes": 0, "redriven": None, "failed_again": None, "copy_of": None, "redrives": None,
     }  # fmt: skip
     return plain | more
 
 
 def test_people_see_where_a_letter_is_from_and_what_became_of_it() -> None:
-    table = drawn(letters_table([row(), row(offset=4, redriven=7, number=-1)], None))
+    table = drawn(letters_table([row(), row(offset=4, redriven=7, failed_again=8, number=-1)], None))
     assert "t.trajectories.solver[2]@40" in table
     assert "sums:6" in table
-    assert "yes, see 7" in table
+    assert "yes, see 7; failed again as 8" in table
     assert "no number" in table
     assert "2 dead letters: 2 missing_object" in table
+    single = drawn(letters_table([row(copy_of=2)], None))
+    assert "copy of 2" in single
+    assert "1 dead letter: 1 missing_object" in single
     assert "everything that was written could be read" in drawn(letters_table([], None))
     assert "of reason other" in drawn(letters_table([], "other"))
     assert f"newest {MOST_ROWS}" in drawn(letters_table([row()] * (MOST_ROWS + 1), None))
     one = row(key="sums:6", headers={"run_id": "run-1"}, hex="c3 01", decoded={"text": "[bold]"})
     assert "[bold]" in drawn(letter_view(one)), "bytes are no markup"
     assert "run_id: run-1" in drawn(letter_view(one))
+    assert "7 bytes, so it cannot be sent back" in drawn(letter_view({**one, "cut_bytes": 7}))
+
+
+def test_people_see_that_a_letter_was_sent_back_and_where_it_stands_now() -> None:
+    notice = row(offset=7, reason=REDRIVEN, redrives=4, failed_again=8, value_bytes=0)
+    view = drawn(letter_view({**notice, "key": "", "headers": {}, "hex": "", "decoded": {"text": ""}}))
+    assert "letter 4; failed again as 8" in view
+    assert "stands at  t.trajectories.solver[2]@40" in " ".join(view.split(" " * 3))
+    assert "hex" not in view
+    empty = row(key="", headers={}, hex="", decoded={"text": ""}, value_bytes=0)
+    assert "0 bytes" in drawn(letter_view(empty))
+
+
+def test_people_are_told_of_letters_that_no_count_of_groups_holds() -> None:
+    assert unnumbered({}) == ""
+    assert unnumbered({"poison": 1}).startswith("1 dead letter of no training number (1 poison)")
+    assert unnumbered({"poison": 1, "undecodable": 2}).startswith("3 dead letters of")
 
 
 def test_people_see_what_a_redrive_did() -> None:
@@ -166,7 +273,9 @@ def test_people_see_what_a_redrive_did() -> None:
     done = {"run": "t", "dry_run": False, "redriven": [one], "already": [1], "refused": [{"offset": 2, "why": "old"}]}
     said = drawn(redrive_table(done))
     assert "sent back: letter 3, 5, sums:6" in said
-    assert "already redriven: letter 1" in said
+    assert "already sent back: letter 1" in said
     assert "refused: letter 2: old" in said
     assert "would be" in drawn(redrive_table({**done, "dry_run": True}))
+    assert "nothing to send back" not in said
+    assert "nothing to send back" in drawn(redrive_table({**done, "redriven": []}))
     assert "nothing to send back" in drawn(redrive_table({**done, "redriven": [], "already": [], "refused": []}))
