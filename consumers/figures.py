@@ -85,6 +85,8 @@ class RunFigures:
     wasted_tokens: int
     """Of those what the workers know to be wasted: for episodes that failed or were cancelled. A lower bound, as nobody
     tells of what a killed worker had under way."""
+    unnumbered_letters: dict[str, int] = field(default_factory=dict)
+    """Dead letters by reason that `groups` does not count, as they name no training number; without those sent back."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
@@ -201,6 +203,7 @@ class Figures:
             evals=tuple(self._evals),
             tokens=sum(generated for generated, _ in self._tokens.values()),
             wasted_tokens=sum(wasted for _, wasted in self._tokens.values()),
+            unnumbered_letters=self._audit.unnumbered.by_reason(),
         )
 
     def _state(self, now_ms: int) -> str:

@@ -54,6 +54,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> dict[str, Any]:
         "tokens": figures.tokens,
         "wasted_tokens": wasted_tokens(figures, pulse),
         "dead_letters": pulse.dead_letters,
+        "unnumbered_letters": figures.unnumbered_letters,
         "cpu_s": {name: round(used["process"], 1) for name, used in effort.cpu.items()},
         "data": {"folder": str(folder.root), "bytes": folder.size_bytes()},
         "policies": policies,

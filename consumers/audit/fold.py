@@ -4,7 +4,8 @@ Per policy: numbers issued = trained (first use) + discarded (whole groups) + de
 themselves and are left out; replays and discarded single trajectories are counted apart.
 
 What it holds: two bytes for every number and policy, some hundred for every version, the newest snapshot of every
-component, and a byte for every record around one that could not be read. Nothing else grows with the run.
+component, a byte for every record around one that could not be read, and one for every dead letter. Nothing else grows
+with the run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 from consumers.audit.numbers import PolicyAudit, PolicyNumbers, Scope
 from consumers.audit.problems import Problems
-from consumers.audit.unread import Unread
+from consumers.audit.unread import Unnumbered, Unread
 from consumers.audit.weights_chain import Link, WeightsChain
 from infra.dead_letters import REDRIVEN
 from infra.kafka import Message
@@ -99,6 +100,9 @@ class Audit:
     weights_chain_ok: bool = True
     unreadable_letters: int = 0
     """Records on `dead-letters` that are none; what they say is not known, and they conclude nothing."""
+    unnumbered_letters: dict[str, int] = field(default_factory=dict)
+    """Dead letters by reason that no count of `groups` holds: they name no training number of the run, as where the
+    headers could not be read either, or where the groups themselves concluded it (poison). Without those sent back."""
     problems: Problems = field(default_factory=Problems)
 
 
@@ -118,6 +122,7 @@ class AuditFold:
         self.unread = Unread()
         self.unreadable_letters = 0
         """Records on `dead-letters` that cannot be read."""
+        self.unnumbered = Unnumbered()
         self.chains = {p: WeightsChain(p, recipe.topics.curated(p)) for p in recipe.policies}
         self.snapshots: dict[bytes, Message] = {}
         """The newest of every component, by key."""
@@ -168,7 +173,7 @@ class AuditFold:
         if isinstance(record, Snapshot):
             self._issue(record)
         elif isinstance(record, DeadLetter):
-            self._bury(record)
+            self._bury(record, place[2])
         elif record.policy in self._numbers:
             if isinstance(record, BatchTrained):
                 self._train(record.policy, record, OF_RECORD, place)
@@ -197,7 +202,7 @@ class AuditFold:
             return False
         if letter.run_id != self.run_id:
             return False
-        self._bury(letter)
+        self._bury(letter, message.offset)
         return True
 
     def _state(self, message: Message) -> bool:
@@ -289,15 +294,23 @@ class AuditFold:
         else:
             numbers.discard(stream, number, use, (component, verdict, reason))
 
-    def _bury(self, letter: DeadLetter) -> None:
-        redriven = letter.reason == REDRIVEN
+    def _bury(self, letter: DeadLetter, offset: int) -> None:
+        redriven, dead = letter.reason == REDRIVEN, self._buried(letter)
         if not redriven:
             self.unread.letter(letter.topic, letter.partition, letter.offset)
+        elif 0 <= letter.redrives < offset:
+            self.unnumbered.sent_back(letter.redrives)
+        if not redriven and not dead:
+            self.unnumbered.letter(offset, letter.reason)
+        for policy in dead:
+            self._numbers[policy].bury(letter.stream, letter.number, -1 if redriven else 1)
+
+    def _buried(self, letter: DeadLetter) -> list[str]:
+        """Return the policies whose number a letter concludes, or opens again."""
         if letter.number < 0 or is_eval(letter.stream):
-            return
-        for policy in [letter.policy] if letter.policy else self.policies_of(letter.stream):
-            if policy in self._numbers:
-                self._numbers[policy].bury(letter.stream, letter.number, -1 if redriven else 1)
+            return []
+        named = [letter.policy] if letter.policy else self.policies_of(letter.stream)
+        return [policy for policy in named if policy in self._numbers]
 
     def _issue(self, snapshot: Snapshot) -> None:
         self.issued = {stream: int(number) for stream, number in json.loads(snapshot.body)["next"].items()}
@@ -359,6 +372,7 @@ class AuditFold:
             groups=GroupTotals(discarded=discarded, **total),
             weights_chain_ok=not broken,
             unreadable_letters=self.unreadable_letters,
+            unnumbered_letters=self.unnumbered.by_reason(),
             problems=problems,
         )
 

@@ -281,9 +281,10 @@ class PolicyNumbers:
                 if count := _sum(mask):
                     found.add(self._named(page, mask, what), count)
         for stream, next_number in seen.items():
-            unknown = range(issued.get(stream, 0), next_number)
+            first = issued.get(stream, 0)
             what = "is a task, and the feeder does not know that it was issued"
-            found.add((Problem(what, self.policy, stream, number) for number in unknown), len(unknown))
+            unknown = (Problem(what, self.policy, stream, number) for number in range(first, next_number))
+            found.add(unknown, max(next_number - first, 0))
         if scope.drained:
             left = self.audit(issued, {}, drained=True).in_flight
             found.add(self._open(issued), left)

@@ -266,6 +266,7 @@ class WholeAudit:
             "doubled": found.doubled,
             "weights_chain_ok": found.weights_chain_ok and not self.broken,
             "unreadable_letters": found.unreadable_letters,
+            "unnumbered_letters": found.unnumbered_letters,
             "problems": [str(problem) for problem in placed.listed],
             "more_problems": placed.more,
             "policies": {policy: asdict(counts) for policy, counts in found.policies.items()},

@@ -1,4 +1,4 @@
-"""Records that nobody could read: each of them needs a dead letter that names its place. No I/O."""
+"""Records that nobody could read: each needs a dead letter that names its place; and letters of no number. No I/O."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from infra.topic_reader import Place
 
 PAGE_BITS = 12
 UNREAD, LETTER = 1, 2
+SENT_BACK = 0x80
+MOST_REASONS, REASON_LENGTH = SENT_BACK - 1, 40
+"""Letters of further reasons, and of longer ones, count as OTHER."""
+OTHER = "other"
 
 
 class Unread:
@@ -52,3 +56,31 @@ class Unread:
                     found.add([Problem(what)], 1)
                 at = page.find(UNREAD, at + 1)
         return found
+
+
+class Unnumbered:
+    """Dead letters that conclude no number, so that no count of numbers tells of them. One byte for every letter."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._codes: dict[str, int] = {}
+
+    def letter(self, offset: int, reason: str) -> None:
+        """Take in a letter that concludes no number, by its offset among the letters."""
+        is_known = reason in self._codes or len(self._codes) < MOST_REASONS - 1
+        reason = reason if is_known and 0 < len(reason) <= REASON_LENGTH else OTHER
+        self._mark(offset, self._codes.setdefault(reason, len(self._codes) + 1))
+
+    def sent_back(self, offset: int) -> None:
+        """Take in the word that a letter's message was sent back, whatever letter it is."""
+        self._mark(offset, SENT_BACK)
+
+    def _mark(self, offset: int, bits: int) -> None:
+        if offset >= len(self._bytes):
+            self._bytes.extend(bytes(offset + 1 - len(self._bytes)))
+        self._bytes[offset] |= bits
+
+    def by_reason(self) -> dict[str, int]:
+        """Count the letters that were not sent back."""
+        found = {reason: self._bytes.count(code) for reason, code in sorted(self._codes.items())}
+        return {reason: count for reason, count in found.items() if count}

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from consumers.page.chart import chart
+from consumers.page.letters import unnumbered
 
 CHART_WIDTH = 64
 CHART_HEIGHT = 7
@@ -84,6 +85,8 @@ def _facts(summary: Mapping[str, Any]) -> Table:
     dropped = ", ".join(f"{count} {reason}" for reason, count in groups["discarded"].items()) or "none"
     table.add_row("groups", f"{groups['issued']} issued = {groups['trained']} trained + dropped ({dropped})")
     table.add_row("", f"+ {groups['dead']} dead + {groups['in_flight']} in flight")
+    if summary["unnumbered_letters"]:
+        table.add_row("", Text(unnumbered(summary["unnumbered_letters"])))
     good = "[green]closes[/]: nothing lost, nothing trained twice"
     bad = f"[bold red]does not close[/]: {proof['lost']} lost, {proof['doubled']} doubled"
     table.add_row("audit", good if proof["ok"] else bad)

@@ -10,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from consumers.page.letters import unnumbered
+
 
 def status_table(status: Mapping[str, Any]) -> RenderableType:
     """Return what `headrace status` shows; `status` is what it prints as JSON."""
@@ -28,6 +30,8 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     )
     dropped = " · ".join(f"{count} {reason}" for reason, count in groups["discarded"].items())
     table.add_row("dropped", f"{dropped or 'none'} · {groups['dead']} dead")
+    if status["unnumbered_letters"]:
+        table.add_row("letters", Text(unnumbered(status["unnumbered_letters"])))
     table.add_row("lag", " · ".join(f"{topic} {count}" for topic, count in status["lag"].items()) or "none")
     for one in status["evals"][-3:]:
         table.add_row("held out", f"{one['policy']} {one['avg_at_k']:.2f} at version {one['version']}")
@@ -56,7 +60,9 @@ def audit_table(audit: Mapping[str, Any]) -> RenderableType:
             discarded,
             *(str(counts[key]) for key in ("dead", "in_flight", "lost", "doubled")),
         )
-    numbers = [] if audit["source"] else [table]  # an offline experiment has no numbers of its own
+    numbers: list[RenderableType] = [] if audit["source"] else [table]  # an offline experiment has none of its own
+    if audit["unnumbered_letters"]:
+        numbers.append(Text(unnumbered(audit["unnumbered_letters"]), style="yellow"))
     return Group(*numbers, Text(_what_was_read(audit), style="dim"), *_verdict(audit))
 
 
@@ -65,8 +71,9 @@ def _what_was_read(audit: Mapping[str, Any]) -> str:
     text = f"{audit['records']:,} records read at {audit['records_per_s']:,}/s, {store[audit['store']]}"
     if deep := audit["deep"]:
         text += f"; {deep['records']:,} groups decoded at {deep['records_per_s']:,}/s"
-    if audit["unreadable_letters"]:
-        text += f"; {audit['unreadable_letters']:,} on the topic of dead letters cannot be read, and conclude nothing"
+    if unreadable := audit["unreadable_letters"]:
+        conclude = "concludes" if unreadable == 1 else "conclude"
+        text += f"; {unreadable:,} on the topic of dead letters cannot be read, and {conclude} nothing"
     if audit["source"]:
         text += f"; an offline experiment: its groups are audited under run {audit['source']}"
     return text

@@ -13,6 +13,7 @@ from rich.text import Text
 from consumers.figures import RunFigures
 from consumers.page.chart import chart
 from consumers.page.diagnosis import Signs, why_no_rise
+from consumers.page.letters import unnumbered
 from consumers.page.pulse import PolicyPulse, Pulse, Rates
 from infra.settings import Recipe
 from infra.supervisor import ChildState
@@ -68,6 +69,8 @@ def line(moment: Moment) -> str:
     words.append(f"{moment.rates.samples:.0f} trajectories/s {moment.rates.tokens:.0f} tokens/s")
     if figures.lag and not figures.ended:
         words.append(f"lag {sum(figures.lag.values())}")
+    if letters := unnumbered(figures.unnumbered_letters):
+        words.append(letters)
     words += [*_restarts(moment), *_reasons(moment)]
     return "  ".join(words)
 
@@ -137,6 +140,8 @@ def _numbers(moment: Moment) -> Table:
     )
     dropped = " · ".join(f"{count} {reason}" for reason, count in sorted(groups.discarded.items()))
     table.add_row("dropped", dropped or "none")
+    if figures.unnumbered_letters:
+        table.add_row("letters", Text(unnumbered(figures.unnumbered_letters)))
     table.add_row("lag", _lag(moment))
     table.add_row("workers", _workers(figures.workers))
     return table

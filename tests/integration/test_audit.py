@@ -190,13 +190,15 @@ def test_a_whole_run_closes(made: Made) -> None:
 
 def test_a_record_on_dead_letters_that_is_none_is_told_and_is_no_problem(made: Made) -> None:
     made.records["no letter"] = Outgoing(made.run.topics.dead_letters, b"garbage", b"", partition=0)
+    made.say("letter", made.run.topics.dead_letters, DeadLetter(made.run.run_id, "rollout", reason="undecodable"))
     made.produce()
     found = report(made.run, rests=True)
-    assert (found["ok"], found["unreadable_letters"]) == (True, 1)
+    assert (found["ok"], found["unreadable_letters"], found["unnumbered_letters"]) == (True, 1, {"undecodable": 1})
     console = Console(width=200)
     with console.capture() as captured:
         console.print(audit_table(found))
-    assert "1 on the topic of dead letters cannot be read" in captured.get()
+    assert "1 on the topic of dead letters cannot be read, and concludes nothing" in captured.get()
+    assert "1 dead letter of no training number (1 undecodable)" in captured.get()
 
 
 def test_an_outcome_that_is_missing_and_a_batch_that_is_there_twice_are_named_with_their_places(made: Made) -> None:

@@ -216,7 +216,9 @@ def test_a_group_whose_object_was_missing_is_sent_back_after_the_fix_and_is_trai
         until(lambda: not open_numbers(pacing()) & {0, 1, 2, 3}, "conclusions")
     back = [m for m in read_all(run.connection, [run.topics.trajectories("solver")]) if dict(m.headers).get("redrive")]
     assert [(m.key, m.partition, dict(m.headers)["redrive"]) for m in back] == [(b"sums:1", 1, b"0")]
-    assert listing(run)[0]["redriven"] is not None
+    notice = shown(run, listing(run)[0]["redriven"])
+    assert (notice["reason"], notice["redrives"], notice["source_offset"]) == ("redriven", 0, back[0].offset)
+    assert [one["offset"] for one in listing(run, "redriven")] == [notice["offset"]]
     with pytest.raises(UsageError, match="no dead letter at offset 999"):
         redrive(run, [999], None)
 
@@ -324,8 +326,11 @@ def test_nothing_is_sent_back_into_a_run_that_has_ended(make: Callable[..., Run]
         until(lambda: len(listing(run)) == 1, "letter")
     over = replace(read_revisions(run.address)[-1], ended="steps")
     say(run, Outgoing(run.topics.recipe, codec.encode(over), partition=0))
-    with pytest.raises(RunEnded, match="has ended"):
-        redrive(join(run.address), (), None)
+    ended = join(run.address)
+    for dry_run in (True, False):
+        with pytest.raises(RunEnded, match="has ended"):
+            redrive(ended, (), None, dry_run=dry_run)
+        assert redrive(ended, (), "poison", dry_run=dry_run)["redriven"] == []
 
 
 def test_thousands_of_bad_messages_amid_good_ones_stop_none_of_them(make: Callable[..., Run]) -> None:
@@ -355,4 +360,9 @@ def test_thousands_of_bad_messages_amid_good_ones_stop_none_of_them(make: Callab
     assert time.monotonic() - begin < PATIENCE_S
     with curating(run):
         until(lambda: len(listing(run)) == BAD + len(done["redriven"]), "what is still bad is a letter again")
+    letters = {one["offset"]: one for one in listing(run)}
+    again = [one for one in letters.values() if one["copy_of"] is not None]
+    assert len(again) == len(done["redriven"])
+    assert all(letters[one["copy_of"]]["failed_again"] == one["offset"] for one in again)
+    assert sum(audit(run).unnumbered_letters.values()) + audit(run).groups.dead == BAD, "none is counted twice"
     assert kept(run) == list(range(GOOD))

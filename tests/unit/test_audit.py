@@ -231,16 +231,40 @@ def test_a_letter_that_was_sent_back_opens_its_number_and_another_one_concludes_
     assert (found.policies["solver"].dead, found.policies["solver"].in_flight, found.doubled) == (0, 4, 0)
 
 
-def test_evaluations_other_runs_and_letters_without_a_number_are_left_out() -> None:
+def test_evaluations_other_runs_and_letters_without_a_number_are_left_out_of_the_counts_of_numbers() -> None:
     log = clean()
     before = log.audit(STILL)
     log.outcome(1, stream="eval.sums")
     log.outcome(1, run_id="other")
     log.batch(1, 0, run_id="other")
-    log.letter(1, stream="eval.sums")
+    log.letter(1, stream="eval.sums", reason="missing_object")
     log.letter(reason="poison")
     after = log.audit(STILL)
-    assert after == before
+    assert replace(after, unnumbered_letters={}) == before
+    assert after.unnumbered_letters == {"missing_object": 1, "poison": 1}
+
+
+def test_letters_that_conclude_no_number_are_counted_by_reason_until_they_are_sent_back() -> None:
+    log = clean()  # with letter 0, of a number
+    for reason in ("undecodable", "undecodable", "other_run", "", "x" * 100):
+        log.letter(reason=reason)
+    log.letter(3, policy="nobody", reason="other_run")
+    assert log.audit().unnumbered_letters == {"other": 2, "other_run": 2, "undecodable": 2}
+    for redrives in (1, 0, -1, 1 << 60):
+        log.letter(reason="redriven", redrives=redrives)
+    assert log.audit().unnumbered_letters == {"other": 2, "other_run": 2, "undecodable": 1}
+    log.letter(reason="undecodable")
+    assert log.audit().unnumbered_letters["undecodable"] == 2
+    assert says(log.audit(STILL)) == []
+
+
+def test_reasons_without_end_take_no_memory_without_end() -> None:
+    log = Log()
+    for index in range(1000):
+        log.letter(reason=f"reason {index}")
+    found = log.audit().unnumbered_letters
+    assert len(found) == 127
+    assert sum(found.values()) == 1000
 
 
 def test_the_newest_snapshot_of_the_feeder_tells_what_was_issued() -> None:
@@ -582,6 +606,14 @@ def test_what_cannot_be_read_needs_a_letter_that_names_its_place() -> None:
     log.letter(topic=TOPICS.trajectories("solver"), offset=9)
     log.letter(topic=TOPICS.trajectories("solver"), offset=10)
     assert log.audit(STILL).ok
+
+
+def test_a_task_whose_number_is_beyond_all_numbers_is_a_problem_like_others() -> None:
+    log = clean()
+    log.say(TOPICS.tasks("sums"), b"", headers=[("run_id", b"r"), ("stream", b"sums"), ("number", b"9" * 40)])
+    found = log.audit(STILL)
+    assert says(found)[0] == "sums:9 of solver is a task, and the feeder does not know that it was issued"
+    assert len(found.problems.listed) == MOST_LISTED
 
 
 def test_a_letter_that_cannot_be_read_is_told_and_fails_nobody_as_nobody_could_mend_it() -> None:

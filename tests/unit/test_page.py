@@ -215,6 +215,21 @@ def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:
     assert "rollout-sums-0 gone, behind when it was last heard of at 1970-01-01 00:00:00 UTC" in shown
 
 
+def test_a_dead_letter_of_no_number_is_shown_beside_the_groups(recipe: Recipe) -> None:
+    figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
+    log = Log(figures, pulse)
+    log.say(recipe.topics.dead_letters, DeadLetter(run_id=RUN_ID, reason="undecodable"))
+    found = figures.figures({}, NOW_MS)
+    moment = Moment(recipe, found, pulse, pulse.rates(NOW_MS), 0, {})
+    words = "1 dead letter of no training number (1 undecodable)"
+    assert found.to_json()["unnumbered_letters"] == {"undecodable": 1}
+    for shown in (drawn(page(moment)), line(moment), drawn(status_table(found.to_json()))):
+        assert words in shown
+
+    log.say(recipe.topics.dead_letters, DeadLetter(run_id=RUN_ID, reason="redriven", redrives=0))
+    assert "dead letter" not in drawn(status_table(figures.figures({}, NOW_MS).to_json()))
+
+
 def test_letters_that_were_sent_back_count_once(recipe: Recipe) -> None:
     pulse = Pulse(RUN_ID, recipe)
     log = Log(pulse)

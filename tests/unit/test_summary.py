@@ -18,7 +18,16 @@ from infra.object_store import StoreAddress
 from infra.recipe_file import load_recipe
 from infra.run import Run
 from schemas import codec
-from schemas.records import BatchTrained, EvalResult, GroupUse, Outcome, RecipeRevision, Snapshot, WorkerStatus
+from schemas.records import (
+    BatchTrained,
+    DeadLetter,
+    EvalResult,
+    GroupUse,
+    Outcome,
+    RecipeRevision,
+    Snapshot,
+    WorkerStatus,
+)
 
 RUN_ID = "arithmetic-1"
 CPU = {
@@ -99,6 +108,7 @@ def messages(run: Run) -> list[Message]:
         (topics.workers, worker, 4000, b"w"),
         (topics.state, state, 4000, b"feed"),
         (topics.recipe, RecipeRevision(run_id=RUN_ID, ended="steps"), 4000, b""),
+        (topics.dead_letters, DeadLetter(run_id=RUN_ID, reason="undecodable"), 4000, b""),
     ]
     return [
         Message(topic, 0, offset, key, codec.encode(record), [], at_ms)
@@ -148,6 +158,14 @@ def test_a_summary_says_what_came_of_the_run(summary: dict[str, Any]) -> None:
 
 def test_a_summary_is_plain_json(summary: dict[str, Any]) -> None:
     assert json.loads(json.dumps(summary)) == summary
+
+
+def test_the_closing_page_tells_of_dead_letters_of_no_number(summary: dict[str, Any]) -> None:
+    assert summary["unnumbered_letters"] == {"undecodable": 1}
+    console = Console(width=100, force_terminal=False)
+    with console.capture() as captured:
+        show_summary(summary, console, "headrace", "headrace up arithmetic")
+    assert "1 dead letter of no training number (1 undecodable)" in captured.get()
 
 
 def test_the_closing_page_gives_three_commands_unbroken(summary: dict[str, Any]) -> None:
