@@ -102,6 +102,12 @@ def up(
     """Run a recipe to its end: servers, components, live page, summary. The same command goes on where it stopped.
 
     Example: [bold]headrace up arithmetic --set trainer.steps=40 --summary summary.json[/]
+
+    The page's words: a worker is [bold]rolling[/] while it plays, [bold]behind[/] while its weights are too old.
+    [bold]staleness[/] is how many versions a token is older than the weights it trains; the [bold]log-probability
+    gap[/] is how far engine and trainer are apart on tokens of the same weights. Groups are dropped as
+    [bold]zero_variance[/] (one reward throughout, so nothing to learn), [bold]expired[/] (too old), or
+    [bold]run_end[/] (the run was over first). In the chart a dot is a version of which no group came.
     """
     from infra.data_folder import data_folder_of
     from infra.launcher import Order

@@ -137,6 +137,9 @@ class Launch:
         if early:  # a new run: their imports take as long as the broker's start, and they wait for the recipe
             self._start_components()
         self._servers.fetch()
+        own = (("Kafka", self._servers.embedded_kafka), ("the object store", self._servers.embedded_store))
+        if names := [name for name, embedded in own if embedded]:
+            self._say(f"starting {' and '.join(names)}")
         self._servers.start()
         run = self._run = self._settle()
         self._note(run)
@@ -206,7 +209,16 @@ class Launch:
         """Show the run until it has ended and drained, or should have; return how many numbers are in flight then."""
         assert self._supervisor is not None  # noqa: S101 - started by `run`
         states = self._supervisor.states
-        page: Page = self._patiently(lambda: find(PAGE)(run, self._console, plain=self._order.plain, processes=states))
+        before = self._before.effort.wall_s if self._before and self._before.run_id == run.run_id else 0.0
+        page: Page = self._patiently(
+            lambda: find(PAGE)(
+                run,
+                self._console,
+                plain=self._order.plain,
+                processes=states,
+                spent_s=before + time.monotonic() - self._began,
+            )
+        )
         try:
             ended_at: float | None = None
             while ended_at is None or not is_drained(page, time.monotonic() - ended_at):

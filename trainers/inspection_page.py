@@ -37,7 +37,7 @@ METRICS = (
     ("tokens", "tokens", "{:,.0f}"),
     ("optimizer_steps", "updates", "{:.0f}"),
     ("learning_rate", "learning rate", "{:.2g}"),
-    ("logprob_gap_max", "engine gap max", "{:.1e}"),
+    ("logprob_gap_max", "log-probability gap max", "{:.1e}"),
     ("step_s", "seconds", "{:.2f}"),
 )
 """Metric, what it is called here, and its form; `--json` has all."""

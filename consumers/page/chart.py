@@ -1,42 +1,59 @@
-"""A curve as lines of text."""
+"""A curve as lines of text. A value of nought is the thinnest bar; where none is known there is a dot."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
+UNKNOWN = "·"
 EIGHTHS = 8
 LARGEST = 1e9
 
 
-def chart(values: Sequence[float], width: int, height: int) -> list[str]:
+def chart(values: Sequence[float | None], width: int, height: int) -> list[str]:
     """Return `height` lines: a bar per value, or per mean of neighbours where there are more values than columns.
 
-    The scale is 0 to 1, wider where a value lies outside.
+    The scale is 0 to 1, wider where a value lies outside. None, nan and inf are values that are not known.
     """
-    if not values:
-        return [axis + "┤" for axis in _axis(0.0, 1.0, height)]
-    values = [max(-LARGEST, min(value, LARGEST)) if math.isfinite(value) else 0.0 for value in values]
-    low, high = min(0.0, *values), max(1.0, *values)
-    bars = [(value - low) / (high - low) * height * EIGHTHS for value in _columns(values, width)]
+    known = [None if value is None or not math.isfinite(value) else _within(value) for value in values]
+    there = [value for value in known if value is not None]
+    low, high = min([0.0, *there]), max([1.0, *there])
+    bars = [
+        value if value is None else (value - low) / (high - low) * height * EIGHTHS for value in _columns(known, width)
+    ]
     lines = []
     for row, axis in enumerate(_axis(low, high, height)):
         floor = (height - 1 - row) * EIGHTHS
-        lines.append(axis + "┤" + "".join(BLOCKS[_filled(bar - floor)] for bar in bars))
+        lines.append(axis + "┤" + "".join(_cell(bar, floor) for bar in bars))
     return lines
 
 
-def _filled(eighths: float) -> int:
-    return max(0, min(EIGHTHS, round(eighths)))
+def by_version(points: Iterable[tuple[int, float]]) -> list[float | None]:
+    """Return the values from the first version to the last; None for those between that have none."""
+    known = dict(points)
+    return [known.get(version) for version in range(min(known), max(known) + 1)] if known else []
 
 
-def _columns(values: Sequence[float], width: int) -> list[float]:
+def _within(value: float) -> float:
+    return max(-LARGEST, min(value, LARGEST))
+
+
+def _cell(bar: float | None, floor: int) -> str:
+    """Return what a bar fills of the cell that begins at `floor` eighths."""
+    if bar is None:
+        return " " if floor else UNKNOWN
+    least = 0 if floor else 1
+    return BLOCKS[max(least, min(EIGHTHS, round(bar - floor)))]
+
+
+def _columns(values: Sequence[float | None], width: int) -> list[float | None]:
     """Return at most `width` means over runs of neighbours, as equal in length as can be."""
     count = min(width, len(values))
-    edges = [n * len(values) // count for n in range(count + 1)]
-    return [sum(values[begin:end]) / (end - begin) for begin, end in pairwise(edges)]
+    edges = [n * len(values) // count for n in range(count + 1)] if count else []
+    runs = ([value for value in values[begin:end] if value is not None] for begin, end in pairwise(edges))
+    return [sum(run) / len(run) if run else None for run in runs]
 
 
 def _axis(low: float, high: float, height: int) -> list[str]:

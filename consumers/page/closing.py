@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from consumers.page.chart import chart
+from consumers.page.chart import by_version, chart
 from consumers.page.letters import unnumbered
 
 CHART_WIDTH = 64
@@ -37,18 +38,21 @@ def panel(summary: Mapping[str, Any]) -> Panel:
     """Return curves and facts of a run."""
     parts: list[RenderableType] = []
     for policy, block in summary["policies"].items():
-        curve = [reward for _, reward in block["reward_curve"]]
-        drawing = "\n".join(chart(curve, CHART_WIDTH, CHART_HEIGHT))
+        drawing = "\n".join(chart(by_version(block["reward_curve"]), CHART_WIDTH, CHART_HEIGHT))
         parts += [Text(f"reward of {policy} by version", style="bold"), Text(drawing, style="green", no_wrap=True)]
     title = f"[bold]{summary['run']}[/] · {summary['versions']} versions in {summary['wall_s']:.0f} s"
     return Panel(Group(*parts, _facts(summary)), title=title, title_align="left", expand=False)
 
 
 def next_commands(summary: Mapping[str, Any], program: str, again: str) -> Text:
-    """Return three commands, each on a line of its own, to be copied."""
+    """Return some commands, each on a line of its own, to be copied."""
     folder = shlex.quote(shown_path(summary["data"]["folder"]))
+    policy, step = max(((name, block["versions"]) for name, block in summary["policies"].items()), key=itemgetter(1))
+    whose = f" --policy {policy}" if len(summary["policies"]) > 1 else ""
     text = Text("Try next:\n")
+    look = ("see what the last step learnt from", f"{program} inspect --step {step}{whose} --data {folder}")
     for why, command in (
+        *([look] if step else []),
         ("prove it from the topics alone", f"{program} audit --data {folder}"),
         ("train on from here", _train_on(again, 2 * summary["versions"] or 1)),
         ("remove what it left", f"{program} clean --data {folder}"),

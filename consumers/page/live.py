@@ -12,7 +12,7 @@ from rich.live import Live
 
 from consumers.figures import Figures, lags
 from consumers.page.pulse import Pulse
-from consumers.page.view import Moment, line, page
+from consumers.page.view import Moment, line, page, resumed
 from infra.errors import HeadraceError
 from infra.run import Run
 from infra.supervisor import ChildState
@@ -23,6 +23,8 @@ BUSY_SHARE = 0.05
 """Most of a core that may go into figures, however many groups a run has."""
 LINE_S = 5.0
 LAG_S = 4.0
+PAST_S = 60.0
+"""The longest that a run's past is read before something is shown."""
 MOST_MESSAGES = 512
 
 log = structlog.get_logger()
@@ -36,10 +38,17 @@ class LivePage:
         console: Where to show it.
         plain: Lines even on a terminal.
         processes: How the component processes of this machine are doing.
+        spent_s: What the run has taken so far.
     """
 
     def __init__(
-        self, run: Run, console: Console, *, plain: bool, processes: Callable[[], Mapping[str, ChildState]] = dict
+        self,
+        run: Run,
+        console: Console,
+        *,
+        plain: bool,
+        processes: Callable[[], Mapping[str, ChildState]] = dict,
+        spent_s: float = 0.0,
     ) -> None:
         self._run = run
         self._console = console
@@ -47,22 +56,39 @@ class LivePage:
         self._fold = Figures(run.run_id, run.recipe)
         self._pulse = Pulse(run.run_id, run.recipe)
         self._reader = TopicReader(run.connection, whole_topics(run.connection, self._fold.topics), "page")
+        self._past = self._reader.ends()
+        self._past_due = time.monotonic() + PAST_S
         self._lag = LagMeter(run)
-        self._began = time.monotonic()
+        self._began = time.monotonic() - spent_s
         self._due = self._line_due = 0.0
         self._figures = self._fold.figures({}, 0)
-        self._live: Live | None = None
-        if console.is_terminal and not plain:
-            self._live = Live(console=console, auto_refresh=False, transient=False)
-            self._live.start()
+        live = console.is_terminal and not plain
+        self._live = Live(console=console, auto_refresh=False, transient=False) if live else None
 
     def turn(self, timeout_s: float) -> None:
         """Read what is new, waiting so long for something, and show it when it is time to."""
         for message in self._reader.poll(MOST_MESSAGES, timeout_s):
             self._fold.take(message)
             self._pulse.take(message)
-        if time.monotonic() >= self._due:
+        if self._past and self._has_read_the_past():
+            self._past = {}
+            self._begin()
+        if not self._past and time.monotonic() >= self._due:
             self._refresh()
+
+    def _has_read_the_past(self) -> bool:
+        """Tell whether what stood on the topics at the beginning is read: half of it would look like a loss."""
+        behind = any(self._reader.positions[place] < end for place, end in self._past.items())
+        return not behind or time.monotonic() > self._past_due
+
+    def _begin(self) -> None:
+        """Say where a run that goes on has got to, and show from now on."""
+        figures = self._fold.figures({}, 0)
+        if figures.versions:
+            words = resumed(self._run.recipe, figures)
+            self._console.print(f"[dim]headrace:[/] {words}", highlight=False, soft_wrap=True)
+        if self._live is not None:
+            self._live.start()
 
     @property
     def ended(self) -> str:
@@ -91,12 +117,14 @@ class LivePage:
         )
 
     def close(self) -> None:
-        """Show the last state and leave the terminal as it was."""
+        """Show the last state and leave the terminal as it was; of a run that is over, the closing page is the last."""
         try:
             self._line_due = 0.0
-            self._refresh()
+            if not self._past:
+                self._refresh()
         finally:
             if self._live is not None:
+                self._live.transient = bool(self.ended)
                 self._live.stop()
             self._lag.close()
             self._reader.close()
@@ -112,6 +140,7 @@ class LivePage:
             pulse=self._pulse,
             rates=self._pulse.rates(now_ms),
             elapsed_s=began - self._began,
+            now_ms=now_ms,
             processes=self._processes(),
         )
         if self._live is not None:

@@ -10,8 +10,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from consumers.figures import RunFigures
-from consumers.page.chart import chart
+from consumers.figures import FRESH_MS, RunFigures
+from consumers.page.chart import by_version, chart
 from consumers.page.diagnosis import Signs, why_no_rise
 from consumers.page.letters import unnumbered
 from consumers.page.pulse import PolicyPulse, Pulse, Rates
@@ -24,6 +24,8 @@ WIDTH = 100
 CHART_WIDTH = 64
 CHART_HEIGHT = 7
 SHORTEN_WORKERS = 6
+SILENT_MS = 60_000
+"""Long work is told of now and then; after so long without a word nobody does it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Moment:
     pulse: Pulse
     rates: Rates
     elapsed_s: float
+    now_ms: int
+    """Wall time in ms since the epoch, for who is still heard of."""
     processes: Mapping[str, ChildState]
     """Component processes of this machine, where a launcher runs them."""
 
@@ -46,7 +50,8 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     if trouble := [*_restarts(moment), *_reasons(moment)]:
         parts.append(Text("\n".join(trouble), style="yellow"))
     figures = moment.figures
-    state = f"{figures.state}: {figures.ended}" if figures.ended else figures.state
+    starts = figures.state == "stopped" and moment.processes
+    state = f"{figures.state}: {figures.ended}" if figures.ended else "starting" if starts else figures.state
     title = f"[bold]{figures.run}[/] · {moment.recipe.about or 'headrace'}"
     return Panel(
         Group(*parts),
@@ -75,6 +80,13 @@ def line(moment: Moment) -> str:
     return "  ".join(words)
 
 
+def resumed(recipe: Recipe, figures: RunFigures) -> str:
+    """Return where a run that goes on has got to, in one line."""
+    at = ", ".join(f"{name} at version {v} of {recipe.trainer_of(name).steps}" for name, v in figures.versions.items())
+    groups = figures.groups
+    return f"resumed: {at}; of {groups.issued} groups {groups.trained} are trained, {groups.in_flight} in flight"
+
+
 def clock(seconds: float) -> str:
     """Return minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
@@ -86,6 +98,8 @@ def _policy_words(moment: Moment, policy: str) -> str:
     words = [f"{policy} version {_version(moment, policy)}"]
     if curve:
         words.append(f"reward {curve[-1].reward:.2f}")
+    else:
+        words.append(_waiting_for(moment, policy))
     if metrics:
         words.append(f"staleness {metrics.get('staleness_mean', 0.0):.1f}")
     if evals := _evals_of(moment, policy):
@@ -99,7 +113,7 @@ def _version(moment: Moment, policy: str) -> str:
 
 
 def _curve(moment: Moment, policy: str) -> RenderableType:
-    curve = [point.reward for point in moment.figures.rewards.get(policy, ())]
+    curve = by_version((point.version, point.reward) for point in moment.figures.rewards.get(policy, ()))
     newest = f"{curve[-1]:.2f}" if curve else _waiting_for(moment, policy)
     head = Text.assemble(
         (policy, "bold"), "  version ", (_version(moment, policy), "bold"), "  reward ", (newest, "bold green")
@@ -109,7 +123,10 @@ def _curve(moment: Moment, policy: str) -> RenderableType:
 
 
 def _waiting_for(moment: Moment, policy: str) -> str:
-    """Say what a run that has no reward yet is at."""
+    """Say what a run that has no reward yet is at, in its trainer's own words where it has some."""
+    for worker in moment.figures.workers:
+        if worker.worker == f"train-{policy}" and moment.now_ms - worker.updated_ms < SILENT_MS:
+            return f"({worker.state}: {worker.detail})"
     if moment.pulse.policies[policy].newest_published >= 0:
         return "(first groups are played)"
     if moment.recipe.policies[policy].warm_start:
@@ -142,8 +159,9 @@ def _numbers(moment: Moment) -> Table:
     table.add_row("dropped", dropped or "none")
     if figures.unnumbered_letters:
         table.add_row("letters", Text(unnumbered(figures.unnumbered_letters)))
-    table.add_row("lag", _lag(moment))
-    table.add_row("workers", _workers(figures.workers))
+    if not figures.ended:  # what is unread then is nobody's any more
+        table.add_row("lag", _lag(moment))
+    table.add_row("workers", _workers(moment))
     return table
 
 
@@ -169,8 +187,8 @@ def _lag(moment: Moment) -> str:
     return " · ".join(waiting) or "none"
 
 
-def _workers(workers: tuple[WorkerStatus, ...]) -> str:
-    here = [worker for worker in workers if worker.state != "stopped"]
+def _workers(moment: Moment) -> str:
+    here = [worker for worker in moment.figures.workers if _is_here(worker, moment.now_ms)]
     words = [
         f"{worker.worker} {worker.state}"
         + (f" ({worker.detail})" if worker.detail else f", {worker.groups_done:,} groups")
@@ -178,7 +196,11 @@ def _workers(workers: tuple[WorkerStatus, ...]) -> str:
     ]
     if len(here) > SHORTEN_WORKERS:
         words.append(f"and {len(here) - SHORTEN_WORKERS} more")
-    return "\n".join(words) or "none yet"
+    return "\n".join(words) or ("none" if moment.figures.ended else "none yet")
+
+
+def _is_here(worker: WorkerStatus, now_ms: int) -> bool:
+    return worker.state != "stopped" and now_ms - worker.updated_ms < FRESH_MS
 
 
 def _evals_of(moment: Moment, policy: str) -> list[EvalResult]:

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from consumers.figures import Figures
-from consumers.page.chart import chart
+from consumers.page.chart import by_version, chart
 from consumers.page.diagnosis import Signs, why_no_rise
 from consumers.page.pulse import LONGEST_GAP_MS, Pulse
 from consumers.page.tables import status_table
-from consumers.page.view import Moment, line, page
+from consumers.page.view import Moment, line, page, resumed
 from infra.kafka import Message
 from infra.recipe_file import load_recipe
 from infra.settings import Recipe
@@ -104,7 +106,17 @@ def test_an_explanation_shows_the_three_figures_it_rests_on() -> None:
 def test_a_chart_has_a_bar_per_value_as_high_as_the_value() -> None:
     rows = [line.partition("┤")[2] for line in chart([0.0, 0.5, 1.0], width=10, height=4)]
 
-    assert rows == ["  █", "  █", " ██", " ██"]
+    assert rows == ["  █", "  █", " ██", "▁██"]
+
+
+def test_a_version_of_which_nothing_is_known_is_a_dot_and_not_a_nought() -> None:
+    values = by_version([(3, 1.0), (4, 0.0), (7, 0.5)])
+    rows = [line.partition("┤")[2] for line in chart(values, width=10, height=2)]
+
+    assert values == [1.0, 0.0, None, None, 0.5]
+    assert rows == ["█    ", "█▁··█"]
+    assert [line.partition("┤")[2] for line in chart([math.nan, None], width=10, height=1)] == ["··"]
+    assert [line.partition("┤")[2] for line in chart([0.9, None, None, None], width=2, height=1)] == ["▇·"]
 
 
 def test_a_long_curve_is_averaged_into_the_columns_there_are() -> None:
@@ -172,7 +184,13 @@ def moment(recipe: Recipe) -> Moment:
     log.say(topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=20))
     log.say(topics.evals("solver"), EvalResult(run_id=RUN_ID, policy="solver", workflow="sums", avg_at_k=0.31))
     worker = WorkerStatus(
-        run_id=RUN_ID, worker="rollout-sums-0", state="behind", detail="two versions", tokens=200, wasted_tokens=5
+        run_id=RUN_ID,
+        worker="rollout-sums-0",
+        state="behind",
+        detail="two versions",
+        tokens=200,
+        wasted_tokens=5,
+        updated_ms=NOW_MS,
     )
     log.say(topics.workers, worker, key=b"rollout-sums-0")
     return Moment(
@@ -181,6 +199,7 @@ def moment(recipe: Recipe) -> Moment:
         pulse=pulse,
         rates=pulse.rates(NOW_MS),
         elapsed_s=75,
+        now_ms=NOW_MS,
         processes={"feed": ChildState("running", 1, 1, None), "train-solver": ChildState("running", 2, 3, -9)},
     )
 
@@ -212,7 +231,7 @@ def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:
     shown = drawn(status_table({**status, "workers": [here, gone]}))
 
     assert "rollout-sums-0 behind (two versions), 200 tokens, 5 of them wasted" in shown
-    assert "rollout-sums-0 gone, behind when it was last heard of at 1970-01-01 00:00:00 UTC" in shown
+    assert "rollout-sums-0 gone, behind when it was last heard of at 2023-11-14 22:13:20 UTC" in shown
 
 
 def test_a_dead_letter_of_no_number_is_shown_beside_the_groups(recipe: Recipe) -> None:
@@ -220,7 +239,7 @@ def test_a_dead_letter_of_no_number_is_shown_beside_the_groups(recipe: Recipe) -
     log = Log(figures, pulse)
     log.say(recipe.topics.dead_letters, DeadLetter(run_id=RUN_ID, reason="undecodable"))
     found = figures.figures({}, NOW_MS)
-    moment = Moment(recipe, found, pulse, pulse.rates(NOW_MS), 0, {})
+    moment = Moment(recipe, found, pulse, pulse.rates(NOW_MS), 0, NOW_MS, {})
     words = "1 dead letter of no training number (1 undecodable)"
     assert found.to_json()["unnumbered_letters"] == {"undecodable": 1}
     for shown in (drawn(page(moment)), line(moment), drawn(status_table(found.to_json()))):
@@ -249,7 +268,32 @@ def test_a_pipe_gets_the_same_in_one_line(moment: Moment) -> None:
 
 def test_a_run_that_has_nothing_to_show_says_what_it_is_at(recipe: Recipe) -> None:
     figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
-    moment = Moment(recipe, figures.figures({}, NOW_MS), pulse, pulse.rates(NOW_MS), 0, {})
+    log = Log(figures, pulse)
 
-    assert "warm start" in drawn(page(moment))
-    assert "version -/80" in line(moment)
+    def moment(now_ms: int = NOW_MS) -> Moment:
+        running = {"feed": ChildState("running", 1, 1, None)}
+        return Moment(recipe, figures.figures({}, now_ms), pulse, pulse.rates(now_ms), 0, now_ms, running)
+
+    assert "version -/80 (components start, then the supervised warm start)" in line(moment())
+    assert "starting" in drawn(page(moment()))
+    status = WorkerStatus(
+        run_id=RUN_ID, worker="train-solver", state="warming up", detail="held-out reward 0.12", updated_ms=NOW_MS
+    )
+    log.say(recipe.topics.workers, status, key=b"train-solver")
+    assert "version -/80 (warming up: held-out reward 0.12)" in line(moment())
+    assert "warming up: held-out reward 0.12" in drawn(page(moment()))
+    assert "components start" in line(moment(NOW_MS + 3_600_000)), "a trainer that was killed says nothing more"
+
+
+def test_a_run_that_goes_on_says_where_it_has_got_to(moment: Moment) -> None:
+    assert resumed(moment.recipe, moment.figures).startswith("resumed: solver at version 20 of 80; of 0 groups 0 are")
+
+
+def test_the_last_page_shows_no_lag_and_no_worker_that_is_gone(moment: Moment) -> None:
+    figures = replace(moment.figures, state="finished", ended="steps")
+
+    shown = drawn(page(replace(moment, figures=figures, now_ms=NOW_MS + 60_000)))
+
+    assert "tasks.sums 12" not in shown
+    assert "rollout-sums-0" not in shown
+    assert "finished: steps" in shown

@@ -168,7 +168,7 @@ def test_the_closing_page_tells_of_dead_letters_of_no_number(summary: dict[str, 
     assert "1 dead letter of no training number (1 undecodable)" in captured.get()
 
 
-def test_the_closing_page_gives_three_commands_unbroken(summary: dict[str, Any]) -> None:
+def test_the_closing_page_gives_four_commands_unbroken(summary: dict[str, Any]) -> None:
     console = Console(width=60, force_terminal=False)
     again = "headrace up arithmetic --data /some/where/quite/far/away --set trainer.steps=10"
 
@@ -181,4 +181,5 @@ def test_the_closing_page_gives_three_commands_unbroken(summary: dict[str, Any])
     assert "20.0% of 250 generated tokens" in page
     lines = [line.strip() for line in page.splitlines()]
     assert "headrace up arithmetic --data /some/where/quite/far/away --set trainer.steps=20 --new-recipe" in lines
-    assert len([line for line in lines if line.startswith("headrace ")]) == 3
+    assert [line for line in lines if line.startswith("headrace inspect --step 10 --data ")]
+    assert len([line for line in lines if line.startswith("headrace ")]) == 4
