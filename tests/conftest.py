@@ -25,9 +25,10 @@ TOGETHER = {"containers"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    servers = ("embedded", "containers")
     parser.addoption(
-        "--servers", choices=servers, default=servers[0], help="where tests/integration has Kafka and store"
+        "--servers",
+        default="embedded",
+        help="where tests/integration has Kafka and store: embedded, containers, or a file that names running ones",
     )
 
 

@@ -2,28 +2,75 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+UNLEARNED = (
+    *("--set", "policies.solver.warm_start.reward_low=0.05"),
+    *("--set", "policies.solver.warm_start.held_out=64"),
+)
+"""For runs of which nobody looks at what they learn: the policy starts after less."""
 VERSIONS = 12
 ARITHMETIC = ("up", "arithmetic", "--set", f"trainer.steps={VERSIONS}", "--set", "evaluate.every=6", "--plain")
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "infra.cli", *map(str, words)]
 
 
 def headrace(*words: str | Path, timeout_s: float = 800, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "infra.cli", *map(str, words)],
+        command(*words),
         capture_output=True,
         text=True,
         timeout=timeout_s,
         check=False,
         env={**os.environ, **variables},
     )
+
+
+def wait_for_version(data: Path, launcher: subprocess.Popen[str], version: int) -> None:
+    """Wait for a version in the trainer's log; a log is what an operator would look at, too."""
+    log, end = data / "logs" / "train-solver.log", time.monotonic() + 300
+    while not (log.exists() and f'"version": {version}, ' in log.read_text()):
+        assert launcher.poll() is None, "up ended before its time"
+        assert time.monotonic() < end, f"version {version} did not come"
+        time.sleep(0.05)
+
+
+def processes_of(data: Path) -> list[psutil.Process]:
+    """Return processes that work for a data folder: its servers, by their folder, and components, by its address."""
+    notes = json.loads((data / "run.json").read_text())
+    marks = (str(data), f"kafka://{notes['bootstrap']}/")
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and any(mark in word for word in process.cmdline() for mark in marks):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """A run that was interrupted after its first version."""
+
+    data: Path
+    output: str
+    seconds: float
+    """From Ctrl-C to the end of the last process."""
+    code: int
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,39 @@
-"""One short run of the shipped recipe, made as a user makes it; several tests look at what it left."""
+"""One short run of the shipped recipe, made as a user makes it and interrupted once; tests look at what it left."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
-from command import ARITHMETIC, Finished, headrace
+from command import ARITHMETIC, Finished, Interrupted, command, headrace, wait_for_version
 
 from infra.opened_run import opened_run
 from infra.run import Run
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    folder = tmp_path_factory.mktemp("finished")
-    data, summary = folder / "data", folder / "summary.json"
-    done = headrace(*ARITHMETIC, "--data", data, "--summary", summary)
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
+    data = tmp_path_factory.mktemp("finished") / "data"
+    words = command(*ARITHMETIC, "--data", data)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
+        wait_for_version(data, launcher, 1)
+        began = time.monotonic()
+        launcher.send_signal(signal.SIGINT)
+        said, _ = launcher.communicate(timeout=30)
+        return Interrupted(data, said, time.monotonic() - began, launcher.returncode)
+
+
+@pytest.fixture(scope="session")
+def finished(interrupted: Interrupted) -> Finished:
+    """The same run, gone on with until its end."""
+    summary = interrupted.data.parent / "summary.json"
+    done = headrace(*ARITHMETIC, "--data", interrupted.data, "--summary", summary)
     assert done.returncode == 0, done.stdout + done.stderr
-    return Finished(data, ARITHMETIC, done.stdout, json.loads(summary.read_text()))
+    return Finished(interrupted.data, ARITHMETIC, done.stdout, json.loads(summary.read_text()))
 
 
 @pytest.fixture

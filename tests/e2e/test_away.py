@@ -6,13 +6,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from command import UNLEARNED, command
 from tcp_proxy import TcpProxy
 
 from infra.embedded_kafka import EmbeddedKafka
@@ -22,14 +22,7 @@ STEPS = 6
 AWAY_S = 60.0
 PATIENCE_S = 500.0
 DISK = "160m"
-QUICK = (
-    f"trainer.steps={STEPS}",
-    "trainer.checkpoint_every=2",
-    "trainer.groups_per_batch=8",
-    "policies.solver.warm_start.reward_low=0.05",
-    "policies.solver.warm_start.held_out=64",
-    "evaluate.every=0",
-)
+QUICK = (f"trainer.steps={STEPS}", "trainer.checkpoint_every=2", "trainer.groups_per_batch=8", "evaluate.every=0")
 
 
 class Launched:
@@ -38,11 +31,10 @@ class Launched:
     def __init__(self, folder: Path, *sets: str, **variables: str) -> None:
         self.data, self.summary, self.output = folder / "data", folder.parent / "summary.json", folder.parent / "up.txt"
         words = [word for change in (*QUICK, *sets) for word in ("--set", change)]
-        command = [sys.executable, "-m", "infra.cli", "up", "arithmetic", *words, "--plain"]
-        command += ["--data", str(self.data), "--summary", str(self.summary)]
+        up = command("up", "arithmetic", *UNLEARNED, *words, "--plain", "--data", self.data, "--summary", self.summary)
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **variables}
+                up, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **variables}
             )
 
     @property

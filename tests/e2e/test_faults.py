@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import headrace
+from command import UNLEARNED, command, headrace
 
 from infra.errors import HeadraceError
 from infra.kafka import open_producer, parse_run
@@ -23,7 +22,7 @@ from infra.topic_reader import read_all
 from schemas import codec
 from schemas.records import WeightsPublished, WorkerStatus
 
-STEPS = 50
+STEPS = 30
 PATIENCE_S = 300.0
 
 
@@ -31,8 +30,7 @@ PATIENCE_S = 300.0
 def started(output: Path, *words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run the command line beside the test; what of it still runs at the end is killed."""
     with output.open("wb") as file:
-        command = [sys.executable, "-m", "infra.cli", *map(str, words)]
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command(*words), stdout=file, stderr=subprocess.STDOUT)
     try:
         yield process
     finally:
@@ -82,7 +80,8 @@ def version(run: Run) -> int:
 
 
 def groups_done(run: Run, worker: str) -> int:
-    found = [codec.decode(m.value, WorkerStatus) for m in read_all(run.connection, [run.topics.workers])]
+    said = [m.value for m in read_all(run.connection, [run.topics.workers]) if m.value]
+    found = [codec.decode(value, WorkerStatus) for value in said]
     return max((status.groups_done for status in found if status.worker == worker), default=0)
 
 
@@ -102,7 +101,7 @@ def command_of(process: psutil.Process) -> list[str]:
 def test_a_run_that_is_joined_vandalised_killed_and_interrupted_ends_with_a_closed_audit(tmp_path: Path) -> None:
     data, summary = tmp_path / "data", tmp_path / "summary.json"
     words = ("up", "arithmetic", "--set", f"trainer.steps={STEPS}", "--set", "evaluate.every=0", "--data", data)
-    words = (*words, "--summary", summary, "--plain")
+    words = (*words, *UNLEARNED, "--summary", summary, "--plain")
     with started(tmp_path / "up.txt", *words) as up:
         run = joined(data)
         with started(tmp_path / "second.txt", "rollout", "--run", str(run.address), "--name", "second"):
@@ -124,7 +123,7 @@ def test_a_run_that_is_joined_vandalised_killed_and_interrupted_ends_with_a_clos
     assert told["versions"] == STEPS
     assert told["audit"] == {"ok": True, "lost": 0, "doubled": 0}
     assert told["groups"]["trained"] == STEPS * 32
-    assert told["dead_letters"] == 1
+    assert (told["dead_letters"], told["unnumbered_letters"]) == (1, {"undecodable": 1})
 
 
 def test_an_environment_that_raises_or_never_returns_gives_failed_groups_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -132,7 +131,7 @@ def test_an_environment_that_raises_or_never_returns_gives_failed_groups_and_the
     summary = tmp_path / "summary.json"
     done = headrace(
         *("up", "arithmetic", "--data", tmp_path / "data", "--summary", summary, "--plain"),
-        *("--set", "trainer.steps=2", "--set", "evaluate.every=0", "--set", "rollout.episode_limit_s=2"),
+        *("--set", "trainer.steps=2", "--set", "evaluate.every=0", "--set", "rollout.episode_limit_s=2", *UNLEARNED),
         *("--set", 'workflows.sums.env={ use = "faulty_sums:FaultySums" }'),
         *("--set", 'workflows.sums.workflow="faulty_sums:faulty_turn"'),
         PYTHONPATH=os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")]),
@@ -149,7 +148,7 @@ def test_two_tasks_that_kill_their_workers_are_found_under_the_supervisor_and_th
     summary = tmp_path / "summary.json"
     done = headrace(
         *("up", "arithmetic", "--data", tmp_path / "data", "--summary", summary, "--plain"),
-        *("--set", "trainer.steps=2", "--set", "evaluate.every=0"),
+        *("--set", "trainer.steps=2", "--set", "evaluate.every=0", *UNLEARNED),
         *("--set", 'workflows.sums.env={ use = "deadly_sums:DeadlySums" }'),
         *("--set", 'workflows.sums.workflow="deadly_sums:deadly_turn"'),
         timeout_s=800,
@@ -160,6 +159,7 @@ def test_two_tasks_that_kill_their_workers_are_found_under_the_supervisor_and_th
     assert told["audit"] == {"ok": True, "lost": 0, "doubled": 0}
     assert told["versions"] == 2
     assert told["groups"]["discarded"]["poison"] == 2
+    assert told["unnumbered_letters"] == {"poison": 2}, "the groups concluded the numbers, not the letters"
     letters = headrace("dead-letters", "--data", tmp_path / "data", "--json")
     found = json.loads(letters.stdout)
     assert [(letter["reason"], letter["number"]) for letter in found] == [("poison", -1)] * 2

@@ -1,4 +1,7 @@
-"""What a finished run has left: a closed audit, a summary, and log-probabilities that anybody can check."""
+"""`headrace up` as a user meets it, interrupted and gone on with, and what the finished run has left.
+
+A closed audit, a summary, and log-probabilities that anybody can check.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from command import VERSIONS, Finished, headrace
+from command import VERSIONS, Finished, Interrupted, headrace, processes_of
 
 from consumers.group_fate import group_lineage
 from consumers.lineage import version_lineage
@@ -22,9 +25,22 @@ from schemas import codec
 from schemas.records import BatchTrained, CuratedGroup, Sequence, TrajectoryGroup, WeightsPublished
 from trainers.inspection import step, trajectory
 
+KEYS = {
+    "run", "versions", "wall_s", "reward_first", "reward_last", "eval_first", "eval_last", "groups", "audit",
+    "log_share", "log_cpu_share", "tokens_per_s", "samples_per_s",
+}  # fmt: skip
+
+
+def test_ctrl_c_stops_everything_within_ten_seconds_and_tells_how_to_go_on(interrupted: Interrupted) -> None:
+    assert interrupted.code == 130
+    assert interrupted.seconds < 10.5
+    assert f"up arithmetic --set trainer.steps={VERSIONS}" in interrupted.output
+    assert not processes_of(interrupted.data)
+
 
 def test_the_summary_says_what_the_run_did(finished: Finished) -> None:
     summary = finished.summary
+    assert summary.keys() >= KEYS
     assert summary["run"] == "arithmetic"
     assert summary["versions"] == VERSIONS
     assert summary["audit"] == {"ok": True, "lost": 0, "doubled": 0}
@@ -37,6 +53,8 @@ def test_the_summary_says_what_the_run_did(finished: Finished) -> None:
     assert 0 < summary["log_share"] < 1
     assert 0 < summary["log_cpu_share"] < 1
     assert min(summary[key] for key in ("wall_s", "tokens_per_s", "samples_per_s")) > 0
+    assert "Try next" in finished.output
+    assert not processes_of(finished.data)
 
 
 def test_audit_and_status_agree_from_the_topics_alone(finished: Finished) -> None:
@@ -48,14 +66,16 @@ def test_audit_and_status_agree_from_the_topics_alone(finished: Finished) -> Non
     assert told["run"] == "arithmetic"
     assert told["state"] == "finished"
     assert told["versions"] == {"solver": VERSIONS}
-    assert told["groups"]["trained"] == finished.summary["groups"]["trained"]
+    assert told["groups"] == finished.summary["groups"]
+    assert told.keys() >= {"run", "state", "versions", "groups", "lag", "workers"}
+    assert not processes_of(finished.data)
 
 
 def test_the_same_command_again_says_that_the_run_is_finished(finished: Finished, tmp_path: Path) -> None:
     again = headrace(*finished.words, "--data", finished.data, "--summary", tmp_path / "s.json")
     assert again.returncode == 0, again.stderr
     assert "finished" in again.stdout
-    assert json.loads((tmp_path / "s.json").read_text())["groups"] == finished.summary["groups"]
+    assert {**json.loads((tmp_path / "s.json").read_text()), "data": None} == {**finished.summary, "data": None}
 
 
 def test_a_changed_recipe_on_an_old_folder_is_refused_with_what_differs(finished: Finished) -> None:

@@ -8,13 +8,12 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from command import UNLEARNED, command, wait_for_version
 
 from infra.data_folder import DataFolder
 from infra.opened_run import opened_run
@@ -33,8 +32,7 @@ WORDS = (
     "up", "arithmetic", "--plain",
     "--set", f"trainer.steps={STEPS}",
     "--set", "trainer.checkpoint_every=4",
-    "--set", "policies.solver.warm_start.reward_low=0.05",
-    "--set", "policies.solver.warm_start.held_out=64",
+    *UNLEARNED,
     "--set", "evaluate.problems=16",
 )  # fmt: skip
 
@@ -64,10 +62,6 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-def command(*words: str | Path) -> list[str]:
-    return [sys.executable, "-m", "infra.cli", *map(str, words)]
-
-
 def of_tree(tree: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(tree)}
 
@@ -88,14 +82,6 @@ def older(*words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def wait_for_version(log: Path, launcher: subprocess.Popen[str], version: int) -> None:
-    end = time.monotonic() + 300
-    while not (log.exists() and f'"version": {version}, ' in log.read_text()):
-        assert launcher.poll() is None, "up ended before its time"
-        assert time.monotonic() < end, f"version {version} did not come"
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def upgraded(tmp_path_factory: pytest.TempPathFactory, newer: Path) -> Path:
     """Return the folder of a run begun by this tree and finished by a newer one, with this tree's beside it."""
@@ -104,7 +90,7 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory, newer: Path) -> Path:
     up = command(*WORDS, "--data", data, "--summary", folder / "summary.json")
     with subprocess.Popen(up, cwd=ROOT, env=of_tree(ROOT), stdout=subprocess.PIPE, text=True) as launcher:
         try:
-            wait_for_version(data / "logs" / "train-solver.log", launcher, 1)
+            wait_for_version(data, launcher, 1)
         finally:
             launcher.send_signal(signal.SIGINT)
             launcher.communicate(timeout=60)

@@ -1,19 +1,24 @@
 """Switches that take out one protection each, and the tests that must turn red then: no protection is untested.
 
-A mutant is one replacement in one file of a copy of this tree, in which only the tests named by the mutant run. That
-those pass in the tree as it is, is what every other run of the tests shows. By hand: `make mutants`.
+A mutant is one replacement in one file of a copy of this tree, in which only the tests named by the mutant run, on one
+Kafka and one store for all of them. That those tests pass in the tree as it is, is what every other run of the tests
+shows. By hand: `make mutants`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree as ET
@@ -22,8 +27,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from infra.embedded_kafka import EmbeddedKafka
+from infra.embedded_store import EmbeddedStore
+from infra.object_store import ObjectStore
+
 ROOT = Path(__file__).parents[2]
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".headrace", "__pycache__", ".*_cache", ".hypothesis", ".*cache")
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".headrace", ".*_cache", ".hypothesis", ".*cache")
 AT_ONCE = 2
 LIMIT_S = 240
 SLOWEST_S = 30
@@ -450,14 +459,29 @@ def mutate(tree: Path, mutant: Mutant) -> None:
     file.write_text(changed)
 
 
-def judge(mutant: Mutant) -> Verdict:
-    """Run the tests that must catch a mutant, in a copy of the tree that holds it."""
+@contextmanager
+def servers() -> Iterator[Path]:
+    """Run a Kafka and a store for all mutants; the file names them for `pytest --servers`."""
+    with TemporaryDirectory(prefix="mutants-") as folder:
+        here = Path(folder)
+        with EmbeddedKafka(here / "kafka") as kafka, EmbeddedStore(here / "store") as store:
+            address = store.address("headrace-tests")
+            with ObjectStore(address) as opened:
+                opened.ensure_bucket()
+            named = here / "servers.json"
+            named.write_text(json.dumps({"bootstrap": kafka.bootstrap, "store": asdict(address)}))
+            yield named
+
+
+def judge(mutant: Mutant, named: Path) -> Verdict:
+    """Run the tests that must catch a mutant, in a copy of the tree that holds it, on the servers that are named."""
     begin = time.monotonic()
     with TemporaryDirectory(prefix=f"mutant-{mutant.name}-") as folder:
         tree, report = Path(folder) / "tree", Path(folder) / "report.xml"
         shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
         mutate(tree, mutant)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        command += [f"--servers={named}", f"--timeout={LIMIT_S}"]
         env = {
             **os.environ,
             "PYTHONPATH": str(tree),
@@ -465,7 +489,7 @@ def judge(mutant: Mutant) -> Verdict:
             "HEADRACE_TEST_PATIENCE": str(SLOWEST_S),
         }
         done = subprocess.run(
-            [*command, f"--timeout={LIMIT_S}", *mutant.caught_by],
+            [*command, *mutant.caught_by],
             cwd=tree,
             env=env,
             check=False,
@@ -502,8 +526,8 @@ def main(names: list[str]) -> int:
     """Judge the mutants named, or all; print the table."""
     chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
     console, verdicts = Console(width=160), []
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for verdict in pool.map(judge, chosen):
+    with servers() as named, ThreadPoolExecutor(AT_ONCE) as pool:
+        for verdict in pool.map(partial(judge, named=named), chosen):
             verdicts.append(verdict)
             console.print(
                 f"{len(verdicts)}/{len(chosen)}", verdict.mutant.name, "missed" if verdict.wrong else "caught"

@@ -1,12 +1,15 @@
 """One real broker and one real object store per test session; names and keys are fresh in every test.
 
-With `--servers=containers` they are Kafka and MinIO in containers, for the very same tests.
+With `--servers=containers` they are Kafka and MinIO in containers, for the very same tests; with `--servers=FILE` those
+that the file names, which run already.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,13 +20,13 @@ from infra.object_store import ObjectStore, StoreAddress
 BUCKET = "headrace-tests"
 
 
-def are_in_containers(config: pytest.Config) -> bool:
-    return bool(config.getoption("--servers") == "containers")
+def servers(config: pytest.Config) -> str:
+    return str(config.getoption("--servers"))
 
 
 @pytest.fixture(scope="session")
 def kafka_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    if are_in_containers(request.config):
+    if servers(request.config) != "embedded":
         pytest.skip("it is about the embedded broker")
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as server:
         yield server
@@ -31,7 +34,7 @@ def kafka_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def store_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedStore]:
-    if are_in_containers(request.config):
+    if servers(request.config) != "embedded":
         pytest.skip("it is about the embedded store")
     with EmbeddedStore(tmp_path_factory.mktemp("store")) as server:
         with ObjectStore(server.address(BUCKET)) as store:
@@ -49,20 +52,32 @@ def in_containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[st
 
 
 @pytest.fixture(scope="session")
-def bootstrap(request: pytest.FixtureRequest) -> str:
-    if are_in_containers(request.config):
-        found: str = request.getfixturevalue("in_containers")[0]
-        return found
+def elsewhere(request: pytest.FixtureRequest) -> tuple[str, StoreAddress] | None:
+    """Bootstrap and store that are not started here; None when they are."""
+    match servers(request.config):
+        case "embedded":
+            return None
+        case "containers":
+            found: tuple[str, StoreAddress] = request.getfixturevalue("in_containers")
+            return found
+        case file:
+            named = json.loads(Path(file).read_text())
+            return named["bootstrap"], StoreAddress(**named["store"])
+
+
+@pytest.fixture(scope="session")
+def bootstrap(request: pytest.FixtureRequest, elsewhere: tuple[str, StoreAddress] | None) -> str:
+    if elsewhere is not None:
+        return elsewhere[0]
     server: EmbeddedKafka = request.getfixturevalue("kafka_server")
     return server.bootstrap
 
 
 @pytest.fixture(scope="session")
-def store_address(request: pytest.FixtureRequest) -> StoreAddress:
+def store_address(request: pytest.FixtureRequest, elsewhere: tuple[str, StoreAddress] | None) -> StoreAddress:
     """A bucket for all tests, each of which takes a prefix of its own."""
-    if are_in_containers(request.config):
-        found: StoreAddress = request.getfixturevalue("in_containers")[1]
-        return found
+    if elsewhere is not None:
+        return elsewhere[1]
     server: EmbeddedStore = request.getfixturevalue("store_server")
     return server.address(BUCKET)
 
