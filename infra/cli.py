@@ -45,7 +45,12 @@ app = typer.Typer(
 
 RunOption = Annotated[str, typer.Option("--run", metavar="ADDRESS", help="kafka://HOST:PORT/RUN, as `up` prints it.")]
 RunChoice = Annotated[
-    str | None, typer.Option("--run", metavar="ADDRESS", help="A running run: kafka://HOST:PORT/RUN.")
+    str | None,
+    typer.Option(
+        "--run",
+        metavar="ADDRESS",
+        help="A running run: kafka://HOST:PORT/RUN; or, of the cluster in --data, by its name.",
+    ),
 ]
 DataChoice = Annotated[
     Path | None,
@@ -103,11 +108,13 @@ def up(
 
     Example: [bold]headrace up arithmetic --set trainer.steps=40 --summary summary.json[/]
 
-    The page's words: a worker is [bold]rolling[/] while it plays, [bold]behind[/] while its weights are too old.
-    [bold]staleness[/] is how many versions a token is older than the weights it trains; the [bold]log-probability
-    gap[/] is how far engine and trainer are apart on tokens of the same weights. Groups are dropped as
-    [bold]zero_variance[/] (one reward throughout, so nothing to learn), [bold]expired[/] (too old), or
-    [bold]run_end[/] (the run was over first). In the chart a dot is a version of which no group came.
+    On the page,
+      [bold]rolling[/], [bold]behind[/]: a worker plays; its weights are too old to play with
+      [bold]staleness[/]: versions by which tokens are older than the weights they train
+      [bold]log-probability gap[/]: of engine and trainer, on tokens of the same weights
+      [bold]zero_variance[/]: all members had one reward, so nothing is learnt
+      [bold]run_end[/]: a group that was not trained on before the run was over
+      a dot in the chart: a version of which no group came
     """
     from infra.data_folder import data_folder_of
     from infra.launcher import Order
@@ -397,15 +404,15 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
 ) -> None:
     """Train the recorded batches again from a checkpoint and compare every weight hash, or try other settings on them.
 
-    Exit code 0 when all are equal, 1 when one differs, 2 for versions or settings that cannot be, 3 when nothing is
-    proven: this machine or its software cannot give the same bits, or Kafka, the store or what is in them is away.
+    Exit code 0 when all are equal, 1 when one differs, 2 for versions or settings
+    that cannot be, 3 without a verdict: this machine or its software cannot give
+    the same bits, or Kafka, the store or what was in them is away.
 
     Example: [bold]headrace retrain --data .headrace/arithmetic[/]
 
-    With --into, what comes of other settings over the same batches becomes a run of its own, on the same cluster: look
-    at it by --data of its source and --run NAME, with every command of this panel.
-
     Example: [bold]headrace retrain --data .headrace/arithmetic --into slower --set trainer.learning_rate=1e-4[/]
+
+    What --into makes is a run on the same cluster: look at it with --run NAME beside the --data of its source.
 
     Example: [bold]headrace inspect --step 3 --data .headrace/arithmetic --run slower[/]
     """

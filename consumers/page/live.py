@@ -58,6 +58,7 @@ class LivePage:
         self._reader = TopicReader(run.connection, whole_topics(run.connection, self._fold.topics), "page")
         self._past = self._reader.ends()
         self._past_due = time.monotonic() + PAST_S
+        self._begun = False
         self._lag = LagMeter(run)
         self._began = time.monotonic() - spent_s
         self._due = self._line_due = 0.0
@@ -70,10 +71,9 @@ class LivePage:
         for message in self._reader.poll(MOST_MESSAGES, timeout_s):
             self._fold.take(message)
             self._pulse.take(message)
-        if self._past and self._has_read_the_past():
-            self._past = {}
+        if not self._begun and self._has_read_the_past():
             self._begin()
-        if not self._past and time.monotonic() >= self._due:
+        if self._begun and time.monotonic() >= self._due:
             self._refresh()
 
     def _has_read_the_past(self) -> bool:
@@ -83,6 +83,7 @@ class LivePage:
 
     def _begin(self) -> None:
         """Say where a run that goes on has got to, and show from now on."""
+        self._begun = True
         figures = self._fold.figures({}, 0)
         if figures.versions:
             words = resumed(self._run.recipe, figures)
@@ -120,7 +121,7 @@ class LivePage:
         """Show the last state and leave the terminal as it was; of a run that is over, the closing page is the last."""
         try:
             self._line_due = 0.0
-            if not self._past:
+            if self._begun:
                 self._refresh()
         finally:
             if self._live is not None:

@@ -1,0 +1,136 @@
+"""When the live page begins to show a run, and what it leaves on the terminal. The topics are made up."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from consumers.page import live
+from consumers.page.live import LivePage
+from infra.kafka import Connection, Message, RunAddress
+from infra.object_store import StoreAddress
+from infra.recipe_file import load_recipe
+from infra.run import Run
+from infra.topic_reader import Place
+from schemas import codec
+from schemas.records import RecipeRevision, WeightsPublished
+
+RECIPE = load_recipe("arithmetic")
+RUN = Run(RunAddress(Connection("127.0.0.1:1"), RECIPE.name), "run-1", (RECIPE,), StoreAddress("h", "b", "k", "s"))
+WEIGHTS, RECIPES = RECIPE.topics.weights("solver"), RECIPE.topics.recipe
+
+
+class MadeUpTopics:
+    """Stands for the reader: a message per poll."""
+
+    messages: list[Message] = []  # noqa: RUF012 - each test sets its own
+
+    def __init__(self, _connection: Connection, positions: Mapping[Place, int], _name: str) -> None:
+        self.positions = dict(positions)
+        self._left = list(self.messages)
+
+    def ends(self) -> dict[Place, int]:
+        return {(message.topic, message.partition): message.offset + 1 for message in self.messages}
+
+    def poll(self, _most: int, _timeout_s: float) -> list[Message]:
+        some, self._left = self._left[:1], self._left[1:]
+        self.positions |= {(message.topic, message.partition): message.offset + 1 for message in some}
+        return some
+
+    def close(self) -> None:
+        pass
+
+
+class NoLag:
+    """Stands for the meter of lag."""
+
+    newest: Mapping[str, int] = {}
+
+    def __init__(self, _run: Run) -> None:
+        self.positions: Mapping[Place, int] = {}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "TopicReader", MadeUpTopics)
+    monkeypatch.setattr(live, "LagMeter", NoLag)
+    monkeypatch.setattr(live, "whole_topics", lambda _connection, topics: dict.fromkeys(((t, 0) for t in topics), 0))
+
+
+def past(monkeypatch: pytest.MonkeyPatch, *said: tuple[str, Any]) -> None:
+    """Let records stand on the topics before the page begins."""
+    ends: dict[str, int] = {}
+    messages = []
+    for topic, record in said:
+        messages.append(Message(topic, 0, ends.setdefault(topic, 0), b"", codec.encode(record)))
+        ends[topic] += 1
+    monkeypatch.setattr(MadeUpTopics, "messages", messages)
+
+
+def published(version: int) -> tuple[str, WeightsPublished]:
+    return WEIGHTS, WeightsPublished(run_id="run-1", policy="solver", version=version)
+
+
+class Screen:
+    """A terminal, or a pipe."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        self._out = io.StringIO()
+        self.page = LivePage(RUN, Console(file=self._out, width=90, force_terminal=terminal), plain=False, spent_s=100)
+
+    def shown_after(self, turns: int) -> str:
+        for _ in range(turns):
+            self.page.turn(0)
+        return self._out.getvalue()
+
+    def shown_at_the_end(self) -> str:
+        self.page.close()
+        return self._out.getvalue()
+
+
+def test_a_run_that_goes_on_is_shown_when_its_past_is_read_beginning_with_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past(monkeypatch, published(0), published(1), published(2))
+    screen = Screen(terminal=False)
+
+    assert screen.shown_after(2) == "", "half of a past would look like a loss"
+    first, second = screen.shown_after(1).splitlines()
+    assert first.startswith("headrace: resumed: solver at version 2 of 80")
+    assert "1:40  solver version 2/80" in second
+
+
+def test_a_new_run_is_shown_at_once_and_is_not_resumed() -> None:
+    [line] = Screen(terminal=False).shown_after(1).splitlines()
+
+    assert "version -/80 (components start" in line
+
+
+def test_a_page_that_ends_before_it_began_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    past(monkeypatch, published(0), published(1))
+    screen = Screen(terminal=True)
+    screen.shown_after(1)
+
+    assert "version" not in screen.shown_at_the_end()
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_the_last_page_of_a_run_that_is_over_gives_way_to_the_closing_page(
+    monkeypatch: pytest.MonkeyPatch, *, over: bool
+) -> None:
+    ended = [(RECIPES, RecipeRevision(run_id="run-1", ended="steps"))] if over else []
+    past(monkeypatch, published(0), *ended)
+    screen = Screen(terminal=True)
+    screen.shown_after(3)
+
+    shown = screen.shown_at_the_end()
+
+    assert "0/80" in shown
+    assert shown.endswith("\x1b[1A\x1b[2K") == over, "erased, line by line"

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from infra.kafka import Connection
+from infra.run import Run
+from schemas import codec
+from schemas.records import WorkerStatus
+from schemas.topics import Topics
+from trainers import telling
+
+
+class Log:
+    """Stands for the producer, and for the run that it writes to."""
+
+    run_id, topics, connection = "run-1", Topics("demo"), Connection("127.0.0.1:1")
+
+    def __init__(self) -> None:
+        self.written: list[tuple[bytes | None, bytes]] = []
+
+    def produce(self, topic: str, value: bytes | None, key: bytes, _partition: int) -> None:
+        assert topic == "demo.workers"
+        self.written.append((value, key))
+
+    def poll(self, _timeout_s: float) -> None:
+        pass
+
+    def flush(self, _timeout_s: float) -> None:
+        pass
+
+
+def test_a_trainer_takes_back_what_it_told_when_the_long_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    monkeypatch.setattr(telling, "open_producer", lambda *_given: log)
+    run = cast("Run", cast("Any", log))
+
+    with telling.told(run, "solver", "resuming"):
+        pass
+    assert log.written == [], "nothing told, nothing to take back"
+
+    with telling.told(run, "solver", "warming up") as tell:
+        tell("held-out reward 0.12")
+    (said, key), end = log.written
+    status = codec.decode(said or b"", WorkerStatus)
+    assert (status.worker, status.state, status.detail) == ("train-solver", "warming up", "held-out reward 0.12")
+    assert end == (None, key), "or status would show a trainer at work as a worker that has stopped"
