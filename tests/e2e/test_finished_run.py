@@ -53,8 +53,15 @@ def test_the_summary_says_what_the_run_did(finished: Finished) -> None:
     assert 0 < summary["log_share"] < 1
     assert 0 < summary["log_cpu_share"] < 1
     assert min(summary[key] for key in ("wall_s", "tokens_per_s", "samples_per_s")) > 0
-    assert "Try next" in finished.output
+    assert f"inspect --step {VERSIONS} --data" in finished.output.partition("Try next")[2]
     assert not processes_of(finished.data)
+
+
+def test_a_run_that_goes_on_begins_by_telling_what_it_has(finished: Finished) -> None:
+    before, first, _ = finished.output.partition("groups issued=")
+    assert re.search(r"resumed: solver at version \d+ of 12; of [1-9]", before)
+    assert "version -" not in before
+    assert first
 
 
 def test_audit_and_status_agree_from_the_topics_alone(finished: Finished) -> None:
@@ -67,6 +74,8 @@ def test_audit_and_status_agree_from_the_topics_alone(finished: Finished) -> Non
     assert told["state"] == "finished"
     assert told["versions"] == {"solver": VERSIONS}
     assert told["groups"] == finished.summary["groups"]
+    assert told["policies"]["solver"]["produced"] == told["groups"]["issued"]
+    assert [worker["worker"] for worker in told["workers"]] == ["rollout-sums-0"], "a trainer is no worker"
     assert told.keys() >= {"run", "state", "versions", "groups", "lag", "workers"}
     assert not processes_of(finished.data)
 
@@ -97,6 +106,10 @@ def test_a_whole_run_trained_again_gives_every_hash_and_other_settings_give_othe
     status = headrace("status", "--data", finished.data, "--run", "slower", "--json")
     assert status.returncode == 0, status.stderr
     assert json.loads(status.stdout)["versions"] == {"solver": 3}
+    made = headrace("lineage", "--data", finished.data, "--run", "slower", "--version", "3", "--json")
+    assert not any(group["missing"] for group in json.loads(made.stdout)["groups"]), "they are on its source's topics"
+    typo = headrace("status", "--data", finished.data, "--run", "typo")
+    assert (typo.returncode, "there are arithmetic, slower" in typo.stderr) == (2, True)
 
 
 def anchors(run: Run, folder: Path) -> Iterator[tuple[int, transformers.PreTrainedModel]]:
