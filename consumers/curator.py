@@ -32,7 +32,9 @@ def main(run: str, policy: str | None = None, slot: str | None = None) -> None:
         joined = join_to_write(address, JOIN_PATIENCE_S, stop)
         name = joined.policy(policy)
         place = slot or secrets.token_hex(4)
-        writer = TransactionalWriter(joined.connection, f"{joined.topics.curate_group(name)}.{place}")
+        writer = TransactionalWriter(
+            joined.connection, f"{joined.topics.curate_group(name)}.{place}", joined.topic_names
+        )
         with closing(writer), closing(curator(joined, name)) as consumer:
             run_loop(consumer, writer, stop, Stopwatch())
 

@@ -142,7 +142,7 @@ def open_evaluator(run: Run) -> Evaluator:
 def evaluate(address: RunAddress, stop: threading.Event) -> None:
     """Evaluate a run until told to stop. Raises MustRestart or Unavailable when it is to be built anew."""
     run = join_to_write(address, JOIN_PATIENCE_S, stop)
-    writer = TransactionalWriter(run.connection, f"{address.run}.{COMPONENT}")
+    writer = TransactionalWriter(run.connection, f"{address.run}.{COMPONENT}", run.topic_names)
     with closing(writer), closing(open_evaluator(run)) as evaluator:
         run_loop(evaluator, writer, stop, Stopwatch())
 

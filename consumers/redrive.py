@@ -74,7 +74,7 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
             )
         return _report(run, choice, {}, dry_run=dry_run)
     sent: dict[Source, int] = {}
-    with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}")) as writer:
+    with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}", run.topic_names)) as writer:
         choice = choose(read_letters(run), wanted, reason)
         for batch in _batches(run, choice):
             sent |= _send(run, writer, batch, choice)

@@ -233,8 +233,6 @@ def broker_settings() -> dict[str, str]:
         # A member that was killed gives its partitions back after 8 s instead of 45.
         "group.consumer.min.session.timeout.ms": "6000",
         "group.consumer.session.timeout.ms": "8000",
-        # A dead producer's transaction hides what follows it until it is aborted.
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
         # A run that rests for weeks goes on where it was: nothing expires unless its topic says so.
         "offsets.retention.minutes": "2147483647",
         "log.retention.ms": "-1",

@@ -16,7 +16,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as RawMessage
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
@@ -334,13 +334,30 @@ def begin_offsets(connection: Connection, partitions: Iterable[tuple[str, int]])
     return _patient_offsets(connection, list(partitions), earliest, "beginnings")
 
 
+def held_back(connection: Connection, topics: Iterable[str]) -> list[tuple[str, int]]:
+    """Return the partitions of these topics whose readers wait for a transaction to end; topics may be missing."""
+    wanted = list(topics)
+    if not wanted:
+        return []
+    known = patiently(lambda: open_admin(connection).list_topics(timeout=10), "listing topics", SETTLING_S).topics
+    places = [(topic, partition) for topic in wanted if topic in known for partition in known[topic].partitions]
+    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
+    stable = _patient_offsets(connection, places, latest, "ends", IsolationLevel.READ_COMMITTED)
+    ends = _patient_offsets(connection, places, latest, "ends")
+    return [place for place in places if stable[place] < ends[place]]
+
+
 def _patient_offsets(
-    connection: Connection, partitions: list[tuple[str, int]], spec: OffsetSpec, what: str
+    connection: Connection,
+    partitions: list[tuple[str, int]],
+    spec: OffsetSpec,
+    what: str,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[tuple[str, int], int]:
     end = time.monotonic() + SETTLING_S
     while True:
         try:
-            return _offsets(connection, partitions, spec)
+            return _offsets(connection, partitions, spec, isolation)
         except KafkaException as error:
             code = error.args[0].code()
             if code in MOVED:
@@ -350,9 +367,12 @@ def _patient_offsets(
             time.sleep(0.05)
 
 
-def _offsets(connection: Connection, partitions: list[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
+def _offsets(
+    connection: Connection, partitions: list[tuple[str, int]], spec: OffsetSpec, isolation: IsolationLevel
+) -> dict[tuple[str, int], int]:
     asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
-    futures = open_admin(connection).list_offsets(asked, request_timeout=10) if asked else {}
+    admin = open_admin(connection)
+    futures = admin.list_offsets(asked, isolation_level=isolation, request_timeout=10) if asked else {}
     found = {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
     if unknown := [f"{topic}[{partition}]" for (topic, partition), offset in found.items() if offset < 0]:
         raise KafkaAway(f"the ends of {', '.join(unknown)} are not known: their broker is not ready")

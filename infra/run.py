@@ -78,6 +78,13 @@ class Run:
         """Names of its topics."""
         return Topics(self.address.run)
 
+    @property
+    def topic_names(self) -> tuple[str, ...]:
+        """All its topics."""
+        recipe = self.recipe
+        specs = self.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
+        return tuple(spec.name for spec in specs)
+
     @cached_property
     def store(self) -> ObjectStore:
         """Its object store."""

@@ -23,6 +23,7 @@ from infra.kafka import (
     Fenced,
     Outgoing,
     Overdue,
+    held_back,
     open_transactional_producer,
     translate,
 )
@@ -57,9 +58,14 @@ class TransactionalWriter:
     Every method raises Aborted when nothing of the transaction happened, MustRestart when this producer can write no
     more, and Fenced when another process has taken over the transactional id. A commit is asked for until its outcome
     is known.
+
+    Args:
+        connection: The cluster.
+        transactional_id: Whoever held it before is fenced, and its open transaction aborted.
+        topics: All that may be written to. Where a transaction of this id hangs, it is ended first; see `_sweep`.
     """
 
-    def __init__(self, connection: Connection, transactional_id: str) -> None:
+    def __init__(self, connection: Connection, transactional_id: str, topics: Iterable[str] = ()) -> None:
         self.transactional_id = transactional_id
         self.component = transactional_id.split(".")[1] if "." in transactional_id else transactional_id
         """Of `<run>.<component>...`: how its failpoints begin."""
@@ -70,6 +76,28 @@ class TransactionalWriter:
         self._called_at, self._calling = math.inf, ""
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="transaction-watch", daemon=True).start()
+        try:
+            self._sweep(held_back(connection, topics))
+        except BaseException:
+            self.close()
+            raise
+
+    def _sweep(self, places: list[tuple[str, int]]) -> None:
+        """Write to partitions that are held back, and abort, so that a transaction that hangs there ends as aborted.
+
+        A coordinator that aborts a transaction while its broker is starting knows no leader yet for its partitions,
+        takes them for deleted, and leaves them without a marker (seen with Kafka 4.3). Readers then wait for ever, and
+        worse: the next marker of this producer, a commit, would commit what was aborted. Where the transaction is
+        another producer's, and goes on, this does no harm.
+        """
+        if not places:
+            return
+        where = ", ".join(f"{topic}[{partition}]" for topic, partition in places)
+        log.info("transaction.swept", transactional_id=self.transactional_id, partitions=where)
+        self.begin()
+        self.produce(Outgoing(topic, b"", b"swept", partition=partition) for topic, partition in places)
+        self.flush()
+        self.abort()
 
     def _watch(self) -> None:
         """End the process when a call hangs past its own timeout, as librdkafka's was seen to for ten minutes.

@@ -226,7 +226,7 @@ def _source(run: Run, workflow: str) -> TaskSource:
 def feed(address: RunAddress, stop: threading.Event) -> None:
     """Feed a run until told to stop. Raises MustRestart or Unavailable when it is to be built anew."""
     run = join_to_write(address, JOIN_PATIENCE_S, stop)
-    writer = TransactionalWriter(run.connection, f"{address.run}.{COMPONENT}")
+    writer = TransactionalWriter(run.connection, f"{address.run}.{COMPONENT}", run.topic_names)
     with closing(writer), closing(open_feeder(run, writer)) as feeder:
         log.info("feeder.started", revision=run.revision, issued=dict(feeder.state.pacing.next))
         run_loop(feeder, writer, stop, Stopwatch())

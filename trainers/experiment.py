@@ -59,7 +59,7 @@ def experiment(
     pin_threads(int(parts[0].fingerprint.get("threads", "0")))
     target = _settled(run, into, sets)
     batches = [batch for part in parts for batch in part.batches]
-    with closing(TransactionalWriter(target.connection, f"{into}.retrain.{name}")) as writer:
+    with closing(TransactionalWriter(target.connection, f"{into}.retrain.{name}", target.topic_names)) as writer:
         _make(run, source, _Output(target, name, source.published.files, writer), batches, tell)
     _end(target)
     made = {batch.version: batch for batch in read_history(target, name).batches}

@@ -28,7 +28,7 @@ def main(run: str, policy: str | None = None) -> None:
     def build_and_run(stop: threading.Event) -> None:
         joined = join_to_write(address, JOIN_PATIENCE_S, stop)
         name = joined.policy(policy)
-        writer = TransactionalWriter(joined.connection, f"{address.run}.train.{name}")
+        writer = TransactionalWriter(joined.connection, f"{address.run}.train.{name}", joined.topic_names)
         watch = Stopwatch()
         with closing(writer):
             incarnation = begin_or_resume(joined, name, writer, stop)

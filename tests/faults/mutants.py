@@ -51,6 +51,7 @@ BUILDS = "tests/integration/test_other_builds.py::"
 RETRAIN = "tests/integration/test_retrain.py::"
 EPOCHS = "tests/unit/test_resume.py::test_a_new_epoch_begins_where_one_of_them_is_another"
 CURATION = "tests/unit/test_curation.py::"
+HANGING = "tests/integration/test_hanging_transactions.py::"
 DEAD = f"{CURATION}test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes"
 UNDONE = f"{RUN_LOOP}test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
 
@@ -122,6 +123,14 @@ MUTANTS = (
         (f"{RUN_LOOP}test_an_aborted_turn_leaves_the_groups_offsets_where_they_were",),
     ),
     Mutant(
+        "no-sweep",
+        "a transaction that hangs is ended before another is committed",
+        "infra/transactions.py",
+        "self._sweep(held_back(connection, topics))",
+        "pass",
+        (f"{HANGING}test_what_hangs_is_ended_before_anything_is_written_and_never_committed_with_it",),
+    ),
+    Mutant(
         "metadata-of-the-commit",
         "the group's metadata is that of the poll",
         "infra/group_consumer.py",
@@ -157,9 +166,8 @@ MUTANTS = (
         "last-stable-offset",
         "a restore reads past open transactions",
         "infra/kafka.py",
-        "list_offsets(asked, request_timeout=10)",
-        "list_offsets(asked, request_timeout=10, "
-        "isolation_level=__import__('confluent_kafka').IsolationLevel.READ_COMMITTED)",
+        "isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED",
+        "isolation: IsolationLevel = IsolationLevel.READ_COMMITTED",
         (f"{RUN_LOOP}test_a_reader_waits_for_a_transaction_that_is_still_open",),
     ),
     Mutant(
