@@ -16,6 +16,7 @@ import typer
 
 from infra import workers
 from infra.errors import HeadraceError, UsageError
+from infra.weights.cli import app as weights_app
 from schemas.topics import check_name
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ JsonOption = Annotated[bool, typer.Option(JSON, help='Print JSON for programs; a
 LOOK = "Look"
 RUN = "Run"
 PARTS = "Parts of a run, each a process of its own"
+
+app.add_typer(weights_app, name="weights", rich_help_panel=LOOK)
 
 
 def _show_version(wanted: bool) -> None:

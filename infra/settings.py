@@ -208,6 +208,10 @@ class Trainer(Settings):
     """Token budget of one forward pass, padding included."""
     checkpoint_every: int = Field(10, ge=1)
     """Versions between checkpoints."""
+    anchor_every: int = Field(50, ge=1)
+    """Versions between whole weights; those between are published as deltas. 1 publishes whole weights only."""
+    anchor_share: float = Field(1.0, ge=0)
+    """Whole weights are published sooner when the deltas since the last ones come to this share of them."""
     device: str = "cpu"
     """Where the trainer computes."""
 

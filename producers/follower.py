@@ -1,7 +1,7 @@
 """Follows the run while a worker plays: newest weights into the engine, recipe revisions, the word that it is over.
 
 A wrong or missing object is never served: the last good version stays, `detail` says why, and every further turn tries
-again, the newest anchor first, then older ones that are still newer than what is served.
+again, the newest version first, then older ones that are still newer than what is served.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from collections.abc import Mapping
 
 import structlog
 
-from infra.errors import HeadraceError, Unavailable, UsageError
+from infra.errors import Unavailable, UsageError
 from infra.failpoints import reach
 from infra.kafka import Message, end_offsets
 from infra.object_store import StoreError
 from infra.run import Run, read_revision
 from infra.settings import Recipe
-from infra.topic_reader import Place, TopicReader, read_all
-from infra.weights import Tensor, WeightsError, read_safetensors, weights_hash
+from infra.topic_reader import Place, TopicReader, read_all, read_range
+from infra.weights.paths import ANCHOR
+from infra.weights.policy_weights import BadWeights, PolicyWeights
+from infra.weights.tensors import WeightsError
 from producers.engines.contract import Engine, EngineError, VersionGone
 from producers.pauses import Pauses
 from schemas import codec
@@ -30,15 +32,11 @@ from schemas.records import WeightsPublished
 log = structlog.get_logger()
 
 RECENT = 64
-"""Records of a weights topic that a worker begins with; each stands beside the mark of its transaction."""
+"""Records of a weights topic that a worker begins with, and what is before them back to an anchor."""
 POLL_S = 0.1
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 PATIENCE_S = 20.0
 """How long an evaluation's version may be unheard of; the task can be quicker than the event."""
-
-
-class BadWeights(HeadraceError):
-    """An object does not hold the weights that its record promises."""
 
 
 class WeightFollower(threading.Thread):
@@ -66,6 +64,7 @@ class WeightFollower(threading.Thread):
         self._run_, self._policies, self._name, self._pauses = run, policies, name, pauses
         self._topics = {run.topics.weights(policy): policy for policy in policies}
         self._published: dict[str, dict[int, WeightsPublished]] = {policy: {} for policy in policies}
+        self._weights = {policy: PolicyWeights(run.store) for policy in policies}
         self._engine: Engine | None = None
         self._retry_at: defaultdict[str, float] = defaultdict(float)
         self._pause_s: defaultdict[str, float] = defaultdict(lambda: FIRST_PAUSE_S)
@@ -112,7 +111,8 @@ class WeightFollower(threading.Thread):
             record = self._record_of(policy, version)
             while True:
                 try:
-                    self._engine.hold(policy, version, self._fetch(record))
+                    apart = PolicyWeights(self._run_.store)
+                    self._engine.hold(policy, version, apart.bring(self._known(policy), record))
                 except Unavailable as error:
                     self._pauses.begin("object store", error)
                     if self._over.wait(FIRST_PAUSE_S):
@@ -163,8 +163,17 @@ class WeightFollower(threading.Thread):
 
     def _positions(self) -> dict[Place, int]:
         ends = end_offsets(self._run_.connection, [(topic, 0) for topic in self._topics])
-        positions = {place: max(0, end - 2 * RECENT) for place, end in ends.items()}
+        positions = {place: self._reaching_back(place, end) for place, end in ends.items()}
         return {**positions, (self._run_.topics.recipe, 0): self._run_.recipe_end}
+
+    def _reaching_back(self, place: Place, end: int) -> int:
+        """Return where to begin: each record stands beside its transaction's mark, and a delta names its anchor."""
+        begin = max(0, end - 2 * RECENT)
+        for message in read_range(self._run_.connection, place, begin, end):
+            record = self._read(message)
+            if record is not None:
+                return min(begin, record.anchor_offset) if record.anchor_offset >= 0 else begin
+        return begin
 
     def _take(self, message: Message) -> None:
         if message.topic in self._topics:
@@ -173,8 +182,7 @@ class WeightFollower(threading.Thread):
                 policy = self._topics[message.topic]
                 self._published[policy][record.version] = record
                 self.head[policy] = max(self.head.get(policy, -1), record.version)
-                for version in sorted(self._published[policy])[:-RECENT]:
-                    del self._published[policy][version]
+                self._forget(policy)
             return
         revision = read_revision(message)
         if revision is None or revision.run_id != self._run_.run_id:
@@ -188,6 +196,17 @@ class WeightFollower(threading.Thread):
         if revision.ended and not self.ended:
             log.info("run.ended", why=revision.ended)
         self.ended = revision.ended
+
+    def _forget(self, policy: str) -> None:
+        """Keep the recent versions, and what is before them back to an anchor."""
+        known = self._published[policy]
+        oldest = sorted(known)[-RECENT:][0]
+        anchors = [version for version, record in known.items() if version <= oldest and record.kind == ANCHOR]
+        for version in [version for version in known if version < max(anchors, default=0)]:
+            del known[version]
+
+    def _known(self, policy: str) -> list[WeightsPublished]:
+        return list(self._published[policy].copy().values())
 
     def _read(self, message: Message) -> WeightsPublished | None:
         try:
@@ -203,7 +222,7 @@ class WeightFollower(threading.Thread):
     def _load_newest(self, engine: Engine) -> None:
         for policy in self._policies:
             served = engine.versions().get(policy, -1)
-            waiting = [r for v, r in self._published[policy].items() if v > served and r.kind == "anchor"]
+            waiting = [record for version, record in self._published[policy].items() if version > served]
             if waiting and time.monotonic() >= self._retry_at[policy]:
                 self._load_first_good(engine, policy, sorted(waiting, key=lambda record: -record.version))
 
@@ -212,9 +231,9 @@ class WeightFollower(threading.Thread):
         what = f"weights of {policy}"
         for record in records:
             try:
-                fetched = self._fetch(record)
+                weights = self._weights[policy].bring(self._known(policy), record)
                 reach("rollout.before_swap")
-                engine.load(policy, record.version, fetched)
+                engine.load(policy, record.version, weights)
                 reach("rollout.after_swap")
             except (StoreError, WeightsError, BadWeights, EngineError) as error:
                 self._pauses.begin(what, f"version {record.version}: {error}")
@@ -228,17 +247,3 @@ class WeightFollower(threading.Thread):
                     self._pauses.end(what)
                     self._retry_at[policy], self._pause_s[policy] = 0.0, FIRST_PAUSE_S
                 return
-
-    def _fetch(self, record: WeightsPublished) -> dict[str, Tensor]:
-        """Return verified weights."""
-        if record.kind != "anchor" or record.weights is None:
-            raise BadWeights(f"{record.policy} version {record.version} is no anchor with an object")
-        claim = record.weights
-        tensors = read_safetensors(self._run_.store.get(claim.key, claim.sha256, claim.size_bytes))
-        found = weights_hash(tensors)
-        if found != record.weights_hash:
-            raise BadWeights(
-                f"{claim.key} hashes to {found}, its record says {record.weights_hash}: it is not served; "
-                "the next anchor heals it"
-            )
-        return tensors

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from infra.errors import HeadraceError
 from infra.object_store import ObjectStore
-from infra.weights import is_plain_file_name
+from infra.weights.tensor_file import is_plain_file_name
 from schemas.records import WeightsPublished
 
 TOKENIZER_FILE = "tokenizer.json"

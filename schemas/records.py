@@ -453,7 +453,7 @@ class WeightsPublished:
     dtype: str = "bfloat16"
     """Published type."""
     weights: ClaimCheck | None = None
-    """The safetensors object."""
+    """The object: safetensors of an anchor, or a delta."""
     files: tuple[NamedObject, ...] = ()
     """Config and tokenizer files beside an anchor, in Hugging Face layout."""
     anchor_offset: int = -1
@@ -462,6 +462,8 @@ class WeightsPublished:
     """True for the last version of the run."""
     created_ms: int = 0
     """Wall time in ms since the epoch."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """full_bytes of the weights, density of a delta, seconds of encode and upload."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TypeAlias, Union
 
 from infra.errors import HeadraceError
-from infra.weights import Tensor, read_metadata, read_safetensors, write_safetensors
+from infra.weights.tensor_file import read_metadata, read_safetensors, write_safetensors
+from infra.weights.tensors import Tensor
 
 Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], None]  # noqa: UP007  # forward references
 

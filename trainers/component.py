@@ -21,11 +21,11 @@ from infra.transactions import TransactionalWriter
 from schemas import codec, records
 from schemas.avro import SchemaError
 from schemas.headers import outcome_stamp
-from schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, Position
-from trainers import publisher
+from schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, Position, WeightsPublished
 from trainers.advantages import RewardError
 from trainers.batch import BatchError, TrainingSequence, numbered
 from trainers.groups import WholeGroup, training_sequences
+from trainers.publisher import WindowMark, checkpoint
 from trainers.resume import Incarnation
 from trainers.trained_groups import whole
 from trainers.window import Eviction, Waiting, Window
@@ -51,7 +51,9 @@ class Trainer:
         self.policy = policy
         self.settings = run.recipe.trainer_of(policy)
         self.learner = incarnation.learner
-        self._files = incarnation.files
+        self._publisher = incarnation.publisher
+        self._announced: WeightsPublished | None = None
+        """The event of the version that is being committed."""
         self._epoch = incarnation.epoch
         self._weights_hash = incarnation.weights_hash
         self._watch = watch
@@ -152,7 +154,15 @@ class Trainer:
         return ()
 
     def position(self, writer: TransactionalWriter) -> None:
-        """Nothing beside what BatchTrained says."""
+        """Write the event of a version, to learn where it stands: later deltas name the place of an anchor.
+
+        How far the trainer is, BatchTrained says.
+        """
+        if self._announced is not None:
+            event, self._announced = self._announced, None
+            (ticket,) = writer.produce([self._publisher.message(event)])
+            writer.flush()
+            self._publisher.announced(event, ticket.offset)
 
     @property
     def moved(self) -> bool:
@@ -219,9 +229,9 @@ class Trainer:
         candidates = [candidate_of(entry) for entry in batch]
         with self._watch.measure("train"):
             metrics = self.learner.step(numbered(c.sequences for c in candidates), version)
-            snapshot = publisher.snapshot(self.learner)
+            snapshot = self.learner.published()
         with self._watch.measure("publish"):
-            stored = publisher.upload(self.run, publisher.encode(snapshot))
+            event = self._publisher.publish(snapshot, version, epoch=self._epoch)
         metrics |= group_metrics([c.whole for c in candidates], base)
         metrics |= {"step_s": time.monotonic() - begin, "wait_s": waited, "log_share": log_share(self._watch.seconds)}
         metrics |= {f"seconds_{activity}": spent for activity, spent in self._watch.seconds.items()}
@@ -232,16 +242,16 @@ class Trainer:
             groups=tuple(_use(entry) for entry in batch),
             evictions=tuple(_eviction(e) for e in self._evicted),
             base_hash=self._weights_hash,
-            weights_hash=stored.weights_hash,
+            weights_hash=event.weights_hash,
             fingerprint=self.learner.fingerprint(),
             metrics={name: float(value) for name, value in metrics.items()},
         )
         outgoing = [self._batch_message(record), *(self._outcome(e) for e in self._evicted)]
-        outgoing.append(publisher.announce(self.run, self.policy, version, stored, self._files, epoch=self._epoch))
+        self._announced = event
         if version % self.settings.checkpoint_every == 0 or version == self.settings.steps:
-            mark = publisher.WindowMark(self._epoch, stored.weights_hash, self._window_positions())
-            outgoing.append(publisher.checkpoint(self.run, self.policy, self.learner, mark))
-        self._weights_hash = stored.weights_hash
+            mark = WindowMark(self._epoch, event.weights_hash, self._window_positions())
+            outgoing.append(checkpoint(self.run, self.policy, self.learner, mark))
+        self._weights_hash = event.weights_hash
         self._evicted, self._waiting_since = [], time.monotonic()
         log.info(
             "version.trained",

@@ -25,12 +25,12 @@ from infra.settings import Recipe
 from infra.topic_admin import ensure_topics
 from infra.transactions import TransactionalWriter
 from schemas import codec
-from schemas.records import BatchTrained, NamedObject, RecipeRevision
-from trainers import publisher
+from schemas.records import BatchTrained, RecipeRevision, WeightsPublished
 from trainers.component import group_metrics
 from trainers.history import History, read_history
 from trainers.learner import Learner, numerics
 from trainers.model import pin_threads
+from trainers.publisher import Publisher, WindowMark, checkpoint
 from trainers.remake import Remade, hash_of, learner_settings, remake
 from trainers.retrain import Compared, Span, begin_at, stretches
 
@@ -60,7 +60,8 @@ def experiment(
     target = _settled(run, into, sets)
     batches = [batch for part in parts for batch in part.batches]
     with closing(TransactionalWriter(target.connection, f"{into}.retrain.{name}", target.topic_names)) as writer:
-        _make(run, source, _Output(target, name, source.published.files, writer), batches, tell)
+        publisher = Publisher(target, name, source.files)
+        _make(run, source, _Output(target, name, publisher, writer), batches, tell)
     _end(target)
     made = {batch.version: batch for batch in read_history(target, name).batches}
     pairs = [(batch, made[batch.version].weights_hash) for batch in batches]
@@ -157,22 +158,21 @@ class _Output:
 
     run: Run
     policy: str
-    files: tuple[NamedObject, ...]
+    publisher: Publisher
     writer: TransactionalWriter
 
-    def write(self, outgoing: Sequence[Outgoing]) -> None:
+    def write(self, event: WeightsPublished, outgoing: Sequence[Outgoing]) -> None:
         self.writer.begin()
-        self.writer.produce(outgoing)
+        ticket, *_ = self.writer.produce([self.publisher.message(event), *outgoing])
         self.writer.commit()
+        self.publisher.announced(event, ticket.offset)
 
     def checkpoint(self, learner: Learner, weights_hash: str) -> Outgoing:
-        return publisher.checkpoint(self.run, self.policy, learner, publisher.WindowMark(0, weights_hash))
+        return checkpoint(self.run, self.policy, learner, WindowMark(0, weights_hash))
 
-    def publish(self, learner: Learner) -> tuple[str, Outgoing]:
-        """Store the weights; return their hash and their event."""
-        stored = publisher.upload(self.run, publisher.encode(publisher.snapshot(learner)))
-        event = publisher.announce(self.run, self.policy, learner.version, stored, self.files)
-        return stored.weights_hash, event
+    def publish(self, learner: Learner) -> WeightsPublished:
+        """Store the weights; return their event."""
+        return self.publisher.publish(learner.published(), learner.version)
 
 
 def _make(source: Run, history: History, output: _Output, batches: Sequence[BatchTrained], tell: Tell) -> None:
@@ -186,11 +186,12 @@ def _make(source: Run, history: History, output: _Output, batches: Sequence[Batc
             f"--from {min(past.checkpoints)} and it goes on, or another name by --into"
         )
     pointer = past.checkpoint or history.checkpoints[start]
-    learner = begin_at(run, pointer, output.files, learner_settings(run.revisions[batches[0].revision], policy))
+    learner = begin_at(
+        run, pointer, output.publisher.files, learner_settings(run.revisions[batches[0].revision], policy)
+    )
     base_hash = pointer.weights_hash
     if not past.checkpoints:
-        _, event = output.publish(learner)
-        output.write([event, output.checkpoint(learner, base_hash)])
+        output.write(output.publish(learner), [output.checkpoint(learner, base_hash)])
     made = {batch.version: batch.weights_hash for batch in past.batches}
     rest = [batch for batch in batches if batch.version > learner.version]
     for done, remade in enumerate(remake(groups_home(source), policy, learner, rest, run.revisions), 1):
@@ -198,15 +199,17 @@ def _make(source: Run, history: History, output: _Output, batches: Sequence[Batc
             _check_same(run, learner, made[learner.version])
         else:
             last = remade.batch is rest[-1]
-            output.write(_version(output, learner, remade, base_hash, last=last))
+            output.write(*_version(output, learner, remade, base_hash, last=last))
         base_hash = hash_of(learner)
         tell(done, len(rest))
 
 
-def _version(output: _Output, learner: Learner, remade: Remade, base_hash: str, *, last: bool) -> list[Outgoing]:
-    """Return the records of a version: the source's batch and what came of it here."""
+def _version(
+    output: _Output, learner: Learner, remade: Remade, base_hash: str, *, last: bool
+) -> tuple[WeightsPublished, list[Outgoing]]:
+    """Return the event and the other records of a version: the source's batch and what came of it here."""
     run, policy, batch = output.run, output.policy, remade.batch
-    weights_hash, event = output.publish(learner)
+    event = output.publish(learner)
     record = BatchTrained(
         run_id=run.run_id,
         policy=policy,
@@ -214,17 +217,17 @@ def _version(output: _Output, learner: Learner, remade: Remade, base_hash: str, 
         revision=batch.revision,
         groups=batch.groups,
         base_hash=base_hash,
-        weights_hash=weights_hash,
+        weights_hash=event.weights_hash,
         fingerprint=learner.fingerprint(),
         metrics={**remade.metrics, **group_metrics(remade.groups, batch.version - 1)},
         created_ms=time.time_ns() // 1_000_000,
     )
     key = f"{batch.version}".encode()
-    outgoing = [Outgoing(run.topics.batches(policy), codec.encode(record), key, partition=0), event]
+    outgoing = [Outgoing(run.topics.batches(policy), codec.encode(record), key, partition=0)]
     every = run.revisions[batch.revision].trainer_of(policy).checkpoint_every
     if last or batch.version % every == 0:
-        outgoing.append(output.checkpoint(learner, weights_hash))
-    return outgoing
+        outgoing.append(output.checkpoint(learner, event.weights_hash))
+    return event, outgoing
 
 
 def _check_same(run: Run, learner: Learner, expected: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -13,10 +13,12 @@ from infra.kafka import Message
 from infra.process import ToldToStop
 from infra.run import Run, read_record
 from infra.topic_reader import Place, TopicReader, read_all, whole_topics
+from infra.weights.paths import ANCHOR
 from schemas.records import (
     BatchTrained,
     CheckpointPointer,
     CuratedGroup,
+    NamedObject,
     Position,
     WarmStartExamples,
     WeightsPublished,
@@ -24,6 +26,23 @@ from schemas.records import (
 from schemas.topics import checkpoint_prefix, examples_key
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorMark:
+    """The newest whole weights of a policy, and what was published since."""
+
+    offset: int = -1
+    """Of its record on the weights topic."""
+    size_bytes: int = 0
+    versions: int = 0
+    """Published as deltas since."""
+    delta_bytes: int = 0
+    """Their size."""
+
+    def after(self, delta_bytes: int) -> AnchorMark:
+        """Return the mark when one more version is published as a delta of this size."""
+        return replace(self, versions=self.versions + 1, delta_bytes=self.delta_bytes + delta_bytes)
 
 
 @dataclass(slots=True)
@@ -40,6 +59,10 @@ class History:
     """(partition, offset) of the curated records that were trained, evicted or refused."""
     published: WeightsPublished | None = None
     """The newest."""
+    anchor: AnchorMark = AnchorMark()
+    """The newest anchor, and what was published since."""
+    files: tuple[NamedObject, ...] = ()
+    """Config and tokenizer, as the newest anchor names them."""
 
     @property
     def checkpoint(self) -> CheckpointPointer | None:
@@ -58,13 +81,20 @@ def read_history(run: Run, policy: str) -> History:
         elif message.topic == weights:
             published = read_record(message, WeightsPublished)
             if published and published.run_id == run.run_id:
-                history.published = published
+                _take_event(history, published, message.offset)
         elif message.key.startswith(checkpoint_prefix(policy)):
             pointer = read_record(message, CheckpointPointer)
             if pointer and pointer.run_id == run.run_id:
                 history.checkpoints[pointer.version] = pointer
     history.batches.sort(key=lambda batch: batch.version)
     return history
+
+
+def _take_event(history: History, event: WeightsPublished, offset: int) -> None:
+    history.published = event
+    size = event.weights.size_bytes if event.weights else 0
+    history.anchor = AnchorMark(offset, size) if event.kind == ANCHOR else history.anchor.after(size)
+    history.files = event.files or history.files
 
 
 def _take_batch(history: History, batch: BatchTrained) -> None:

@@ -73,7 +73,7 @@ def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
     places = range(len(batch.groups))[chosen] if isinstance(chosen, slice) else [_place(batch, chosen)]
     part = replace(batch, groups=tuple(batch.groups[place] for place in places))
     [(_, wholes)] = trained_groups(groups_home(run), policy, [part])
-    texts = token_texts(run, policy, history.published)
+    texts = token_texts(run, policy, history.files)
     settings = run.revisions[batch.revision].trainer_of(policy)
     seen = [
         see_group(group, advantages_of(group, settings), texts, place=place)
@@ -131,7 +131,7 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     chosen = [place for place, member in enumerate(members) if member.id == f"{stream}:{number}:{sample}"]
     if not chosen:
         raise UsageError(f"group {stream}:{number} has {_members(group.group)}, none of them {name}")
-    texts = token_texts(run, acted, history.published)
+    texts = token_texts(run, acted, history.files)
     settings = run.revisions[found.revision].trainer_of(acted)
     advantages = advantages_of(group, settings) if found.version is not None else {}
     seen = see_group(group, advantages, texts, place=found.place, only=chosen[0])

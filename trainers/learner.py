@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from infra.errors import HeadraceError, UsageError
-from infra.weights import Tensor
+from infra.weights.tensors import Tensor
 from trainers.batch import BatchError, MicroBatch, Minibatch, TrainingSequence, minibatches, staleness
 from trainers.checkpoint import Checkpoint, CheckpointError
 from trainers.losses import Clip, log_ratio, metric_sums, ppo_clip, token_mean

@@ -15,7 +15,7 @@ import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from infra.errors import UsageError
-from infra.weights import Tensor
+from infra.weights.tensors import Tensor
 from trainers.batch import MicroBatch
 
 _TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}

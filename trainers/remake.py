@@ -15,7 +15,8 @@ import transformers
 
 from infra.run import Run
 from infra.settings import Recipe
-from infra.weights import is_plain_file_name, weights_hash
+from infra.weights.tensor_file import is_plain_file_name
+from infra.weights.tensors import weights_hash
 from schemas.records import BatchTrained, CheckpointPointer, NamedObject
 from trainers.batch import numbered
 from trainers.checkpoint import CheckpointError, decode_checkpoint

@@ -14,11 +14,12 @@ from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.process import ToldToStop
 from infra.run import Run
 from infra.topic_reader import Place
-from infra.weights import WeightsError
+from infra.weights.tensors import WeightsError, weights_hash
 from schemas.records import NamedObject
 from trainers.checkpoint import CheckpointError
 from trainers.history import History, what_waited
 from trainers.learner import Learner, other_parts
+from trainers.publisher import Base, Publisher
 from trainers.remake import hash_of, learner_at, learner_settings, remake
 from trainers.telling import told
 from trainers.trained_groups import LineageBroken
@@ -33,8 +34,7 @@ class Incarnation:
     """A trainer's memory at the moment it begins or goes on."""
 
     learner: Learner
-    files: tuple[NamedObject, ...]
-    """Config and tokenizer, as every anchor names them."""
+    publisher: Publisher
     epoch: int
     weights_hash: str
     """Of the learner's weights, as published."""
@@ -51,15 +51,21 @@ def resume(run: Run, policy: str, history: History, stop: threading.Event) -> In
     """
     published = history.published
     assert published is not None  # noqa: S101 - the caller looked
-    learner = _from_newest_checkpoint(run, policy, history, published.files)
+    learner = _from_newest_checkpoint(run, policy, history, history.files)
     with told(run, policy, "resuming") as tell:
         _train_again(run, policy, learner, history, _Progress(policy, stop, tell))
     if learner.version < published.version:
         raise LineageBroken(f"{run.topics.batches(policy)} holds no version {learner.version + 1}")
     learner.use(learner_settings(run.recipe, policy))
     waiting, positions = what_waited(run, policy, history)
-    got = hash_of(learner)
-    return Incarnation(learner, published.files, _epoch(policy, learner, history, got), got, positions, waiting)
+    tensors = learner.published()
+    got = weights_hash(tensors)
+    epoch = _epoch(policy, learner, history, got)
+    base = None
+    if (published.weights_hash, published.epoch) == (got, epoch):
+        base = Base(published.version, epoch, tensors, got, history.anchor)
+    publisher = Publisher(run, policy, history.files, base)
+    return Incarnation(learner, publisher, epoch, got, positions, waiting)
 
 
 def _from_newest_checkpoint(run: Run, policy: str, history: History, files: tuple[NamedObject, ...]) -> Learner:

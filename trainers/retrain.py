@@ -16,7 +16,7 @@ from infra.errors import UsageError
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.progress import Tell
 from infra.run import Run, groups_home
-from infra.weights import WeightsError
+from infra.weights.tensors import WeightsError
 from schemas.records import BatchTrained, CheckpointPointer, NamedObject
 from trainers.checkpoint import CheckpointError
 from trainers.history import History, read_history
@@ -138,7 +138,7 @@ def _compare(run: Run, policy: str, history: History, part: Stretch) -> Iterator
         return
     assert history.published is not None  # noqa: S101 - it came with the first checkpoint
     settings = learner_settings(run.revisions[part.batches[0].revision], policy)
-    learner = begin_at(run, part.checkpoint, history.published.files, settings)
+    learner = begin_at(run, part.checkpoint, history.files, settings)
     batches = (*part.lead, *part.batches)
     for remade in remake(groups_home(run), policy, learner, batches, run.revisions):
         batch, got = remade.batch, hash_of(learner)

@@ -15,10 +15,10 @@ from infra.run import Run
 from infra.settings import Policy
 from infra.topic_reader import whole_topics
 from infra.transactions import TransactionalWriter
-from trainers import publisher
 from trainers.history import History, read_history, wait_for_examples
 from trainers.learner import Learner
 from trainers.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
+from trainers.publisher import Publisher, WindowMark, checkpoint, upload_files
 from trainers.remake import learner_settings
 from trainers.resume import Incarnation, resume
 from trainers.telling import told
@@ -55,19 +55,20 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     if settings.warm_start is not None:
         _warm_start(run, policy, model, tokenizer, stop)
     learner = Learner(model, learner_settings(run.recipe, policy))
-    files = publisher.upload_files(run, save_model_files(model, tokenizer))
-    stored = publisher.upload(run, publisher.encode(publisher.snapshot(learner)))
-    event = publisher.announce(run, policy, 0, stored, files)
-    pointer = publisher.checkpoint(run, policy, learner, publisher.WindowMark(0, stored.weights_hash))
+    files = upload_files(run, save_model_files(model, tokenizer))
+    publisher = Publisher(run, policy, files)
+    event = publisher.publish(learner.published(), 0)
+    pointer = checkpoint(run, policy, learner, WindowMark(0, event.weights_hash))
     if read_history(run, policy) != History():
         # Whoever takes an empty past for the truth once destroys the run: a second look costs a tenth of a second.
         raise MustRestart(f"the past of {policy} was not to be seen at first, and is there")
     writer.begin()
-    writer.produce([event, pointer])
+    ticket, _ = writer.produce([publisher.message(event), pointer])
     writer.commit()
-    log.info("policy.started", policy=policy, weights_hash=stored.weights_hash[:12], parameters=_size(model))
+    publisher.announced(event, ticket.offset)
+    log.info("policy.started", policy=policy, weights_hash=event.weights_hash[:12], parameters=_size(model))
     positions = whole_topics(run.connection, [run.topics.curated(policy)])
-    return Incarnation(learner, files, 0, stored.weights_hash, positions)
+    return Incarnation(learner, publisher, 0, event.weights_hash, positions)
 
 
 def _first_model(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer
 
 from infra.errors import HeadraceError
 from infra.run import Run
-from schemas.records import WeightsPublished
+from schemas.records import NamedObject
 
 TOKENIZER_FILE = "tokenizer.json"
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -49,9 +49,9 @@ class TokenTexts:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
-def token_texts(run: Run, policy: str, published: WeightsPublished | None) -> TokenTexts:
-    """Return the decoder that a weights record names. Raises NoTokenizer when it names none, and StoreError."""
-    for file in published.files if published else ():
+def token_texts(run: Run, policy: str, files: Iterable[NamedObject]) -> TokenTexts:
+    """Return the decoder of the files beside an anchor. Raises NoTokenizer when there is none, and StoreError."""
+    for file in files:
         if file.name == TOKENIZER_FILE and file.claim is not None:
             try:
                 return TokenTexts(Tokenizer.from_str(run.get(file.claim).decode()))

@@ -223,7 +223,7 @@ class AuditFold:
         if event.run_id != self.run_id or event.policy not in self.chains:
             return False
         link = Link(event.epoch, event.base_hash, event.weights_hash, spot(message))
-        self.chains[event.policy].event(event.version, link)
+        self.chains[event.policy].event(event.version, link, event.base_version)
         return True
 
     def _task(self, message: Message) -> bool:

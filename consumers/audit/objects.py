@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +9,11 @@ from pathlib import Path
 from consumers.audit.fold import spot
 from infra.kafka import Message
 from infra.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavailable
-from infra.weights import WeightsError, read_safetensors, weights_hash
+from infra.weights.folder import open_weights
+from infra.weights.held import HeldWeights
+from infra.weights.offline import open_delta
+from infra.weights.paths import DELTA
+from infra.weights.tensors import WeightsError
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
@@ -25,10 +27,13 @@ class StoreAway(Exception):
 
 
 class Objects:
-    """Checks objects one by one, in a file on disk: an anchor may be larger than memory."""
+    """Checks objects one by one, in files on disk: an anchor may be larger than memory."""
 
-    def __init__(self, store: ObjectStore, *, deep: bool) -> None:
+    def __init__(self, store: ObjectStore, folder: Path, *, deep: bool) -> None:
         self._store = store
+        self._folder = folder
+        self._held: dict[str, HeldWeights] = {}
+        """Of each policy, the weights of the event before, mapped from a file."""
         self._deep = deep
         self._seen: dict[ClaimCheck, None] = {}
         self.count = 0
@@ -55,8 +60,7 @@ class Objects:
             yield f"{name} the record names no object"
             return
         try:
-            with tempfile.TemporaryDirectory(prefix="headrace-audit-") as folder:
-                found = self._hash_of(event.weights, Path(folder) / "weights")
+            found = self._hash_of(event, event.weights)
         except (StoreUnavailable, StoreDenied) as error:
             raise StoreAway(str(error)) from error
         except (StoreError, WeightsError) as error:
@@ -68,20 +72,33 @@ class Objects:
                 f"{event.weights_hash}"
             )
 
-    def _hash_of(self, claim: ClaimCheck, path: Path) -> str:
-        """Return the `weights_hash` of an object, whose sha256 is checked on the way."""
+    def _hash_of(self, event: WeightsPublished, claim: ClaimCheck) -> str:
+        """Return the `weights_hash` of what an object gives; its sha256 is checked on the way.
+
+        A delta is applied to the weights before it where those are at hand, as they are when nothing is missing.
+        """
         self.count += 1
+        path = self._folder / f"{event.policy}.new"
         self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
-        with path.open("rb") as file:
-            if not claim.size_bytes:
-                return weights_hash(read_safetensors(b""))
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view, memoryview(view) as data:
-                tensors = read_safetensors(data)
-                found = weights_hash(tensors)
-                for tensor in tensors.values():
-                    tensor.data.release()
-                del tensors
-                return found
+        if event.kind == DELTA:
+            return self._hash_of_delta(event, path)
+        self._held.pop(event.policy, None)
+        kept = path.rename(self._folder / f"{event.policy}.safetensors")
+        self._held[event.policy] = HeldWeights(open_weights(kept, writable=True).tensors, copy=False)
+        return self._held[event.policy].weights_hash
+
+    def _hash_of_delta(self, event: WeightsPublished, path: Path) -> str:
+        delta = open_delta(path)
+        header, held = delta.header, self._held.get(event.policy)
+        if (header.base_hash, header.label.version) != (event.base_hash, event.version):
+            raise WeightsError(
+                f"its delta is one of version {header.label.version} on {header.base_hash}, the record says version "
+                f"{event.version} on {event.base_hash}"
+            )
+        if held is not None and held.weights_hash == header.base_hash:
+            held.apply(delta)
+            return held.weights_hash
+        return header.weights_hash
 
     def _checkpoint(self, pointer: CheckpointPointer, place: str) -> Iterator[str]:
         name = f"the checkpoint of version {pointer.version} of {pointer.policy}, named by {place}:"
@@ -106,8 +123,7 @@ class Objects:
             return
         self.count += 1
         try:
-            with tempfile.TemporaryDirectory(prefix="headrace-audit-") as folder:
-                self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, Path(folder) / "object")
+            self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, self._folder / "object")
         except (StoreUnavailable, StoreDenied) as error:
             raise StoreAway(str(error)) from error
         except StoreError as error:

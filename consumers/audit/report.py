@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from consumers.audit import commits
@@ -130,9 +132,9 @@ class WholeAudit:
     """checked | left out | away."""
 
     @classmethod
-    def of(cls, run: Run, order: Order) -> WholeAudit:
-        """Return an audit that has not begun."""
-        objects = Objects(run.store, deep=order.deep) if order.use_store else None
+    def of(cls, run: Run, order: Order, folder: Path) -> WholeAudit:
+        """Return an audit that has not begun, and puts objects into a folder meanwhile."""
+        objects = Objects(run.store, folder, deep=order.deep) if order.use_store else None
         newest, fold = read_revisions(run.address)[-1], AuditFold(run.run_id, run.recipe)
         reading = Reading(run.connection)
         return cls(run, order, reading, newest, fold, objects, store="checked" if objects else "left out")
@@ -300,4 +302,5 @@ def report(run: Run, *, rests: bool = False, deep: bool = False, use_store: bool
     Raises:
         KafkaAway, KafkaRefused: The topics cannot be read; a store that cannot be asked is a problem of the report.
     """
-    return WholeAudit.of(run, Order(rests, deep, use_store)).perform()
+    with TemporaryDirectory(prefix="headrace-audit-") as folder:
+        return WholeAudit.of(run, Order(rests, deep, use_store), Path(folder)).perform()

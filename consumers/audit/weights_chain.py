@@ -40,6 +40,8 @@ class WeightsChain:
         self._curated = curated
         self._batches: dict[int, Link] = {}
         self._events: dict[int, Link] = {}
+        self._bases: dict[int, int] = {}
+        """Of versions that are published as deltas, the version that each is one on."""
         self._checkpoints: dict[int, Link] = {}
         self._positions: dict[int, int] = {}
 
@@ -47,9 +49,11 @@ class WeightsChain:
         """Take in a record that made a version."""
         self._take(self._batches, version, link, "was trained")
 
-    def event(self, version: int, link: Link) -> None:
-        """Take in the word that a version is published."""
+    def event(self, version: int, link: Link, base_version: int = -1) -> None:
+        """Take in the word that a version is published; as a delta when `base_version` is one."""
         self._take(self._events, version, link, "was published")
+        if base_version >= 0:
+            self._bases[version] = base_version
 
     def checkpoint(self, version: int, link: Link) -> None:
         """Take in a pointer to a checkpoint; a later one of the same version replaces it."""
@@ -87,7 +91,7 @@ class WeightsChain:
         """
         found = Problems()
         found.extend(self.broken)
-        for what in (*self._gaps(), *self._cuts(), *self._disagreements(still=still)):
+        for what in (*self._gaps(), *self._cuts(), *self._loose(), *self._disagreements(still=still)):
             found.say(what)
         return found
 
@@ -112,6 +116,17 @@ class WeightsChain:
                 )
             elif link.epoch not in (before.epoch, before.epoch + 1):
                 yield f"{name} is of epoch {link.epoch}, the version before of {before.epoch}: {link.place}"
+
+    def _loose(self) -> Iterator[str]:
+        """Deltas on other weights than those of the version that they name."""
+        for version, base in self._bases.items():
+            link, before = self._events[version], self._events.get(base)
+            if before is None or (before.result, before.epoch) != (link.base, link.epoch):
+                found = "is not published" if before is None else f"is {_short(before.result)} of epoch {before.epoch}"
+                yield (
+                    f"version {version} of {self.policy} is a delta of epoch {link.epoch} on {_short(link.base)}, and "
+                    f"version {base}, which it names, {found}: {link.place}"
+                )
 
     def _before(self, version: int) -> Link | None:
         return self._batches.get(version - 1) or self._events.get(version - 1) or self._checkpoints.get(version - 1)

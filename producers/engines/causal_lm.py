@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from infra.weights import Tensor
+from infra.weights.tensors import Tensor
 from producers.engines.contract import EngineError
 from producers.engines.light_modules import lighten, plain_head
 

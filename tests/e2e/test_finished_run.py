@@ -21,6 +21,8 @@ from consumers.group_fate import group_lineage
 from consumers.lineage import version_lineage
 from infra.run import Run
 from infra.topic_reader import read_all
+from infra.weights.folder import write_weights
+from infra.weights.policy_weights import PolicyWeights
 from schemas import codec
 from schemas.records import BatchTrained, CuratedGroup, Sequence, TrajectoryGroup, WeightsPublished
 from trainers.inspection import step, trajectory
@@ -112,15 +114,17 @@ def test_a_whole_run_trained_again_gives_every_hash_and_other_settings_give_othe
     assert (typo.returncode, "there are arithmetic, slower" in typo.stderr) == (2, True)
 
 
-def anchors(run: Run, folder: Path) -> Iterator[tuple[int, transformers.PreTrainedModel]]:
+def versions(run: Run, folder: Path) -> Iterator[tuple[int, transformers.PreTrainedModel]]:
     """Every published version as a folder that plain transformers loads."""
-    for message in read_all(run.connection, [run.topics.weights("solver")]):
-        event = codec.decode(message.value, WeightsPublished)
+    messages = read_all(run.connection, [run.topics.weights("solver")])
+    events = [codec.decode(message.value, WeightsPublished) for message in messages]
+    weights, files = PolicyWeights(run.store), events[0].files
+    assert {event.kind for event in events} == {"anchor", "delta"}
+    for event in events:
         here = folder / f"v{event.version}"
         here.mkdir()
-        assert event.weights is not None
-        (here / "model.safetensors").write_bytes(run.get(event.weights))
-        for file in event.files:
+        write_weights(weights.bring(events, event), here, event.weights_hash)
+        for file in files:
             assert file.claim is not None
             (here / file.name).write_bytes(run.get(file.claim))
         yield event.version, transformers.AutoModelForCausalLM.from_pretrained(here, dtype=torch.float32)
@@ -152,7 +156,7 @@ def test_recorded_log_probabilities_are_those_of_the_version_that_each_token_nam
         for version in {int(v) for v in sequence.version_runs[::2]} - {-1}:
             by_version[version].append(sequence)
     worst, tokens = 0.0, 0
-    for version, model in anchors(run, tmp_path):
+    for version, model in versions(run, tmp_path):
         for sequence in by_version.get(version, ()):
             runs = sequence.version_runs.reshape(-1, 2)
             positions = np.flatnonzero(np.repeat(runs[:, 0], runs[:, 1]) == version)

@@ -33,7 +33,8 @@ from infra.own_positions import OwnPositions
 from infra.run import Run
 from infra.settings import Recipe
 from infra.stopwatch import Stopwatch
-from infra.weights import WeightsError, weights_hash, write_safetensors
+from infra.weights.tensor_file import write_safetensors
+from infra.weights.tensors import WeightsError, weights_hash
 from producers.feed_state import FeedState
 from producers.feeder import Feeder
 from producers.follower import BadWeights, WeightFollower
@@ -398,7 +399,7 @@ def test_a_worker_plays_a_task_waits_or_buries_it(fuzz: Fuzz, intake: TaskIntake
 
 
 def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> None:
-    from infra.weights import Tensor
+    from infra.weights.tensors import Tensor
 
     weights = {"a": Tensor("F32", (2,), memoryview(bytes(8)))}
     data = write_safetensors(weights)

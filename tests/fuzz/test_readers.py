@@ -32,7 +32,8 @@ from infra.kafka import Message
 from infra.recipe_file import load_recipe, shipped_recipes
 from infra.run import read_revision, store_of
 from infra.settings import Recipe
-from infra.weights import Tensor, WeightsError, read_metadata, read_safetensors, weights_hash, write_safetensors
+from infra.weights.tensor_file import read_metadata, read_safetensors, write_safetensors
+from infra.weights.tensors import Tensor, WeightsError, weights_hash
 from producers.task_ledger import TaskLedger
 from schemas import codec
 from schemas.avro import SchemaError, schema_of

@@ -11,7 +11,8 @@ from infra.object_store import ObjectStore
 from infra.run import Run, join, store_text
 from infra.settings import Recipe
 from infra.topic_admin import ensure_topics
-from infra.weights import weights_hash, write_safetensors
+from infra.weights.tensor_file import write_safetensors
+from infra.weights.tensors import weights_hash
 from schemas import codec
 from schemas.records import NamedObject, RecipeRevision, WeightsPublished
 

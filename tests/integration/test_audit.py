@@ -21,7 +21,8 @@ from infra.kafka import Outgoing, end_offsets, open_consumer, open_producer
 from infra.object_store import ObjectStore
 from infra.run import Run, read_revisions
 from infra.topic_reader import whole_topics
-from infra.weights import Tensor, weights_hash, write_safetensors
+from infra.weights.tensor_file import write_safetensors
+from infra.weights.tensors import Tensor, weights_hash
 from schemas import codec
 from schemas.headers import Stamp, outcome_stamp
 from schemas.records import (

@@ -19,7 +19,9 @@ from infra.kafka import open_producer
 from infra.object_store import ObjectStore
 from infra.run import Run, read_revisions
 from infra.transactions import TransactionalWriter
-from infra.weights import read_safetensors, weights_hash
+from infra.weights.folder import write_weights
+from infra.weights.policy_weights import PolicyWeights
+from infra.weights.tensors import weights_hash
 from schemas import codec
 
 Spawn = Callable[[Run], BaseProcess]
@@ -101,12 +103,12 @@ def test_what_is_published_loads_with_plain_transformers_and_has_the_hash_it_nam
     run = make_run(bootstrap, store, tiny_recipe(run_name))
     feed(run, [curated(number) for number in range(4)])
     until(lambda: len(published(run)) == 2, train(run))
-    event = published(run)[1]
-    assert event.weights is not None
-    data = run.get(event.weights)
-    assert weights_hash(read_safetensors(data)) == event.weights_hash
-    (tmp_path / "model.safetensors").write_bytes(data)
-    for file in event.files:
+    anchor, event = published(run)
+    assert (anchor.kind, event.kind, event.base_hash) == ("anchor", "delta", anchor.weights_hash)
+    tensors = PolicyWeights(store).bring([anchor, event], event)
+    assert weights_hash(tensors) == event.weights_hash
+    write_weights(tensors, tmp_path, event.weights_hash)
+    for file in anchor.files:
         assert file.claim is not None
         (tmp_path / file.name).write_bytes(run.get(file.claim))
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)

@@ -56,6 +56,6 @@ def test_a_checkpoint_of_other_weights_than_its_pointer_names_is_refused(run: Ru
     pointer = read_history(run, POLICY).checkpoint
     assert pointer is not None
     settings = learner_settings(run.recipe, POLICY)
-    assert learner_at(run, pointer, begun.files, settings).version == 0
+    assert learner_at(run, pointer, begun.publisher.files, settings).version == 0
     with pytest.raises(CheckpointError, match="its pointer says"):
-        learner_at(run, replace(pointer, weights_hash="0" * 64), begun.files, settings)
+        learner_at(run, replace(pointer, weights_hash="0" * 64), begun.publisher.files, settings)

@@ -565,6 +565,34 @@ def test_an_event_without_its_batch_breaks_the_chain_and_a_batch_without_an_even
     assert says(log.audit(STILL)) == ["no batch record tells of version 4 of solver: t.weights.solver[0]@3 does"]
 
 
+def test_a_delta_on_other_weights_than_those_of_the_version_that_it_names_breaks_the_chain() -> None:
+    log = clean()
+    log.batch(3)
+    log.weights(3, kind="delta", base_version=2, base_hash="w2")
+    assert log.audit(STILL).ok
+    log.batch(4)
+    log.weights(4, kind="delta", base_version=3, base_hash="w2")
+    log.batch(5, epoch=1, base_hash="elsewhere")
+    log.weights(5, epoch=1, kind="delta", base_version=4, base_hash="w4")
+    log.batch(6, epoch=1)
+    log.batch(7, epoch=1)
+    log.weights(7, epoch=1, kind="delta", base_version=6, base_hash="w6")
+    assert says(log.audit(STILL)) == [
+        (
+            "version 4 of solver is a delta of epoch 0 on w2, and version 3, which it names, is w3 of epoch 0: "
+            "t.weights.solver[0]@4"
+        ),
+        (
+            "version 5 of solver is a delta of epoch 1 on w4, and version 4, which it names, is w4 of epoch 0: "
+            "t.weights.solver[0]@5"
+        ),
+        (
+            "version 7 of solver is a delta of epoch 1 on w6, and version 6, which it names, is not published: "
+            "t.weights.solver[0]@6"
+        ),
+    ]
+
+
 def test_a_version_is_published_once_and_versions_do_not_go_back() -> None:
     log = clean()
     log.weights(2)

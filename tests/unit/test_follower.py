@@ -15,7 +15,8 @@ from infra.kafka import Message
 from infra.object_store import ObjectMissing, StoreUnavailable
 from infra.run import Run
 from infra.settings import Recipe
-from infra.weights import Tensor, weights_hash, write_safetensors
+from infra.weights.tensor_file import write_safetensors
+from infra.weights.tensors import Tensor, weights_hash
 from producers.engines.contract import Engine, EngineError, VersionGone
 from producers.follower import WeightFollower
 from producers.pauses import Pauses
@@ -117,7 +118,7 @@ def test_bad_weights_are_never_served_and_the_nearest_good_anchor_heals() -> Non
     scene.publish(2, weights_hash="another")
     assert scene.turn() == [1]
     assert "version 2" in scene.pauses.detail
-    assert "hashes to" in scene.pauses.detail
+    assert "hash to" in scene.pauses.detail
     scene.publish(3)
     assert scene.turn() == [1, 3]
     assert scene.pauses.detail == ""

@@ -4,7 +4,8 @@ import torch
 import transformers
 
 from infra.errors import UsageError
-from infra.weights import WeightsError, weights_hash, write_safetensors
+from infra.weights.tensor_file import write_safetensors
+from infra.weights.tensors import WeightsError, weights_hash
 from trainers.batch import TrainingSequence, pad
 from trainers.checkpoint import CheckpointError, decode_checkpoint, encode_checkpoint
 from trainers.learner import Learner, LearnerSettings, LossNotFinite

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from infra.weights import read_safetensors, write_safetensors
+from infra.weights.tensor_file import read_safetensors, write_safetensors
 from trainers.batch import TrainingSequence, pad
 from trainers.model import (
     ModelError,

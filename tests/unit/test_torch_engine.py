@@ -17,7 +17,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from infra.weights import Tensor
+from infra.weights.tensors import Tensor
 from producers.engines.contract import Engine, EngineError, Generation, Sampling, VersionGone
 from producers.engines.sampler import Draw, Filters, sample, stream, uniforms
 from producers.engines.torch_engine import TorchEngine, TorchEngineSettings

@@ -4,7 +4,7 @@ import pytest
 import transformers
 
 from infra.errors import UsageError
-from infra.weights import weights_hash
+from infra.weights.tensors import weights_hash
 from trainers.model import build_model, character_tokenizer, publish_weights
 from trainers.warm_start import BandNotReached, WarmStart, WarmStartSettings, WorkedExample, warm_start
 

@@ -1,26 +1,14 @@
-"""Weights as bytes: the safetensors format and the hash that names a set of weights.
-
-Trainer and follower both use this file, so it knows neither torch nor a model. A tensor is its dtype (in safetensors'
-own names), its shape and its little-endian bytes; numpy has no bfloat16, so no array type is imposed here.
-"""
+"""The safetensors format: an anchor's, and a checkpoint's."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from blake3 import blake3
+from infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError
 
-from infra.errors import HeadraceError
-
-ITEM_BYTES = {
-    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2,
-    "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
-}  # fmt: skip
 HF_METADATA = {"format": "pt"}
 _MAX_HEADER_BYTES = 100_000_000
 _MOST_DIMENSIONS = 64
@@ -37,48 +25,20 @@ def is_plain_file_name(name: str) -> bool:
     return _FILE_NAME.fullmatch(name) is not None
 
 
-class WeightsError(HeadraceError):
-    """Bytes that are not a whole, well-formed set of tensors."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One tensor without a library. Raises WeightsError when data, dtype and shape do not agree."""
-
-    dtype: str
-    """As safetensors names it: BF16, F32, I64 ..."""
-    shape: tuple[int, ...]
-    data: memoryview
-    """C order, little-endian."""
-
-    def __post_init__(self) -> None:
-        if self.dtype not in ITEM_BYTES:
-            raise WeightsError(f"dtype {self.dtype!r} is not one of safetensors': {', '.join(ITEM_BYTES)}")
-        expected = math.prod(self.shape) * ITEM_BYTES[self.dtype]
-        if self.data.nbytes != expected:
-            raise WeightsError(
-                f"a {self.dtype} tensor of shape {self.shape} holds {expected} bytes, not {self.data.nbytes}"
-            )
-
-
-def weights_hash(named: Mapping[str, Tensor]) -> str:
-    r"""BLAKE3 (hex, 256 bits) over every tensor in name order, however the tensors were stored.
-
-    Hashed per tensor: ``name \0 dtype \0 d0,d1,... \0`` in UTF-8, then its bytes, whose number dtype and shape fix.
-    """
-    digest = blake3(max_threads=blake3.AUTO)
-    for name in sorted(named):
-        tensor = named[name]
-        digest.update(f"{name}\0{tensor.dtype}\0{','.join(map(str, tensor.shape))}\0".encode())
-        digest.update(tensor.data)
-    return digest.hexdigest()
-
-
 def write_safetensors(named: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """One safetensors file; equal input gives equal bytes.
 
-    `metadata` is HF_METADATA unless given: transformers refuses files that do not name their framework. Tensors of
-    wider items come first, as in the reference implementation, so that every tensor lies aligned.
+    `metadata` is HF_METADATA unless given: transformers refuses files that do not name their framework.
+    """
+    return b"".join(safetensors_pieces(named, metadata))
+
+
+def safetensors_pieces(
+    named: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> list[bytes | memoryview]:
+    """Return the pieces of a safetensors file, of which the tensors' are not copied.
+
+    Tensors of wider items come first, as in the reference implementation, so that every tensor lies aligned.
     """
     header: dict[str, Any] = {"__metadata__": dict(sorted((HF_METADATA if metadata is None else metadata).items()))}
     order = sorted(named, key=lambda name: (-ITEM_BYTES[named[name].dtype], name))
@@ -89,7 +49,7 @@ def write_safetensors(named: Mapping[str, Tensor], metadata: Mapping[str, str] |
         header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *(named[name].data for name in order)])
+    return [len(text).to_bytes(8, "little"), text, *(named[name].data for name in order)]
 
 
 def read_safetensors(data: bytes | memoryview) -> dict[str, Tensor]:

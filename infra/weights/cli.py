@@ -1,0 +1,92 @@
+"""`headrace weights`: what can be done with weights and deltas by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Deltas between folders of weights in Hugging Face's layout, with no run needed.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@app.command()
+def encode(
+    base: Annotated[Path, typer.Argument(metavar="BASE_DIR", help="Folder of weights before.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW_DIR", help="Folder of weights after.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
+    policy: Annotated[str, typer.Option(help="Name to write into the delta.")] = "",
+    version: Annotated[int, typer.Option(help="Version to write into the delta, made from the one before.")] = -1,
+    as_json: JsonOption = False,
+) -> None:
+    """Write what changed between two folders as one delta object.
+
+    Example: [bold]headrace weights encode step-10/ step-11/ step-11.delta[/]
+    """
+    from infra.weights import offline
+    from infra.weights.delta_header import Label
+
+    done = offline.encode(base, new, out, Label(policy, 0, version - 1 if version > 0 else -1, version))
+    header = done.header
+    per_value = done.delta_bytes / header.changed if header.changed else 0.0
+    if as_json:
+        told = {"base_hash": header.base_hash, "weights_hash": header.weights_hash, "items": header.items}
+        told |= {"changed": header.changed, "full_bytes": done.full_bytes, "delta_bytes": done.delta_bytes}
+        typer.echo(json.dumps(told, indent=1))
+        return
+    typer.echo(
+        f"{out}: {header.changed:,} of {header.items:,} values changed ({header.density:.2%}), "
+        f"{done.delta_bytes:,} bytes for {done.full_bytes:,} (1/{done.full_bytes / done.delta_bytes:.0f}), "
+        f"{per_value:.2f} a changed value"
+    )
+
+
+@app.command()
+def apply(
+    base: Annotated[Path, typer.Argument(metavar="BASE_DIR", help="Folder of weights that the first delta is on.")],
+    deltas: Annotated[list[Path], typer.Argument(metavar="DELTA...", help="Deltas, in order.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write, whole or not at all.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Apply deltas to a folder of weights and write the result as another, checked before and after.
+
+    Example: [bold]headrace weights apply step-10/ step-11.delta step-12.delta step-12/[/]
+    """
+    from infra.weights import offline
+
+    found = offline.apply(base, deltas, out)
+    typer.echo(json.dumps({"weights_hash": found}) if as_json else f"{out}: whole, weights hash {found}")
+
+
+@app.command()
+def verify(
+    place: Annotated[Path, typer.Argument(metavar="OBJECT", help="Delta, safetensors file or folder of weights.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Read a delta object, a safetensors file or a folder to its last byte; exit 1 and one sentence on any damage.
+
+    Example: [bold]headrace weights verify step-11.delta[/]
+    """
+    from infra.weights import offline
+
+    found = offline.verify(place)
+    if as_json:
+        told = {"ok": True, "kind": found.kind, "weights_hash": found.weights_hash, "checked": found.promised}
+        if found.header is not None:
+            told |= {"base_hash": found.header.base_hash, "changed": found.header.changed}
+        typer.echo(json.dumps(told, indent=1))
+        return
+    if found.header is not None:
+        label = found.header.label
+        about = f"{label.policy or 'unnamed'}, version {label.base_version} to {label.version}; " * bool(label.policy)
+        typer.echo(f"{place}: whole; {about}leads from {found.header.base_hash} to {found.weights_hash}")
+    else:
+        checked = "as it says" if found.promised else "well formed; it carries no hash of its own to compare with"
+        typer.echo(f"{place}: weights hash {found.weights_hash}, {checked}")

@@ -1,0 +1,231 @@
+"""Delta objects: what changed between two sets of weights, as one file that can be trusted.
+
+Layout: eight bytes that say what it is, the header's length (u64, little-endian), the header as JSON, the streams in
+the header's order, and BLAKE3 (32 bytes) of everything before. A tensor is left out when it is equal in both sets,
+given as the changes of its blocks (`infra/weights/coding.py`), or whole, where those would take more than itself. The
+page of the format is docs/weights.md.
+
+A delta is applied where its base is and nowhere else: `infra/weights/held.py` holds the gate.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import TypeVar
+
+import numpy as np
+from blake3 import blake3
+
+from infra.weights.coding import BLOCK_ITEMS, Coded, Items, changes, decode_block, encode_block
+from infra.weights.delta_header import FORMAT, Header, Label, TensorHead, head_of, read_header
+from infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, weights_hash
+
+MAGIC = b"HRDELTA\n"
+_LENGTH_BYTES, _DIGEST_BYTES = 8, 32
+_MOST_THREADS = 8
+Result = TypeVar("Result")
+
+
+class NeedsAnchor(WeightsError):
+    """Two sets of weights do not have the same tensors: no delta leads from one to the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A delta object whose own checksum is right. `payload` is a view into it."""
+
+    header: Header
+    payload: memoryview
+
+
+def threads() -> int:
+    """How many threads work on blocks."""
+    return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+
+
+def items_of(tensor: Tensor) -> Items:
+    """Return a tensor's items as unsigned integers, without a copy; they can be written where its bytes can."""
+    return np.frombuffer(tensor.data, f"<u{ITEM_BYTES[tensor.dtype]}")
+
+
+def encode_delta(
+    base: Mapping[str, Tensor],
+    new: Mapping[str, Tensor],
+    label: Label,
+    *,
+    hashes: tuple[str, str] | None = None,
+    block_items: int = BLOCK_ITEMS,
+    workers: int | None = None,
+) -> bytes:
+    """Return the delta object that leads from `base` to `new`; equal input gives equal bytes.
+
+    Args:
+        base: Every tensor before.
+        new: Every tensor after, with the same names, dtypes and shapes.
+        label: Goes into the header.
+        hashes: `weights_hash` of base and new where they are known; computed otherwise.
+        block_items: Of one block.
+        workers: Threads; as many as there are cores, if not given.
+
+    Raises NeedsAnchor when a tensor appears, vanishes or changes its dtype or shape.
+    """
+    require_same_layout(base, new)
+    pool = ThreadPoolExecutor(workers or threads())
+    with pool:
+        coded = dict(
+            zip(sorted(new), _coded(pool, [(base[name], new[name]) for name in sorted(new)], block_items), strict=True)
+        )
+    base_hash, new_hash = hashes or (weights_hash(base), weights_hash(new))
+    heads, pieces = [], []
+    for name, blocks in coded.items():
+        if any(block.changed for block in blocks):
+            head, streams = _tensor(name, new[name], blocks)
+            heads.append(head)
+            pieces += streams
+    header = Header(
+        format=FORMAT,
+        label=label,
+        base_hash=base_hash,
+        weights_hash=new_hash,
+        items=sum(len(items_of(tensor)) for tensor in new.values()),
+        block_items=block_items,
+        tensors=tuple(heads),
+    )
+    return seal(header, pieces)
+
+
+def require_same_layout(base: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
+    """Raise NeedsAnchor, naming a tensor, unless both sets have the same names, dtypes and shapes."""
+    for name in sorted(base.keys() ^ new.keys()):
+        raise NeedsAnchor(f"tensor {name!r} is only in the {'base' if name in base else 'new'} weights")
+    for name, tensor in new.items():
+        if (tensor.dtype, tensor.shape) != (base[name].dtype, base[name].shape):
+            was, now = (f"{one.dtype} {list(one.shape)}" for one in (base[name], tensor))
+            raise NeedsAnchor(f"tensor {name!r} was {was} and is {now}")
+
+
+def seal(header: Header, pieces: Iterable[bytes | memoryview]) -> bytes:
+    """Put header and streams together, with the checksum of all at the end."""
+    text = header.encode()
+    whole = [MAGIC, len(text).to_bytes(_LENGTH_BYTES, "little"), text, *pieces]
+    digest = blake3(max_threads=blake3.AUTO)
+    for piece in whole:
+        digest.update(piece)
+    return b"".join([*whole, digest.digest()])
+
+
+def read_delta(data: bytes | memoryview) -> Delta:
+    """Return the header and streams of a delta object as views into it; nothing is decompressed yet.
+
+    Raises WeightsError for anything but a whole object of this format: torn, altered, or something else.
+    """
+    view = memoryview(data)
+    start = len(MAGIC) + _LENGTH_BYTES
+    if len(view) < start + _DIGEST_BYTES or view[: len(MAGIC)] != MAGIC:
+        raise WeightsError("this is no delta object: it does not begin as one")
+    body, digest = view[:-_DIGEST_BYTES], view[-_DIGEST_BYTES:]
+    if blake3(body, max_threads=blake3.AUTO).digest() != digest:
+        raise WeightsError("the delta object is torn or was altered: its checksum is another")
+    length = int.from_bytes(view[len(MAGIC) : start], "little")
+    text, payload = body[start : start + length], body[start + length :]
+    return Delta(read_header(bytes(text), len(payload)), payload)
+
+
+def apply_delta(delta: Delta, named: Mapping[str, Tensor], *, workers: int | None = None) -> None:
+    """Write the new values into the tensors, whose memory must be writable. It is not asked whether they are the base.
+
+    Raises WeightsError before anything is written when a tensor is missing or has another dtype or shape, and when a
+    stream is not what the header says, which only an encoder's mistake can bring about: then some was written.
+    """
+    require_fits(delta.header, named)
+    with ThreadPoolExecutor(workers or threads()) as pool:
+        for _ in in_order(pool, _tasks(delta, named)):
+            pass
+
+
+def require_fits(header: Header, named: Mapping[str, Tensor]) -> None:
+    """Raise WeightsError unless the tensors that a delta changes are there with its dtypes and shapes."""
+    for head in header.tensors:
+        found = named.get(head.name)
+        if found is None or (found.dtype, found.shape) != (head.dtype, head.shape):
+            has = "is not there" if found is None else f"is {found.dtype} {list(found.shape)}"
+            raise WeightsError(f"the delta changes tensor {head.name!r}, {head.dtype} {list(head.shape)}, which {has}")
+
+
+def split(delta: Delta) -> Iterator[tuple[TensorHead, list[Coded] | memoryview]]:
+    """Return each tensor that changed with its coded blocks, or its bytes when it is whole."""
+    at = 0
+    for head in delta.header.tensors:
+        if not head.blocks:
+            yield head, delta.payload[at : at + head.payload_bytes]
+            at += head.payload_bytes
+            continue
+        coded = []
+        for block in head.blocks:
+            ends = list(accumulate(block.sizes, initial=at))
+            streams = tuple(delta.payload[begin:end] for begin, end in pairwise(ends))
+            coded.append(Coded(block.changed, block.digit_bytes, block.digits, block.code_bits, block.escapes, streams))
+            at = ends[-1]
+        yield head, coded
+
+
+def _coded(pool: ThreadPoolExecutor, pairs: list[tuple[Tensor, Tensor]], block_items: int) -> Iterator[list[Coded]]:
+    """Code all blocks of all tensors, in order."""
+
+    def code(old: Items, new: Items) -> Coded:
+        return encode_block(*changes(old, new))
+
+    def tasks() -> Iterator[Callable[[], Coded]]:
+        for before, after in pairs:
+            old, new = items_of(before), items_of(after)
+            for begin in range(0, len(old), block_items):
+                block = slice(begin, begin + block_items)
+                yield partial(code, old[block], new[block])
+
+    coded = in_order(pool, tasks())
+    for before, _ in pairs:
+        blocks = -(-len(items_of(before)) // block_items)
+        yield [next(coded) for _ in range(blocks)]
+
+
+def _tensor(name: str, new: Tensor, blocks: list[Coded]) -> tuple[TensorHead, list[bytes | memoryview]]:
+    changed = sum(block.changed for block in blocks)
+    streams = [stream for block in blocks for stream in block.streams]
+    if sum(map(len, streams)) >= new.data.nbytes:
+        return TensorHead(name, new.dtype, new.shape, changed, ()), [new.data]
+    return head_of(name, new.dtype, new.shape, blocks), streams
+
+
+def _tasks(delta: Delta, named: Mapping[str, Tensor]) -> Iterator[Callable[[], None]]:
+    for head, content in split(delta):
+        items = items_of(named[head.name])
+        if isinstance(content, memoryview):
+            yield partial(np.copyto, items.view(np.uint8), np.frombuffer(content, np.uint8))
+            continue
+        for number, coded in enumerate(content):
+            begin = number * delta.header.block_items
+            block = items[begin : begin + delta.header.block_items]
+            yield partial(add_changes, block, coded)
+
+
+def add_changes(block: Items, coded: Coded) -> None:
+    """Add the differences of a block where they belong."""
+    positions, differences = decode_block(coded, len(block), block.itemsize)
+    block[positions] += differences
+
+
+def in_order(pool: ThreadPoolExecutor, tasks: Iterable[Callable[[], Result]]) -> Iterator[Result]:
+    """Run tasks on the pool and return what they give, in order, never more than a few ahead of the one waited for."""
+    ahead: deque[Future[Result]] = deque()
+    for task in tasks:
+        ahead.append(pool.submit(task))
+        if len(ahead) > 2 * _MOST_THREADS:
+            yield ahead.popleft().result()
+    while ahead:
+        yield ahead.popleft().result()

@@ -1,0 +1,157 @@
+"""What a delta object says of itself, and whether its numbers can be true."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from infra.weights.coding import Coded
+from infra.weights.tensors import ITEM_BYTES, WeightsError
+
+FORMAT = 1
+_MOST_ITEMS = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Which step of which policy a delta makes."""
+
+    policy: str = ""
+    epoch: int = 0
+    """Counts how often the hash chain was cut."""
+    base_version: int = -1
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHead:
+    """What `Coded` says of a block beside its streams, and how long those are."""
+
+    changed: int
+    digit_bytes: int
+    digits: int
+    code_bits: int
+    escapes: int
+    sizes: tuple[int, ...]
+    """Bytes of each stream."""
+
+    def is_sound(self, items: int) -> bool:
+        """Tell whether a block of so many items can have these numbers."""
+        return (
+            self.digit_bytes in {1, 2}
+            and self.code_bits in {4, 8}
+            and 0 <= self.escapes <= self.changed <= items
+            and self.changed <= self.digits <= self.changed + items // (256**self.digit_bytes - 1)
+            and len(self.sizes) == self.digit_bytes + 2
+            and min(self.sizes) >= 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHead:
+    """One tensor that changed."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    changed: int
+    """Items that changed."""
+    blocks: tuple[BlockHead, ...]
+    """Of `block_items` items each, the last one of what is left; none when the tensor is whole."""
+
+    @property
+    def items(self) -> int:
+        """Of the whole tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of its streams, or of itself when it is whole."""
+        if self.blocks:
+            return sum(sum(block.sizes) for block in self.blocks)
+        return self.items * ITEM_BYTES[self.dtype]
+
+    def is_sound(self, block_items: int) -> bool:
+        """Tell whether a tensor of this shape can have these numbers."""
+        if self.dtype not in ITEM_BYTES or min(self.shape, default=0) < 0 or not 0 <= self.changed <= self.items:
+            return False
+        begins = range(0, self.items, block_items)
+        return not self.blocks or (
+            len(self.blocks) == len(begins)
+            and sum(block.changed for block in self.blocks) == self.changed
+            and all(
+                block.is_sound(min(block_items, self.items - begin))
+                for block, begin in zip(self.blocks, begins, strict=True)
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A whole delta."""
+
+    format: int
+    label: Label
+    base_hash: str
+    """`weights_hash` of what it applies to."""
+    weights_hash: str
+    """`weights_hash` of what it gives."""
+    items: int
+    """Of all tensors, changed or not."""
+    block_items: int
+    tensors: tuple[TensorHead, ...]
+
+    @property
+    def changed(self) -> int:
+        """Items that changed."""
+        return sum(tensor.changed for tensor in self.tensors)
+
+    @property
+    def density(self) -> float:
+        """Share of items that changed."""
+        return self.changed / max(1, self.items)
+
+    def encode(self) -> bytes:
+        """Return the header as JSON."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+
+def head_of(name: str, dtype: str, shape: tuple[int, ...], blocks: Sequence[Coded]) -> TensorHead:
+    """Return what is said of a tensor that is given by the changes of its blocks."""
+    heads = tuple(
+        BlockHead(b.changed, b.digit_bytes, b.digits, b.code_bits, b.escapes, tuple(map(len, b.streams)))
+        for b in blocks
+    )
+    return TensorHead(name, dtype, shape, sum(block.changed for block in blocks), heads)
+
+
+def read_header(text: bytes, payload_bytes: int) -> Header:
+    """Return the header that stands before so many bytes of streams.
+
+    Raises WeightsError for another format, and for numbers that do not fit one another: memory is taken by them.
+    """
+    try:
+        found = json.loads(text)
+        if isinstance(found, dict) and found.get("format") != FORMAT:
+            raise WeightsError(
+                f"the delta object has format {found.get('format')!r}, this build reads format {FORMAT}: update it"
+            )
+        header = _HEADER.validate_json(text)
+    except (ValidationError, ValueError, RecursionError) as error:
+        raise WeightsError(f"the header of a delta object cannot be read: {str(error)[:200]}") from error
+    names = [head.name for head in header.tensors]
+    if len(set(names)) != len(names) or not 0 < header.block_items <= _MOST_ITEMS:
+        raise WeightsError("the header of a delta object names a tensor twice, or blocks of no size")
+    for head in header.tensors:
+        if not head.is_sound(header.block_items):
+            raise WeightsError(f"the header of a delta object gives {head.name!r} numbers that its shape cannot have")
+    if (promised := sum(head.payload_bytes for head in header.tensors)) != payload_bytes:
+        raise WeightsError(f"the header of a delta object promises {promised} bytes of streams, not {payload_bytes}")
+    return header
+
+
+_HEADER = TypeAdapter(Header)

@@ -1,0 +1,173 @@
+"""Folders in Hugging Face's layout: one safetensors file, or several and an index; read in place, written as a whole.
+
+Files that Headrace writes carry the `weights_hash` of all tensors, so that they can be verified by themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import UsageError
+from infra.weights.tensor_file import (
+    HF_METADATA,
+    is_plain_file_name,
+    read_metadata,
+    read_safetensors,
+    safetensors_pieces,
+)
+from infra.weights.tensors import Tensor, WeightsError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+HASH_KEY = "headrace.weights_hash"
+SHARD_BYTES = 5_000_000_000
+"""From which size on weights are cut into several files, as Hugging Face's tools do it."""
+UNKNOWN = "0" * 64
+"""Stands for a hash that is to be written in place later."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFolder:
+    """Tensors as views of mapped files; they live as long as anybody holds them."""
+
+    tensors: dict[str, Tensor]
+    files: dict[str, mmap.mmap]
+    """By name."""
+    promised: str
+    """`weights_hash` that the files say they have; empty when they say nothing."""
+
+
+def open_weights(place: Path, *, writable: bool = False) -> WeightsFolder:
+    """Map the weights of a folder, or of one safetensors file. Raises WeightsError for what is torn or not there."""
+    if place.is_dir():
+        folder, index, names = place, place / INDEX, [SINGLE]
+        weight_map: dict[str, str] | None = None
+        promised = ""
+        if index.exists():
+            weight_map, promised = _read_index(index)
+            names = sorted(set(weight_map.values()))
+    else:
+        folder, names, weight_map, promised = place.parent, [place.name], None, ""
+    tensors: dict[str, Tensor] = {}
+    files = {}
+    for name in names:
+        file, found, said = _open_file(folder / name, writable=writable)
+        files[name] = file
+        promised = promised or said
+        wanted = {key for key, shard in weight_map.items() if shard == name} if weight_map is not None else found.keys()
+        if found.keys() != wanted:
+            odd = min(found.keys() ^ wanted)
+            raise WeightsError(f"{folder / INDEX} and {name} do not agree on tensor {odd!r}")
+        tensors |= found
+    return WeightsFolder(tensors, files, promised)
+
+
+def _open_file(path: Path, *, writable: bool) -> tuple[mmap.mmap, dict[str, Tensor], str]:
+    try:
+        with path.open("r+b" if writable else "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+    except FileNotFoundError as error:
+        raise WeightsError(
+            f"{path} is not there: a folder of weights has {SINGLE}, or {INDEX} and its files"
+        ) from error
+    except ValueError as error:
+        raise WeightsError(f"{path} is empty") from error
+    try:
+        return mapped, read_safetensors(memoryview(mapped)), read_metadata(memoryview(mapped)).get(HASH_KEY, "")
+    except WeightsError as error:
+        raise WeightsError(f"{path}: {error}") from error
+
+
+def _read_index(path: Path) -> tuple[dict[str, str], str]:
+    try:
+        match json.loads(path.read_bytes()):
+            case {"weight_map": dict(weight_map), **rest} if all(
+                isinstance(name, str) and is_plain_file_name(name) for name in weight_map.values()
+            ):
+                metadata = rest.get("metadata")
+                return weight_map, str(metadata.get(HASH_KEY, "")) if isinstance(metadata, dict) else ""
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path} is not JSON: it is torn, or something else") from error
+    raise WeightsError(f"{path} has no weight_map of tensors to file names")
+
+
+def write_weights(
+    named: Mapping[str, Tensor], folder: Path, weights_hash: str, *, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write tensors into a folder: as one file, or beyond `shard_bytes` as several with an index."""
+    shards = _cut(named, shard_bytes)
+    if len(shards) == 1:
+        _write_file(folder / SINGLE, safetensors_pieces(named, {**HF_METADATA, HASH_KEY: weights_hash}))
+        return
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        _write_file(folder / file, safetensors_pieces(shard))
+        weight_map |= dict.fromkeys(shard, file)
+    metadata = {"total_size": sum(tensor.data.nbytes for tensor in named.values()), HASH_KEY: weights_hash}
+    index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
+    _write_file(folder / INDEX, [json.dumps(index, indent=2).encode()])
+
+
+def _cut(named: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
+    shards: list[dict[str, Tensor]] = [{}]
+    filled = 0
+    for name in sorted(named):
+        size = named[name].data.nbytes
+        if shards[-1] and filled + size > shard_bytes:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = named[name]
+        filled += size
+    return shards
+
+
+def _write_file(path: Path, pieces: list[bytes | memoryview]) -> None:
+    with path.open("wb") as file:
+        file.writelines(pieces)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def restamp(folder: Path, weights_hash: str) -> None:
+    """Write a hash where `UNKNOWN` stood."""
+    index = folder / INDEX
+    path = index if index.exists() else folder / SINGLE
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        at = mapped.find(UNKNOWN.encode())
+        mapped[at : at + len(UNKNOWN)] = weights_hash.encode()
+        mapped.flush()
+
+
+@contextmanager
+def made_whole(out: Path) -> Iterator[Path]:
+    """Give a folder beside `out` to write into, which becomes `out` when the block ends, and vanishes when it fails.
+
+    Raises UsageError when there is something at `out` already.
+    """
+    if out.exists():
+        raise UsageError(f"{out} exists: name a folder that does not")
+    if not out.parent.is_dir():
+        raise UsageError(f"{out.parent} is no folder")
+    folder = out.with_name(f".{out.name}-{uuid.uuid4().hex[:8]}")
+    folder.mkdir()
+    try:
+        yield folder
+        folder.rename(out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def copy_other_files(source: Path, target: Path) -> None:
+    """Copy config, tokenizer and what else lies beside the weights."""
+    for path in source.iterdir():
+        if path.is_file() and path.suffix != ".safetensors" and path.name != INDEX:
+            shutil.copy2(path, target / path.name)

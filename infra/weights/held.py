@@ -1,0 +1,76 @@
+"""Weights that deltas are applied to, in one stretch of memory, gated by the hashes of base and result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from infra.weights.delta import Delta, apply_delta, require_fits
+from infra.weights.tensors import Tensor, WeightsError, weights_hash
+
+_ALIGNED = 64
+
+
+class WrongBase(WeightsError):
+    """A delta belongs to other weights than those that are held."""
+
+
+class HeldWeights:
+    """Weights that were verified, and stay so: what is applied to them is checked before and after.
+
+    Args:
+        named: Tensors to begin with.
+        expected: Their `weights_hash`.
+        copy: Whether to copy them into memory of its own; without, their memory must be writable and is written to.
+
+    Raises WeightsError when they do not hash to `expected`.
+    """
+
+    def __init__(self, named: Mapping[str, Tensor], expected: str | None = None, *, copy: bool = True) -> None:
+        self.tensors: dict[str, Tensor] = _copied(named) if copy else dict(named)
+        self.weights_hash = weights_hash(self.tensors)
+        """Of what is held now; empty when a delta broke it, and it must not be used any more."""
+        if expected is not None and self.weights_hash != expected:
+            raise WeightsError(f"these weights hash to {self.weights_hash}, not to {expected} as was said of them")
+
+    def apply(self, delta: Delta) -> bool:
+        """Make of the base the result; tell whether anything was done: applied again, a delta does nothing.
+
+        Raises WrongBase when other weights are held than the delta's base, and WeightsError when what is held or what
+        came out is not what its hash says. After the latter the weights are broken; after WrongBase they are as before.
+        """
+        header = delta.header
+        if self.weights_hash == header.weights_hash:
+            return False
+        if self.weights_hash != header.base_hash:
+            raise WrongBase(
+                f"the delta leads from {header.base_hash} to {header.weights_hash}; held is "
+                f"{self.weights_hash or 'nothing that is whole'}: it does not belong here"
+            )
+        require_fits(header, self.tensors)
+        if (found := weights_hash(self.tensors)) != self.weights_hash:
+            broken, self.weights_hash = self.weights_hash, ""
+            raise WeightsError(f"the weights held hash to {found}, once they did to {broken}: memory was altered")
+        self.weights_hash = ""
+        apply_delta(delta, self.tensors)
+        if (found := weights_hash(self.tensors)) != header.weights_hash:
+            raise WeightsError(f"the delta gives weights that hash to {found}, it promises {header.weights_hash}")
+        self.weights_hash = found
+        return True
+
+
+def _copied(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy all tensors into one buffer, each aligned for a vector unit, in name order."""
+    starts, end = {}, 0
+    for name in sorted(named):
+        starts[name] = end
+        end += -(-named[name].data.nbytes // _ALIGNED) * _ALIGNED
+    buffer = np.empty(end, np.uint8)
+    copies = {}
+    for name, start in starts.items():
+        tensor = named[name]
+        place = buffer[start : start + tensor.data.nbytes]
+        place[:] = np.frombuffer(tensor.data, np.uint8)
+        copies[name] = Tensor(tensor.dtype, tensor.shape, place.data)
+    return copies

@@ -1,0 +1,97 @@
+"""Several deltas in a row as one: what a worker many versions behind fetches instead of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from infra.weights.coding import Coded, Items, changes, encode_block
+from infra.weights.delta import (
+    Delta,
+    add_changes,
+    in_order,
+    seal,
+    split,
+    threads,
+)
+from infra.weights.delta_header import TensorHead, head_of
+from infra.weights.tensors import ITEM_BYTES, WeightsError
+
+Content = list[Coded] | memoryview
+
+
+def merge_deltas(deltas: Sequence[Delta], *, workers: int | None = None) -> bytes:
+    """Return one delta object from the base of the first to the result of the last.
+
+    What an item changed by is added up, modulo 2^bits; where the sum is nothing, nothing is written. No weights are
+    needed for that. Raises WeightsError when one does not begin where the one before ends.
+    """
+    _require_chain(deltas)
+    parts: dict[str, list[tuple[TensorHead, Content]]] = {}
+    for delta in deltas:
+        for head, content in split(delta):
+            # What stands whole makes of no account what came before it.
+            before = [] if isinstance(content, memoryview) else parts.get(head.name, [])
+            parts[head.name] = [*before, (head, content)]
+    heads: list[TensorHead] = []
+    pieces: list[bytes | memoryview] = []
+    with ThreadPoolExecutor(workers or threads()) as pool:
+        for name in sorted(parts):
+            merged = _merged(pool, parts[name], deltas[0].header.block_items)
+            if merged is not None:
+                head, streams = merged
+                heads.append(head)
+                pieces += streams
+    first, last = deltas[0].header, deltas[-1].header
+    label = replace(last.label, base_version=first.label.base_version)
+    return seal(replace(last, base_hash=first.base_hash, label=label, tensors=tuple(heads)), pieces)
+
+
+def _require_chain(deltas: Sequence[Delta]) -> None:
+    if not deltas:
+        raise WeightsError("there is nothing to merge: name the deltas, in order")
+    for one, other in pairwise(delta.header for delta in deltas):
+        if other.base_hash != one.weights_hash or other.block_items != one.block_items:
+            raise WeightsError(
+                f"version {other.label.version} is a delta on {other.base_hash}, the one before it gives "
+                f"{one.weights_hash}: they are no chain"
+            )
+
+
+def _merged(
+    pool: ThreadPoolExecutor, parts: list[tuple[TensorHead, Content]], block_items: int
+) -> tuple[TensorHead, list[bytes | memoryview]] | None:
+    """Return one tensor's changes over all deltas; None when they are undone by one another."""
+    last, first = parts[-1][0], parts[0][1]
+    width = ITEM_BYTES[last.dtype]
+    sparse = [content for _, content in parts if not isinstance(content, memoryview)]
+    if isinstance(first, memoryview):
+        items: Items = np.frombuffer(bytearray(first), f"<u{width}")
+        for number, begin in enumerate(range(0, len(items), block_items)):
+            for content in sparse:
+                add_changes(items[begin : begin + block_items], content[number])
+        return replace(last, changed=len(items), blocks=()), [items.view(np.uint8).data]
+    total = last.items
+
+    def tasks() -> Iterator[Callable[[], Coded]]:
+        for number, begin in enumerate(range(0, total, block_items)):
+            size = min(block_items, total - begin)
+            yield partial(_block, size, width, [content[number] for content in sparse])
+
+    blocks = list(in_order(pool, tasks()))
+    if not any(block.changed for block in blocks):
+        return None
+    return head_of(last.name, last.dtype, last.shape, blocks), [stream for block in blocks for stream in block.streams]
+
+
+def _block(items: int, width: int, each: list[Coded]) -> Coded:
+    """Add up the changes of one block."""
+    total: Items = np.zeros(items, f"<u{width}")
+    for coded in each:
+        add_changes(total, coded)
+    return encode_block(*changes(np.zeros_like(total), total))

@@ -1,0 +1,128 @@
+"""Deltas between folders of weights, with no run and no Kafka: encode, apply, verify."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import UsageError
+from infra.weights.coding import decode_block
+from infra.weights.delta import MAGIC, Delta, encode_delta, read_delta, split
+from infra.weights.delta_header import Header, Label
+from infra.weights.folder import UNKNOWN, copy_other_files, made_whole, open_weights, restamp, write_weights
+from infra.weights.held import HeldWeights
+from infra.weights.tensors import ITEM_BYTES, WeightsError, weights_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A delta object that was written."""
+
+    header: Header
+    full_bytes: int
+    """Of the new weights."""
+    delta_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """An object that is whole."""
+
+    kind: str
+    """delta or weights."""
+    weights_hash: str
+    """Of the weights, or of what the delta gives."""
+    promised: bool
+    """Whether the object itself says which hash its weights have."""
+    header: Header | None = None
+    """Of a delta."""
+
+
+def encode(base: Path, new: Path, out: Path, label: Label) -> Written:
+    """Write the delta object that leads from one folder of weights to another.
+
+    Raises UsageError when `out` exists, WeightsError when a folder is not whole or not what it promises, and
+    NeedsAnchor when the two do not have the same tensors.
+    """
+    if out.exists():
+        raise UsageError(f"{out} exists: name a file that does not")
+    before, after = open_weights(base), open_weights(new)
+    base_hash, new_hash = (
+        HeldWeights(found.tensors, found.promised or None, copy=False).weights_hash for found in (before, after)
+    )
+    data = encode_delta(before.tensors, after.tensors, label, hashes=(base_hash, new_hash))
+    beside = out.with_name(f".{out.name}-{os.getpid()}")
+    try:
+        beside.write_bytes(data)
+        beside.rename(out)
+    finally:
+        beside.unlink(missing_ok=True)
+    full = sum(tensor.data.nbytes for tensor in after.tensors.values())
+    return Written(read_delta(data).header, full, len(data))
+
+
+def apply(base: Path, deltas: Sequence[Path], out: Path) -> str:
+    """Write the folder that deltas make of another, whole or not at all; return its `weights_hash`.
+
+    Config and tokenizer are those of the base. Raises UsageError when `out` exists, and WeightsError when the base is
+    not whole or not what it promises, when a delta is damaged or belongs elsewhere, or its result is not what it says.
+    """
+    opened = [open_delta(path) for path in deltas]
+    source = open_weights(base)
+    with made_whole(out) as folder:
+        if base.is_dir():
+            copy_other_files(base, folder)
+        write_weights(source.tensors, folder, UNKNOWN)
+        copied = open_weights(folder, writable=True)
+        held = HeldWeights(copied.tensors, source.promised or weights_hash(source.tensors), copy=False)
+        for path, delta in zip(deltas, opened, strict=True):
+            try:
+                held.apply(delta)
+            except WeightsError as error:
+                raise type(error)(f"{path}: {error}") from error
+        for file in copied.files.values():
+            file.flush()
+        restamp(folder, held.weights_hash)
+    return held.weights_hash
+
+
+def verify(place: Path) -> Verified:
+    """Read a delta object, a safetensors file or a folder of weights to its last byte. Raises WeightsError."""
+    if not place.exists():
+        raise WeightsError(f"{place} is not there")
+    if _begins_as_delta(place):
+        delta = open_delta(place)
+        for head, content in split(delta):
+            blocks = [] if isinstance(content, memoryview) else content
+            for number, coded in enumerate(blocks):
+                items = min(delta.header.block_items, head.items - number * delta.header.block_items)
+                decode_block(coded, items, ITEM_BYTES[head.dtype])
+        return Verified("delta", delta.header.weights_hash, promised=True, header=delta.header)
+    found = open_weights(place)
+    held = weights_hash(found.tensors)
+    if found.promised and held != found.promised:
+        raise WeightsError(f"{place} holds weights that hash to {held}, it says {found.promised}: it was altered")
+    return Verified("weights", held, promised=bool(found.promised))
+
+
+def _begins_as_delta(place: Path) -> bool:
+    if place.is_dir():
+        return False
+    with place.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def open_delta(path: Path) -> Delta:
+    """Map a delta object; it lives as long as anybody holds it. Raises WeightsError, naming the file."""
+    try:
+        with path.open("rb") as file:
+            return read_delta(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+    except FileNotFoundError as error:
+        raise WeightsError(f"{path} is not there") from error
+    except ValueError as error:
+        raise WeightsError(f"{path} is empty") from error
+    except WeightsError as error:
+        raise WeightsError(f"{path}: {error}") from error

@@ -1,0 +1,68 @@
+"""The cheapest way from weights that are held to weights that are wanted, over objects that are in the store."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from schemas.records import WeightsPublished
+
+ANCHOR, DELTA = "anchor", "delta"
+"""Kinds of a WeightsPublished."""
+NOTHING = ""
+"""Where an anchor leads from: no weights are needed for it."""
+Object = TypeVar("Object")
+
+
+@dataclass(frozen=True, slots=True)
+class Link(Generic[Object]):
+    """An object that makes of one set of weights another, each named by its hash."""
+
+    source: str
+    target: str
+    size_bytes: int
+    of: Object
+    """Whatever names it."""
+
+
+def link_of(event: WeightsPublished) -> Link[WeightsPublished] | None:
+    """Return what an event's object leads from and to; None for one that names no object, or of no known kind."""
+    if event.weights is None or event.kind not in {ANCHOR, DELTA} or not event.weights_hash:
+        return None
+    source = event.base_hash if event.kind == DELTA else NOTHING
+    return Link(source, event.weights_hash, event.weights.size_bytes, event)
+
+
+def cheapest(links: Iterable[Link[Object]], held: str, target: str) -> list[Link[Object]] | None:
+    """Return the links from `held` (or from nothing) to `target` that are fewest bytes; None when there is no way.
+
+    Dijkstra's algorithm; of ways of equal size the one of fewer objects. Empty when `target` is held.
+    """
+    leaving: defaultdict[str, list[Link[Object]]] = defaultdict(list)
+    for link in links:
+        leaving[link.source].append(link)
+    came: dict[str, Link[Object]] = {}
+    best = {NOTHING: (0, 0), held: (0, 0)}
+    queue = [(cost, name) for name, cost in best.items()]
+    heapq.heapify(queue)
+    while queue:
+        (size, count), here = heapq.heappop(queue)
+        if here == target:
+            break
+        if (size, count) > best[here]:
+            continue
+        for link in leaving[here]:
+            cost = (size + link.size_bytes, count + 1)
+            if link.target not in best or cost < best[link.target]:
+                best[link.target], came[link.target] = cost, link
+                heapq.heappush(queue, (cost, link.target))
+    if target not in best or not target:
+        return None
+    way: list[Link[Object]] = []
+    while target in came:
+        way.append(came[target])
+        target = came[target].source
+    return way[::-1]

@@ -1,0 +1,90 @@
+"""One policy's weights as a worker holds them, brought from version to version by the objects that are fewest bytes.
+
+All objects of a way are fetched and read before one is applied; each is checked for what its record says of it, and the
+weights before and after each by their hash. The engine serves its own copy meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from infra.errors import HeadraceError
+from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore
+from infra.weights.delta import Delta, read_delta
+from infra.weights.held import HeldWeights
+from infra.weights.paths import DELTA, NOTHING, cheapest, link_of
+from infra.weights.tensor_file import read_safetensors
+from infra.weights.tensors import Tensor, WeightsError
+from schemas.records import WeightsPublished
+
+Fetched = Delta | dict[str, Tensor]
+
+
+class BadWeights(HeadraceError):
+    """An object does not hold the weights that its record promises, or none that is good leads to a version."""
+
+
+class PolicyWeights:
+    """What is held of one policy; begins with nothing."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._held: HeldWeights | None = None
+
+    def bring(self, events: Iterable[WeightsPublished], target: WeightsPublished) -> dict[str, Tensor]:
+        """Return the weights of a version, which are this object's own: the next call may write to them.
+
+        An object that is missing, torn or mislabelled is left out, and another way is taken if there is one.
+
+        Args:
+            events: All that are known of the policy.
+            target: Whose version is wanted.
+
+        Raises BadWeights when there is no way left, after which weights between the old and the wanted may be held, and
+        Unavailable when the store is away.
+        """
+        links = [link for event in events if (link := link_of(event)) is not None]
+        refused: list[str] = []
+        while True:
+            way = cheapest(links, self._held.weights_hash if self._held else NOTHING, target.weights_hash)
+            if way is None:
+                raise BadWeights(_no_way(refused))
+            fetched: list[Fetched] = []
+            at = 0
+            try:
+                for at, link in enumerate(way):  # noqa: B007 - says below which one it was
+                    fetched.append(self._fetch(link.of))
+                for at, content in enumerate(fetched):
+                    self._apply(way[at].of, content)
+            except (ObjectMissing, ObjectCorrupt, WeightsError, BadWeights) as error:
+                refused.append(f"the {way[at].of.kind} of version {way[at].of.version}: {error}")
+                links.remove(way[at])
+            else:
+                assert self._held is not None  # noqa: S101 - a version is either held or led to
+                return self._held.tensors
+
+    def _apply(self, event: WeightsPublished, content: Fetched) -> None:
+        if isinstance(content, Delta):
+            assert self._held is not None  # noqa: S101 - a way never begins with a delta on nothing
+            self._held.apply(content)
+        else:
+            self._held = HeldWeights(content, event.weights_hash)
+
+    def _fetch(self, event: WeightsPublished) -> Fetched:
+        claim = event.weights
+        assert claim is not None  # noqa: S101 - it is a link
+        data = self._store.get(claim.key, claim.sha256, claim.size_bytes)
+        if event.kind != DELTA:
+            return read_safetensors(data)
+        delta = read_delta(data)
+        header = delta.header
+        says = (header.label.policy, header.label.epoch, header.label.version, header.base_hash, header.weights_hash)
+        if says != (event.policy, event.epoch, event.version, event.base_hash, event.weights_hash):
+            raise BadWeights(f"{claim.key} is labelled {says}, which is not what its record says of it")
+        return delta
+
+
+def _no_way(refused: list[str]) -> str:
+    if refused:
+        return f"{'; '.join(refused)}: the next anchor heals it"
+    return "no objects lead to it from what is held: the next anchor does"

@@ -1,0 +1,277 @@
+"""Deltas: exact whatever the bits are, applied where they belong and nowhere else, refused when one byte is another."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.weights.coding import BLOCK_ITEMS, changes, decode_block, encode_block
+from infra.weights.delta import MAGIC, Label, NeedsAnchor, encode_delta, read_delta
+from infra.weights.held import HeldWeights, WrongBase
+from infra.weights.merging import merge_deltas
+from infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, weights_hash
+
+Weights = dict[str, Tensor]
+DTYPES = ("BF16", "F16", "F32", "I64", "U8")
+
+
+def tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> Tensor:
+    return Tensor(dtype, shape, memoryview(data))
+
+
+def changed(weights: Weights, density: float, rng: np.random.Generator, *, near: bool = True) -> Weights:
+    """Change about so many items of each tensor: by a few units in the last place, or to whatever bits."""
+    found = {}
+    for name, old in weights.items():
+        items = np.frombuffer(old.data, f"<u{ITEM_BYTES[old.dtype]}").copy()
+        there = np.flatnonzero(rng.random(len(items)) < density)
+        steps = rng.choice([-2, -1, 1, 2], len(there)) if near else rng.integers(-(1 << 62), 1 << 62, len(there))
+        items[there] += steps.astype(items.dtype)
+        found[name] = tensor(old.dtype, old.shape, items.tobytes())
+    return found
+
+
+def made(seed: int, shapes: dict[str, tuple[str, tuple[int, ...]]]) -> Weights:
+    rng = np.random.default_rng(seed)
+    return {
+        name: tensor(dtype, shape, rng.bytes(int(np.prod(shape)) * ITEM_BYTES[dtype]))
+        for name, (dtype, shape) in shapes.items()
+    }
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> dict[str, tuple[str, tuple[int, ...]]]:
+    names = draw(
+        st.lists(st.text(min_size=1, max_size=8).filter(lambda name: name.isprintable()), unique=True, max_size=4)
+    )
+    shape = st.lists(st.integers(0, 40), max_size=3).map(tuple)
+    return {name: (draw(st.sampled_from(DTYPES)), draw(shape)) for name in names}
+
+
+@given(
+    layouts(), st.integers(0, 1 << 30), st.sampled_from([0.0, 0.001, 0.03, 0.5, 1.0]), st.booleans(), st.integers(1, 50)
+)
+@settings(max_examples=80)
+def test_a_delta_gives_exactly_the_new_weights_and_applied_again_nothing(
+    layout: dict[str, tuple[str, tuple[int, ...]]], seed: int, density: float, near: bool, block_items: int
+) -> None:
+    base = made(seed, layout)
+    new = changed(base, density, np.random.default_rng(seed + 1), near=near)
+    delta = read_delta(encode_delta(base, new, Label("p", 1, 4, 5), block_items=block_items))
+    held = HeldWeights(base)
+    assert held.apply(delta) == (weights_hash(base) != weights_hash(new))
+    assert {name: bytes(t.data) for name, t in held.tensors.items()} == {n: bytes(t.data) for n, t in new.items()}
+    assert held.weights_hash == weights_hash(new) == delta.header.weights_hash
+    assert not held.apply(delta)
+    assert delta.header.label == Label("p", 1, 4, 5)
+
+
+@given(layouts(), st.integers(0, 1 << 30), st.lists(st.sampled_from([0.0, 0.01, 0.5, 1.0]), min_size=1, max_size=5))
+@settings(max_examples=50)
+def test_merged_deltas_are_equal_to_all_of_them_in_turn(
+    layout: dict[str, tuple[str, tuple[int, ...]]], seed: int, densities: list[float]
+) -> None:
+    rng, sets = np.random.default_rng(seed), [made(seed, layout)]
+    for density in densities:
+        sets.append(changed(sets[-1], density, rng, near=density < 1))
+    deltas = [
+        read_delta(encode_delta(sets[n], sets[n + 1], Label(base_version=n, version=n + 1), block_items=30))
+        for n in range(len(densities))
+    ]
+    merged = read_delta(merge_deltas(deltas))
+    held = HeldWeights(sets[0])
+    held.apply(merged)
+    assert held.weights_hash == weights_hash(sets[-1])
+    assert (merged.header.label.base_version, merged.header.label.version) == (0, len(densities))
+
+
+def test_sign_flips_nan_and_both_zeros_survive() -> None:
+    bits = np.array([0x0000, 0x8000, 0x7FC1, 0xFFC0, 0x3F80, 0xBF80, 0x7F80, 0x0001], "<u2")
+    for turn in range(len(bits)):
+        base, new = ({"w": tensor("BF16", (8,), one.tobytes())} for one in (bits, np.roll(bits, turn)))
+        held = HeldWeights(base)
+        held.apply(read_delta(encode_delta(base, new, Label())))
+        assert bytes(held.tensors["w"].data) == bytes(new["w"].data)
+
+
+@pytest.mark.parametrize(
+    ("density", "most"), [(0.001, 1.61), (0.005, 1.32), (0.01, 1.19), (0.02, 1.10), (0.05, 0.95), (0.3, 0.62)]
+)
+def test_a_changed_value_takes_little_more_than_its_entropy(density: float, most: float) -> None:
+    """The floors are those of positions of equal chance and differences of ±1 (40 % each) and ±2 (10 % each)."""
+    rng = np.random.default_rng(3)
+    old = (rng.standard_normal(BLOCK_ITEMS, np.float32).view(np.uint32) >> 16).astype("<u2")
+    there = np.flatnonzero(rng.random(BLOCK_ITEMS) < density)
+    new = old.copy()
+    new[there] += rng.choice(np.array([1, -1, 2, -2], "<i2"), len(there), p=[0.4, 0.4, 0.1, 0.1]).view("<u2")
+    coded = encode_block(*changes(old, new))
+    assert coded.changed == len(there)
+    assert sum(map(len, coded.streams)) / len(there) <= 1.15 * most
+
+
+def test_a_tensor_that_a_delta_does_not_pay_for_stands_whole_and_an_equal_one_not_at_all() -> None:
+    base = made(0, {"a": ("F32", (4000,)), "b": ("BF16", (4000,)), "c": ("BF16", (4000,))})
+    rng = np.random.default_rng(1)
+    new = {
+        "a": changed(base, 1, rng, near=False)["a"],
+        "b": changed(base, 0.01, rng)["b"],
+        "c": base["c"],
+    }
+    data = encode_delta(base, new, Label())
+    header = read_delta(data).header
+    assert [(head.name, bool(head.blocks)) for head in header.tensors] == [("a", False), ("b", True)]
+    assert len(data) < 16_000 + 1500
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"a": ("BF16", (4,))}, "tensor 'b' is only in the base weights"),
+        ({"a": ("BF16", (4,)), "b": ("F32", (2,)), "c": ("F32", (1,))}, "tensor 'c' is only in the new weights"),
+        ({"a": ("BF16", (4,)), "b": ("F32", (1, 2))}, r"tensor 'b' was F32 \[2\] and is F32 \[1, 2\]"),
+        ({"a": ("F16", (4,)), "b": ("F32", (2,))}, r"tensor 'a' was BF16 \[4\] and is F16 \[4\]"),
+    ],
+)
+def test_tensors_that_appear_vanish_or_change_need_an_anchor(
+    other: dict[str, tuple[str, tuple[int, ...]]], says: str
+) -> None:
+    with pytest.raises(NeedsAnchor, match=says):
+        encode_delta(made(0, {"a": ("BF16", (4,)), "b": ("F32", (2,))}), made(1, other), Label())
+
+
+@pytest.fixture
+def pair() -> tuple[Weights, Weights]:
+    base = made(5, {"a": ("BF16", (6, 10)), "b": ("F32", (7,))})
+    return base, changed(base, 0.5, np.random.default_rng(6))
+
+
+def test_every_byte_that_is_flipped_missing_or_swapped_is_refused(pair: tuple[Weights, Weights]) -> None:
+    data = encode_delta(*pair, Label("p", 0, 1, 2))
+    damaged = [data[:n] for n in range(len(data))] + [data + b"\0", data[1:], b""]
+    damaged += [data[:n] + bytes([data[n] ^ 1 << n % 8]) + data[n + 1 :] for n in range(len(data))]
+    damaged += [
+        data[:n] + data[n + 1 : n + 2] + data[n : n + 1] + data[n + 2 :]
+        for n in range(len(data) - 1)
+        if data[n] != data[n + 1]
+    ]
+    for one in damaged:
+        with pytest.raises(WeightsError):
+            read_delta(one)
+
+
+def test_a_delta_on_other_weights_is_refused_and_they_stay_as_they_are(pair: tuple[Weights, Weights]) -> None:
+    base, new = pair
+    delta = read_delta(encode_delta(base, new, Label()))
+    other = changed(base, 0.5, np.random.default_rng(9))
+    held = HeldWeights(other)
+    with pytest.raises(WrongBase, match="does not belong here"):
+        held.apply(delta)
+    assert held.weights_hash == weights_hash(held.tensors) == weights_hash(other)
+
+
+def test_a_delta_with_the_hashes_of_another_is_found_out_and_what_it_gave_is_never_used(
+    pair: tuple[Weights, Weights],
+) -> None:
+    base, new = pair
+    wrong = changed(base, 0.5, np.random.default_rng(9))
+    delta = read_delta(encode_delta(base, new, Label(), hashes=(weights_hash(base), weights_hash(wrong))))
+    held = HeldWeights(base)
+    with pytest.raises(WeightsError, match="it promises"):
+        held.apply(delta)
+    assert not held.weights_hash
+    with pytest.raises(WrongBase, match="nothing that is whole"):
+        held.apply(delta)
+
+
+def test_memory_that_changed_under_its_hash_is_found_before_a_delta_is_applied(pair: tuple[Weights, Weights]) -> None:
+    base, new = pair
+    held = HeldWeights(base)
+    held.tensors["a"].data[3] ^= 1
+    with pytest.raises(WeightsError, match="memory was altered"):
+        held.apply(read_delta(encode_delta(base, new, Label())))
+    assert not held.weights_hash
+
+
+def test_weights_that_are_not_what_was_said_of_them_are_not_held(pair: tuple[Weights, Weights]) -> None:
+    with pytest.raises(WeightsError, match="as was said of them"):
+        HeldWeights(pair[0], weights_hash(pair[1]))
+
+
+def resealed(data: bytes, header: object) -> bytes:
+    """Put another header into a delta object, under a right checksum."""
+    length = int.from_bytes(data[8:16], "little")
+    text = json.dumps(header).encode()
+    body = MAGIC + len(text).to_bytes(8, "little") + text + data[16 + length : -32]
+    return body + blake3(body).digest()
+
+
+def test_a_header_whose_numbers_cannot_be_is_refused_before_memory_is_taken(pair: tuple[Weights, Weights]) -> None:
+    data = encode_delta(*pair, Label())
+    good = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
+    assert read_delta(resealed(data, good)).header == read_delta(data).header
+
+    def refused(*path: str | int, to: object) -> None:
+        header = json.loads(json.dumps(good))
+        place = header
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = to
+        with pytest.raises(WeightsError):
+            read_delta(resealed(data, header))
+
+    block = ("tensors", 0, "blocks", 0)
+    for number in (-1, 1 << 60):
+        for key in ("changed", "digit_bytes", "digits", "code_bits", "escapes"):
+            refused(*block, key, to=number)
+        refused("tensors", 0, "shape", to=[number])
+        refused("tensors", 0, "changed", to=number)
+        refused("block_items", to=number)
+    refused(*block, "sizes", to=[1, 2])
+    refused("tensors", 0, "dtype", to="F7")
+    refused("tensors", 1, "name", to=good["tensors"][0]["name"])
+    refused("tensors", to=good["tensors"][:1])
+    refused("format", to=2)
+    refused("base_hash", to=None)
+    with pytest.raises(WeightsError, match="update it"):
+        read_delta(resealed(data, {**good, "format": 2}))
+    for other in ([], "", 0, None):
+        with pytest.raises(WeightsError):
+            read_delta(resealed(data, other))
+
+
+def test_streams_that_are_not_what_the_header_says_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    old = rng.integers(0, 1 << 16, 1000).astype("<u2")
+    new = old.copy()
+    new[::7] += 40
+    coded = encode_block(*changes(old, new))
+    gaps, codes, escapes = coded.streams
+    for wrong in (
+        replace(coded, changed=coded.changed - 1),
+        replace(coded, digits=coded.digits + 1),
+        replace(coded, streams=(codes, codes, escapes)),
+        replace(coded, streams=(gaps, escapes, codes)),
+        replace(coded, streams=(gaps, codes, b"")),
+        replace(coded, streams=(gaps, bytes(codes)[:-3], escapes)),
+        replace(coded, escapes=coded.escapes + 1),
+    ):
+        with pytest.raises(WeightsError):
+            decode_block(wrong, 1000, 2)
+    with pytest.raises(WeightsError, match="places in a block of 900 items"):
+        decode_block(coded, 900, 2)
+
+
+def test_deltas_that_are_no_chain_are_not_merged(pair: tuple[Weights, Weights]) -> None:
+    base, new = pair
+    there, back = (read_delta(encode_delta(*two, Label())) for two in ((base, new), (new, base)))
+    assert read_delta(merge_deltas([there, back])).header.changed == 0
+    with pytest.raises(WeightsError, match="no chain"):
+        merge_deltas([there, there])
+    with pytest.raises(WeightsError, match="nothing to merge"):
+        merge_deltas([])

@@ -1,0 +1,244 @@
+"""A worker's weights, brought along by deltas: the cheapest way is taken, what is damaged is refused, and it heals."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore, StoreUnavailable
+from infra.weights.delta import encode_delta, read_delta
+from infra.weights.delta_header import Label
+from infra.weights.merging import merge_deltas
+from infra.weights.paths import ANCHOR, DELTA, NOTHING, Link, cheapest
+from infra.weights.policy_weights import BadWeights, PolicyWeights
+from infra.weights.tensor_file import write_safetensors
+from infra.weights.tensors import Tensor, weights_hash
+from schemas.records import ClaimCheck, WeightsPublished
+
+VERSIONS = 8
+Weights = dict[str, Tensor]
+
+
+def weights(version: int) -> Weights:
+    """A few values change from one version to the next."""
+    items = np.zeros(4000, "<u2")
+    rng = np.random.default_rng(0)
+    for _ in range(version):
+        items[rng.integers(0, 4000, 40)] += 1
+    return {"w": Tensor("BF16", (4000,), memoryview(items.tobytes()))}
+
+
+@dataclass
+class Store:
+    """Verifies as the real one does."""
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+    away: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    def get(self, key: str, sha256: str, size: int) -> bytes:
+        self.asked.append(key)
+        if self.away:
+            raise StoreUnavailable("no answer")
+        if key not in self.objects:
+            raise ObjectMissing(f"{key} does not exist")
+        data = self.objects[key]
+        if (len(data), hashlib.sha256(data).hexdigest()) != (size, sha256):
+            raise ObjectCorrupt(f"{key} is not what its record says")
+        return data
+
+
+class Scene:
+    """Anchor 0, deltas 1 to 8, and anchor 6 beside delta 6."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.events: dict[str, WeightsPublished] = {}
+        self.anchor(0)
+        for version in range(1, VERSIONS + 1):
+            self.delta(version - 1, version)
+        self.held = PolicyWeights(cast("ObjectStore", self.store))
+
+    def put(self, name: str, data: bytes, event: WeightsPublished) -> None:
+        self.store.objects[name] = data
+        claim = ClaimCheck("main", name, hashlib.sha256(data).hexdigest(), len(data))
+        self.events[name] = replace(event, weights=claim)
+
+    def anchor(self, version: int) -> None:
+        event = WeightsPublished(policy="p", version=version, kind=ANCHOR, weights_hash=weights_hash(weights(version)))
+        self.put(f"anchor-{version}", write_safetensors(weights(version)), event)
+
+    def delta(self, base: int, version: int, data: bytes | None = None, epoch: int = 0) -> None:
+        label = Label("p", epoch, base, version)
+        event = WeightsPublished(
+            policy="p",
+            version=version,
+            epoch=epoch,
+            kind=DELTA,
+            base_version=base,
+            base_hash=weights_hash(weights(base)),
+            weights_hash=weights_hash(weights(version)),
+        )
+        made = encode_delta(weights(base), weights(version), label) if data is None else data
+        self.put(f"delta-{base}-{version}", made, event)
+
+    def bring(self, version: int) -> Weights:
+        target = next(event for event in self.events.values() if event.version == version)
+        return self.held.bring(self.events.values(), target)
+
+    def is_at(self, version: int) -> bool:
+        self.store.asked.clear()
+        got = bytes(self.bring(version)["w"].data) == bytes(weights(version)["w"].data)
+        return got and not self.store.asked
+
+
+def test_a_joiner_takes_an_anchor_and_deltas_and_a_follower_only_what_it_lacks() -> None:
+    scene = Scene()
+    scene.bring(3)
+    assert scene.store.asked == ["anchor-0", "delta-0-1", "delta-1-2", "delta-2-3"]
+    assert scene.is_at(3)
+    scene.bring(5)
+    assert scene.store.asked == ["delta-3-4", "delta-4-5"]
+    assert scene.is_at(5)
+
+
+def test_a_merged_delta_is_taken_where_it_is_less_than_all_that_it_stands_for() -> None:
+    scene = Scene()
+    scene.bring(1)
+    deltas = [read_delta(scene.store.objects[f"delta-{n}-{n + 1}"]) for n in range(1, 7)]
+    scene.delta(1, 7, merge_deltas(deltas))
+    scene.store.asked.clear()
+    scene.bring(8)
+    assert scene.store.asked == ["delta-1-7", "delta-7-8"]
+    assert scene.is_at(8)
+
+
+def test_of_all_ways_the_one_of_fewest_bytes_is_taken() -> None:
+    links = [
+        Link(NOTHING, "a", 100, "anchor"),
+        Link("a", "b", 10, "1"),
+        Link("b", "c", 10, "2"),
+        Link("a", "c", 15, "m"),
+    ]
+
+    def way(held: str, target: str) -> list[str] | None:
+        found = cheapest(links, held, target)
+        return None if found is None else [link.of for link in found]
+
+    assert way(NOTHING, "c") == ["anchor", "m"]
+    assert way("b", "c") == ["2"]
+    assert way("c", "c") == []
+    assert way("c", "a") == ["anchor"]
+    assert way("a", "x") is None
+    assert way("a", NOTHING) is None
+
+
+def flipped(scene: Scene) -> None:
+    data = bytearray(scene.store.objects["delta-3-4"])
+    data[len(data) // 2] ^= 1
+    scene.store.objects["delta-3-4"] = bytes(data)
+
+
+def truncated(scene: Scene) -> None:
+    scene.store.objects["delta-3-4"] = scene.store.objects["delta-3-4"][:-9]
+
+
+def half_uploaded(scene: Scene) -> None:
+    """Its record, too, was written of the half."""
+    scene.delta(3, 4, scene.store.objects["delta-3-4"][:200])
+
+
+def swapped(scene: Scene) -> None:
+    objects = scene.store.objects
+    objects["delta-3-4"], objects["delta-4-5"] = objects["delta-4-5"], objects["delta-3-4"]
+
+
+def missing(scene: Scene) -> None:
+    del scene.store.objects["delta-3-4"]
+
+
+def of_another_base(scene: Scene) -> None:
+    scene.delta(3, 4, encode_delta(weights(2), weights(4), Label("p", 0, 3, 4)))
+
+
+def mislabelled(scene: Scene) -> None:
+    """Right in all but the version that it says it makes."""
+    scene.delta(3, 4, encode_delta(weights(3), weights(4), Label("p", 0, 3, 5)))
+
+
+def of_an_older_epoch(scene: Scene) -> None:
+    data = scene.store.objects["delta-3-4"]
+    scene.delta(3, 4, data, epoch=1)
+
+
+def of_other_contents(scene: Scene) -> None:
+    """Hashes and label are right, what it does is not: only what comes out can tell."""
+    hashes = (weights_hash(weights(3)), weights_hash(weights(4)))
+    scene.delta(3, 4, encode_delta(weights(3), weights(7), Label("p", 0, 3, 4), hashes=hashes))
+
+
+DAMAGE = (
+    flipped,
+    truncated,
+    half_uploaded,
+    swapped,
+    missing,
+    of_another_base,
+    mislabelled,
+    of_an_older_epoch,
+    of_other_contents,
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+def test_a_damaged_delta_is_refused_and_the_next_anchor_heals(damage: Callable[[Scene], None]) -> None:
+    scene = Scene()
+    scene.bring(3)
+    damage(scene)
+    with pytest.raises(BadWeights, match=r"delta of version 4: .*the next anchor heals"):
+        scene.bring(4)
+    with pytest.raises(BadWeights, match=r"no objects lead|anchor heals"):
+        scene.bring(5)
+    assert scene.held.bring(scene.events.values(), scene.events["delta-2-3"])["w"].data == weights(3)["w"].data
+    scene.anchor(6)
+    scene.bring(8)
+    assert scene.is_at(8)
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+def test_a_damaged_delta_is_gone_round_where_there_is_another_way(damage: Callable[[Scene], None]) -> None:
+    scene = Scene()
+    scene.bring(3)
+    singles = [read_delta(scene.store.objects[f"delta-{n}-{n + 1}"]) for n in range(2, 5)]
+    scene.delta(2, 5, merge_deltas(singles))
+    damage(scene)
+    scene.bring(5)
+    assert scene.is_at(5)
+
+
+def test_a_store_that_is_away_changes_nothing_and_when_it_is_back_all_goes_on() -> None:
+    scene = Scene()
+    scene.bring(3)
+    scene.store.away = True
+    with pytest.raises(StoreUnavailable):
+        scene.bring(5)
+    scene.store.away = False
+    assert scene.is_at(3)
+    scene.bring(5)
+    assert scene.is_at(5)
+
+
+def test_an_anchor_that_is_not_what_its_record_says_is_refused_though_a_delta_leads_on_from_it() -> None:
+    scene = Scene()
+    scene.store.objects["anchor-0"] = b"torn"
+    with pytest.raises(BadWeights, match="anchor of version 0"):
+        scene.bring(2)
+    event = scene.events["anchor-0"]
+    scene.put("anchor-0", write_safetensors(weights(5)), event)
+    with pytest.raises(BadWeights, match="as was said of them"):
+        scene.bring(2)

@@ -1,0 +1,175 @@
+"""Deltas between folders, from the command line: what a user of plain Hugging Face folders meets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from typer.testing import CliRunner
+
+from infra.errors import HeadraceError, UsageError
+from infra.weights import folder as folders
+from infra.weights import offline
+from infra.weights.cli import app
+from infra.weights.delta_header import Label
+from infra.weights.folder import INDEX, SINGLE, open_weights, write_weights
+from infra.weights.tensors import Tensor, WeightsError, weights_hash
+
+SHAPES = {"embed": (50, 16), "norm": (16,), "head": (16, 50)}
+
+
+def saved(folder: Path, seed: int, change: float = 0.0) -> Path:
+    """Write a folder as Hugging Face's own tools do; `change` of its items differ from those of the seed alone."""
+    rng = np.random.default_rng(seed)
+    arrays = {name: rng.standard_normal(shape).astype(np.float16) for name, shape in SHAPES.items()}
+    for array in arrays.values():
+        array.view(np.uint16)[rng.random(array.shape) < change] += 1
+    folder.mkdir()
+    safetensors.numpy.save_file(arrays, folder / SINGLE, metadata={"format": "pt"})
+    (folder / "config.json").write_text('{"model_type": "none"}')
+    return folder
+
+
+def loaded(folder: Path) -> dict[str, np.ndarray]:
+    return safetensors.numpy.load_file(folder / SINGLE)
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> tuple[Path, list[Path], Path]:
+    """A base, the deltas to two versions after it, and the last of those."""
+    versions = [saved(tmp_path / f"v{n}", 3, change) for n, change in enumerate((0.0, 0.02, 0.3))]
+    deltas = [tmp_path / "1.delta", tmp_path / "2.delta"]
+    for n, out in enumerate(deltas):
+        offline.encode(versions[n], versions[n + 1], out, Label("p", 0, n, n + 1))
+    return versions[0], deltas, versions[2]
+
+
+def test_what_the_commands_make_of_a_folder_is_what_was_encoded(
+    chain: tuple[Path, list[Path], Path], tmp_path: Path
+) -> None:
+    base, deltas, last = chain
+    run = CliRunner()
+    made = run.invoke(app, ["apply", str(base), *map(str, deltas), str(tmp_path / "out")])
+    assert made.exit_code == 0, made.output
+    again, wanted = loaded(tmp_path / "out"), loaded(last)
+    assert all((again[name].view(np.uint16) == wanted[name].view(np.uint16)).all() for name in SHAPES)
+    assert (tmp_path / "out" / "config.json").read_text() == '{"model_type": "none"}'
+    told = json.loads(run.invoke(app, ["verify", str(tmp_path / "out"), "--json"]).output)
+    assert told == {"ok": True, "kind": "weights", "weights_hash": told["weights_hash"], "checked": True}
+    assert told["weights_hash"] in made.output
+    delta = json.loads(run.invoke(app, ["verify", str(deltas[1]), "--json"]).output)
+    assert (delta["kind"], delta["weights_hash"]) == ("delta", told["weights_hash"])
+    encoded = run.invoke(app, ["encode", str(base), str(last), str(tmp_path / "both.delta"), "--json"])
+    assert json.loads(encoded.output)["weights_hash"] == told["weights_hash"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "1.delta", "2.delta", "both.delta", "out", "v0", "v1", "v2",
+    ]  # fmt: skip
+
+
+def test_a_delta_applied_to_its_own_result_changes_nothing(
+    chain: tuple[Path, list[Path], Path], tmp_path: Path
+) -> None:
+    _, deltas, last = chain
+    offline.apply(last, deltas[1:], tmp_path / "out")
+    assert offline.verify(tmp_path / "out").weights_hash == weights_hash(open_weights(last).tensors)
+
+
+def refused(call: object, *words: object) -> None:
+    with pytest.raises(HeadraceError) as caught:
+        call(*words)  # type: ignore[operator]
+    assert caught.value.exit_code == (2 if isinstance(caught.value, UsageError) else 1)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "swapped", "empty", "missing", "other file"])
+def test_a_damaged_delta_is_refused_and_nothing_is_written(
+    damage: str, chain: tuple[Path, list[Path], Path], tmp_path: Path
+) -> None:
+    base, deltas, _ = chain
+    data = deltas[1].read_bytes()
+    at = len(data) // 2
+    match damage:
+        case "truncated":
+            deltas[1].write_bytes(data[:-7])
+        case "flipped":
+            deltas[1].write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        case "swapped":
+            deltas.reverse()
+        case "empty":
+            deltas[1].write_bytes(b"")
+        case "missing":
+            deltas[1].unlink()
+        case _:
+            shutil.copy(base / "config.json", deltas[1])
+    refused(offline.apply, base, deltas, tmp_path / "out")
+    if damage != "swapped":
+        refused(offline.verify, deltas[1])
+    assert not [path for path in tmp_path.iterdir() if "out" in path.name]
+
+
+def test_weights_that_were_altered_are_found_by_the_hash_that_they_carry(
+    chain: tuple[Path, list[Path], Path], tmp_path: Path
+) -> None:
+    base, deltas, last = chain
+    offline.apply(base, deltas, tmp_path / "out")
+    file = tmp_path / "out" / SINGLE
+    data = bytearray(file.read_bytes())
+    for at in (len(data) - 1, len(data) // 2, data.index(b"headrace.weights_hash") + 30):
+        altered = data.copy()
+        altered[at] ^= 1
+        file.write_bytes(altered)
+        refused(offline.verify, tmp_path / "out")
+        refused(offline.encode, tmp_path / "out", last, tmp_path / "new.delta", Label())
+        refused(offline.apply, tmp_path / "out", deltas[1:], tmp_path / "again")
+    file.write_bytes(data[:-1])
+    refused(offline.verify, tmp_path / "out")
+
+
+def test_what_exists_is_not_written_over(chain: tuple[Path, list[Path], Path], tmp_path: Path) -> None:
+    base, deltas, last = chain
+    for call, words in (
+        (offline.encode, (base, last, deltas[0], Label())),
+        (offline.apply, (base, deltas, last)),
+        (offline.apply, (base, deltas, tmp_path / "no" / "where")),
+    ):
+        with pytest.raises(UsageError):
+            call(*words)  # type: ignore[operator]
+
+
+def test_large_weights_are_several_files_and_an_index_that_transformers_tools_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    named = {f"t{n}": Tensor("F32", (100,), memoryview(rng.bytes(400))) for n in range(5)}
+    folder = tmp_path / "sharded"
+    folder.mkdir()
+    write_weights(named, folder, weights_hash(named), shard_bytes=1000)
+    index = json.loads((folder / INDEX).read_text())
+    assert index["metadata"]["total_size"] == 2000
+    assert sorted(set(index["weight_map"].values())) == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+    again = {
+        name: array
+        for file in set(index["weight_map"].values())
+        for name, array in safetensors.numpy.load_file(folder / file).items()
+    }
+    assert {name: array.tobytes() for name, array in again.items()} == {n: bytes(t.data) for n, t in named.items()}
+    assert offline.verify(folder).promised
+    monkeypatch.setattr(folders, "SHARD_BYTES", 1000)
+
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(WeightsError, match="is not there"):
+        open_weights(folder)
+    write_weights({"t9": named["t0"]}, tmp_path, "")
+    (tmp_path / SINGLE).rename(folder / "model-00002-of-00003.safetensors")
+    with pytest.raises(WeightsError, match="do not agree on tensor"):
+        open_weights(folder)
+
+
+def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    for text in ('{"weight_map": {"a": "../a.safetensors"}}', "[]", "{", '{"weight_map": [1]}'):
+        (tmp_path / INDEX).write_text(text)
+        with pytest.raises(WeightsError):
+            open_weights(tmp_path)
