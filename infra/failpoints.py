@@ -9,6 +9,7 @@ Points are `<component>.<moment>`, the component as in the transactional id. In 
 something to write: `handled` (records are in memory, nothing is produced), then of its transaction `begun`, `produced`
 (after each flush: records have their offsets), `offsets_sent`, `committing`, `committed`. Beside those:
 
+    train.stepped, train.copied                        a version is made, and its values copied
     train.before_upload, train.after_upload            around the weights' way into the store
     train.before_checkpoint, train.after_checkpoint    around a checkpoint's
     rollout.started                                    a task's start is committed, nothing is played

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import structlog
@@ -25,7 +26,8 @@ from schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, Posit
 from trainers.advantages import RewardError
 from trainers.batch import BatchError, TrainingSequence, numbered
 from trainers.groups import WholeGroup, training_sequences
-from trainers.publisher import WindowMark, checkpoint
+from trainers.pipeline import Made, Order, Pipeline
+from trainers.publisher import WindowMark, pointer
 from trainers.resume import Incarnation
 from trainers.trained_groups import whole
 from trainers.window import Eviction, Waiting, Window
@@ -33,6 +35,8 @@ from trainers.window import Eviction, Waiting, Window
 log = structlog.get_logger()
 
 EVICTIONS_WAIT_S = 1.0
+IDLE_S, BUSY_S = 0.05, 0.005
+"""How long a poll waits: with nothing under way, and with a version that may be ready any moment."""
 GroupKey = tuple[str, int, int]
 """(stream, number, use)."""
 UNKNOWN: GroupKey = ("", -1, 0)
@@ -67,7 +71,9 @@ class Trainer:
         self._evicted_since = 0.0
         self._arrivals = 0
         self._ended = run.ended
-        self._waiting_since = time.monotonic()
+        self._pipeline = Pipeline(run, incarnation.learner, incarnation.publisher)
+        self._flights: deque[Flight] = deque()
+        """Versions that were begun and are not committed, oldest first."""
 
     # ------------------------------------------------------------------------------------------------------------- in
 
@@ -80,7 +86,7 @@ class Trainer:
             found = self._reader.poll(256, 0)
         if not found and not self._batch_waits():
             with watch.measure("wait"):
-                found = self._reader.poll(256, 0.05)
+                found = self._reader.poll(256, IDLE_S if self._pipeline.is_empty else BUSY_S)
         return found
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
@@ -142,7 +148,10 @@ class Trainer:
         return [letter, self._batch_message(dead)]
 
     def tick(self) -> Iterable[Outgoing]:
-        """Report evictions that wait, else make a version if a batch is there."""
+        """Return the records of a version that is made, or of evictions that wait; let the next version be made."""
+        made = self._pipeline.take()
+        if made is not None:
+            return self._version(self._flights.popleft(), made)
         if self._over():
             self._evict([Eviction(entry, "run_end") for entry in self.window.take(len(self.window)) or ()])
         else:
@@ -150,7 +159,7 @@ class Trainer:
         if self._evicted and (self._batch_waits() or time.monotonic() - self._evicted_since > EVICTIONS_WAIT_S):
             return self._report_evictions()
         if self._batch_waits():
-            return self._make_version(self.window.take(self.settings.groups_per_batch) or [])
+            self._begin_version(self.window.take(self.settings.groups_per_batch) or [])
         return ()
 
     def position(self, writer: TransactionalWriter) -> None:
@@ -174,14 +183,17 @@ class Trainer:
         raise MustRestart(f"trainer of {self.policy} starts again from its newest checkpoint")
 
     def close(self) -> None:
-        """Leave."""
+        """Leave, after the step under way."""
+        self._pipeline.close()
         self._reader.close()
 
     def _over(self) -> bool:
         return bool(self._ended) or self.learner.version >= self.settings.steps
 
     def _batch_waits(self) -> bool:
-        return len(self.window) >= self.settings.groups_per_batch and not self._over()
+        """Tell whether there is a batch, and a learner that is free to train it."""
+        enough = len(self.window) >= self.settings.groups_per_batch
+        return enough and self._pipeline.is_free and not self._over()
 
     # ------------------------------------------------------------------------------------------------------- evictions
 
@@ -222,37 +234,48 @@ class Trainer:
 
     # --------------------------------------------------------------------------------------------------------- version
 
-    def _make_version(self, batch: list[Waiting]) -> list[Outgoing]:
-        """Train one batch and publish what came out: snapshot, encode, upload, and the records of the transaction."""
-        waited, begin = time.monotonic() - self._waiting_since, time.monotonic()
-        base, version = self.learner.version, self.learner.version + 1
+    def _begin_version(self, batch: list[Waiting]) -> None:
+        """Let the learner make a version of a batch."""
+        version = self.learner.version + 1
         candidates = [candidate_of(entry) for entry in batch]
-        with self._watch.measure("train"):
-            metrics = self.learner.step(numbered(c.sequences for c in candidates), version)
-            snapshot = self.learner.published()
-        with self._watch.measure("publish"):
-            event = self._publisher.publish(snapshot, version, epoch=self._epoch)
-        metrics |= group_metrics([c.whole for c in candidates], base)
-        metrics |= {"step_s": time.monotonic() - begin, "wait_s": waited, "log_share": log_share(self._watch.seconds)}
+        is_last = version == self.settings.steps
+        every = self.run.recipe.evaluate.every
+        order = Order(
+            version=version,
+            epoch=self._epoch,
+            sequences=numbered(c.sequences for c in candidates),
+            must_publish=is_last or (every > 0 and version % every == 0),
+            checkpoint=is_last or version % self.settings.checkpoint_every == 0,
+        )
+        metrics = group_metrics([c.whole for c in candidates], version - 1)
+        metrics["wait_s"] = time.monotonic() - self._pipeline.free_since
+        self._flights.append(Flight(version, batch, metrics))
+        self._pipeline.begin(order)
+
+    def _version(self, flight: Flight, made: Made) -> list[Outgoing]:
+        """Return the records of a version's transaction, but for its event, which `position` writes."""
+        version, published = flight.version, made.published
+        self._watch.seconds["train"] += made.metrics["step_s"] + made.metrics["blocked_s"]
+        metrics = {**made.metrics, **flight.metrics, "log_share": log_share(self._watch.seconds)}
         metrics |= {f"seconds_{activity}": spent for activity, spent in self._watch.seconds.items()}
         record = replace(
             self._record(),
             version=version,
             revision=self.run.revision,
-            groups=tuple(_use(entry) for entry in batch),
+            groups=tuple(_use(entry) for entry in flight.batch),
             evictions=tuple(_eviction(e) for e in self._evicted),
             base_hash=self._weights_hash,
-            weights_hash=event.weights_hash,
+            weights_hash=published.weights_hash,
             fingerprint=self.learner.fingerprint(),
             metrics={name: float(value) for name, value in metrics.items()},
         )
         outgoing = [self._batch_message(record), *(self._outcome(e) for e in self._evicted)]
-        self._announced = event
-        if version % self.settings.checkpoint_every == 0 or version == self.settings.steps:
-            mark = WindowMark(self._epoch, event.weights_hash, self._window_positions())
-            outgoing.append(checkpoint(self.run, self.policy, self.learner, mark))
-        self._weights_hash = event.weights_hash
-        self._evicted, self._waiting_since = [], time.monotonic()
+        if published.checkpoint is not None:
+            mark = WindowMark(version, self._epoch, published.weights_hash, self._window_positions())
+            outgoing.append(pointer(self.run, self.policy, self.learner, mark, published.checkpoint))
+        self._announced = published.event
+        self._weights_hash = published.weights_hash
+        self._evicted = []
         log.info(
             "version.trained",
             policy=self.policy,
@@ -260,7 +283,7 @@ class Trainer:
             reward=round(metrics["reward_mean"], 3),
             staleness=round(metrics["staleness_mean"], 2),
             step_s=round(metrics["step_s"], 3),
-            wait_s=round(waited, 3),
+            wait_s=round(metrics["wait_s"], 3),
         )
         return outgoing
 
@@ -284,9 +307,20 @@ class Trainer:
     def _window_positions(self) -> tuple[Position, ...]:
         """Return, by partition, the first offset that a successor must read to have this window again."""
         first = {p: o for (topic, p), o in self._reader.positions.items() if topic == self._curated}
-        for entry in self.window.leftovers():
+        on_their_way = (entry for flight in self._flights for entry in flight.batch)
+        for entry in chain(self.window.leftovers(), on_their_way):
             first[entry.partition] = min(first[entry.partition], entry.offset)
         return tuple(Position(partition, offset) for partition, offset in first.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A version between its batch and its transaction."""
+
+    version: int
+    batch: list[Waiting]
+    metrics: dict[str, float]
+    """What is known before its step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ class _Output:
         self.publisher.announced(event, ticket.offset)
 
     def checkpoint(self, learner: Learner, weights_hash: str) -> Outgoing:
-        return checkpoint(self.run, self.policy, learner, WindowMark(0, weights_hash))
+        return checkpoint(self.run, self.policy, learner, WindowMark(learner.version, 0, weights_hash))
 
     def publish(self, learner: Learner) -> WeightsPublished:
         """Store the weights; return their event."""

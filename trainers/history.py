@@ -32,8 +32,6 @@ log = structlog.get_logger()
 class AnchorMark:
     """The newest whole weights of a policy, and what was published since."""
 
-    offset: int = -1
-    """Of its record on the weights topic."""
     size_bytes: int = 0
     versions: int = 0
     """Published as deltas since."""
@@ -61,6 +59,8 @@ class History:
     """The newest."""
     anchor: AnchorMark = AnchorMark()
     """The newest anchor, and what was published since."""
+    anchor_offset: int = -1
+    """Where its record stands on the weights topic."""
     files: tuple[NamedObject, ...] = ()
     """Config and tokenizer, as the newest anchor names them."""
 
@@ -93,7 +93,10 @@ def read_history(run: Run, policy: str) -> History:
 def _take_event(history: History, event: WeightsPublished, offset: int) -> None:
     history.published = event
     size = event.weights.size_bytes if event.weights else 0
-    history.anchor = AnchorMark(offset, size) if event.kind == ANCHOR else history.anchor.after(size)
+    if event.kind == ANCHOR:
+        history.anchor, history.anchor_offset = AnchorMark(size), offset
+    else:
+        history.anchor = history.anchor.after(size)
     history.files = event.files or history.files
 
 

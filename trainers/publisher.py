@@ -22,9 +22,9 @@ from infra.weights.paths import ANCHOR, DELTA
 from infra.weights.tensor_file import HF_METADATA, write_safetensors
 from infra.weights.tensors import Tensor, weights_hash
 from schemas import codec
-from schemas.records import CheckpointPointer, NamedObject, Position, WeightsPublished
+from schemas.records import CheckpointPointer, ClaimCheck, NamedObject, Position, WeightsPublished
 from schemas.topics import checkpoint_key
-from trainers.checkpoint import encode_checkpoint
+from trainers.checkpoint import Checkpoint, encode_checkpoint
 from trainers.history import AnchorMark
 from trainers.learner import Learner
 
@@ -50,18 +50,29 @@ class Publisher:
         policy: Which.
         files: Config and tokenizer, which go beside every anchor.
         base: The newest published version; None publishes the next one whole.
+        anchor_offset: Where the newest anchor's record stands on its topic.
+
+    `publish` may run in a thread of its own; the others belong to the one that writes the records.
     """
 
-    def __init__(self, run: Run, policy: str, files: tuple[NamedObject, ...], base: Base | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        policy: str,
+        files: tuple[NamedObject, ...],
+        base: Base | None = None,
+        anchor_offset: int = -1,
+    ) -> None:
         self.files = files
         self._base = base
+        self._anchor_offset = anchor_offset
         self._run, self._policy = run, policy
         self._settings = run.recipe.trainer_of(policy)
 
     def publish(self, named: Mapping[str, Tensor], version: int, *, epoch: int = 0) -> WeightsPublished:
         """Encode and upload a version; return its event, which is to be written in the version's transaction.
 
-        The next delta will be one on these tensors: leave them alone. Of an anchor `announced` wants the offset.
+        The next delta will be one on these tensors: leave them alone.
         """
         begin = time.monotonic()
         found = weights_hash(named)
@@ -91,15 +102,17 @@ class Publisher:
         self._base = Base(version, epoch, named, found, mark)
         return event
 
-    def announced(self, event: WeightsPublished, offset: int) -> None:
-        """Take in where an event stands on its topic: the deltas after an anchor name its place."""
-        if event.kind == ANCHOR and self._base is not None:
-            self._base = replace(self._base, anchor=replace(self._base.anchor, offset=offset))
-
     def message(self, event: WeightsPublished) -> Outgoing:
-        """Return an event as it goes to its topic."""
+        """Return an event as it goes to its topic; a delta's names the place of the newest anchor there."""
+        if event.kind == DELTA:
+            event = replace(event, anchor_offset=self._anchor_offset)
         key = f"{event.version}".encode()
         return Outgoing(self._run.topics.weights(self._policy), codec.encode(event), key, partition=0)
+
+    def announced(self, event: WeightsPublished, offset: int) -> None:
+        """Take in where an event stands on its topic."""
+        if event.kind == ANCHOR:
+            self._anchor_offset = offset
 
     def _delta(self, named: Mapping[str, Tensor], found: str, version: int, epoch: int) -> bytes | None:
         """Return the delta to publish; None when it is time for an anchor, or no delta leads there."""
@@ -124,8 +137,7 @@ class Publisher:
         assert base is not None  # noqa: S101 - it is what the delta was taken on
         assert event.weights is not None  # noqa: S101 - `publish` gave it one
         mark = base.anchor.after(event.weights.size_bytes)
-        event = replace(event, kind=DELTA, base_version=base.version, base_hash=base.weights_hash)
-        return replace(event, anchor_offset=mark.offset), mark
+        return replace(event, kind=DELTA, base_version=base.version, base_hash=base.weights_hash), mark
 
 
 def upload_files(run: Run, files: Mapping[str, bytes]) -> tuple[NamedObject, ...]:
@@ -133,27 +145,41 @@ def upload_files(run: Run, files: Mapping[str, bytes]) -> tuple[NamedObject, ...
     return tuple(NamedObject(name, run.put(data, "files")) for name, data in files.items())
 
 
-def checkpoint(run: Run, policy: str, learner: Learner, window: WindowMark) -> Outgoing:
-    """Store masters, moments and version; return the pointer, for a transaction."""
+def upload_checkpoint(run: Run, state: Checkpoint) -> ClaimCheck:
+    """Store masters, moments and version."""
     reach("train.before_checkpoint")
-    pointer = CheckpointPointer(
+    claim = run.put(encode_checkpoint(state), "checkpoints", ".safetensors")
+    reach("train.after_checkpoint")
+    return claim
+
+
+def checkpoint(run: Run, policy: str, learner: Learner, window: WindowMark) -> Outgoing:
+    """Store a learner's state; return the pointer, for a transaction."""
+    return pointer(
+        run, policy, learner, replace(window, version=learner.version), upload_checkpoint(run, learner.state())
+    )
+
+
+def pointer(run: Run, policy: str, learner: Learner, window: WindowMark, claim: ClaimCheck) -> Outgoing:
+    """Return the record of a checkpoint that is stored, for a transaction."""
+    record = CheckpointPointer(
         run_id=run.run_id,
         policy=policy,
-        version=learner.version,
+        version=window.version,
         epoch=window.epoch,
-        checkpoint=run.put(encode_checkpoint(learner.state()), "checkpoints", ".safetensors"),
+        checkpoint=claim,
         weights_hash=window.weights_hash,
         positions=window.positions,
         fingerprint=learner.fingerprint(),
     )
-    reach("train.after_checkpoint")
-    return Outgoing(run.topics.state, codec.encode(pointer), checkpoint_key(policy, learner.version), partition=0)
+    return Outgoing(run.topics.state, codec.encode(record), checkpoint_key(policy, window.version), partition=0)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowMark:
-    """What a checkpoint says beside the learner's own state."""
+    """What a checkpoint's pointer says beside where it is."""
 
+    version: int
     epoch: int
     weights_hash: str
     positions: tuple[Position, ...] = ()

@@ -64,7 +64,7 @@ def resume(run: Run, policy: str, history: History, stop: threading.Event) -> In
     base = None
     if (published.weights_hash, published.epoch) == (got, epoch):
         base = Base(published.version, epoch, tensors, got, history.anchor)
-    publisher = Publisher(run, policy, history.files, base)
+    publisher = Publisher(run, policy, history.files, base, history.anchor_offset)
     return Incarnation(learner, publisher, epoch, got, positions, waiting)
 
 

@@ -58,7 +58,7 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     files = upload_files(run, save_model_files(model, tokenizer))
     publisher = Publisher(run, policy, files)
     event = publisher.publish(learner.published(), 0)
-    pointer = checkpoint(run, policy, learner, WindowMark(0, event.weights_hash))
+    pointer = checkpoint(run, policy, learner, WindowMark(learner.version, 0, event.weights_hash))
     if read_history(run, policy) != History():
         # Whoever takes an empty past for the truth once destroys the run: a second look costs a tenth of a second.
         raise MustRestart(f"the past of {policy} was not to be seen at first, and is there")

@@ -21,7 +21,15 @@ IN_A_TURN = ("handled", "begun", "produced", "committing", "committed")
 OWN_POINTS = {
     "trainer": tuple(
         f"train.{moment}"
-        for moment in (*IN_A_TURN, "before_upload", "after_upload", "before_checkpoint", "after_checkpoint")
+        for moment in (
+            *IN_A_TURN,
+            "stepped",
+            "copied",
+            "before_upload",
+            "after_upload",
+            "before_checkpoint",
+            "after_checkpoint",
+        )
     ),
     "worker": tuple(
         f"rollout.{moment}"
