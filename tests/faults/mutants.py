@@ -52,6 +52,7 @@ RETRAIN = "tests/integration/test_retrain.py::"
 EPOCHS = "tests/unit/test_resume.py::test_a_new_epoch_begins_where_one_of_them_is_another"
 CURATION = "tests/unit/test_curation.py::"
 HANGING = "tests/integration/test_hanging_transactions.py::"
+DELTAS = "tests/unit/test_deltas.py::"
 DEAD = f"{CURATION}test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes"
 UNDONE = f"{RUN_LOOP}test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
 
@@ -280,10 +281,50 @@ MUTANTS = (
     Mutant(
         "any-weights",
         "weights are served only with the hash that their record promises",
-        "producers/follower.py",
-        "if found != record.weights_hash:",
+        "infra/weights/held.py",
+        "if expected is not None and self.weights_hash != expected:",
         "if False:",
         ("tests/unit/test_follower.py::test_bad_weights_are_never_served_and_the_nearest_good_anchor_heals",),
+    ),
+    Mutant(
+        "any-base",
+        "a delta is applied to its base only",
+        "infra/weights/held.py",
+        "if self.weights_hash != header.base_hash:",
+        "if False:",
+        (f"{DELTAS}test_a_delta_on_other_weights_is_refused_and_they_stay_as_they_are",),
+    ),
+    Mutant(
+        "any-memory",
+        "weights are hashed before a delta is applied to them",
+        "infra/weights/held.py",
+        "if (found := weights_hash(self.tensors)) != self.weights_hash:",
+        "if (found := self.weights_hash) is None:",
+        (f"{DELTAS}test_memory_that_changed_under_its_hash_is_found_before_a_delta_is_applied",),
+    ),
+    Mutant(
+        "any-result",
+        "what a delta gives is hashed before it is used",
+        "infra/weights/held.py",
+        "if (found := weights_hash(self.tensors)) != header.weights_hash:",
+        "if (found := header.weights_hash) is None:",
+        (f"{DELTAS}test_a_delta_with_the_hashes_of_another_is_found_out_and_what_it_gave_is_never_used",),
+    ),
+    Mutant(
+        "any-byte",
+        "a delta object is read only when its checksum is right",
+        "infra/weights/delta.py",
+        "if blake3(body, max_threads=blake3.AUTO).digest() != digest:",
+        "if False:",
+        (f"{DELTAS}test_every_byte_that_is_flipped_missing_or_swapped_is_refused",),
+    ),
+    Mutant(
+        "any-label",
+        "a delta's label is what its record says of it",
+        "infra/weights/policy_weights.py",
+        "if says != (event.policy, event.epoch, event.version, event.base_hash, event.weights_hash):",
+        "if False:",
+        ("tests/unit/test_policy_weights.py::test_a_damaged_delta_is_refused_and_the_next_anchor_heals",),
     ),
     Mutant(
         "any-object",
