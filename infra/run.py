@@ -14,11 +14,13 @@ from typing import TypeVar
 import structlog
 
 from infra.errors import HeadraceError, Unavailable, UsageError
+from infra.jars import cache_folder
 from infra.kafka import Connection, KafkaAway, KafkaRefused, Message, RunAddress, end_offsets
 from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
 from infra.process import MustRestart
 from infra.settings import Recipe
 from infra.topic_reader import read_all, read_range
+from infra.weights.object_cache import ObjectCache
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.records import ClaimCheck, RecipeRevision
@@ -89,6 +91,11 @@ class Run:
     def store(self) -> ObjectStore:
         """Its object store."""
         return ObjectStore(self.store_address)
+
+    @property
+    def weights_cache(self) -> ObjectCache:
+        """Objects of weights that this machine shares."""
+        return ObjectCache(self.store, cache_folder() / "weights", int(self.recipe.store.cache_gib * 2**30))
 
     def policy(self, asked: str | None) -> str:
         """Return the policy asked for, or the only one. Raises UsageError."""

@@ -64,7 +64,7 @@ class WeightFollower(threading.Thread):
         self._run_, self._policies, self._name, self._pauses = run, policies, name, pauses
         self._topics = {run.topics.weights(policy): policy for policy in policies}
         self._published: dict[str, dict[int, WeightsPublished]] = {policy: {} for policy in policies}
-        self._weights = {policy: PolicyWeights(run.store) for policy in policies}
+        self._weights = {policy: PolicyWeights(run.weights_cache) for policy in policies}
         self._engine: Engine | None = None
         self._retry_at: defaultdict[str, float] = defaultdict(float)
         self._pause_s: defaultdict[str, float] = defaultdict(lambda: FIRST_PAUSE_S)
@@ -111,7 +111,7 @@ class WeightFollower(threading.Thread):
             record = self._record_of(policy, version)
             while True:
                 try:
-                    apart = PolicyWeights(self._run_.store)
+                    apart = PolicyWeights(self._run_.weights_cache)
                     self._engine.hold(policy, version, apart.bring(self._known(policy), record))
                 except Unavailable as error:
                     self._pauses.begin("object store", error)

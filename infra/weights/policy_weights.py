@@ -7,15 +7,16 @@ weights before and after each by their hash. The engine serves its own copy mean
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from infra.errors import HeadraceError
-from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore
+from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.weights.delta import Delta, read_delta
 from infra.weights.held import HeldWeights
 from infra.weights.paths import DELTA, NOTHING, cheapest, link_of
 from infra.weights.tensor_file import read_safetensors
 from infra.weights.tensors import Tensor, WeightsError
-from schemas.records import WeightsPublished
+from schemas.records import ClaimCheck, WeightsPublished
 
 Fetched = Delta | dict[str, Tensor]
 
@@ -24,11 +25,21 @@ class BadWeights(HeadraceError):
     """An object does not hold the weights that its record promises, or none that is good leads to a version."""
 
 
+class Objects(Protocol):
+    """Where objects come from: the cache of the machine."""
+
+    def get(self, claim: ClaimCheck) -> memoryview:
+        """Return an object's bytes. Raises as `ObjectStore.get`."""
+
+    def drop(self, claim: ClaimCheck) -> None:
+        """Take in that the bytes were not what the object should be."""
+
+
 class PolicyWeights:
     """What is held of one policy; begins with nothing."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
         self._held: HeldWeights | None = None
 
     def bring(self, events: Iterable[WeightsPublished], target: WeightsPublished) -> dict[str, Tensor]:
@@ -57,6 +68,7 @@ class PolicyWeights:
                 for at, content in enumerate(fetched):
                     self._apply(way[at].of, content)
             except (ObjectMissing, ObjectCorrupt, WeightsError, BadWeights) as error:
+                self._objects.drop(claim_of(way[at].of))
                 refused.append(f"the {way[at].of.kind} of version {way[at].of.version}: {error}")
                 links.remove(way[at])
             else:
@@ -71,9 +83,8 @@ class PolicyWeights:
             self._held = HeldWeights(content, event.weights_hash)
 
     def _fetch(self, event: WeightsPublished) -> Fetched:
-        claim = event.weights
-        assert claim is not None  # noqa: S101 - it is a link
-        data = self._store.get(claim.key, claim.sha256, claim.size_bytes)
+        claim = claim_of(event)
+        data = self._objects.get(claim)
         if event.kind != DELTA:
             return read_safetensors(data)
         delta = read_delta(data)
@@ -82,6 +93,12 @@ class PolicyWeights:
         if says != (event.policy, event.epoch, event.version, event.base_hash, event.weights_hash):
             raise BadWeights(f"{claim.key} is labelled {says}, which is not what its record says of it")
         return delta
+
+
+def claim_of(event: WeightsPublished) -> ClaimCheck:
+    """Return where an event's object is."""
+    assert event.weights is not None  # noqa: S101 - `link_of` leaves out those that name none
+    return event.weights
 
 
 def _no_way(refused: list[str]) -> str:

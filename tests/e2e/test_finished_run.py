@@ -118,7 +118,7 @@ def versions(run: Run, folder: Path) -> Iterator[tuple[int, transformers.PreTrai
     """Every published version as a folder that plain transformers loads."""
     messages = read_all(run.connection, [run.topics.weights("solver")])
     events = [codec.decode(message.value, WeightsPublished) for message in messages]
-    weights, files = PolicyWeights(run.store), events[0].files
+    weights, files = PolicyWeights(run.weights_cache), events[0].files
     assert {event.kind for event in events} == {"anchor", "delta"}
     for event in events:
         here = folder / f"v{event.version}"

@@ -105,7 +105,7 @@ def test_what_is_published_loads_with_plain_transformers_and_has_the_hash_it_nam
     until(lambda: len(published(run)) == 2, train(run))
     anchor, event = published(run)
     assert (anchor.kind, event.kind, event.base_hash) == ("anchor", "delta", anchor.weights_hash)
-    tensors = PolicyWeights(store).bring([anchor, event], event)
+    tensors = PolicyWeights(run.weights_cache).bring([anchor, event], event)
     assert weights_hash(tensors) == event.weights_hash
     write_weights(tensors, tmp_path, event.weights_hash)
     for file in anchor.files:

@@ -40,12 +40,15 @@ class Store:
     objects: dict[str, bytes] = field(default_factory=dict)
     away: bool = False
 
-    def get(self, key: str, _sha256: str, _size: int) -> bytes:
+    def get(self, claim: ClaimCheck) -> memoryview:
         if self.away:
             raise StoreUnavailable("no answer")
-        if key not in self.objects:
-            raise ObjectMissing(f"{key} does not exist")
-        return self.objects[key]
+        if claim.key not in self.objects:
+            raise ObjectMissing(f"{claim.key} does not exist")
+        return memoryview(self.objects[claim.key])
+
+    def drop(self, claim: ClaimCheck) -> None:
+        pass
 
 
 @dataclass
@@ -74,7 +77,7 @@ class Scene:
     def __init__(self) -> None:
         self.store, self.engine, self.pauses = Store(), FakeEngine(), Pauses()
         run = SimpleNamespace(
-            revisions=(RECIPE,), ended="", topics=Topics("r"), store=self.store, run_id="one", connection=None
+            revisions=(RECIPE,), ended="", topics=Topics("r"), weights_cache=self.store, run_id="one", connection=None
         )
         self.follower = WeightFollower(cast("Run", run), ("p",), "test", self.pauses)
         self.follower.serve(cast("Engine", self.engine))

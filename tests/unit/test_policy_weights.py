@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import numpy as np
 import pytest
 
-from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore, StoreUnavailable
+from infra.object_store import ObjectCorrupt, ObjectMissing, StoreUnavailable
 from infra.weights.delta import encode_delta, read_delta
 from infra.weights.delta_header import Label
 from infra.weights.merging import merge_deltas
@@ -40,8 +39,10 @@ class Store:
     objects: dict[str, bytes] = field(default_factory=dict)
     away: bool = False
     asked: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
 
-    def get(self, key: str, sha256: str, size: int) -> bytes:
+    def get(self, claim: ClaimCheck) -> memoryview:
+        key, sha256, size = claim.key, claim.sha256, claim.size_bytes
         self.asked.append(key)
         if self.away:
             raise StoreUnavailable("no answer")
@@ -50,7 +51,10 @@ class Store:
         data = self.objects[key]
         if (len(data), hashlib.sha256(data).hexdigest()) != (size, sha256):
             raise ObjectCorrupt(f"{key} is not what its record says")
-        return data
+        return memoryview(data)
+
+    def drop(self, claim: ClaimCheck) -> None:
+        self.dropped.append(claim.key)
 
 
 class Scene:
@@ -62,7 +66,7 @@ class Scene:
         self.anchor(0)
         for version in range(1, VERSIONS + 1):
             self.delta(version - 1, version)
-        self.held = PolicyWeights(cast("ObjectStore", self.store))
+        self.held = PolicyWeights(self.store)
 
     def put(self, name: str, data: bytes, event: WeightsPublished) -> None:
         self.store.objects[name] = data
@@ -202,6 +206,7 @@ def test_a_damaged_delta_is_refused_and_the_next_anchor_heals(damage: Callable[[
     damage(scene)
     with pytest.raises(BadWeights, match=r"delta of version 4: .*the next anchor heals"):
         scene.bring(4)
+    assert scene.store.dropped == ["delta-3-4"], "it is not asked of the machine's cache again"
     with pytest.raises(BadWeights, match=r"no objects lead|anchor heals"):
         scene.bring(5)
     assert scene.held.bring(scene.events.values(), scene.events["delta-2-3"])["w"].data == weights(3)["w"].data

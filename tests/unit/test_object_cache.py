@@ -1,0 +1,90 @@
+"""What the workers of a machine share of the store: fetched once, bounded, and never trusted blindly."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from infra.object_store import ObjectMissing, ObjectStore, StoreUnavailable
+from infra.weights.object_cache import ObjectCache
+from schemas.records import ClaimCheck
+
+
+class Store:
+    def __init__(self, **objects: bytes) -> None:
+        self.objects, self.away = objects, False
+        self.fetched: Counter[str] = Counter()
+
+    def get_to_file(self, key: str, _sha256: str, _size: int, path: Path) -> None:
+        self.fetched[key] += 1
+        if self.away:
+            raise StoreUnavailable("no answer")
+        if key not in self.objects:
+            raise ObjectMissing(key)
+        part = path.with_name(f"{path.name}.{threading.get_ident()}.part")
+        part.write_bytes(self.objects[key])
+        part.replace(path)
+
+    def claim(self, key: str) -> ClaimCheck:
+        data = self.objects[key]
+        return ClaimCheck("main", key, hashlib.sha256(data).hexdigest(), len(data))
+
+
+def cache_of(store: Store, folder: Path, most_bytes: int = 1 << 30) -> ObjectCache:
+    return ObjectCache(cast("ObjectStore", store), folder, most_bytes)
+
+
+def test_sixteen_who_ask_at_once_fetch_an_object_once(tmp_path: Path) -> None:
+    store = Store(a=os.urandom(1 << 20), empty=b"")
+    with ThreadPoolExecutor(16) as pool:
+        got = list(pool.map(lambda _: bytes(cache_of(store, tmp_path).get(store.claim("a"))), range(16)))
+    assert got == [store.objects["a"]] * 16
+    assert store.fetched == {"a": 1}
+    assert bytes(cache_of(store, tmp_path).get(store.claim("empty"))) == b""
+
+
+def test_what_was_not_used_for_longest_goes_and_stays_readable_for_who_has_it(tmp_path: Path) -> None:
+    store = Store(**{name: name.encode() * 100 for name in "abcd"})
+    cache = cache_of(store, tmp_path, 300)
+    held = {}
+    for age, name in enumerate("abca"):
+        held[name] = cache.get(store.claim(name))
+        os.utime(tmp_path / store.claim(name).sha256, ns=(age, age))
+    cache.get(store.claim("d"))
+    left = {path.name for path in tmp_path.glob("?" * 64)}
+    assert left == {store.claim(name).sha256 for name in "cad"}
+    assert bytes(held["b"]) == store.objects["b"]
+    alone = cache_of(store, tmp_path, 10)
+    assert bytes(alone.get(store.claim("b"))) == store.objects["b"]
+    assert [path.name for path in tmp_path.glob("?" * 64)] == [store.claim("b").sha256]
+
+
+def test_a_file_that_is_short_or_was_dropped_is_fetched_anew(tmp_path: Path) -> None:
+    store = Store(a=b"whole")
+    cache = cache_of(store, tmp_path)
+    cache.get(store.claim("a"))
+    (tmp_path / store.claim("a").sha256).write_bytes(b"who")
+    assert bytes(cache.get(store.claim("a"))) == b"whole"
+    cache.drop(store.claim("a"))
+    cache.drop(store.claim("a"))
+    assert bytes(cache.get(store.claim("a"))) == b"whole"
+    assert store.fetched == {"a": 3}
+
+
+def test_errors_of_the_store_are_passed_on_and_leave_the_lock(tmp_path: Path) -> None:
+    store = Store(a=b"whole")
+    cache = cache_of(store, tmp_path)
+    store.away = True
+    with pytest.raises(StoreUnavailable):
+        cache.get(store.claim("a"))
+    store.away = False
+    assert bytes(cache_of(store, tmp_path).get(store.claim("a"))) == b"whole"
+    with pytest.raises(ObjectMissing):
+        cache.get(ClaimCheck("main", "b", store.claim("a").sha256[:-1] + "x", 5))
