@@ -1,0 +1,144 @@
+"""Updates as training makes them: a small policy that learns sums by the loop's own parts, without the topics.
+
+The model (3 million parameters, weights of a usual size) first learns from worked examples until it answers a part of
+the sums. Then, at each learning rate from the same start, the in-process engine plays groups with the weights of the
+newest version, GRPO turns their rewards into advantages, and the learner makes the next version in four AdamW steps on
+fp32 masters. What it publishes is what a trainer would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import transformers
+
+from envs.arithmetic import ALPHABET, Arithmetic
+from infra.weights.tensors import Tensor
+from producers.engines.contract import Generation, Sampling
+from producers.engines.torch_engine import TorchEngine
+from trainers.advantages import Member, grpo
+from trainers.batch import TrainingSequence
+from trainers.learner import Learner, LearnerSettings
+from trainers.model import build_model, character_tokenizer, encode
+from trainers.warm_start import WarmStartSettings, WorkedExample, warm_start
+
+LEARNING_RATES = (1e-6, 3e-6, 1e-5)
+SAMPLES = 8
+EXAMPLES, HELD_OUT = 4096, 256
+MAX_TOKENS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How large the model and its batches are."""
+
+    hidden: int = 256
+    layers: int = 4
+    groups: int = 16
+    """Of a batch."""
+    reward_low: float = 0.3
+    reward_high: float = 0.6
+    """Of the start, as in recipes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A policy that knows a little."""
+
+    model: transformers.PreTrainedModel
+    tokenizer: transformers.PreTrainedTokenizerBase
+    environment: Arithmetic
+    reward: float
+
+    @property
+    def parameters(self) -> int:
+        """Of the model."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+def started(training: Training, tell: Callable[[str], None]) -> Start:
+    """Build the model and let it learn from worked examples until its reward lies where the recipes begin."""
+    architecture = {
+        "architecture": "qwen3",
+        "hidden_size": training.hidden,
+        "intermediate_size": 3 * training.hidden,
+        "num_hidden_layers": training.layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": training.hidden // 4,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+    }
+    tokenizer = character_tokenizer(ALPHABET)
+    model, environment = build_model(architecture, tokenizer, seed=1), Arithmetic(seed=1)
+    examples = [environment.example(index) for index in range(EXAMPLES + HELD_OUT)]
+    worked = [WorkedExample(example.prompt, example.completion) for example in examples]
+
+    def after_step(step: int, reward: float | None) -> None:
+        if reward is not None:
+            tell(f"warm start, step {step}: reward {reward:.2f}")
+
+    settings = WarmStartSettings(low=training.reward_low, high=training.reward_high, max_new_tokens=MAX_TOKENS)
+    reward = warm_start(model, tokenizer, worked[:EXAMPLES], worked[EXAMPLES:], settings, after_step).reward
+    return Start(model, tokenizer, environment, reward)
+
+
+def versions(start: Start, training: Training, learning_rate: float) -> Iterator[tuple[dict[str, Tensor], float]]:
+    """Yield the published weights of version 0, 1, 2 ... and the mean reward of the groups that made each."""
+    learner = Learner(copy.deepcopy(start.model), LearnerSettings(learning_rate=learning_rate, warmup_versions=0))
+    yield learner.published(), start.reward
+    engine = TorchEngine({"policy": start.model.config})
+    try:
+        for version in count(1):
+            engine.load("policy", version - 1, dict(learner.model.named_parameters()))
+            problems = range((version - 1) * training.groups, version * training.groups)
+            batch, rewards = _played(engine, start, problems)
+            learner.step(batch, version)
+            yield learner.published(), float(np.mean(rewards))
+    finally:
+        engine.close()
+
+
+def _played(engine: TorchEngine, start: Start, numbers: range) -> tuple[list[TrainingSequence], list[float]]:
+    """Play each problem several times, all at once; return what is trained on, and the rewards.
+
+    Groups that teach nothing stay in, with advantages of 0: AdamW does not mind how large a gradient is.
+    """
+    problems = [start.environment.problem("train", number) for number in numbers]
+    prompts = [encode(start.tokenizer, problem.prompt) for problem in problems]
+    answers = asyncio.run(_answers(engine, prompts, int(start.tokenizer.eos_token_id), numbers.start * SAMPLES))
+    sequences: list[TrainingSequence] = []
+    rewards: list[float] = []
+    for place, (problem, prompt) in enumerate(zip(problems, prompts, strict=True)):
+        group = answers[place * SAMPLES : (place + 1) * SAMPLES]
+        texts = [str(start.tokenizer.decode(answer.ids, skip_special_tokens=True)) for answer in group]
+        scores = [start.environment.score(problem, text).reward for text in texts]
+        advantages = grpo([Member(index, "solver", reward) for index, reward in enumerate(scores)])
+        sequences += [_sequence(prompt, one, float(a), place) for one, a in zip(group, advantages, strict=True)]
+        rewards += scores
+    return sequences, rewards
+
+
+async def _answers(engine: TorchEngine, prompts: list[list[int]], eos: int, seed: int) -> list[Generation]:
+    sampling = Sampling(max_tokens=MAX_TOKENS, stop_ids=(eos,))
+    asked = enumerate([prompt for prompt in prompts for _ in range(SAMPLES)], seed)
+    return await asyncio.gather(*(engine.generate("policy", prompt, sampling, seed=one) for one, prompt in asked))
+
+
+def _sequence(prompt: list[int], answer: Generation, advantage: float, place: int) -> TrainingSequence:
+    before = len(prompt)
+    versions = np.repeat(*np.array(answer.version_runs, np.int32).T)
+    return TrainingSequence(
+        ids=np.concatenate([np.array(prompt, np.int32), answer.ids]),
+        mask=np.arange(before + len(answer.ids)) >= before,
+        behaviour_logprobs=np.concatenate([np.zeros(before, np.float32), answer.logprobs]),
+        versions=np.concatenate([np.full(before, -1, np.int32), versions]),
+        advantage=advantage,
+        temperature=1.0,
+        group=place,
+    )

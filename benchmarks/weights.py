@@ -1,0 +1,240 @@
+"""What weight updates cost: `OMP_NUM_THREADS=1 python -m benchmarks.weights [--parameters 1.7e9] [--json FILE]`.
+
+Three parts, of which `--parts` chooses some.
+
+* `formats`: two sets in the shape of Qwen3-1.7B, of which a share of the values differs, in every format of
+  `benchmarks/weight_formats.py`: bytes, bytes per changed value, times the floor, times smaller than the whole, and the
+  speed of making and of applying an update, as a share of the speed at which a plain copy of the weights runs. All
+  speeds are by the bytes of one set, in memory to memory; best of three, with a copy beside each. Of this format all
+  that makes it trustworthy is in the time: encoding hashes the new weights (those of the base are known by then),
+  applying verifies the object's checksum, the weights before and the weights after. What every format applies is
+  compared with the new weights, bit by bit.
+* `memory`: what encoding and applying take beyond the two sets, the update itself included: the most that was resident
+  (VmHWM) in a process that does nothing else, less what was resident when it began. Linux only.
+* `training`: a small policy trained at three learning rates (`benchmarks/real_updates.py`): the last version in every
+  format, and how density and size grow when 10 and 50 versions are merged into one delta.
+
+The floor is the entropy of which items changed, each tensor at its own density, and of by how much. Updates of training
+can fall below it: where a few rows of an embedding are touched, places are no coin flips.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.weight_costs import PeakMemory, Row, Tell, measure_formats, measure_memory, sizes
+from benchmarks.weight_sets import packed
+from infra.log import configure_logging
+from infra.settings import LOG_LEVEL_VARIABLE
+from infra.weights.delta import encode_delta, read_delta, threads
+from infra.weights.delta_header import Label
+from infra.weights.held import HeldWeights
+from infra.weights.merging import merge_deltas
+from infra.weights.tensors import Tensor, weights_hash
+
+SPANS = (1, 10, 50)
+ROUNDS = 3
+WIDTH = 120
+"""Characters of a table, also where there is no terminal."""
+PARTS = ("formats", "memory", "training")
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What a training published, as a delta on the version before."""
+
+    density: float
+    bytes: int
+    bytes_per_value: float
+    reward: float
+    """Mean of the groups that made it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The first so many versions as one delta."""
+
+    versions: int
+    density: float
+    bytes: int
+    bytes_per_value: float
+    times_smaller: float
+    """Than the whole set."""
+    share_of_singles: float
+    """Of the bytes of all their deltas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """One training."""
+
+    learning_rate: float
+    versions: tuple[Version, ...]
+    last: tuple[Row, ...]
+    """The last version in every format."""
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trainings:
+    """All of them, from one start."""
+
+    parameters: int
+    start_reward: float
+    trainings: tuple[Trained, ...]
+
+
+def measure_training(hidden: int, count: int, tell: Tell) -> Trainings:
+    """Train from one start at every learning rate, so many versions each."""
+    from benchmarks.real_updates import LEARNING_RATES, Training, started, versions
+
+    training = Training(hidden=hidden)
+    start = started(training, tell)
+    tell(f"{start.parameters:,} parameters, reward {start.reward:.2f}")
+    found = [trained(versions(start, training, rate), rate, count, tell) for rate in LEARNING_RATES]
+    return Trainings(start.parameters, start.reward, tuple(found))
+
+
+def trained(published: Iterator[tuple[dict[str, Tensor], float]], rate: float, count: int, tell: Tell) -> Trained:
+    first, _ = next(published)
+    before, deltas, told, rows = first, [], [], []
+    for number, (weights, reward) in enumerate(islice(published, count), 1):
+        deltas.append(encode_delta(before, weights, Label("policy", 0, number - 1, number)))
+        header = read_delta(deltas[-1]).header
+        told.append(Version(header.density, len(deltas[-1]), len(deltas[-1]) / max(1, header.changed), reward))
+        tell(f"learning rate {rate:g}, version {number}: {header.density:.2%} changed, reward {reward:.2f}")
+        if number == count:
+            rows = sizes(packed(before), packed(weights))
+        before = weights
+    spans = [span_of(first, deltas[:length]) for length in SPANS if length <= count]
+    return Trained(rate, tuple(told), tuple(rows), tuple(spans))
+
+
+def span_of(first: dict[str, Tensor], deltas: list[bytes]) -> Span:
+    """Merge deltas and see that the one that comes of it gives the weights that the last of them gives."""
+    data = merge_deltas([read_delta(delta) for delta in deltas])
+    merged = read_delta(data)
+    held = HeldWeights(first)
+    held.apply(merged)
+    assert held.weights_hash == weights_hash(held.tensors), "the merged delta gives other weights"  # noqa: S101
+    header, whole = merged.header, sum(tensor.data.nbytes for tensor in first.values())
+    return Span(
+        len(deltas),
+        header.density,
+        len(data),
+        len(data) / max(1, header.changed),
+        whole / len(data),
+        len(data) / sum(map(len, deltas)),
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def table_of(title: str, *names: str) -> Table:
+    table = Table(title=title)
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def show_formats(console: Console, rows: Sequence[Row], title: str) -> None:
+    table = table_of(title, "format", "changed", "MB", "bytes/value", "x floor", "1/full")
+    if rows[0].speed:
+        for what in ("encode GB/s (of copy)", "apply GB/s (of copy)"):
+            table.add_column(what, justify="right", no_wrap=True)
+    for row, after in zip_longest(rows, rows[1:]):
+        # What is sent whole has no bytes of a changed value.
+        each = ("", "") if row.times_smaller == 1 else (f"{row.bytes_per_value:.2f}", f"{row.times_floor:.2f}")
+        cells = [f"{row.density:.2%}", f"{row.bytes / 1e6:,.2f}", *each, f"{row.times_smaller:.1f}"]
+        if row.speed is not None:
+            speeds = (row.speed.encode, row.speed.apply)
+            cells += [f"{speed:.2f} ({speed / row.speed.copy:.2f})" for speed in speeds]
+        table.add_row(row.format, *cells, end_section=after is None or after.density != row.density)
+    console.print(table)
+
+
+def show_memory(console: Console, found: list[PeakMemory]) -> None:
+    table = table_of("Most memory beyond the two sets, MB", "changed", "encode", "apply", "update itself")
+    for one in found:
+        table.add_row(f"{one.density:.0%}", *(f"{size / 1e6:,.0f}" for size in (one.encode, one.apply, one.update)))
+    console.print(table)
+
+
+def show_training(console: Console, found: Trainings) -> None:
+    title = f"Training {found.parameters:,} parameters, deltas merged"
+    names = ("learning rate", "versions in one", "changed", "kB", "bytes/value", "1/full", "of the singles")
+    table = table_of(title, *names)
+    for one in found.trainings:
+        for span in one.spans:
+            cells = [
+                f"{span.versions}",
+                f"{span.density:.2%}",
+                f"{span.bytes / 1e3:,.1f}",
+                f"{span.bytes_per_value:.2f}",
+            ]
+            table.add_row(f"{one.learning_rate:g}", *cells, f"{span.times_smaller:.1f}", f"{span.share_of_singles:.0%}")
+        table.add_section()
+    console.print(table)
+    for one in found.trainings:
+        show_formats(console, one.last, f"Version {len(one.versions)} at learning rate {one.learning_rate:g}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parameters", type=float, default=1.7e9, help="of the made-up sets")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds, of which the best counts")
+    parser.add_argument("--hidden", type=int, default=256, help="width of the model that is trained")
+    parser.add_argument("--versions", type=int, default=max(SPANS), help="of each training")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    os.environ.setdefault(LOG_LEVEL_VARIABLE, "warning")
+    configure_logging("weights")
+    console, began = Console(), time.monotonic()
+    console.width = max(console.width, WIDTH)
+
+    def tell(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:5.0f} s  {text}[/]", highlight=False)
+
+    figures: dict[str, Any] = {
+        "parameters": arguments.parameters,
+        "threads": threads(),
+        "cores": os.cpu_count(),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+    if "formats" in arguments.parts:
+        rows = measure_formats(arguments.parameters, arguments.rounds, tell)
+        show_formats(console, rows, f"Updates of {arguments.parameters:g} parameters, best of {arguments.rounds}")
+        figures["formats"] = [asdict(row) for row in rows]
+    if "memory" in arguments.parts:
+        peaks = measure_memory(arguments.parameters, tell)
+        show_memory(console, peaks)
+        figures["memory"] = [asdict(peak) for peak in peaks]
+    if "training" in arguments.parts:
+        found = measure_training(arguments.hidden, arguments.versions, tell)
+        show_training(console, found)
+        figures["training"] = asdict(found)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
