@@ -156,11 +156,14 @@ def _unfold(folded: Items) -> Items:
 
 
 def _decompress(stream: bytes | memoryview, expected: int) -> NDArray[np.uint8]:
+    # One frame, of the size that it says: `zstd.decompress` would go on with whatever frames follow, of any size.
+    unpacker, data = zstd.ZstdDecompressor(), b""
     try:
         told = zstd.get_frame_info(stream).decompressed_size
-        data = zstd.decompress(stream) if told == expected else b""
+        if told == expected:
+            data = unpacker.decompress(stream)
     except zstd.ZstdError as error:
         raise WeightsError(f"a stream of a delta cannot be decompressed: {error}") from error
-    if told != expected or len(data) != expected:
-        raise WeightsError(f"a stream of a delta holds {told} bytes, {expected} were promised")
+    if told != expected or len(data) != expected or not unpacker.eof or unpacker.unused_data:
+        raise WeightsError(f"a stream of a delta is not one frame of {expected} bytes, as was promised")
     return np.frombuffer(data, np.uint8)

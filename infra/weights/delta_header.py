@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -14,6 +15,7 @@ from infra.weights.tensors import ITEM_BYTES, WeightsError
 
 FORMAT = 1
 _MOST_ITEMS = 1 << 28
+_HASH = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,14 @@ class TensorHead:
         """Tell whether a tensor of this shape can have these numbers."""
         if self.dtype not in ITEM_BYTES or min(self.shape, default=0) < 0 or not 0 <= self.changed <= self.items:
             return False
-        begins = range(0, self.items, block_items)
-        return not self.blocks or (
-            len(self.blocks) == len(begins)
-            and sum(block.changed for block in self.blocks) == self.changed
-            and all(
-                block.is_sound(min(block_items, self.items - begin))
-                for block, begin in zip(self.blocks, begins, strict=True)
-            )
+        if not self.blocks:
+            return True
+        # Not by the length of a range: that of a shape which somebody made up may be too large to have one.
+        if len(self.blocks) != -(-self.items // block_items):
+            return False
+        sizes = (min(block_items, self.items - begin) for begin in range(0, self.items, block_items))
+        return sum(block.changed for block in self.blocks) == self.changed and all(
+            block.is_sound(size) for block, size in zip(self.blocks, sizes, strict=True)
         )
 
 
@@ -143,6 +145,8 @@ def read_header(text: bytes, payload_bytes: int) -> Header:
         header = _HEADER.validate_json(text)
     except (ValidationError, ValueError, RecursionError) as error:
         raise WeightsError(f"the header of a delta object cannot be read: {str(error)[:200]}") from error
+    if not all(_HASH.fullmatch(found) for found in (header.base_hash, header.weights_hash)):
+        raise WeightsError("the header of a delta object names weights by something that is no hash of them")
     names = [head.name for head in header.tensors]
     if len(set(names)) != len(names) or not 0 < header.block_items <= _MOST_ITEMS:
         raise WeightsError("the header of a delta object names a tensor twice, or blocks of no size")

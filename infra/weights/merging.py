@@ -37,6 +37,8 @@ def merge_deltas(deltas: Sequence[Delta], *, workers: int | None = None) -> byte
         for head, content in split(delta):
             # What stands whole makes of no account what came before it.
             before = [] if isinstance(content, memoryview) else parts.get(head.name, [])
+            if before and (before[-1][0].dtype, before[-1][0].shape) != (head.dtype, head.shape):
+                raise WeightsError(f"tensor {head.name!r} changes its dtype or shape on the way: these are no chain")
             parts[head.name] = [*before, (head, content)]
     heads: list[TensorHead] = []
     pieces: list[bytes | memoryview] = []

@@ -15,8 +15,8 @@ _MOST_DIMENSIONS = 64
 _LARGEST_SIZE = 1 << 48
 
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-"""JSON may hold one alone, UTF-8 not: such a name could not be hashed."""
+_NO_NAME = re.compile("[\0\ud800-\udfff]")
+"""JSON may hold a lone surrogate, UTF-8 not; NUL parts the fields in `weights_hash`. Such a name could not be hashed."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
@@ -77,7 +77,7 @@ def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     """Return dtype, shape, begin and end of one tensor. Raises WeightsError for what no tensor can have."""
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]} if (
-            _SURROGATE.search(name) is None
+            _NO_NAME.search(name) is None
             and len(shape) <= _MOST_DIMENSIONS
             and all(type(n) is int and 0 <= n < _LARGEST_SIZE for n in (*shape, begin, end))
         ):

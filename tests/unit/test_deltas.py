@@ -11,7 +11,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.weights.coding import BLOCK_ITEMS, changes, decode_block, encode_block
+from infra.weights.coding import BLOCK_ITEMS, changes, decode_block, encode_block, zstd
 from infra.weights.delta import MAGIC, Label, NeedsAnchor, encode_delta, read_delta
 from infra.weights.held import HeldWeights, WrongBase
 from infra.weights.merging import merge_deltas
@@ -237,7 +237,10 @@ def test_a_header_whose_numbers_cannot_be_is_refused_before_memory_is_taken(pair
     refused("tensors", 1, "name", to=good["tensors"][0]["name"])
     refused("tensors", to=good["tensors"][:1])
     refused("format", to=2)
-    refused("base_hash", to=None)
+    for wrong in (None, "", "0" * 63, "0" * 65, "G" * 64):
+        refused("base_hash", to=wrong)
+        refused("weights_hash", to=wrong)
+    refused("tensors", 0, "shape", to=[1 << 40, 1 << 40])
     with pytest.raises(WeightsError, match="update it"):
         read_delta(resealed(data, {**good, "format": 2}))
     for other in ([], "", 0, None):
@@ -270,8 +273,60 @@ def test_streams_that_are_not_what_the_header_says_are_refused() -> None:
 def test_deltas_that_are_no_chain_are_not_merged(pair: tuple[Weights, Weights]) -> None:
     base, new = pair
     there, back = (read_delta(encode_delta(*two, Label())) for two in ((base, new), (new, base)))
-    assert read_delta(merge_deltas([there, back])).header.changed == 0
+    both = read_delta(merge_deltas([there, back])).header
+    assert both.base_hash == both.weights_hash
+    # `a` was undone; `b` stands whole, and nothing says what it was before.
+    assert [(head.name, bool(head.blocks)) for head in both.tensors] == [("b", False)]
     with pytest.raises(WeightsError, match="no chain"):
         merge_deltas([there, there])
     with pytest.raises(WeightsError, match="nothing to merge"):
         merge_deltas([])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offset", [1, 2, 3, 8])
+def test_tensors_may_lie_anywhere_in_memory(dtype: str, offset: int) -> None:
+    def moved(weights: Weights) -> Weights:
+        """Put a tensor's bytes where a file with an odd header would leave them."""
+        data = weights["w"].data
+        room = memoryview(bytearray(offset + data.nbytes))
+        room[offset:] = data
+        return {"w": Tensor(dtype, weights["w"].shape, room[offset:])}
+
+    base = moved(made(1, {"w": (dtype, (1003,))}))
+    new = moved(changed(base, 0.05, np.random.default_rng(2)))
+    held = HeldWeights(base, copy=False)
+    held.apply(read_delta(encode_delta(base, new, Label(), block_items=100)))
+    assert bytes(held.tensors["w"].data) == bytes(new["w"].data)
+
+
+def test_gaps_may_be_longer_than_a_digit_of_two_bytes() -> None:
+    old = np.zeros(400_000, "<u4")
+    new = old.copy()
+    new[[0, 65_535, 65_536, 200_000, 399_999]] = 1, 2, 3, 1 << 31, 5
+    coded = encode_block(*changes(old, new))
+    assert (coded.digit_bytes, coded.changed) == (2, 5)
+    assert coded.digits > 5
+    positions, differences = decode_block(coded, len(old), 4)
+    old[positions] += differences
+    assert (old == new).all()
+
+
+def test_a_frame_behind_a_stream_is_refused_and_never_unpacked() -> None:
+    coded = encode_block(np.array([1, 5], np.int32), np.array([1, 1], "<u2"))
+    more = zstd.compress(bytes(1 << 20))
+    for number, stream in enumerate(coded.streams):
+        streams = (*coded.streams[:number], bytes(stream) + more, *coded.streams[number + 1 :])
+        with pytest.raises(WeightsError, match="not one frame"):
+            decode_block(replace(coded, streams=streams), 10, 2)
+
+
+def test_deltas_that_disagree_on_a_tensor_are_not_merged_whatever_their_hashes_say() -> None:
+    sets = [made(1, {"w": ("BF16", shape)}) for shape in ((8, 40), (40, 8))]
+    hashes = [weights_hash(one) for one in (sets[0], changed(sets[0], 0.1, np.random.default_rng(0)), sets[1])]
+    deltas = [
+        read_delta(encode_delta(one, changed(one, 0.1, np.random.default_rng(0)), Label(), hashes=pair))
+        for one, pair in zip(sets, ((hashes[0], hashes[1]), (hashes[1], hashes[2])), strict=True)
+    ]
+    with pytest.raises(WeightsError, match="changes its dtype or shape"):
+        merge_deltas(deltas)

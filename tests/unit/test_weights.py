@@ -33,7 +33,7 @@ tensors = st.builds(
 
 
 @settings(max_examples=50)
-@given(st.dictionaries(st.text(min_size=1, max_size=8).filter(lambda n: n != "__metadata__"), tensors, max_size=5))
+@given(st.dictionaries(st.text(min_size=1, max_size=8).filter(lambda n: n != "__metadata__" and "\0" not in n), tensors, max_size=5))
 def test_what_is_written_is_read_back(named: dict[str, Tensor]) -> None:
     data = write_safetensors(named, {"k": "v"})
     assert read_safetensors(data) == named
@@ -106,6 +106,12 @@ def with_header(header: object, body: bytes) -> bytes:
 def test_a_header_that_lies_about_its_bytes_is_refused(entry: object) -> None:
     with pytest.raises(WeightsError):
         read_safetensors(with_header({"x": entry}, b"12345678"))
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\0F32"])
+def test_names_that_a_hash_could_not_tell_apart_are_refused(name: str) -> None:
+    with pytest.raises(WeightsError, match="malformed"):
+        read_safetensors(with_header({name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"12345678"))
 
 
 def test_overlapping_tensors_are_refused() -> None:
