@@ -30,6 +30,7 @@ INDEX = "model.safetensors.index.json"
 HASH_KEY = "headrace.weights_hash"
 SHARD_BYTES = 5_000_000_000
 """From which size on weights are cut into several files, as Hugging Face's tools do it."""
+_WEIGHTS_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"}
 UNKNOWN = "0" * 64
 """Stands for a hash that is to be written in place later."""
 
@@ -54,6 +55,8 @@ def open_weights(place: Path, *, writable: bool = False) -> WeightsFolder:
         if index.exists():
             weight_map, promised = _read_index(index)
             names = sorted(set(weight_map.values()))
+            if SINGLE not in names and (place / SINGLE).exists():
+                raise WeightsError(f"{place} has {SINGLE} and {INDEX}, tools read one or the other: remove one")
     else:
         folder, names, weight_map, promised = place.parent, [place.name], None, ""
     tensors: dict[str, Tensor] = {}
@@ -61,7 +64,8 @@ def open_weights(place: Path, *, writable: bool = False) -> WeightsFolder:
     for name in names:
         file, found, said = _open_file(folder / name, writable=writable)
         files[name] = file
-        promised = promised or said
+        if weight_map is None:
+            promised = said  # a shard speaks of itself at most
         wanted = {key for key, shard in weight_map.items() if shard == name} if weight_map is not None else found.keys()
         if found.keys() != wanted:
             odd = min(found.keys() ^ wanted)
@@ -167,7 +171,7 @@ def made_whole(out: Path) -> Iterator[Path]:
 
 
 def copy_other_files(source: Path, target: Path) -> None:
-    """Copy config, tokenizer and what else lies beside the weights."""
+    """Copy config, tokenizer and what else lies beside the weights, but no weights in other formats: they are old."""
     for path in source.iterdir():
-        if path.is_file() and path.suffix != ".safetensors" and path.name != INDEX:
+        if path.is_file() and path.suffix not in _WEIGHTS_SUFFIXES and not path.name.endswith(".index.json"):
             shutil.copy2(path, target / path.name)

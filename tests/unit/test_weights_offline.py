@@ -16,7 +16,8 @@ from infra.weights import folder as folders
 from infra.weights import offline
 from infra.weights.cli import app
 from infra.weights.delta_header import Label
-from infra.weights.folder import INDEX, SINGLE, open_weights, write_weights
+from infra.weights.folder import HASH_KEY, INDEX, SINGLE, open_weights, write_weights
+from infra.weights.tensor_file import write_safetensors
 from infra.weights.tensors import Tensor, WeightsError, weights_hash
 
 SHAPES = {"embed": (50, 16), "norm": (16,), "head": (16, 50)}
@@ -166,6 +167,33 @@ def test_large_weights_are_several_files_and_an_index_that_transformers_tools_re
     (tmp_path / SINGLE).rename(folder / "model-00002-of-00003.safetensors")
     with pytest.raises(WeightsError, match="do not agree on tensor"):
         open_weights(folder)
+
+
+def test_weights_that_stand_there_twice_are_refused(tmp_path: Path) -> None:
+    named = {f"t{n}": Tensor("F32", (10,), memoryview(bytes(40))) for n in range(2)}
+    write_weights(named, tmp_path, weights_hash(named), shard_bytes=40)
+    (tmp_path / SINGLE).write_bytes((tmp_path / "model-00001-of-00002.safetensors").read_bytes())
+    with pytest.raises(WeightsError, match="remove one"):
+        open_weights(tmp_path)
+
+
+def test_a_shard_does_not_speak_for_all_of_them(tmp_path: Path) -> None:
+    named = {f"t{n}": Tensor("F32", (10,), memoryview(bytes(40))) for n in range(2)}
+    write_weights(named, tmp_path, "", shard_bytes=40)
+    first = {"t0": named["t0"]}
+    metadata = {"format": "pt", HASH_KEY: weights_hash(first)}
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(write_safetensors(first, metadata))
+    assert offline.verify(tmp_path) == offline.Verified("weights", weights_hash(named), promised=False)
+
+
+def test_old_weights_in_other_formats_are_not_taken_along(
+    chain: tuple[Path, list[Path], Path], tmp_path: Path
+) -> None:
+    base, deltas, _ = chain
+    for name in ("pytorch_model.bin", "pytorch_model.bin.index.json", "tokenizer.model"):
+        (base / name).write_text("old")
+    offline.apply(base, deltas, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", SINGLE, "tokenizer.model"]
 
 
 def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
