@@ -97,7 +97,7 @@ def encode_block(positions: Positions, differences: Items) -> Coded:
         digits=len(digits),
         code_bits=code_bits,
         escapes=len(escaped),
-        streams=tuple(zstd.compress(np.ascontiguousarray(stream).data, LEVEL) for stream in streams),
+        streams=tuple(compress(np.ascontiguousarray(stream).data) for stream in streams),
     )
 
 
@@ -155,15 +155,31 @@ def _unfold(folded: Items) -> Items:
     return (folded >> kind.type(1)) ^ (kind.type(0) - (folded & kind.type(1)))
 
 
-def _decompress(stream: bytes | memoryview, expected: int) -> NDArray[np.uint8]:
-    # One frame, of the size that it says: `zstd.decompress` would go on with whatever frames follow, of any size.
+def compress(data: bytes | memoryview) -> bytes:
+    """Return one zstd frame."""
+    return zstd.compress(data, LEVEL)
+
+
+def decompress(frame: bytes | memoryview, most: int) -> bytes:
+    """Return what one zstd frame holds. Raises WeightsError for anything else, and for more than `most` bytes.
+
+    Memory is taken for what the frame says of its size and no more: `zstd.decompress` would go on with whatever frames
+    follow.
+    """
     unpacker, data = zstd.ZstdDecompressor(), b""
     try:
-        told = zstd.get_frame_info(stream).decompressed_size
-        if told == expected:
-            data = unpacker.decompress(stream)
+        told = zstd.get_frame_info(frame).decompressed_size
+        if told is not None and told <= most:
+            data = unpacker.decompress(frame)
     except zstd.ZstdError as error:
-        raise WeightsError(f"a stream of a delta cannot be decompressed: {error}") from error
-    if told != expected or len(data) != expected or not unpacker.eof or unpacker.unused_data:
-        raise WeightsError(f"a stream of a delta is not one frame of {expected} bytes, as was promised")
+        raise WeightsError(f"a part of a delta cannot be decompressed: {error}") from error
+    if told is None or told > most or not unpacker.eof or unpacker.unused_data:
+        raise WeightsError(f"a part of a delta is not one frame of at most {most} bytes")
+    return data
+
+
+def _decompress(stream: bytes | memoryview, expected: int) -> NDArray[np.uint8]:
+    data = decompress(stream, expected)
+    if len(data) != expected:
+        raise WeightsError(f"a stream of a delta holds {len(data)} bytes, {expected} were promised")
     return np.frombuffer(data, np.uint8)

@@ -1,9 +1,9 @@
 """Delta objects: what changed between two sets of weights, as one file that can be trusted.
 
-Layout: eight bytes that say what it is, the header's length (u64, little-endian), the header as JSON, the streams in
-the header's order, and BLAKE3 (32 bytes) of everything before. A tensor is left out when it is equal in both sets,
-given as the changes of its blocks (`infra/weights/coding.py`), or whole, where those would take more than itself. The
-page of the format is docs/weights.md.
+Layout: eight bytes that say what it is, the header's length (u64, little-endian), the header as JSON in a zstd frame,
+the streams in the header's order, and BLAKE3 (32 bytes) of everything before. A tensor is left out when it is equal in
+both sets, given as the changes of its blocks (`infra/weights/coding.py`), or whole, where those would take more than
+itself. The page of the format is docs/weights.md.
 
 A delta is applied where its base is and nowhere else: `infra/weights/held.py` holds the gate.
 """
@@ -22,12 +22,22 @@ from typing import TypeVar
 import numpy as np
 from blake3 import blake3
 
-from infra.weights.coding import BLOCK_ITEMS, Coded, Items, changes, decode_block, encode_block
+from infra.weights.coding import (
+    BLOCK_ITEMS,
+    Coded,
+    Items,
+    changes,
+    compress,
+    decode_block,
+    decompress,
+    encode_block,
+)
 from infra.weights.delta_header import FORMAT, Header, Label, TensorHead, head_of, read_header
 from infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, weights_hash
 
 MAGIC = b"HRDELTA\n"
 _LENGTH_BYTES, _DIGEST_BYTES = 8, 32
+_MOST_HEADER_BYTES = 100_000_000
 _MOST_THREADS = 8
 Result = TypeVar("Result")
 
@@ -112,7 +122,7 @@ def require_same_layout(base: Mapping[str, Tensor], new: Mapping[str, Tensor]) -
 
 def seal(header: Header, pieces: Iterable[bytes | memoryview]) -> bytes:
     """Put header and streams together, with the checksum of all at the end."""
-    text = header.encode()
+    text = compress(header.encode())
     whole = [MAGIC, len(text).to_bytes(_LENGTH_BYTES, "little"), text, *pieces]
     digest = blake3(max_threads=blake3.AUTO)
     for piece in whole:
@@ -133,8 +143,8 @@ def read_delta(data: bytes | memoryview) -> Delta:
     if blake3(body, max_threads=blake3.AUTO).digest() != digest:
         raise WeightsError("the delta object is torn or was altered: its checksum is another")
     length = int.from_bytes(view[len(MAGIC) : start], "little")
-    text, payload = body[start : start + length], body[start + length :]
-    return Delta(read_header(bytes(text), len(payload)), payload)
+    frame, payload = body[start : start + length], body[start + length :]
+    return Delta(read_header(decompress(frame, _MOST_HEADER_BYTES), len(payload)), payload)
 
 
 def apply_delta(delta: Delta, named: Mapping[str, Tensor], *, workers: int | None = None) -> None:

@@ -206,14 +206,14 @@ def test_weights_that_are_not_what_was_said_of_them_are_not_held(pair: tuple[Wei
 def resealed(data: bytes, header: object) -> bytes:
     """Put another header into a delta object, under a right checksum."""
     length = int.from_bytes(data[8:16], "little")
-    text = json.dumps(header).encode()
+    text = zstd.compress(json.dumps(header).encode())
     body = MAGIC + len(text).to_bytes(8, "little") + text + data[16 + length : -32]
     return body + blake3(body).digest()
 
 
 def test_a_header_whose_numbers_cannot_be_is_refused_before_memory_is_taken(pair: tuple[Weights, Weights]) -> None:
     data = encode_delta(*pair, Label())
-    good = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
+    good = json.loads(zstd.decompress(data[16 : 16 + int.from_bytes(data[8:16], "little")]))
     assert read_delta(resealed(data, good)).header == read_delta(data).header
 
     def refused(*path: str | int, to: object) -> None:
@@ -246,6 +246,8 @@ def test_a_header_whose_numbers_cannot_be_is_refused_before_memory_is_taken(pair
     for other in ([], "", 0, None):
         with pytest.raises(WeightsError):
             read_delta(resealed(data, other))
+    with pytest.raises(WeightsError, match="not one frame of at most"):
+        read_delta(resealed(data, " " * 100_000_001))
 
 
 def test_streams_that_are_not_what_the_header_says_are_refused() -> None:

@@ -33,7 +33,11 @@ tensors = st.builds(
 
 
 @settings(max_examples=50)
-@given(st.dictionaries(st.text(min_size=1, max_size=8).filter(lambda n: n != "__metadata__" and "\0" not in n), tensors, max_size=5))
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=8).filter(lambda n: n != "__metadata__" and "\0" not in n), tensors, max_size=5
+    )
+)
 def test_what_is_written_is_read_back(named: dict[str, Tensor]) -> None:
     data = write_safetensors(named, {"k": "v"})
     assert read_safetensors(data) == named

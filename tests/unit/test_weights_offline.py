@@ -186,9 +186,7 @@ def test_a_shard_does_not_speak_for_all_of_them(tmp_path: Path) -> None:
     assert offline.verify(tmp_path) == offline.Verified("weights", weights_hash(named), promised=False)
 
 
-def test_old_weights_in_other_formats_are_not_taken_along(
-    chain: tuple[Path, list[Path], Path], tmp_path: Path
-) -> None:
+def test_old_weights_in_other_formats_are_not_taken_along(chain: tuple[Path, list[Path], Path], tmp_path: Path) -> None:
     base, deltas, _ = chain
     for name in ("pytorch_model.bin", "pytorch_model.bin.index.json", "tokenizer.model"):
         (base / name).write_text("old")
