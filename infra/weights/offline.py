@@ -12,7 +12,15 @@ from infra.errors import UsageError
 from infra.weights.coding import decode_block
 from infra.weights.delta import MAGIC, Delta, encode_delta, read_delta, split
 from infra.weights.delta_header import Header, Label
-from infra.weights.folder import UNKNOWN, copy_other_files, made_whole, open_weights, restamp, write_weights
+from infra.weights.folder import (
+    UNKNOWN,
+    WeightsFolder,
+    copy_other_files,
+    made_whole,
+    open_weights,
+    restamp,
+    write_weights,
+)
 from infra.weights.held import HeldWeights
 from infra.weights.tensors import ITEM_BYTES, WeightsError, weights_hash
 
@@ -49,10 +57,10 @@ def encode(base: Path, new: Path, out: Path, label: Label) -> Written:
     """
     if out.exists():
         raise UsageError(f"{out} exists: name a file that does not")
+    if not out.parent.is_dir():
+        raise UsageError(f"{out.parent} is no folder")
     before, after = open_weights(base), open_weights(new)
-    base_hash, new_hash = (
-        HeldWeights(found.tensors, found.promised or None, copy=False).weights_hash for found in (before, after)
-    )
+    base_hash, new_hash = _hash_as_promised(base, before), _hash_as_promised(new, after)
     data = encode_delta(before.tensors, after.tensors, label, hashes=(base_hash, new_hash))
     beside = out.with_name(f".{out.name}-{os.getpid()}")
     try:
@@ -77,7 +85,7 @@ def apply(base: Path, deltas: Sequence[Path], out: Path) -> str:
             copy_other_files(base, folder)
         write_weights(source.tensors, folder, UNKNOWN)
         copied = open_weights(folder, writable=True)
-        held = HeldWeights(copied.tensors, source.promised or weights_hash(source.tensors), copy=False)
+        held = HeldWeights(copied.tensors, _hash_as_promised(base, source), copy=False)
         for path, delta in zip(deltas, opened, strict=True):
             try:
                 held.apply(delta)
@@ -102,10 +110,14 @@ def verify(place: Path) -> Verified:
                 decode_block(coded, items, ITEM_BYTES[head.dtype])
         return Verified("delta", delta.header.weights_hash, promised=True, header=delta.header)
     found = open_weights(place)
+    return Verified("weights", _hash_as_promised(place, found), promised=bool(found.promised))
+
+
+def _hash_as_promised(place: Path, found: WeightsFolder) -> str:
     held = weights_hash(found.tensors)
     if found.promised and held != found.promised:
         raise WeightsError(f"{place} holds weights that hash to {held}, it says {found.promised}: it was altered")
-    return Verified("weights", held, promised=bool(found.promised))
+    return held
 
 
 def _begins_as_delta(place: Path) -> bool:
@@ -122,6 +134,8 @@ def open_delta(path: Path) -> Delta:
             return read_delta(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
     except FileNotFoundError as error:
         raise WeightsError(f"{path} is not there") from error
+    except IsADirectoryError as error:
+        raise WeightsError(f"{path} is a folder, no delta object") from error
     except ValueError as error:
         raise WeightsError(f"{path} is empty") from error
     except WeightsError as error:

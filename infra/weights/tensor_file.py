@@ -16,7 +16,7 @@ _LARGEST_SIZE = 1 << 48
 
 
 _NO_NAME = re.compile("[\0\ud800-\udfff]")
-"""JSON may hold a lone surrogate, UTF-8 not; NUL parts the fields of `weights_hash`. No hash could name such a tensor."""
+"""JSON may hold a lone surrogate, UTF-8 not; NUL parts the fields of `weights_hash`: neither can be hashed."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 

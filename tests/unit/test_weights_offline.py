@@ -85,7 +85,7 @@ def refused(call: object, *words: object) -> None:
     assert caught.value.exit_code == (2 if isinstance(caught.value, UsageError) else 1)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "swapped", "empty", "missing", "other file"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "swapped", "empty", "missing", "other file", "folder"])
 def test_a_damaged_delta_is_refused_and_nothing_is_written(
     damage: str, chain: tuple[Path, list[Path], Path], tmp_path: Path
 ) -> None:
@@ -103,6 +103,9 @@ def test_a_damaged_delta_is_refused_and_nothing_is_written(
             deltas[1].write_bytes(b"")
         case "missing":
             deltas[1].unlink()
+        case "folder":
+            deltas[1] = tmp_path / "a folder"
+            deltas[1].mkdir()
         case _:
             shutil.copy(base / "config.json", deltas[1])
     refused(offline.apply, base, deltas, tmp_path / "out")
@@ -124,7 +127,8 @@ def test_weights_that_were_altered_are_found_by_the_hash_that_they_carry(
         file.write_bytes(altered)
         refused(offline.verify, tmp_path / "out")
         refused(offline.encode, tmp_path / "out", last, tmp_path / "new.delta", Label())
-        refused(offline.apply, tmp_path / "out", deltas[1:], tmp_path / "again")
+        with pytest.raises(WeightsError, match=r"/out holds weights that hash to .* it was altered"):
+            offline.apply(tmp_path / "out", deltas[1:], tmp_path / "again")
     file.write_bytes(data[:-1])
     refused(offline.verify, tmp_path / "out")
 
@@ -133,6 +137,7 @@ def test_what_exists_is_not_written_over(chain: tuple[Path, list[Path], Path], t
     base, deltas, last = chain
     for call, words in (
         (offline.encode, (base, last, deltas[0], Label())),
+        (offline.encode, (base, last, tmp_path / "no" / "where", Label())),
         (offline.apply, (base, deltas, last)),
         (offline.apply, (base, deltas, tmp_path / "no" / "where")),
     ):
