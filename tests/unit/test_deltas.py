@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -283,6 +285,38 @@ def test_deltas_that_are_no_chain_are_not_merged(pair: tuple[Weights, Weights]) 
         merge_deltas([there, there])
     with pytest.raises(WeightsError, match="nothing to merge"):
         merge_deltas([])
+
+
+def test_the_example_of_the_page_is_what_the_code_writes() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "weights.md").read_text()
+    block = re.search(r"<!-- example -->\n```\n(.*?)```", text, re.DOTALL)
+    assert block
+    page = {line[:12].strip(): list(map(int, line[12:].split())) for line in block[1].splitlines()}
+    old = np.full(1000, 0x3F80, "<u2")
+    new = old.copy()
+    new[page["places"]] += np.array(page["steps"], "<i2").view("<u2")
+    coded = encode_block(*changes(old, new))
+    digits, codes, escapes = (list(zstd.decompress(stream)) for stream in coded.streams)
+    assert (page["digits"], page["code bytes"], escapes) == (digits, codes, [])
+    gaps = np.diff(page["places"], prepend=-1) - 1
+    assert page["gaps"] == gaps.tolist()
+    folded = [code + 1 for byte in codes for code in (byte >> 4, byte & 15)]
+    assert page["folded"] == folded == [2 * step if step > 0 else -2 * step - 1 for step in page["steps"]]
+
+
+def test_a_delta_object_lies_as_the_page_says(pair: tuple[Weights, Weights]) -> None:
+    data = encode_delta(*pair, Label("solver", 2, 6, 7))
+    assert data[:8] == b"HRDELTA\n"
+    length = int.from_bytes(data[8:16], "little")
+    header = json.loads(zstd.decompress(data[16 : 16 + length]))
+    assert list(header) == ["format", "label", "base_hash", "weights_hash", "items", "block_items", "tensors"]
+    assert header["label"] == {"policy": "solver", "epoch": 2, "base_version": 6, "version": 7}
+    assert header["tensors"][0]["shape"] == [6, 10]
+    given, whole = header["tensors"]
+    assert (given["name"], whole["name"], whole["blocks"]) == ("a", "b", [])
+    streams = sum(sum(block["sizes"]) for block in given["blocks"])
+    assert 16 + length + streams + pair[1]["b"].data.nbytes + 32 == len(data)
+    assert blake3(data[:-32]).digest() == data[-32:]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -69,6 +69,18 @@ def test_made_sets_have_the_shape_and_the_density_that_were_asked_for() -> None:
     assert packed(base.tensors).equals(base)
 
 
+@pytest.mark.parametrize("density", [0.001, 0.01])
+def test_no_format_gets_below_the_entropy_of_a_made_up_update(density: float) -> None:
+    """A made-up update that repeats itself flatters whoever compresses: it did once, by a third."""
+    base = made({"only": (8 * weight_sets.CHUNK,)})
+    new = successor(base, density)
+    floor = change_between(base, new).floor_bytes
+    sizes = {form.name: len(form.encoder(base)(new)) for form in FORMATS}
+    assert min(sizes.values()) == sizes["headrace"]
+    assert floor < sizes["headrace"] < 1.15 * floor
+    assert sizes["gaps + zstd"] > 1.8 * floor
+
+
 def test_a_floor_counts_each_tensor_at_its_own_density(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_sets, "CHUNK", 100)
     base = of(np.zeros(ITEMS))
