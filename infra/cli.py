@@ -463,6 +463,52 @@ def _check_retrain(span: tuple[int | None, int | None], into: str | None, sets: 
             raise UsageError(f"--into {into}: {error}") from error
 
 
+@weights_app.callback(invoke_without_command=True)
+def weights(
+    context: typer.Context,
+    run: RunChoice = None,
+    data: DataChoice = None,
+    policy: PolicyChoice = None,
+    as_json: JsonOption = False,
+) -> None:
+    """How a run's versions were published: whole or as deltas, how large, how long it took, and who serves which.
+
+    The commands below make one version a folder, and deltas between folders with no run needed.
+
+    Example: [bold]headrace weights --data .headrace/arithmetic[/]
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from infra.opened_run import opened_run
+
+    _log_quietly()
+    with opened_run(run, data) as opened:
+        _answer(workers.find(workers.WEIGHTS_HISTORY)(opened.run, policy), workers.SHOW_WEIGHTS, as_json=as_json)
+
+
+@weights_app.command()
+def export(
+    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write, whole or not at all.")],
+    version: Annotated[int | None, typer.Option("--version", help="Which version; the newest if not given.")] = None,
+    run: RunChoice = None,
+    data: DataChoice = None,
+    policy: PolicyChoice = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write one version of a run as a folder in Hugging Face's layout, config and tokenizer beside the weights.
+
+    Example: [bold]headrace weights export trained/ --data .headrace/arithmetic[/]
+    """
+    from infra.opened_run import opened_run
+    from infra.weights.export import export
+
+    _log_quietly()
+    with opened_run(run, data, store=True) as opened:
+        found = export(opened.run, policy, version, out)
+    told = {"version": found.version, "weights_hash": found.weights_hash}
+    typer.echo(json.dumps(told) if as_json else f"{out}: version {found.version}, weights hash {found.weights_hash}")
+
+
 @app.command(rich_help_panel=LOOK)
 def topics(
     recipe: Annotated[str | None, typer.Argument(help="A recipe, to see or make its topics before a run.")] = None,

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="Deltas between folders of weights in Hugging Face's layout, with no run needed.",
-    no_args_is_help=True,
+    help="How a run's versions were published; one of them as a folder; deltas between folders, with no run needed.",
     rich_markup_mode="rich",
 )
 

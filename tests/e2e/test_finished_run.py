@@ -198,6 +198,22 @@ def test_what_made_a_version_is_told_as_json_and_an_unknown_one_in_a_sentence(fi
     assert f"no step 99: there are 1 to {VERSIONS}" in unknown.stderr
 
 
+def test_how_versions_were_published_is_told_and_one_is_a_folder_that_others_load(
+    finished: Finished, tmp_path: Path
+) -> None:
+    told = json.loads(headrace("weights", "--data", finished.data, "--json").stdout)
+    assert sorted([one["version"] for one in told["versions"]] + told["left_out"]) == list(range(VERSIONS + 1))
+    assert {one["kind"] for one in told["versions"]} == {"anchor", "delta"}
+    out = tmp_path / "exported"
+    done = headrace("weights", "export", out, "--data", finished.data, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["weights_hash"] == told["versions"][-1]["weights_hash"]
+    assert headrace("weights", "verify", out).returncode == 0
+    assert transformers.AutoModelForCausalLM.from_pretrained(out).config.hidden_size == 64
+    again = headrace("weights", "export", out, "--data", finished.data)
+    assert (again.returncode, "exists" in again.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("words", [("--help",), ("up", "--help"), ("--version",)])
 def test_help_answers_at_once_and_teaches(words: tuple[str, ...]) -> None:
     told = headrace(*words)

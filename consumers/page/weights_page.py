@@ -1,0 +1,59 @@
+"""The published versions of a policy for people, drawn from what `headrace weights --json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from consumers.page.chart import by_version, chart
+
+NEWEST = 20
+"""Versions of the table; all are in the chart and in `--json`."""
+WIDTH, HEIGHT = 60, 6
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def weights_page(found: Mapping[str, Any]) -> RenderableType:
+    """Return what `headrace weights` shows."""
+    versions = found["versions"]
+    title = Text.assemble((f"policy {found['policy']}", "bold"), f"  run {found['run']}")
+    if not versions:
+        return Group(title, Text("No version is published yet."))
+    table = Table("version", "as", "bytes", "1/full", "changed", "encode", "upload", box=None, header_style="dim")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for one in versions[-NEWEST:]:
+        kind = "whole" if one["kind"] == "anchor" else f"delta on {one['base_version']}"
+        ratio = f"{one['ratio']:.1f}" if one["ratio"] else ""
+        changed = f"{one['density']:.2%}" if one["density"] is not None and one["kind"] != "anchor" else ""
+        seconds = (f"{one[key]:.2f} s" if one[key] is not None else "" for key in ("encode_s", "upload_s"))
+        table.add_row(str(one["version"]), kind, size(one["bytes"]), ratio, changed, *seconds)
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_column()
+    spent = found["bytes"]
+    facts.add_row("in all", f"{size(spent['anchor'])} whole, {size(spent['delta'])} as deltas")
+    if found["left_out"]:
+        count = len(found["left_out"])
+        facts.add_row("left out", f"{count} version{'s' * (count > 1)}, made while the one before was on its way")
+    newest = versions[-1]["version"]
+    for worker, version in found["served"].items():
+        behind = f", {newest - version} behind" if version < newest else ""
+        facts.add_row("serves", Text(f"{worker} version {version}{behind}"))
+    densities = [(one["version"], one["density"]) for one in versions if one["density"] is not None]
+    curve = chart(by_version(densities), WIDTH, HEIGHT)
+    return Group(
+        title, facts, Text(), Text("share of values that changed, by version", "dim"), *map(Text, curve), table
+    )
+
+
+def size(count: float) -> str:
+    """Return bytes in the largest unit of which there is one."""
+    unit = 0
+    while count >= 1000 and unit < len(UNITS) - 1:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.0f} {UNITS[unit]}" if unit == 0 else f"{count:.1f} {UNITS[unit]}"

@@ -1,0 +1,81 @@
+"""Every published version of a policy, from its events alone: `headrace weights`.
+
+The classes below are what `--json` prints, field by field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from consumers.lineage import read_records
+from infra.run import Run
+from schemas.records import BatchTrained, WeightsPublished, WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class VersionWeights:
+    """How one version was published."""
+
+    version: int
+    epoch: int
+    kind: str
+    """anchor | delta."""
+    base_version: int
+    """What a delta is on; -1 of an anchor."""
+    bytes: int
+    """Of the object."""
+    full_bytes: int
+    """Of the weights themselves; 0 where the event does not say."""
+    density: float | None
+    """Share of the values that changed since the base."""
+    encode_s: float | None
+    """Hash, delta and layout."""
+    upload_s: float | None
+    weights_hash: str
+    created_ms: int
+    """Wall time in ms since the epoch."""
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times smaller than the whole weights."""
+        return self.full_bytes / self.bytes if self.full_bytes and self.bytes else None
+
+
+def weights_history(run: Run, policy: str | None) -> dict[str, Any]:
+    """Return what `headrace weights --json` prints: versions, those left out, and what each worker serves."""
+    name = run.policy(policy)
+    events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
+    trained = {batch.version for batch in read_records(run, run.topics.batches(name), BatchTrained)}
+    versions = [_of(event) for event in events]
+    published = {one.version for one in versions}
+    return {
+        "run": run.address.run,
+        "policy": name,
+        "versions": [{**asdict(one), "ratio": one.ratio} for one in versions],
+        "left_out": sorted(version for version in trained - published if version >= 0),
+        "bytes": {kind: sum(one.bytes for one in versions if one.kind == kind) for kind in ("anchor", "delta")},
+        "served": served(run, name),
+    }
+
+
+def served(run: Run, policy: str) -> dict[str, int]:
+    """Return worker to the version that it serves, as last heard of."""
+    newest = {one.worker: one for one in read_records(run, run.topics.workers, WorkerStatus)}
+    return {name: one.versions[policy] for name, one in sorted(newest.items()) if policy in one.versions}
+
+
+def _of(event: WeightsPublished) -> VersionWeights:
+    return VersionWeights(
+        version=event.version,
+        epoch=event.epoch,
+        kind=event.kind,
+        base_version=event.base_version,
+        bytes=event.weights.size_bytes if event.weights else 0,
+        full_bytes=int(event.metrics.get("full_bytes", 0)),
+        density=event.metrics.get("density"),
+        encode_s=event.metrics.get("encode_s"),
+        upload_s=event.metrics.get("upload_s"),
+        weights_hash=event.weights_hash,
+        created_ms=event.created_ms,
+    )

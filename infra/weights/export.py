@@ -1,0 +1,38 @@
+"""One version of a run as a folder that other tools load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.errors import HeadraceError, UsageError
+from infra.run import Run, read_record
+from infra.topic_reader import read_all
+from infra.weights.folder import made_whole, write_weights
+from infra.weights.policy_weights import PolicyWeights
+from infra.weights.tensor_file import is_plain_file_name
+from schemas.records import WeightsPublished
+
+
+def export(run: Run, policy: str | None, version: int | None, out: Path) -> WeightsPublished:
+    """Write a version, the newest if none is given, with the files beside its anchor; return its event.
+
+    Raises UsageError when there is no such version or `out` exists, BadWeights when no good objects lead to it.
+    """
+    name = run.policy(policy)
+    found = (read_record(message, WeightsPublished) for message in read_all(run.connection, [run.topics.weights(name)]))
+    events = [event for event in found if event is not None and event.run_id == run.run_id]
+    if not events:
+        raise UsageError(f"policy {name} of run {run.address.run} has no published version yet")
+    wanted = max(events, key=lambda event: event.version) if version is None else None
+    target = wanted or next((event for event in events if event.version == version), None)
+    if target is None:
+        last = max(event.version for event in events)
+        raise UsageError(f"policy {name} of run {run.address.run} published no version {version}; the newest is {last}")
+    files = [event.files for event in events if event.files and event.version <= target.version][-1:]
+    with made_whole(out) as folder:
+        write_weights(PolicyWeights(run.weights_cache).bring(events, target), folder, target.weights_hash)
+        for file in files[0] if files else ():
+            if file.claim is None or not is_plain_file_name(file.name):
+                raise HeadraceError(f"an anchor of {name} names a file {file.name!r}: it is not written")
+            (folder / file.name).write_bytes(run.get(file.claim))
+    return target

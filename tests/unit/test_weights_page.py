@@ -1,0 +1,49 @@
+"""What `headrace weights` shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from consumers.page.weights_page import size, weights_page
+
+
+def shown(**changes: Any) -> str:
+    versions = [
+        {"version": 0, "kind": "anchor", "base_version": -1, "bytes": 2_000_000, "ratio": 1.0, "density": 1.0,
+         "encode_s": 0.01, "upload_s": 0.5},
+        {"version": 1, "kind": "delta", "base_version": 0, "bytes": 14_000, "ratio": 142.9, "density": 0.0104,
+         "encode_s": 0.02, "upload_s": 0.1},
+        {"version": 3, "kind": "delta", "base_version": 1, "bytes": 900, "ratio": None, "density": None,
+         "encode_s": None, "upload_s": None},
+    ]  # fmt: skip
+    found = {"run": "r", "policy": "p", "versions": versions, "left_out": [2], "served": {"a": 3, "b": 1}}
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(weights_page({**found, "bytes": {"anchor": 2_000_000, "delta": 14_900}, **changes}))
+    return captured.get()
+
+
+def test_every_version_has_a_line_that_fits_eighty_columns() -> None:
+    lines = shown().splitlines()
+    assert max(map(len, lines)) <= 80
+    (first,) = [line.split() for line in lines if line.split()[:2] == ["1", "delta"]]
+    assert first == ["1", "delta", "on", "0", "14.0", "kB", "142.9", "1.04%", "0.02", "s", "0.10", "s"]
+    assert "whole" in shown()
+
+
+def test_what_was_left_out_and_who_is_behind_is_said() -> None:
+    said = shown()
+    assert "1 version, made while the one before was on its way" in said
+    assert "b version 1, 2 behind" in said
+    assert "2.0 MB whole, 14.9 kB as deltas" in said
+    assert "left out" not in shown(left_out=[])
+
+
+def test_a_run_that_published_nothing_says_so() -> None:
+    assert "No version is published yet." in shown(versions=[])
+
+
+def test_sizes_are_in_the_largest_unit_of_which_there_is_one() -> None:
+    assert [size(n) for n in (0, 999, 1000, 3_400_000_000, 5e15)] == ["0 B", "999 B", "1.0 kB", "3.4 GB", "5000.0 TB"]
