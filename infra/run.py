@@ -20,7 +20,7 @@ from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore, StoreA
 from infra.process import MustRestart
 from infra.settings import Recipe
 from infra.topic_reader import read_all, read_range
-from infra.weights.object_cache import ObjectCache
+from infra.weights.object_cache import ObjectCache, Uncached
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.records import ClaimCheck, RecipeRevision
@@ -93,9 +93,10 @@ class Run:
         return ObjectStore(self.store_address)
 
     @property
-    def weights_cache(self) -> ObjectCache:
-        """Objects of weights that this machine shares."""
-        return ObjectCache(self.store, cache_folder() / "weights", int(self.recipe.store.cache_gib * 2**30))
+    def weights_cache(self) -> ObjectCache | Uncached:
+        """Objects of weights that this machine shares, or those of the store where it is to keep none."""
+        most_bytes = int(self.recipe.store.cache_gib * 2**30)
+        return ObjectCache(self.store, cache_folder() / "weights", most_bytes) if most_bytes else Uncached(self.store)
 
     def policy(self, asked: str | None) -> str:
         """Return the policy asked for, or the only one. Raises UsageError."""

@@ -264,7 +264,8 @@ class Store(Settings):
     region: str = "us-east-1"
     """Region of the bucket."""
     cache_gib: float = Field(20.0, ge=0)
-    """Weights that a machine keeps for all its workers, in the folder of `HEADRACE_CACHE`; beyond, the oldest go."""
+    """Weights that a machine keeps for all its workers, in the folder of `HEADRACE_CACHE`; the oldest go first. 0 for
+    none."""
 
 
 class Launch(Settings):

@@ -5,16 +5,29 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import structlog
-
-from infra.object_store import ObjectStore
+from infra.object_store import ObjectCorrupt, ObjectStore
 from schemas.records import ClaimCheck
 
-log = structlog.get_logger()
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Uncached:
+    """Objects from the store each time, for who keeps none."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def get(self, claim: ClaimCheck) -> memoryview:
+        """Return an object. Raises as `ObjectStore.get`."""
+        return memoryview(self._store.get(claim.key, claim.sha256, claim.size_bytes))
+
+    def drop(self, claim: ClaimCheck) -> None:
+        """Forget nothing."""
 
 
 class ObjectCache:
@@ -37,7 +50,7 @@ class ObjectCache:
 
         Whoever asks for an object that another process is fetching waits for it.
         """
-        path = self._folder / claim.sha256
+        path = self._path(claim)
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._locked(claim.sha256[:2]):
             if not path.exists() or path.stat().st_size != claim.size_bytes:
@@ -50,7 +63,14 @@ class ObjectCache:
 
     def drop(self, claim: ClaimCheck) -> None:
         """Forget an object whose file was altered."""
-        (self._folder / claim.sha256).unlink(missing_ok=True)
+        if _SHA256.fullmatch(claim.sha256):
+            self._path(claim).unlink(missing_ok=True)
+
+    def _path(self, claim: ClaimCheck) -> Path:
+        """Return an object's file. What a record says becomes no path before it was looked at."""
+        if not _SHA256.fullmatch(claim.sha256):
+            raise ObjectCorrupt(f"the claim on {claim.key[:80]!r} names no sha256: {claim.sha256[:80]!r}")
+        return self._folder / claim.sha256
 
     def _make_room(self, keep: str) -> None:
         """Remove what was not used for longest. Two who do so at once remove more than need be, and nothing wrong."""

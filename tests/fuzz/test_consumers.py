@@ -33,11 +33,14 @@ from infra.own_positions import OwnPositions
 from infra.run import Run
 from infra.settings import Recipe
 from infra.stopwatch import Stopwatch
+from infra.weights.delta import encode_delta
+from infra.weights.delta_header import Label
+from infra.weights.policy_weights import BadWeights, PolicyWeights
 from infra.weights.tensor_file import write_safetensors
 from infra.weights.tensors import WeightsError, weights_hash
 from producers.feed_state import FeedState
 from producers.feeder import Feeder
-from producers.follower import BadWeights, WeightFollower
+from producers.follower import WeightFollower
 from producers.pauses import Pauses
 from producers.selectors import AcceptAll
 from producers.slots import Reservation
@@ -81,6 +84,7 @@ RECIPE = Recipe.model_validate(
         "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
         "trainer": {"max_staleness": 2, "groups_per_batch": 2, "minibatches": 1},
         "evaluate": {"problems": 3, "samples": 2},
+        "store": {"cache_gib": 0},
     }
 )
 
@@ -401,17 +405,23 @@ def test_a_worker_plays_a_task_waits_or_buries_it(fuzz: Fuzz, intake: TaskIntake
 def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> None:
     from infra.weights.tensors import Tensor
 
-    weights = {"a": Tensor("F32", (2,), memoryview(bytes(8)))}
-    data = write_safetensors(weights)
-    claim = SHELF.shelve(data, "weights")
-    valid = WeightsPublished("run-1", "solver", version=3, weights_hash=weights_hash(weights), weights=claim)
+    base, new = ({"a": Tensor("F32", (2,), memoryview(bytes([n] * 8)))} for n in (0, 1))
+    anchor, delta = write_safetensors(base), encode_delta(base, new, Label("solver", 0, 2, 3))
+    claims = SHELF.shelve(anchor, "weights"), SHELF.shelve(delta, "weights")
+    whole = WeightsPublished("run-1", "solver", version=2, weights_hash=weights_hash(base), weights=claims[0])
+    change = WeightsPublished(
+        "run-1", "solver", version=3, kind="delta", base_version=2, base_hash=weights_hash(base),
+        weights_hash=weights_hash(new), weights=claims[1],
+    )  # fmt: skip
     follower = WeightFollower(RUN, ("solver",), "w", Pauses())
 
     def make(rng: Random) -> Message:
+        valid, data = rng.choice(((whole, anchor), (change, delta)))
+        assert valid.weights is not None
         if rng.random() < 0.4:
             made = replace(valid, weights=SHELF.shelve(altered(rng, data), "weights"))
         elif rng.random() < 0.5:
-            made = replace(valid, weights=distorted(rng, claim))
+            made = replace(valid, weights=distorted(rng, valid.weights))
         else:
             made = distorted(rng, valid)
         topic = rng.choice((RUN.topics.weights("solver"), RUN.topics.recipe))
@@ -420,9 +430,10 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
 
     def check(message: Message) -> None:
         follower._take(message)
-        for record in follower._published["solver"].values():
+        for record in follower._known("solver"):
             with suppress(StoreError, WeightsError, BadWeights):
-                assert weights_hash(follower._fetch(record)) == record.weights_hash
+                tensors = PolicyWeights(RUN.weights_cache).bring([whole, record], record)
+                assert weights_hash(tensors) == record.weights_hash
         follower._published["solver"].clear()
 
     fuzz.run("follower", 0.02, make, check)

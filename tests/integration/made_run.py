@@ -40,6 +40,7 @@ def tiny_recipe(name: str, **tables: Any) -> Recipe:
         "trainer": {"steps": 6, "groups_per_batch": 4, "minibatches": 2, "learning_rate": 1e-3, "checkpoint_every": 2},
         "evaluate": {"every": 0},
         "kafka": {"partitions": 4},
+        "store": {"cache_gib": 0},
     }
     return Recipe.model_validate(whole | tables)
 

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from infra.object_store import ObjectMissing, ObjectStore, StoreUnavailable
+from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore, StoreUnavailable
 from infra.weights.object_cache import ObjectCache
 from schemas.records import ClaimCheck
 
@@ -87,4 +87,14 @@ def test_errors_of_the_store_are_passed_on_and_leave_the_lock(tmp_path: Path) ->
     store.away = False
     assert bytes(cache_of(store, tmp_path).get(store.claim("a"))) == b"whole"
     with pytest.raises(ObjectMissing):
-        cache.get(ClaimCheck("main", "b", store.claim("a").sha256[:-1] + "x", 5))
+        cache.get(ClaimCheck("main", "b", "0" * 64, 5))
+
+
+def test_a_claim_that_names_no_hash_becomes_no_path(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"whole")
+    cache = cache_of(Store(a=b"whole"), tmp_path / "cache")
+    for name in ("../secret", "", "0" * 63, "0" * 64 + "/../../secret", "G" * 64):
+        with pytest.raises(ObjectCorrupt, match="names no sha256"):
+            cache.get(ClaimCheck("main", "a", name, 5))
+        cache.drop(ClaimCheck("main", "a", name, 5))
+    assert (tmp_path / "secret").exists()
