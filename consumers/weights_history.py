@@ -45,8 +45,8 @@ class VersionWeights:
 def weights_history(run: Run, policy: str | None) -> dict[str, Any]:
     """Return what `headrace weights --json` prints: versions, those left out, and what each worker serves."""
     name = run.policy(policy)
-    events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
     trained = {batch.version for batch in read_records(run, run.topics.batches(name), BatchTrained)}
+    events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
     versions = [_of(event) for event in events]
     published = {one.version for one in versions}
     return {

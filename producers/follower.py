@@ -27,7 +27,7 @@ from producers.engines.contract import Engine, EngineError, VersionGone
 from producers.pauses import Pauses
 from schemas import codec
 from schemas.avro import SchemaError
-from schemas.records import WeightsPublished
+from schemas.records import ClaimCheck, WeightsPublished
 
 log = structlog.get_logger()
 
@@ -229,9 +229,10 @@ class WeightFollower(threading.Thread):
     def _load_first_good(self, engine: Engine, policy: str, records: list[WeightsPublished]) -> None:
         """Load the newest that can be had; when that is not the newest of all, say why and try again later."""
         what = f"weights of {policy}"
+        refused: set[ClaimCheck] = set()
         for record in records:
             try:
-                weights = self._weights[policy].bring(self._known(policy), record)
+                weights = self._weights[policy].bring(self._known(policy), record, refused)
                 reach("rollout.before_swap")
                 engine.load(policy, record.version, weights)
                 reach("rollout.after_swap")

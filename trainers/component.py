@@ -152,13 +152,14 @@ class Trainer:
         made = self._pipeline.take()
         if made is not None:
             return self._version(self._flights.popleft(), made)
+        is_free = self._pipeline.is_free  # asked before its version is: a step may end in between
         if self._over():
             self._evict([Eviction(entry, "run_end") for entry in self.window.take(len(self.window)) or ()])
         else:
             self._evict(self.window.expire(self.learner.version))
         if self._evicted and (self._batch_waits() or time.monotonic() - self._evicted_since > EVICTIONS_WAIT_S):
             return self._report_evictions()
-        if self._batch_waits():
+        if is_free and self._batch_waits():
             self._begin_version(self.window.take(self.settings.groups_per_batch) or [])
         return ()
 

@@ -44,3 +44,4 @@ class Lane:
                 future.set_result(work())
             except BaseException as error:  # noqa: BLE001 - whoever asks for the result raises it
                 future.set_exception(error)
+            del task, future, work  # what it held is not kept until the next comes

@@ -1,12 +1,14 @@
 """From a batch to a version that can be committed: the step in one thread, its publication beside the next step.
 
 The learner waits for no network: after a step the published values are copied, and it is free. Hash, delta, upload and
-checkpoint are made of the copies. A version that is made while the one before is still on its way is not published,
-where it need not be: it is only hashed, and the next delta spans the gap. Versions come out in order.
+checkpoint are made of the copies. A version that is made while the one before is still on its way waits for that, and
+is left out when the next one is made sooner: it is only hashed then, and the next delta spans the gap. Versions come
+out in order.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -61,6 +63,16 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A version that was copied, and the promise of its publication."""
+
+    order: Order
+    snapshot: dict[str, Tensor]
+    state: Checkpoint | None
+    future: Future[Published]
+
+
+@dataclass(frozen=True, slots=True)
 class _Stepped:
     metrics: StepMetrics
     publishing: Future[Published]
@@ -80,7 +92,11 @@ class Pipeline:
         threads = torch.get_num_threads()
         self._steps = Lane("step", lambda: pin_threads(threads))
         self._publications = Lane("publish")
-        self._publishing: Future[Published] | None = None
+        self._lock = threading.Lock()
+        self._on_their_way = 0
+        """Publications that were begun; both threads count them."""
+        self._waiting: _Waiting | None = None
+        """The version that is published next, unless a newer one comes first."""
         self._flights: deque[Future[_Stepped]] = deque()
         self.free_since = time.monotonic()
         """Since when the learner rests; while it does."""
@@ -88,7 +104,8 @@ class Pipeline:
     @property
     def is_free(self) -> bool:
         """Whether the learner rests and may be given a step."""
-        return len(self._flights) < MOST_AHEAD and all(flight.done() for flight in self._flights)
+        rests = all(flight.done() and flight.exception() is None for flight in self._flights)
+        return rests and len(self._flights) < MOST_AHEAD
 
     @property
     def is_empty(self) -> bool:
@@ -130,15 +147,34 @@ class Pipeline:
         state = self._learner.state() if order.checkpoint else None
         reach("train.copied")
         metrics |= {"step_s": stepped - begin, "blocked_s": time.monotonic() - stepped}
-        is_busy = self._publishing is not None and not self._publishing.done()
-        if is_busy and not order.must_publish and state is None:
-            left_out: Future[Published] = Future()
-            left_out.set_result(Published(weights_hash(snapshot), None, None))
-            return _Stepped(metrics, left_out)
-        self._publishing = self._publications.submit(lambda: self._publish(order, snapshot, state))
-        return _Stepped(metrics, self._publishing)
+        version = _Waiting(order, snapshot, state, Future())
+        with self._lock:
+            left_out, self._waiting = self._waiting, None
+            if self._on_their_way and not order.must_publish and state is None:
+                self._waiting = version
+            else:
+                self._set_out(version)
+        if left_out is not None:
+            left_out.future.set_result(Published(weights_hash(left_out.snapshot), None, None))
+        return _Stepped(metrics, version.future)
+
+    def _set_out(self, version: _Waiting) -> None:
+        """Begin a publication; the lock is held."""
+        self._on_their_way += 1
+        self._publications.submit(lambda: self._arrive(version))
+
+    def _arrive(self, version: _Waiting) -> None:
+        """Publish, in the thread of the publications; then what waits."""
+        try:
+            version.future.set_result(self._publish(version.order, version.snapshot, version.state))
+        except BaseException as error:  # noqa: BLE001 - whoever takes the version raises it
+            version.future.set_exception(error)
+        with self._lock:
+            self._on_their_way -= 1
+            if self._waiting is not None and not self._on_their_way:
+                waiting, self._waiting = self._waiting, None
+                self._set_out(waiting)
 
     def _publish(self, order: Order, snapshot: dict[str, Tensor], state: Checkpoint | None) -> Published:
-        """In the thread of the publications."""
         event = self._publisher.publish(snapshot, order.version, epoch=order.epoch)
         return Published(event.weights_hash, event, upload_checkpoint(self._run, state) if state else None)

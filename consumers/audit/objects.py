@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from blake3 import blake3
+
 from consumers.audit.fold import spot
 from infra.kafka import Message
 from infra.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavailable
@@ -78,23 +80,23 @@ class Objects:
         A delta is applied to the weights before it where those are at hand, as they are when nothing is missing.
         """
         self.count += 1
-        path = self._folder / f"{event.policy}.new"
+        name = blake3(event.policy.encode()).hexdigest()
+        path = self._folder / f"{name}.new"
         self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
         if event.kind == DELTA:
             return self._hash_of_delta(event, path)
         self._held.pop(event.policy, None)
-        kept = path.rename(self._folder / f"{event.policy}.safetensors")
+        kept = path.rename(self._folder / f"{name}.safetensors")
         self._held[event.policy] = HeldWeights(open_weights(kept, writable=True).tensors, copy=False)
         return self._held[event.policy].weights_hash
 
     def _hash_of_delta(self, event: WeightsPublished, path: Path) -> str:
         delta = open_delta(path)
         header, held = delta.header, self._held.get(event.policy)
-        if (header.base_hash, header.label.version) != (event.base_hash, event.version):
-            raise WeightsError(
-                f"its delta is one of version {header.label.version} on {header.base_hash}, the record says version "
-                f"{event.version} on {event.base_hash}"
-            )
+        label = header.label
+        says = (label.policy, label.epoch, label.version, header.base_hash)
+        if says != (event.policy, event.epoch, event.version, event.base_hash):
+            raise WeightsError(f"its delta says it is {says}, which is not what the record says of it")
         if held is not None and held.weights_hash == header.base_hash:
             held.apply(delta)
             return held.weights_hash

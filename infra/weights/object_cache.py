@@ -6,13 +6,21 @@ import fcntl
 import mmap
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import structlog
+
 from infra.object_store import ObjectCorrupt, ObjectStore
 from schemas.records import ClaimCheck
 
+log = structlog.get_logger()
+
+TRIES = 3
+LONGEST_FETCH_S = 86_400.0
+"""What was begun before that, and is not whole, its process left behind when it was killed."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -44,27 +52,42 @@ class ObjectCache:
 
     def __init__(self, store: ObjectStore, folder: Path, most_bytes: int) -> None:
         self._store, self._folder, self._most_bytes = store, folder, most_bytes
+        self._told = False
 
     def get(self, claim: ClaimCheck) -> memoryview:
         """Return an object, mapped from its file; it stays readable when the file goes. Raises as `ObjectStore.get`.
 
-        Whoever asks for an object that another process is fetching waits for it.
+        Whoever asks for an object that another process is fetching waits for it. Where the folder cannot be used (a
+        full disk, a file system that is read only) the object comes from the store, and the log says so once.
         """
         path = self._path(claim)
+        try:
+            found = self._mapped(claim, path)
+            self._make_room(keep=claim.sha256)
+        except OSError as error:
+            if not self._told:
+                log.warning("weights_cache.unusable", folder=str(self._folder), why=str(error))
+                self._told = True
+            return memoryview(self._store.get(claim.key, claim.sha256, claim.size_bytes))
+        return found
+
+    def _mapped(self, claim: ClaimCheck, path: Path) -> memoryview:
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._locked(claim.sha256[:2]):
-            if not path.exists() or path.stat().st_size != claim.size_bytes:
+            for _ in range(TRIES):
+                # Others make room meanwhile, without this lock: what is open stays.
+                with suppress(FileNotFoundError), path.open("rb") as file:
+                    if os.fstat(file.fileno()).st_size == claim.size_bytes:
+                        os.utime(file.fileno())
+                        size = claim.size_bytes
+                        return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
                 self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
-            os.utime(path)
-            with path.open("rb") as file:
-                found = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if claim.size_bytes else b"")
-        self._make_room(keep=claim.sha256)
-        return found
+        raise FileNotFoundError(f"{path} went {TRIES} times as soon as it was there")
 
     def drop(self, claim: ClaimCheck) -> None:
         """Forget an object whose file was altered."""
-        if _SHA256.fullmatch(claim.sha256):
-            self._path(claim).unlink(missing_ok=True)
+        with suppress(OSError, ObjectCorrupt):
+            self._path(claim).unlink()
 
     def _path(self, claim: ClaimCheck) -> Path:
         """Return an object's file. What a record says becomes no path before it was looked at."""
@@ -74,6 +97,10 @@ class ObjectCache:
 
     def _make_room(self, keep: str) -> None:
         """Remove what was not used for longest. Two who do so at once remove more than need be, and nothing wrong."""
+        for path in self._folder.glob("*.part"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > LONGEST_FETCH_S:
+                    path.unlink()
         files = []
         for path in self._folder.glob("?" * 64):
             with suppress(FileNotFoundError):

@@ -42,7 +42,9 @@ class PolicyWeights:
         self._objects = objects
         self._held: HeldWeights | None = None
 
-    def bring(self, events: Iterable[WeightsPublished], target: WeightsPublished) -> dict[str, Tensor]:
+    def bring(
+        self, events: Iterable[WeightsPublished], target: WeightsPublished, refused: set[ClaimCheck] | None = None
+    ) -> dict[str, Tensor]:
         """Return the weights of a version, which are this object's own: the next call may write to them.
 
         An object that is missing, torn or mislabelled is left out, and another way is taken if there is one.
@@ -50,16 +52,19 @@ class PolicyWeights:
         Args:
             events: All that are known of the policy.
             target: Whose version is wanted.
+            refused: Objects not to ask for; those that turn out bad are added, for who asks for several versions.
 
         Raises BadWeights when there is no way left, after which weights between the old and the wanted may be held, and
         Unavailable when the store is away.
         """
-        links = [link for event in events if (link := link_of(event)) is not None]
-        refused: list[str] = []
+        refused = set() if refused is None else refused
+        links = [link for event in events if (link := link_of(event)) is not None and claim_of(event) not in refused]
+        again: set[ClaimCheck] = set()
+        why: list[str] = []
         while True:
             way = cheapest(links, self._held.weights_hash if self._held else NOTHING, target.weights_hash)
             if way is None:
-                raise BadWeights(_no_way(refused))
+                raise BadWeights(_no_way(why))
             fetched: list[Fetched] = []
             at = 0
             try:
@@ -68,8 +73,13 @@ class PolicyWeights:
                 for at, content in enumerate(fetched):
                     self._apply(way[at].of, content)
             except (ObjectMissing, ObjectCorrupt, WeightsError, BadWeights) as error:
-                self._objects.drop(claim_of(way[at].of))
-                refused.append(f"the {way[at].of.kind} of version {way[at].of.version}: {error}")
+                claim = claim_of(way[at].of)
+                self._objects.drop(claim)
+                if isinstance(error, WeightsError) and claim not in again:
+                    again.add(claim)  # what this machine kept of it may be altered: it is fetched once more
+                    continue
+                why.append(f"the {way[at].of.kind} of version {way[at].of.version}: {error}")
+                refused.add(claim)
                 links.remove(way[at])
             else:
                 assert self._held is not None  # noqa: S101 - a version is either held or led to
@@ -101,7 +111,7 @@ def claim_of(event: WeightsPublished) -> ClaimCheck:
     return event.weights
 
 
-def _no_way(refused: list[str]) -> str:
-    if refused:
-        return f"{'; '.join(refused)}: the next anchor heals it"
+def _no_way(why: list[str]) -> str:
+    if why:
+        return f"{'; '.join(why)}: the next anchor heals it"
     return "no objects lead to it from what is held: the next anchor does"

@@ -32,6 +32,9 @@ class Store:
         part.write_bytes(self.objects[key])
         part.replace(path)
 
+    def get(self, key: str, _sha256: str, _size: int) -> bytes:
+        return self.objects[key]
+
     def claim(self, key: str) -> ClaimCheck:
         data = self.objects[key]
         return ClaimCheck("main", key, hashlib.sha256(data).hexdigest(), len(data))
@@ -88,6 +91,32 @@ def test_errors_of_the_store_are_passed_on_and_leave_the_lock(tmp_path: Path) ->
     assert bytes(cache_of(store, tmp_path).get(store.claim("a"))) == b"whole"
     with pytest.raises(ObjectMissing):
         cache.get(ClaimCheck("main", "b", "0" * 64, 5))
+
+
+def test_where_the_folder_cannot_be_used_objects_come_from_the_store(tmp_path: Path) -> None:
+    store = Store(a=b"whole")
+    (tmp_path / "file").write_bytes(b"")
+    cache = cache_of(store, tmp_path / "file" / "below")
+    assert bytes(cache.get(store.claim("a"))) == b"whole"
+    cache.drop(store.claim("a"))
+
+
+def test_a_file_that_others_remove_all_the_time_is_had_all_the_same(tmp_path: Path) -> None:
+    store = Store(a=b"whole", b=b"other")
+    caches = [cache_of(store, tmp_path, 1) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda n: bytes(caches[n % 4].get(store.claim("ab"[n % 2]))), range(400)))
+    assert got == [store.objects["ab"[n % 2]] for n in range(400)]
+
+
+def test_what_a_killed_process_left_half_fetched_goes_after_a_day(tmp_path: Path) -> None:
+    store = Store(a=b"whole")
+    old, young = tmp_path / "x.1.part", tmp_path / "y.2.part"
+    for path in (old, young):
+        path.write_bytes(b"wh")
+    os.utime(old, (1, 1))
+    cache_of(store, tmp_path).get(store.claim("a"))
+    assert (old.exists(), young.exists()) == (False, True)
 
 
 def test_a_claim_that_names_no_hash_becomes_no_path(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""Steps and publications beside one another: what waits for what, what is left out, and what comes out when."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from infra.run import Run
+from infra.weights.tensors import Tensor, weights_hash
+from schemas.records import WeightsPublished
+from trainers.learner import Learner
+from trainers.pipeline import MOST_AHEAD, Made, Order, Pipeline
+from trainers.publisher import Publisher
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def weights(version: int) -> dict[str, Tensor]:
+    return {"w": Tensor("U8", (1,), memoryview(bytes([version])))}
+
+
+class Scene:
+    """A learner of one value, and a publisher that waits to be let go on."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.published: list[int] = []
+        self.may_publish = threading.Semaphore(0)
+        self.broken = 0
+        learner = SimpleNamespace(step=self.step, published=lambda: weights(self.version), state=lambda: None)
+        publisher = SimpleNamespace(publish=self.publish)
+        self.pipeline = Pipeline(cast("Run", None), cast("Learner", learner), cast("Publisher", publisher))
+
+    def step(self, _sequences: Any, version: int) -> dict[str, float]:
+        if version == self.broken:
+            raise ArithmeticError(f"version {version}")
+        self.version = version
+        return {}
+
+    def publish(self, named: dict[str, Tensor], version: int, *, epoch: int) -> WeightsPublished:
+        assert epoch == 0
+        assert self.may_publish.acquire(timeout=30)
+        self.published.append(version)
+        return WeightsPublished(version=version, weights_hash=weights_hash(named))
+
+    def begin(self, version: int, *, must_publish: bool = False) -> None:
+        until(lambda: self.pipeline.is_free)
+        self.pipeline.begin(Order(version, 0, (), must_publish, checkpoint=False))
+        until(lambda: (self.version == version and self.pipeline.is_free) or self.pipeline._flights[-1].done())
+
+    def out(self) -> Made:
+        found: list[Made] = []
+        until(lambda: bool(found) or ((made := self.pipeline.take()) is not None and not found.append(made)))  # type: ignore[func-returns-value]
+        return found[0]
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    scene = Scene()
+    yield scene
+    scene.may_publish.release(100)
+    scene.pipeline.close()
+
+
+def test_the_next_step_is_taken_while_a_version_is_on_its_way_and_nothing_comes_out_before_it(scene: Scene) -> None:
+    scene.begin(1)
+    scene.begin(2)
+    assert scene.version == 2
+    assert scene.pipeline.take() is None
+    scene.may_publish.release(2)
+    first, second = scene.out(), scene.out()
+    assert [made.published.weights_hash for made in (first, second)] == [weights_hash(weights(n)) for n in (1, 2)]
+    assert scene.published == [1, 2], "the second waited, and nothing newer came"
+    assert scene.pipeline.is_empty
+
+
+def test_a_version_that_a_newer_one_overtakes_is_left_out_and_still_has_its_hash(scene: Scene) -> None:
+    for version in (1, 2, 3):
+        scene.begin(version)
+    scene.may_publish.release(2)
+    made = [scene.out() for _ in range(3)]
+    assert scene.published == [1, 3]
+    assert [one.published.event is None for one in made] == [False, True, False]
+    assert [one.published.weights_hash for one in made] == [weights_hash(weights(n)) for n in (1, 2, 3)]
+
+
+def test_one_that_somebody_waits_for_is_published_in_its_turn(scene: Scene) -> None:
+    scene.begin(1)
+    scene.begin(2, must_publish=True)
+    scene.begin(3)
+    scene.may_publish.release(3)
+    assert [scene.out().published.event is None for _ in range(3)] == [False] * 3
+    assert scene.published == [1, 2, 3]
+
+
+def test_the_learner_waits_when_too_many_versions_are_on_their_way(scene: Scene) -> None:
+    for version in range(1, MOST_AHEAD + 1):
+        scene.begin(version)
+    assert not scene.pipeline.is_free
+    scene.may_publish.release(1)
+    scene.out()
+    until(lambda: scene.pipeline.is_free)
+
+
+def test_a_step_that_fails_is_told_in_its_turn_and_no_other_is_taken(scene: Scene) -> None:
+    scene.broken = 2
+    scene.begin(1)
+    scene.pipeline.begin(Order(2, 0, (), must_publish=False, checkpoint=False))
+    until(scene.pipeline._flights[-1].done)
+    assert not scene.pipeline.is_free
+    scene.may_publish.release(1)
+    assert scene.out().published.event is not None
+    with pytest.raises(ArithmeticError, match="version 2"):
+        scene.out()
