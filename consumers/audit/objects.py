@@ -14,7 +14,7 @@ from infra.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavai
 from infra.weights.folder import open_weights
 from infra.weights.held import HeldWeights
 from infra.weights.offline import open_delta
-from infra.weights.paths import DELTA
+from infra.weights.paths import DELTA, is_labelled
 from infra.weights.tensors import WeightsError
 from schemas import codec
 from schemas.avro import SchemaError
@@ -93,10 +93,8 @@ class Objects:
     def _hash_of_delta(self, event: WeightsPublished, path: Path) -> str:
         delta = open_delta(path)
         header, held = delta.header, self._held.get(event.policy)
-        label = header.label
-        says = (label.policy, label.epoch, label.version, header.base_hash)
-        if says != (event.policy, event.epoch, event.version, event.base_hash):
-            raise WeightsError(f"its delta says it is {says}, which is not what the record says of it")
+        if not is_labelled(header, event):
+            raise WeightsError(f"its delta is labelled {header.label}, which is not what the record says of it")
         if held is not None and held.weights_hash == header.base_hash:
             held.apply(delta)
             return held.weights_hash

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from infra.weights.delta_header import Header
 from schemas.records import WeightsPublished
 
 ANCHOR, DELTA = "anchor", "delta"
@@ -34,6 +35,13 @@ def link_of(event: WeightsPublished) -> Link[WeightsPublished] | None:
         return None
     source = event.base_hash if event.kind == DELTA else NOTHING
     return Link(source, event.weights_hash, event.weights.size_bytes, event)
+
+
+def is_labelled(header: Header, event: WeightsPublished) -> bool:
+    """Tell whether a delta says of itself what its event says of it."""
+    label = header.label
+    says = (label.policy, label.epoch, label.version, header.base_hash, header.weights_hash)
+    return says == (event.policy, event.epoch, event.version, event.base_hash, event.weights_hash)
 
 
 def cheapest(links: Iterable[Link[Object]], held: str, target: str) -> list[Link[Object]] | None:

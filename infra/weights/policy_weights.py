@@ -13,7 +13,7 @@ from infra.errors import HeadraceError
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.weights.delta import Delta, read_delta
 from infra.weights.held import HeldWeights
-from infra.weights.paths import DELTA, NOTHING, cheapest, link_of
+from infra.weights.paths import DELTA, NOTHING, cheapest, is_labelled, link_of
 from infra.weights.tensor_file import read_safetensors
 from infra.weights.tensors import Tensor, WeightsError
 from schemas.records import ClaimCheck, WeightsPublished
@@ -98,10 +98,8 @@ class PolicyWeights:
         if event.kind != DELTA:
             return read_safetensors(data)
         delta = read_delta(data)
-        header = delta.header
-        says = (header.label.policy, header.label.epoch, header.label.version, header.base_hash, header.weights_hash)
-        if says != (event.policy, event.epoch, event.version, event.base_hash, event.weights_hash):
-            raise BadWeights(f"{claim.key} is labelled {says}, which is not what its record says of it")
+        if not is_labelled(delta.header, event):
+            raise BadWeights(f"{claim.key} is labelled {delta.header.label}, which is not what its record says of it")
         return delta
 
 

@@ -322,7 +322,7 @@ MUTANTS = (
         "any-label",
         "a delta's label is what its record says of it",
         "infra/weights/policy_weights.py",
-        "if says != (event.policy, event.epoch, event.version, event.base_hash, event.weights_hash):",
+        "if not is_labelled(delta.header, event):",
         "if False:",
         ("tests/unit/test_policy_weights.py::test_a_damaged_delta_is_refused_and_the_next_anchor_heals",),
     ),
