@@ -375,5 +375,6 @@ def _offsets(
     futures = admin.list_offsets(asked, isolation_level=isolation, request_timeout=10) if asked else {}
     found = {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
     if unknown := [f"{topic}[{partition}]" for (topic, partition), offset in found.items() if offset < 0]:
-        raise KafkaAway(f"the ends of {', '.join(unknown)} are not known: their broker is not ready")
+        reason = f"not known of {', '.join(unknown)}: their broker is not ready"
+        raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, reason, retriable=True))
     return found

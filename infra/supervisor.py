@@ -172,8 +172,8 @@ class Supervisor:
             try:
                 self._live(child, life)
             except OSError as error:
-                life.state = "failed"
                 self._failures.append(GaveUp(f"{child.name} cannot be started ({child.command[0]}): {error}"))
+                life.state = "failed"
                 return
             lived = time.monotonic() - began
             if life.exit_code != AWAY:
@@ -197,8 +197,8 @@ class Supervisor:
         elif life.exit_code == FINISHED and self._run_is_over():
             life.state = "finished"
         elif life.exit_code == USAGE_ERROR or short_lives >= self._patience.most_short_lives:
-            life.state = "failed"
             self._failures.append(self._give_up(child, life))
+            life.state = "failed"  # last: who sees it asks for the reason
         else:
             return False
         return True
