@@ -121,9 +121,13 @@ class Learner:
                 f"{positions} positions"
             )
 
-    def published(self) -> dict[str, Tensor]:
-        """Return the current version's weights as bf16, by HF name: a copy that later steps leave alone."""
-        return publish_weights(self._masters)
+    def published(self, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Return the current version's weights as bf16, by HF name: a copy that later steps leave alone.
+
+        Args:
+            into: What an earlier call returned; its memory is written to, where it is not needed any more.
+        """
+        return publish_weights(self._masters, into)
 
     def step(self, sequences: Sequence[TrainingSequence], version: int) -> StepMetrics:
         """Make `version` (the one after the current) from a batch, in up to `minibatches` optimizer steps.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -98,6 +98,8 @@ class Pipeline:
         self._waiting: _Waiting | None = None
         """The version that is published next, unless a newer one comes first."""
         self._flights: deque[Future[_Stepped]] = deque()
+        self._spares: deque[Mapping[str, Tensor]] = deque(maxlen=2)
+        """Copies that nobody needs any more: the next ones are written over them. What a burst took is given back."""
         self.free_since = time.monotonic()
         """Since when the learner rests; while it does."""
 
@@ -143,7 +145,7 @@ class Pipeline:
         metrics = self._learner.step(order.sequences, order.version)
         reach("train.stepped")
         stepped = time.monotonic()
-        snapshot = self._learner.published()
+        snapshot = self._learner.published(self._spare())
         state = self._learner.state() if order.checkpoint else None
         reach("train.copied")
         metrics |= {"step_s": stepped - begin, "blocked_s": time.monotonic() - stepped}
@@ -156,7 +158,14 @@ class Pipeline:
                 self._set_out(version)
         if left_out is not None:
             left_out.future.set_result(Published(weights_hash(left_out.snapshot), None, None))
+            self._spares.append(left_out.snapshot)
         return _Stepped(metrics, version.future)
+
+    def _spare(self) -> Mapping[str, Tensor] | None:
+        try:
+            return self._spares.popleft()
+        except IndexError:
+            return None
 
     def _set_out(self, version: _Waiting) -> None:
         """Begin a publication; the lock is held."""
@@ -176,5 +185,8 @@ class Pipeline:
                 self._set_out(waiting)
 
     def _publish(self, order: Order, snapshot: dict[str, Tensor], state: Checkpoint | None) -> Published:
+        base = self._publisher.base
         event = self._publisher.publish(snapshot, order.version, epoch=order.epoch)
+        if base is not None:
+            self._spares.append(base.tensors)
         return Published(event.weights_hash, event, upload_checkpoint(self._run, state) if state else None)

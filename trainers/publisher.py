@@ -64,7 +64,8 @@ class Publisher:
         anchor_offset: int = -1,
     ) -> None:
         self.files = files
-        self._base = base
+        self.base = base
+        """What the next delta is taken on; no longer needed when `publish` has returned."""
         self._anchor_offset = anchor_offset
         self._run, self._policy = run, policy
         self._settings = run.recipe.trainer_of(policy)
@@ -99,7 +100,7 @@ class Publisher:
             },
         )
         event, mark = self._as_delta(event) if delta is not None else self._as_anchor(event)
-        self._base = Base(version, epoch, named, found, mark)
+        self.base = Base(version, epoch, named, found, mark)
         return event
 
     def message(self, event: WeightsPublished) -> Outgoing:
@@ -116,7 +117,7 @@ class Publisher:
 
     def _delta(self, named: Mapping[str, Tensor], found: str, version: int, epoch: int) -> bytes | None:
         """Return the delta to publish; None when it is time for an anchor, or no delta leads there."""
-        base, settings = self._base, self._settings
+        base, settings = self.base, self._settings
         if base is None or base.epoch != epoch or base.anchor.versions + 1 >= settings.anchor_every:
             return None
         label = Label(self._policy, epoch, base.version, version)
@@ -133,7 +134,7 @@ class Publisher:
         return replace(event, kind=ANCHOR, files=self.files), AnchorMark(size_bytes=event.weights.size_bytes)
 
     def _as_delta(self, event: WeightsPublished) -> tuple[WeightsPublished, AnchorMark]:
-        base = self._base
+        base = self.base
         assert base is not None  # noqa: S101 - it is what the delta was taken on
         assert event.weights is not None  # noqa: S101 - `publish` gave it one
         mark = base.anchor.after(event.weights.size_bytes)

@@ -91,10 +91,10 @@ class CausalLM:
         return {"full_attention": full, "sliding_attention": windowed} if self._kinds else windowed
 
     def stage(self, weights: Mapping[str, Any]) -> Staged:
-        """Check names, shapes and finiteness, convert to the compute dtype; nothing is applied. Raises EngineError.
+        """Check names, shapes and finiteness, copy in the compute dtype; nothing is applied. Raises EngineError.
 
         Values: torch tensors, `infra.weights.Tensor`, or arrays (uint16 arrays hold the bits of bfloat16). Of tied
-        parameters one name is enough.
+        parameters one name is enough. Memory: that of the model once more, until the old weights are let go of.
         """
         own = self.model.state_dict()
         unknown = sorted(set(weights) - set(own))
@@ -112,14 +112,18 @@ class CausalLM:
                 raise EngineError(f"{name} has shape {tuple(tensor.shape)}, the model {tuple(own[name].shape)}")
             if not bool(torch.isfinite(tensor).all()):
                 raise EngineError(f"{name} holds numbers that are not finite; these weights are not served")
-            staged.append((name, tensor.to(self.device, own[name].dtype)))
+            staged.append((name, torch.empty_like(own[name]).copy_(tensor)))
         return staged
 
     def apply(self, staged: Staged) -> None:
-        """Copy staged weights in place."""
-        own = self.model.state_dict()
+        """Make staged weights the model's own. Nothing is copied: this happens between two tokens."""
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        buffers = dict(self.model.named_buffers())
         for name, tensor in staged:
-            own[name].copy_(tensor)
+            if name in parameters:
+                parameters[name].data = tensor
+            else:
+                buffers[name].copy_(tensor)
 
 
 def _attention(config: Any) -> tuple[set[str], int | None]:
@@ -138,8 +142,9 @@ def _as_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, Tensor):
         if value.dtype not in _DTYPES:
             raise EngineError(f"weights of dtype {value.dtype} are not supported; publish one of {sorted(_DTYPES)}")
-        flat = torch.frombuffer(bytearray(value.data), dtype=_DTYPES[value.dtype])
-        return flat.reshape(value.shape)
+        # torch shares no memory that is read-only, as a mapped file is.
+        shared = bytearray(value.data) if value.data.readonly else value.data
+        return torch.frombuffer(shared, dtype=_DTYPES[value.dtype]).reshape(value.shape)
     array: npt.NDArray[Any] = np.array(value)
     if array.dtype == np.uint16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)

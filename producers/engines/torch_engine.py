@@ -293,7 +293,8 @@ class TorchEngine:
             if staged is None and served.version != version:
                 raise VersionGone(self._gone(policy, version))
             self._make_room(policy)
-            held = self._weight_set(CausalLM(copy.deepcopy(served.lm.model)))
+            with torch.inference_mode(mode=False):  # what is made in it cannot be given other weights
+                held = self._weight_set(CausalLM(copy.deepcopy(served.lm.model)))
             held.apply(staged or [], version)
             self._held[policy, version] = held
         held.holds += 1

@@ -13,9 +13,10 @@ import pytest
 from infra.run import Run
 from infra.weights.tensors import Tensor, weights_hash
 from schemas.records import WeightsPublished
+from trainers.history import AnchorMark
 from trainers.learner import Learner
 from trainers.pipeline import MOST_AHEAD, Made, Order, Pipeline
-from trainers.publisher import Publisher
+from trainers.publisher import Base, Publisher
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -35,11 +36,20 @@ class Scene:
     def __init__(self) -> None:
         self.version = 0
         self.published: list[int] = []
+        self.copies: list[bytearray] = []
+        """All memory that published values were copied into."""
         self.may_publish = threading.Semaphore(0)
         self.broken = 0
-        learner = SimpleNamespace(step=self.step, published=lambda: weights(self.version), state=lambda: None)
-        publisher = SimpleNamespace(publish=self.publish)
-        self.pipeline = Pipeline(cast("Run", None), cast("Learner", learner), cast("Publisher", publisher))
+        learner = SimpleNamespace(step=self.step, published=self.copy, state=lambda: None)
+        self.publisher = SimpleNamespace(publish=self.publish, base=None)
+        self.pipeline = Pipeline(cast("Run", None), cast("Learner", learner), cast("Publisher", self.publisher))
+
+    def copy(self, into: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        if into is None:
+            self.copies.append(bytearray(1))
+            into = {"w": Tensor("U8", (1,), memoryview(self.copies[-1]))}
+        into["w"].data[0] = self.version
+        return into
 
     def step(self, _sequences: Any, version: int) -> dict[str, float]:
         if version == self.broken:
@@ -50,6 +60,11 @@ class Scene:
     def publish(self, named: dict[str, Tensor], version: int, *, epoch: int) -> WeightsPublished:
         assert epoch == 0
         assert self.may_publish.acquire(timeout=30)
+        base, self.publisher.base = self.publisher.base, Base(version, 0, named, weights_hash(named), AnchorMark())
+        for whole in (base, self.publisher.base):
+            assert whole is None or weights_hash(weights(whole.version)) == whole.weights_hash == weights_hash(
+                whole.tensors
+            ), "somebody wrote over what a delta is made of"
         self.published.append(version)
         return WeightsPublished(version=version, weights_hash=weights_hash(named))
 
@@ -101,6 +116,21 @@ def test_one_that_somebody_waits_for_is_published_in_its_turn(scene: Scene) -> N
     scene.may_publish.release(3)
     assert [scene.out().published.event is None for _ in range(3)] == [False] * 3
     assert scene.published == [1, 2, 3]
+
+
+def test_copies_are_written_over_when_nobody_needs_them_and_not_before(scene: Scene) -> None:
+    scene.may_publish.release(10)
+    for version in range(1, 11):
+        scene.begin(version)
+        assert scene.out().published.weights_hash == weights_hash(weights(version))
+    assert len(scene.copies) == 2
+    for version in range(11, 32, 3):
+        scene.may_publish = threading.Semaphore(0)  # what was not needed of the last ones
+        for number in range(version, version + 3):
+            scene.begin(number, must_publish=number % 5 == 0)
+        scene.may_publish.release(3)
+        made = [scene.out() for _ in range(3)]
+        assert [one.published.weights_hash for one in made] == [weights_hash(weights(version + n)) for n in range(3)]
 
 
 def test_the_learner_waits_when_too_many_versions_are_on_their_way(scene: Scene) -> None:

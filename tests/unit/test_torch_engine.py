@@ -414,6 +414,15 @@ def test_weights_may_come_in_several_forms(engine: TorchEngine, form: str) -> No
     np.testing.assert_allclose(result.logprobs, expected(MODELS, [1], result), atol=2e-5)
 
 
+def test_weights_that_were_loaded_are_the_engines_own(engine: TorchEngine) -> None:
+    weights = weights_of(MODELS[1])
+    engine.load("p", 1, weights)
+    for tensor in weights.values():
+        tensor.zero_()
+    (result,) = run(engine, engine.generate("p", [1], FEW, seed=0))
+    np.testing.assert_allclose(result.logprobs, expected(MODELS, [1], result), atol=2e-5)
+
+
 def test_logits_that_are_not_finite_fail_their_request_and_poison_no_later_one(engine: TorchEngine) -> None:
     weights = weights_of(MODELS[1])
     weights["model.layers.0.self_attn.v_proj.weight"] *= 3e38
