@@ -1,6 +1,6 @@
 """What weight updates cost: `OMP_NUM_THREADS=1 python -m benchmarks.weights [--parameters 1.7e9] [--json FILE]`.
 
-Three parts, of which `--parts` chooses some.
+Four parts, of which `--parts` chooses some.
 
 * `formats`: two sets in the shape of Qwen3-1.7B, of which a share of the values differs, in every format of
   `benchmarks/weight_formats.py`: bytes, bytes per changed value, times the floor, times smaller than the whole, and the
@@ -11,6 +11,9 @@ Three parts, of which `--parts` chooses some.
   compared with the new weights, bit by bit.
 * `memory`: what encoding and applying take beyond the two sets, the update itself included: the most that was resident
   (VmHWM) in a process that does nothing else, less what was resident when it began. Linux only.
+* `pauses`: how long the learner waits while a version is copied, beside a plain copy of what is published, into memory
+  that was written before and into new memory; and how long the engine stands while a version is swapped in, beside
+  writing 1 % of the values where they belong. Best of the rounds, the swap worst.
 * `training`: a small policy trained at three learning rates (`benchmarks/real_updates.py`): the last version in every
   format, and how density and size grow when 10 and 50 versions are merged into one delta.
 
@@ -29,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -45,11 +48,14 @@ from infra.weights.held import HeldWeights
 from infra.weights.merging import merge_deltas
 from infra.weights.tensors import Tensor, weights_hash
 
+if TYPE_CHECKING:
+    from benchmarks.weight_pauses import EnginePause, LearnerPause
+
 SPANS = (1, 10, 50)
 ROUNDS = 3
 WIDTH = 120
 """Characters of a table, also where there is no terminal."""
-PARTS = ("formats", "memory", "training")
+PARTS = ("formats", "memory", "pauses", "training")
 
 
 # ------------------------------------------------------------------------------------------------------------ training
@@ -177,6 +183,17 @@ def show_memory(console: Console, found: list[PeakMemory]) -> None:
     console.print(table)
 
 
+def show_pauses(console: Console, learner: LearnerPause, engine: EnginePause) -> None:
+    table = table_of("What waits for a version, ms", "who", "parameters", "waits", "beside", "")
+    beside = {"a copy": learner.copy_s, "a copy into new memory": learner.new_copy_s}
+    for name, seconds in beside.items():
+        waits = f"{learner.snapshot_s * 1e3:,.1f}"
+        table.add_row("learner", f"{learner.parameters:,}", waits, f"{seconds * 1e3:,.1f}", name)
+    waits, scatter = (f"{seconds * 1e3:,.1f}" for seconds in (engine.swap_s, engine.scatter_s))
+    table.add_row("engine", f"{engine.parameters:,}", waits, scatter, "writing 1 % of the values")
+    console.print(table)
+
+
 def show_training(console: Console, found: Trainings) -> None:
     title = f"Training {found.parameters:,} parameters, deltas merged"
     names = ("learning rate", "versions in one", "changed", "kB", "bytes/value", "1/full", "of the singles")
@@ -228,6 +245,13 @@ def main() -> None:
         peaks = measure_memory(arguments.parameters, tell)
         show_memory(console, peaks)
         figures["memory"] = [asdict(peak) for peak in peaks]
+    if "pauses" in arguments.parts:
+        from benchmarks.weight_pauses import measure_engine, measure_learner
+
+        learner = measure_learner(arguments.parameters, arguments.rounds, tell)
+        engine = measure_engine(arguments.parameters, arguments.rounds, tell)
+        show_pauses(console, learner, engine)
+        figures["pauses"] = {"learner": asdict(learner), "engine": asdict(engine)}
     if "training" in arguments.parts:
         found = measure_training(arguments.hidden, arguments.versions, tell)
         show_training(console, found)
