@@ -10,17 +10,26 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from infra import workers
+from infra.cli_options import (
+    JSON,
+    DataChoice,
+    JsonOption,
+    PolicyChoice,
+    RunChoice,
+    RunOption,
+    SetOption,
+    answer,
+    log_quietly,
+    open_console,
+)
 from infra.errors import HeadraceError, UsageError
 from infra.weights.cli import app as weights_app
 from schemas.topics import check_name
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 FAILED = 1
 NO_VERDICT = 3
@@ -43,29 +52,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-RunOption = Annotated[str, typer.Option("--run", metavar="ADDRESS", help="kafka://HOST:PORT/RUN, as `up` prints it.")]
-RunChoice = Annotated[
-    str | None,
-    typer.Option(
-        "--run",
-        metavar="ADDRESS",
-        help="A running run: kafka://HOST:PORT/RUN; or, of the cluster in --data, by its name.",
-    ),
-]
-DataChoice = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="DIR", help="Data folder of a run; the only one in .headrace if not given."),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change one key of the recipe: --set trainer.steps=40. Repeatable."
-    ),
-]
-PolicyChoice = Annotated[str | None, typer.Option("--policy", help="Which policy; the only one if not given.")]
-JSON = "--json"
-JsonOption = Annotated[bool, typer.Option(JSON, help='Print JSON for programs; an error too, as {"error": "…"}.')]
 
 LOOK = "Look"
 RUN = "Run"
@@ -129,7 +115,7 @@ def up(
     program = _program()
     again = f"{program} {shlex.join(word for word in sys.argv[1:] if word != '--new-recipe')}"
     order = Order(resolved, folder, summary, new_recipe, plain, program, again)
-    raise typer.Exit(bring_up(order, _console()))
+    raise typer.Exit(bring_up(order, open_console()))
 
 
 @app.command(rich_help_panel=RUN)
@@ -146,7 +132,7 @@ def clean(
     """
     from infra.cleaning import clean_cache, clean_folder, folders_to_clean
 
-    _log_quietly()
+    log_quietly()
     for folder in folders_to_clean(data, everything=everything, optional=cache):
         freed = clean_folder(folder)
         typer.echo(f"removed {folder.root} ({freed / 1e6:.0f} MB)")
@@ -226,10 +212,10 @@ def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption =
     """
     from infra.opened_run import opened_run
 
-    _log_quietly()
+    log_quietly()
     with opened_run(run, data) as opened:
         figures = workers.find(workers.STATUS)(opened.run, rests=opened.rests)
-        _answer(figures, workers.SHOW_STATUS, as_json=as_json)
+        answer(figures, workers.SHOW_STATUS, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -251,11 +237,11 @@ def audit(
     """
     from infra.opened_run import opened_run
 
-    _log_quietly()
+    log_quietly()
     with _or_no_verdict(), opened_run(run, data, store=not no_store) as opened:
         report = workers.find(workers.AUDIT)
         found: dict[str, Any] = report(opened.run, rests=opened.rests, deep=deep, use_store=not no_store)
-        _answer(found, workers.SHOW_AUDIT, as_json=as_json)
+        answer(found, workers.SHOW_AUDIT, as_json=as_json)
     if not found["ok"]:
         raise typer.Exit(FAILED)
 
@@ -276,13 +262,13 @@ def dead_letters(
     """
     from infra.opened_run import opened_run
 
-    _log_quietly()
+    log_quietly()
     with opened_run(run, data) as opened:
         if offset is None:
             letters = workers.find(workers.LETTERS)(opened.run, reason)
-            _answer(letters, workers.SHOW_LETTERS, reason, as_json=as_json)
+            answer(letters, workers.SHOW_LETTERS, reason, as_json=as_json)
         else:
-            _answer(workers.find(workers.LETTER)(opened.run, offset), workers.SHOW_LETTER, as_json=as_json)
+            answer(workers.find(workers.LETTER)(opened.run, offset), workers.SHOW_LETTER, as_json=as_json)
 
 
 @app.command(rich_help_panel=RUN)
@@ -304,10 +290,10 @@ def redrive(
     """
     from infra.opened_run import opened_run
 
-    _log_quietly()
+    log_quietly()
     with opened_run(run, data) as opened:
         done: dict[str, Any] = workers.find(workers.REDRIVE)(opened.run, offset or (), reason, dry_run=dry_run)
-        _answer(done, workers.SHOW_REDRIVE, as_json=as_json)
+        answer(done, workers.SHOW_REDRIVE, as_json=as_json)
     if offset and done["refused"]:
         raise typer.Exit(FAILED)
 
@@ -329,7 +315,7 @@ def lineage(
     """
     from infra.opened_run import opened_run
 
-    _log_quietly()
+    log_quietly()
     if (version is None) == (group is None):
         raise UsageError("give either --version V or --group STREAM:NUMBER, as in --group sums:12")
     if group is not None and not re.fullmatch(r"[^:]+:\d+", group):
@@ -340,7 +326,7 @@ def lineage(
         else (workers.LINEAGE_OF_GROUP, workers.SHOW_GROUP, group)
     )
     with opened_run(run, data, store=True) as opened:
-        _answer(workers.find(report)(opened.run, policy, asked), show, as_json=as_json)
+        answer(workers.find(report)(opened.run, policy, asked), show, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -366,7 +352,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     """
     from infra.opened_run import opened_run
 
-    _log_quietly()
+    log_quietly()
     if (step is None) == (trajectory is None):
         raise UsageError("give either --step VERSION or --trajectory STREAM:NUMBER:SAMPLE, as in sums:12:0")
     if group is not None and step is None:
@@ -376,10 +362,10 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     with opened_run(run, data, store=True) as opened:
         if step is not None:
             found = workers.find(workers.INSPECT_STEP)(opened.run, policy, step, group, 4 if limit is None else limit)
-            _answer(found, workers.SHOW_STEP, as_json=as_json)
+            answer(found, workers.SHOW_STEP, as_json=as_json)
         else:
             found = workers.find(workers.INSPECT_TRAJECTORY)(opened.run, policy, trajectory)
-            _answer(found, workers.SHOW_TRAJECTORY, 400 if limit is None else limit, as_json=as_json)
+            answer(found, workers.SHOW_TRAJECTORY, 400 if limit is None else limit, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -422,7 +408,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from infra.opened_run import opened_run
     from infra.progress import progress
 
-    _log_quietly()
+    log_quietly()
     _check_retrain((begin, end), into, sets or ())
     with _or_no_verdict(), opened_run(run, data, store=True) as opened:
         with progress("versions trained again") as tell:
@@ -431,7 +417,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
             else:
                 experiment = workers.find(workers.EXPERIMENT)
                 found = experiment(opened.run, policy, (into, tuple(sets or ())), (begin, end), tell)
-        _answer(found, workers.SHOW_RETRAIN, _program(), _options_of(into or "", run, data), as_json=as_json)
+        answer(found, workers.SHOW_RETRAIN, _program(), _options_of(into or "", run, data), as_json=as_json)
     if any(version["equal"] is False for version in found["versions"]) and into is None:
         raise typer.Exit(FAILED)
     if not found["comparable"]:
@@ -481,9 +467,9 @@ def weights(
         return
     from infra.opened_run import opened_run
 
-    _log_quietly()
+    log_quietly()
     with opened_run(run, data) as opened:
-        _answer(workers.find(workers.WEIGHTS_HISTORY)(opened.run, policy), workers.SHOW_WEIGHTS, as_json=as_json)
+        answer(workers.find(workers.WEIGHTS_HISTORY)(opened.run, policy), workers.SHOW_WEIGHTS, as_json=as_json)
 
 
 @weights_app.command()
@@ -502,7 +488,7 @@ def export(
     from infra.opened_run import opened_run
     from infra.weights.export import export
 
-    _log_quietly()
+    log_quietly()
     with opened_run(run, data, store=True) as opened:
         found = export(opened.run, policy, version, out)
     told = {"version": found.version, "weights_hash": found.weights_hash}
@@ -521,11 +507,11 @@ def topics(
     """
     from infra.topic_listing import listing_of_recipe, listing_of_run
 
-    _log_quietly()
+    log_quietly()
     if (recipe is None) == (run is None):
         raise UsageError("give either a recipe, as in `headrace topics arithmetic`, or --run kafka://HOST:PORT/RUN")
     table = listing_of_run(run) if run is not None else listing_of_recipe(recipe or "", sets or ())
-    _console().print(table)
+    open_console().print(table)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -537,7 +523,7 @@ def doctor() -> None:
     from infra.doctor import examine
 
     lacking = 0
-    console = _console()
+    console = open_console()
     for finding in examine():
         lacking += not finding.ok
         mark = "[green]ok  [/]" if finding.ok else "[red]lack[/]"
@@ -555,27 +541,6 @@ def _or_no_verdict() -> Iterator[None]:
         raise
     except (HeadraceError, OSError) as error:
         raise NoVerdict(str(error)) from error
-
-
-def _answer(found: Any, show: str, *more: Any, as_json: bool) -> None:
-    """Print what was asked for, as JSON or by the page of that name."""
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-    else:
-        _console().print(workers.find(show)(found, *more))
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console()
-
-
-def _log_quietly() -> None:
-    """Say warnings only, on standard error: standard output is the answer. HEADRACE_LOG asks for more."""
-    from infra.log import warn_in_sentences
-
-    warn_in_sentences()
 
 
 def _program() -> str:

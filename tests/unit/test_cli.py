@@ -36,7 +36,7 @@ LOOKED = {"comparable": True, "refused": []}
 @pytest.fixture(autouse=True)
 def logging_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loggers keep the stream they were first used with: it must not be one that a test captures and closes."""
-    monkeypatch.setattr(cli, "_log_quietly", lambda: None)
+    monkeypatch.setattr(cli, "log_quietly", lambda: None)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
