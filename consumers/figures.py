@@ -16,6 +16,7 @@ from infra.kafka import Message, end_offsets
 from infra.run import Run
 from infra.settings import Recipe
 from infra.topic_reader import Place, TopicReader, read_all, whole_topics
+from infra.weights.paths import is_version
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.records import (
@@ -153,7 +154,8 @@ class Figures:
         elif isinstance(record, RecipeRevision):
             self._ended = record.ended if record.recipe or record.ended else self._ended  # others only tell schemas
         elif isinstance(record, WeightsPublished):
-            self._version(record.policy, record.version)
+            if is_version(record):
+                self._version(record.policy, record.version)
         else:
             self._audit.take_record(record, (message.topic, message.partition, message.offset))
         if isinstance(record, Outcome):

@@ -17,6 +17,7 @@ from infra.kafka import Message
 from infra.object_store import StoreError
 from infra.run import Run, groups_home
 from infra.topic_reader import read_all, read_offsets
+from infra.weights.paths import is_version
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.headers import HeaderError, Stamp
@@ -95,7 +96,8 @@ class VersionLineage:
 def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
     """Return what made a version. Raises UsageError when there is none of that number."""
     batches = {batch.version: batch for batch in read_batches(run, policy) if batch.version >= 0}
-    published = {event.version: event for event in read_records(run, run.topics.weights(policy), WeightsPublished)}
+    events = read_records(run, run.topics.weights(policy), WeightsPublished)
+    published = {event.version: event for event in events if is_version(event)}
     batch, event = batches.get(version), published.get(version, WeightsPublished())
     if batch is None and version not in published:
         raise UsageError(f"policy {policy} of run {run.address.run} has {no_such_version(version, batches, published)}")

@@ -5,12 +5,25 @@ The classes below are what `--json` prints, field by field.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from consumers.lineage import read_records
 from infra.run import Run
+from infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, cheapest, is_version, link_of
 from schemas.records import BatchTrained, WeightsPublished, WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class MergedDelta:
+    """Several deltas as one object, for who joins far behind."""
+
+    base_version: int
+    version: int
+    bytes: int
+    created_ms: int
+    """Wall time in ms since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +56,26 @@ class VersionWeights:
 
 
 def weights_history(run: Run, policy: str | None) -> dict[str, Any]:
-    """Return what `headrace weights --json` prints: versions, those left out, and what each worker serves."""
+    """Return what `headrace weights --json` prints.
+
+    That is versions, those left out, merged deltas, what a joiner of now fetches, and what each worker serves.
+    """
     name = run.policy(policy)
     trained = {batch.version for batch in read_records(run, run.topics.batches(name), BatchTrained)}
     events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
-    versions = [_of(event) for event in events]
+    versions = [_of(event) for event in events if is_version(event)]
+    merged = [_merged(event) for event in events if not is_version(event)]
+    way = cheapest([link for event in events if (link := link_of(event))], NOTHING, _newest_hash(versions)) or []
     published = {one.version for one in versions}
     return {
         "run": run.address.run,
         "policy": name,
         "versions": [{**asdict(one), "ratio": one.ratio} for one in versions],
         "left_out": sorted(version for version in trained - published if version >= 0),
-        "bytes": {kind: sum(one.bytes for one in versions if one.kind == kind) for kind in ("anchor", "delta")},
+        "merged": [asdict(one) for one in merged],
+        "bytes": {kind: sum(one.bytes for one in versions if one.kind == kind) for kind in (ANCHOR, DELTA)}
+        | {MERGED: sum(one.bytes for one in merged)},
+        "join": {"objects": len(way), "bytes": sum(link.size_bytes for link in way)},
         "served": served(run, name),
     }
 
@@ -63,6 +84,15 @@ def served(run: Run, policy: str) -> dict[str, int]:
     """Return worker to the version that it serves, as last heard of."""
     newest = {one.worker: one for one in read_records(run, run.topics.workers, WorkerStatus)}
     return {name: one.versions[policy] for name, one in sorted(newest.items()) if policy in one.versions}
+
+
+def _newest_hash(versions: Sequence[VersionWeights]) -> str:
+    return versions[-1].weights_hash if versions else NOTHING
+
+
+def _merged(event: WeightsPublished) -> MergedDelta:
+    size = event.weights.size_bytes if event.weights else 0
+    return MergedDelta(event.base_version, event.version, size, event.created_ms)
 
 
 def _of(event: WeightsPublished) -> VersionWeights:

@@ -201,6 +201,23 @@ def evaluate(run: RunOption) -> None:
     workers.find(workers.EVALUATE)(run)
 
 
+@app.command(rich_help_panel=PARTS)
+def compact(
+    run: RunChoice = None,
+    data: DataChoice = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="Whose deltas; all policies' if not given.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="How many deltas may go unmerged.")] = 16,
+    once: Annotated[bool, typer.Option("--once", help="Merge what there is now, and end.")] = False,
+) -> None:
+    """Merge deltas, so that a worker that joins hundreds of versions behind fetches a few objects.
+
+    Beside a run or after it, any time, on any machine; nothing depends on it.
+
+    Example: [bold]headrace compact --data .headrace/arithmetic --once[/]
+    """
+    workers.find(workers.COMPACT)(run, data, policy, every, once=once)
+
+
 # ----------------------------------------------------------------------------------------------------------------- look
 
 

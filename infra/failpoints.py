@@ -16,6 +16,8 @@ something to write: `handled` (records are in memory, nothing is produced), then
     rollout.played, rollout.delivered                  before a group is produced, after it is acknowledged
     rollout.committing, rollout.committed              around a commit of starts and ends of tasks
     rollout.before_swap, rollout.after_swap            new weights are fetched, and served
+    compact.before_upload, compact.after_upload        around a merged delta's way into the store
+    compact.announced                                  its record is on the topic
 """
 
 from __future__ import annotations

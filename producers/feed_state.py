@@ -18,6 +18,7 @@ from envs.contract import Problem
 from envs.payload import problem_to_json
 from infra.dead_letters import REDRIVEN
 from infra.settings import Recipe
+from infra.weights.paths import is_version
 from producers.evaluation_schedule import Evaluation, EvaluationSchedule
 from producers.pacing import OpenTask, Pacing, Quota
 from producers.solved import SolvedWatch
@@ -88,8 +89,9 @@ class FeedState:
 
     def take_weights(self, weights: WeightsPublished) -> None:
         """Learn of a version that can be evaluated."""
-        self._version(weights.policy, weights.version)
-        self.evaluations.published(weights.policy, weights.version)
+        if is_version(weights):
+            self._version(weights.policy, weights.version)
+            self.evaluations.published(weights.policy, weights.version)
 
     def is_leap(self, record: object) -> bool:
         """Tell whether a record names a version that no trainer can have come to."""

@@ -20,7 +20,7 @@ from infra.object_store import StoreError
 from infra.run import Run, read_revision
 from infra.settings import Recipe
 from infra.topic_reader import Place, TopicReader, read_all, read_range
-from infra.weights.paths import ANCHOR
+from infra.weights.paths import ANCHOR, is_version
 from infra.weights.policy_weights import BadWeights, PolicyWeights
 from infra.weights.tensors import WeightsError
 from producers.engines.contract import Engine, EngineError, VersionGone
@@ -32,7 +32,9 @@ from schemas.records import ClaimCheck, WeightsPublished
 log = structlog.get_logger()
 
 RECENT = 64
-"""Records of a weights topic that a worker begins with, and what is before them back to an anchor."""
+"""Versions of a weights topic that a worker begins with, and what is before them back to an anchor."""
+OFFSETS_A_VERSION = 3
+"""Its record, the mark of its transaction, and maybe a merged delta that ends in it."""
 POLL_S = 0.1
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 PATIENCE_S = 20.0
@@ -40,7 +42,7 @@ PATIENCE_S = 20.0
 
 
 class WeightFollower(threading.Thread):
-    """Reads `weights.<policy>` from the last 64 records on, and `recipe`, in a thread of its own.
+    """Reads `weights.<policy>` from the last 64 versions on, and `recipe`, in a thread of its own.
 
     Args:
         run: The run.
@@ -64,6 +66,8 @@ class WeightFollower(threading.Thread):
         self._run_, self._policies, self._name, self._pauses = run, policies, name, pauses
         self._topics = {run.topics.weights(policy): policy for policy in policies}
         self._published: dict[str, dict[int, WeightsPublished]] = {policy: {} for policy in policies}
+        self._merged: dict[str, dict[ClaimCheck | None, WeightsPublished]] = {policy: {} for policy in policies}
+        """Further ways between versions, by their objects, in the order in which they came."""
         self._weights = {policy: PolicyWeights(run.weights_cache) for policy in policies}
         self._engine: Engine | None = None
         self._retry_at: defaultdict[str, float] = defaultdict(float)
@@ -167,8 +171,8 @@ class WeightFollower(threading.Thread):
         return {**positions, (self._run_.topics.recipe, 0): self._run_.recipe_end}
 
     def _reaching_back(self, place: Place, end: int) -> int:
-        """Return where to begin: each record stands beside its transaction's mark, and a delta names its anchor."""
-        begin = max(0, end - 2 * RECENT)
+        """Return where to begin: every record but an anchor's names the place of its anchor."""
+        begin = max(0, end - OFFSETS_A_VERSION * RECENT)
         for message in read_range(self._run_.connection, place, begin, end):
             record = self._read(message)
             if record is not None:
@@ -179,10 +183,7 @@ class WeightFollower(threading.Thread):
         if message.topic in self._topics:
             record = self._read(message)
             if record is not None:
-                policy = self._topics[message.topic]
-                self._published[policy][record.version] = record
-                self.head[policy] = max(self.head.get(policy, -1), record.version)
-                self._forget(policy)
+                self._take_event(self._topics[message.topic], record)
             return
         revision = read_revision(message)
         if revision is None or revision.run_id != self._run_.run_id:
@@ -197,16 +198,29 @@ class WeightFollower(threading.Thread):
             log.info("run.ended", why=revision.ended)
         self.ended = revision.ended
 
+    def _take_event(self, policy: str, record: WeightsPublished) -> None:
+        if is_version(record):
+            self._published[policy][record.version] = record
+            self.head[policy] = max(self.head.get(policy, -1), record.version)
+        else:
+            self._merged[policy][record.weights] = record
+        self._forget(policy)
+
     def _forget(self, policy: str) -> None:
-        """Keep the recent versions, and what is before them back to an anchor."""
-        known = self._published[policy]
+        """Keep the recent versions, what is before them back to an anchor, and the ways between those."""
+        known, merged = self._published[policy], self._merged[policy]
+        if not known:
+            return
         oldest = sorted(known)[-RECENT:][0]
         anchors = [version for version, record in known.items() if version <= oldest and record.kind == ANCHOR]
         for version in [version for version in known if version < max(anchors, default=0)]:
             del known[version]
+        kept = [claim for claim, record in merged.items() if record.base_version >= min(known)][-RECENT:]
+        for claim in merged.keys() - set(kept):
+            del merged[claim]
 
     def _known(self, policy: str) -> list[WeightsPublished]:
-        return list(self._published[policy].copy().values())
+        return [*self._published[policy].copy().values(), *self._merged[policy].copy().values()]
 
     def _read(self, message: Message) -> WeightsPublished | None:
         try:

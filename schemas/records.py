@@ -430,7 +430,7 @@ class NamedObject:
 
 @dataclass(frozen=True, slots=True)
 class WeightsPublished:
-    """A weight version that is in the store. trainer → workers (from the last 64 on), lineage."""
+    """A weight version that is in the store, or a way between two. trainer, compactor → workers, lineage."""
 
     run_id: str = ""
     """The run."""
@@ -443,9 +443,9 @@ class WeightsPublished:
     epoch: int = 0
     """Counts how often the hash chain was cut."""
     kind: str = "anchor"
-    """anchor (whole) | delta (against base_version)."""
+    """anchor (whole) | delta (against base_version) | merged (deltas of versions before as one; publishes none)."""
     base_version: int = -1
-    """What a delta applies to."""
+    """What a delta, or a merged one, applies to."""
     base_hash: str = ""
     """`weights_hash` of the base."""
     weights_hash: str = ""

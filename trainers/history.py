@@ -13,7 +13,7 @@ from infra.kafka import Message
 from infra.process import ToldToStop
 from infra.run import Run, read_record
 from infra.topic_reader import Place, TopicReader, read_all, whole_topics
-from infra.weights.paths import ANCHOR
+from infra.weights.paths import ANCHOR, is_version
 from schemas.records import (
     BatchTrained,
     CheckpointPointer,
@@ -91,6 +91,8 @@ def read_history(run: Run, policy: str) -> History:
 
 
 def _take_event(history: History, event: WeightsPublished, offset: int) -> None:
+    if not is_version(event):
+        return
     history.published = event
     size = event.weights.size_bytes if event.weights else 0
     if event.kind == ANCHOR:

@@ -26,6 +26,7 @@ from infra.dead_letters import REDRIVEN
 from infra.kafka import Message
 from infra.settings import Recipe
 from infra.topic_reader import Place
+from infra.weights.paths import is_version
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.headers import HeaderError
@@ -223,7 +224,8 @@ class AuditFold:
         if event.run_id != self.run_id or event.policy not in self.chains:
             return False
         link = Link(event.epoch, event.base_hash, event.weights_hash, spot(message))
-        self.chains[event.policy].event(event.version, link, event.base_version)
+        take = self.chains[event.policy].event if is_version(event) else self.chains[event.policy].merged
+        take(event.version, link, event.base_version)
         return True
 
     def _task(self, message: Message) -> bool:

@@ -11,10 +11,11 @@ from blake3 import blake3
 from consumers.audit.fold import spot
 from infra.kafka import Message
 from infra.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavailable
+from infra.weights.delta import Delta
 from infra.weights.folder import open_weights
 from infra.weights.held import HeldWeights
 from infra.weights.offline import open_delta
-from infra.weights.paths import DELTA, is_labelled
+from infra.weights.paths import DELTA, MERGED, is_labelled, is_version
 from infra.weights.tensors import WeightsError
 from schemas import codec
 from schemas.avro import SchemaError
@@ -36,6 +37,8 @@ class Objects:
         self._folder = folder
         self._held: dict[str, HeldWeights] = {}
         """Of each policy, the weights of the event before, mapped from a file."""
+        self._anchors: dict[str, WeightsPublished] = {}
+        """Of each policy, the newest."""
         self._deep = deep
         self._seen: dict[ClaimCheck, None] = {}
         self.count = 0
@@ -55,7 +58,8 @@ class Objects:
         self.seconds += time.perf_counter() - begin
 
     def _weights(self, event: WeightsPublished, place: str) -> Iterator[str]:
-        name = f"version {event.version} of {event.policy}, announced by {place}:"
+        what = "version" if is_version(event) else f"the merged delta of versions {event.base_version} to"
+        name = f"{what} {event.version} of {event.policy}, announced by {place}:"
         for file in event.files:
             yield from (f"{name} file {file.name}: {why}" for why in self.claim(file.claim))
         if event.weights is None:
@@ -83,22 +87,35 @@ class Objects:
         name = blake3(event.policy.encode()).hexdigest()
         path = self._folder / f"{name}.new"
         self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
+        if event.kind == MERGED:
+            return self._hash_of_merged(event, path)
         if event.kind == DELTA:
             return self._hash_of_delta(event, path)
+        self._anchors[event.policy] = event
         self._held.pop(event.policy, None)
         kept = path.rename(self._folder / f"{name}.safetensors")
         self._held[event.policy] = HeldWeights(open_weights(kept, writable=True).tensors, copy=False)
         return self._held[event.policy].weights_hash
 
     def _hash_of_delta(self, event: WeightsPublished, path: Path) -> str:
-        delta = open_delta(path)
+        delta = _labelled(event, path)
         header, held = delta.header, self._held.get(event.policy)
-        if not is_labelled(header, event):
-            raise WeightsError(f"its delta is labelled {header.label}, which is not what the record says of it")
         if held is not None and held.weights_hash == header.base_hash:
             held.apply(delta)
             return held.weights_hash
         return header.weights_hash
+
+    def _hash_of_merged(self, event: WeightsPublished, path: Path) -> str:
+        """Return what a merged delta gives by its header; in a deep audit what it makes of its anchor."""
+        delta = _labelled(event, path)
+        anchor = self._anchors.get(event.policy)
+        if not self._deep or anchor is None or anchor.weights is None or anchor.weights_hash != event.base_hash:
+            return delta.header.weights_hash
+        base = path.with_suffix(".base")
+        self._store.get_to_file(anchor.weights.key, anchor.weights.sha256, anchor.weights.size_bytes, base)
+        held = HeldWeights(open_weights(base, writable=True).tensors, copy=False)
+        held.apply(delta)
+        return held.weights_hash
 
     def _checkpoint(self, pointer: CheckpointPointer, place: str) -> Iterator[str]:
         name = f"the checkpoint of version {pointer.version} of {pointer.policy}, named by {place}:"
@@ -132,3 +149,10 @@ class Objects:
         self._seen[claim] = None
         if len(self._seen) > LAST_SEEN:
             del self._seen[next(iter(self._seen))]
+
+
+def _labelled(event: WeightsPublished, path: Path) -> Delta:
+    delta = open_delta(path)
+    if not is_labelled(delta.header, event):
+        raise WeightsError(f"its delta is labelled {delta.header.label}, which is not what the record says of it")
+    return delta

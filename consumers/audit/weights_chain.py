@@ -55,6 +55,17 @@ class WeightsChain:
         if base_version >= 0:
             self._bases[version] = base_version
 
+    def merged(self, version: int, link: Link, base_version: int) -> None:
+        """Take in that the deltas between two versions are there as one, which is said after both are published."""
+        for which, said in ((base_version, link.base), (version, link.result)):
+            event = self._events.get(which)
+            if event is None or (event.result, event.epoch) != (said, link.epoch):
+                found = "is not published" if event is None else f"is {_short(event.result)} of epoch {event.epoch}"
+                self.broken.say(
+                    f"the merged delta of versions {base_version} to {version} of {self.policy} takes version {which} "
+                    f"for {_short(said)} of epoch {link.epoch}, and it {found}: {link.place}"
+                )
+
     def checkpoint(self, version: int, link: Link) -> None:
         """Take in a pointer to a checkpoint; a later one of the same version replaces it."""
         self._checkpoints[version] = link

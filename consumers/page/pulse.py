@@ -10,6 +10,7 @@ from infra.dead_letters import REDRIVEN
 from infra.kafka import Message
 from infra.settings import Recipe
 from infra.topic_reader import Place
+from infra.weights.paths import is_version
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.records import BatchTrained, DeadLetter, Outcome, WeightsPublished
@@ -89,7 +90,7 @@ class Pulse:
         elif isinstance(record, BatchTrained):
             if record.version >= 0 and record.policy:
                 self.policies[record.policy].metrics = record.metrics
-        elif isinstance(record, WeightsPublished) and record.policy:
+        elif isinstance(record, WeightsPublished) and record.policy and is_version(record):
             policy = self.policies[record.policy]
             policy.published += 1
             policy.newest_published = max(policy.newest_published, record.version)

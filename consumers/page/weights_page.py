@@ -36,7 +36,9 @@ def weights_page(found: Mapping[str, Any]) -> RenderableType:
     facts.add_column(style="dim")
     facts.add_column()
     spent = found["bytes"]
-    facts.add_row("in all", f"{size(spent['anchor'])} whole, {size(spent['delta'])} as deltas")
+    merged = f", {size(spent['merged'])} merged" * bool(found["merged"])
+    facts.add_row("in all", f"{size(spent['anchor'])} whole, {size(spent['delta'])} as deltas{merged}")
+    facts.add_row("to join", _join(found))
     if found["left_out"]:
         count = len(found["left_out"])
         facts.add_row("left out", f"{count} version{'s' * (count > 1)}, made while the one before was on its way")
@@ -49,6 +51,15 @@ def weights_page(found: Mapping[str, Any]) -> RenderableType:
     return Group(
         title, facts, Text(), Text("share of values that changed, by version", "dim"), *map(Text, curve), table
     )
+
+
+def _join(found: Mapping[str, Any]) -> str:
+    """Say what a worker that holds nothing fetches to be at the newest version."""
+    way, full = found["join"], found["versions"][-1]["full_bytes"]
+    if not way["objects"]:
+        return "no objects lead to the newest version"
+    compared = f", {way['bytes'] / full:.2f} x whole" if full else ""
+    return f"{size(way['bytes'])} in {way['objects']} object{'s' * (way['objects'] > 1)}{compared}"
 
 
 def size(count: float) -> str:

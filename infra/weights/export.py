@@ -8,6 +8,7 @@ from infra.errors import HeadraceError, UsageError
 from infra.run import Run, read_record
 from infra.topic_reader import read_all
 from infra.weights.folder import made_whole, write_weights
+from infra.weights.paths import is_version
 from infra.weights.policy_weights import PolicyWeights
 from infra.weights.tensor_file import is_plain_file_name
 from schemas.records import WeightsPublished
@@ -21,14 +22,15 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
     name = run.policy(policy)
     found = (read_record(message, WeightsPublished) for message in read_all(run.connection, [run.topics.weights(name)]))
     events = [event for event in found if event is not None and event.run_id == run.run_id]
-    if not events:
+    versions = [event for event in events if is_version(event)]
+    if not versions:
         raise UsageError(f"policy {name} of run {run.address.run} has no published version yet")
-    wanted = max(events, key=lambda event: event.version) if version is None else None
-    target = wanted or next((event for event in events if event.version == version), None)
+    wanted = max(versions, key=lambda event: event.version) if version is None else None
+    target = wanted or next((event for event in versions if event.version == version), None)
     if target is None:
-        last = max(event.version for event in events)
+        last = max(event.version for event in versions)
         raise UsageError(f"policy {name} of run {run.address.run} published no version {version}; the newest is {last}")
-    files = [event.files for event in events if event.files and event.version <= target.version][-1:]
+    files = [event.files for event in versions if event.files and event.version <= target.version][-1:]
     with made_whole(out) as folder:
         write_weights(PolicyWeights(run.weights_cache).bring(events, target), folder, target.weights_hash)
         for file in files[0] if files else ():

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 from infra.weights.delta_header import Header
 from schemas.records import WeightsPublished
 
-ANCHOR, DELTA = "anchor", "delta"
-"""Kinds of a WeightsPublished."""
+ANCHOR, DELTA, MERGED = "anchor", "delta", "merged"
+"""Kinds of a WeightsPublished. The last publishes nothing: it tells of a further way between two versions."""
 NOTHING = ""
 """Where an anchor leads from: no weights are needed for it."""
 Object = TypeVar("Object")
@@ -29,19 +29,25 @@ class Link(Generic[Object]):
     """Whatever names it."""
 
 
+def is_version(event: WeightsPublished) -> bool:
+    """Tell whether an event publishes a version."""
+    return event.kind != MERGED
+
+
 def link_of(event: WeightsPublished) -> Link[WeightsPublished] | None:
     """Return what an event's object leads from and to; None for one that names no object, or of no known kind."""
-    if event.weights is None or event.kind not in {ANCHOR, DELTA} or not event.weights_hash:
+    if event.weights is None or event.kind not in {ANCHOR, DELTA, MERGED} or not event.weights_hash:
         return None
-    source = event.base_hash if event.kind == DELTA else NOTHING
+    source = NOTHING if event.kind == ANCHOR else event.base_hash
     return Link(source, event.weights_hash, event.weights.size_bytes, event)
 
 
 def is_labelled(header: Header, event: WeightsPublished) -> bool:
     """Tell whether a delta says of itself what its event says of it."""
     label = header.label
-    says = (label.policy, label.epoch, label.version, header.base_hash, header.weights_hash)
-    return says == (event.policy, event.epoch, event.version, event.base_hash, event.weights_hash)
+    says = (label.policy, label.epoch, label.base_version, label.version, header.base_hash, header.weights_hash)
+    wanted = (event.policy, event.epoch, event.base_version, event.version, event.base_hash, event.weights_hash)
+    return says == wanted
 
 
 def cheapest(links: Iterable[Link[Object]], held: str, target: str) -> list[Link[Object]] | None:

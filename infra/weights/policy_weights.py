@@ -13,7 +13,7 @@ from infra.errors import HeadraceError
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.weights.delta import Delta, read_delta
 from infra.weights.held import HeldWeights
-from infra.weights.paths import DELTA, NOTHING, cheapest, is_labelled, link_of
+from infra.weights.paths import ANCHOR, MERGED, NOTHING, cheapest, is_labelled, link_of
 from infra.weights.tensor_file import read_safetensors
 from infra.weights.tensors import Tensor, WeightsError
 from schemas.records import ClaimCheck, WeightsPublished
@@ -78,7 +78,7 @@ class PolicyWeights:
                 if isinstance(error, WeightsError) and claim not in again:
                     again.add(claim)  # what this machine kept of it may be altered: it is fetched once more
                     continue
-                why.append(f"the {way[at].of.kind} of version {way[at].of.version}: {error}")
+                why.append(f"{name_of(way[at].of)}: {error}")
                 refused.add(claim)
                 links.remove(way[at])
             else:
@@ -93,20 +93,31 @@ class PolicyWeights:
             self._held = HeldWeights(content, event.weights_hash)
 
     def _fetch(self, event: WeightsPublished) -> Fetched:
-        claim = claim_of(event)
-        data = self._objects.get(claim)
-        if event.kind != DELTA:
-            return read_safetensors(data)
-        delta = read_delta(data)
-        if not is_labelled(delta.header, event):
-            raise BadWeights(f"{claim.key} is labelled {delta.header.label}, which is not what its record says of it")
-        return delta
+        if event.kind == ANCHOR:
+            return read_safetensors(self._objects.get(claim_of(event)))
+        return fetch_delta(self._objects, event)
+
+
+def fetch_delta(objects: Objects, event: WeightsPublished) -> Delta:
+    """Return the delta that an event names. Raises as `ObjectStore.get`, WeightsError and BadWeights."""
+    claim = claim_of(event)
+    delta = read_delta(objects.get(claim))
+    if not is_labelled(delta.header, event):
+        raise BadWeights(f"{claim.key} is labelled {delta.header.label}, which is not what its record says of it")
+    return delta
 
 
 def claim_of(event: WeightsPublished) -> ClaimCheck:
     """Return where an event's object is."""
     assert event.weights is not None  # noqa: S101 - `link_of` leaves out those that name none
     return event.weights
+
+
+def name_of(event: WeightsPublished) -> str:
+    """Return what to call an event's object in a sentence."""
+    if event.kind == MERGED:
+        return f"the merged delta of versions {event.base_version} to {event.version}"
+    return f"the {event.kind} of version {event.version}"
 
 
 def _no_way(why: list[str]) -> str:

@@ -53,6 +53,8 @@ EPOCHS = "tests/unit/test_resume.py::test_a_new_epoch_begins_where_one_of_them_i
 CURATION = "tests/unit/test_curation.py::"
 HANGING = "tests/integration/test_hanging_transactions.py::"
 DELTAS = "tests/unit/test_deltas.py::"
+COMPACTION = "tests/unit/test_compaction.py::"
+AUDIT = "tests/unit/test_audit.py::"
 DEAD = f"{CURATION}test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes"
 UNDONE = f"{RUN_LOOP}test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
 
@@ -325,6 +327,41 @@ MUTANTS = (
         "if not is_labelled(delta.header, event):",
         "if False:",
         ("tests/unit/test_policy_weights.py::test_a_damaged_delta_is_refused_and_the_next_anchor_heals",),
+    ),
+    Mutant(
+        "merged-is-a-version",
+        "a merged delta is a way between versions, and none itself",
+        "infra/weights/paths.py",
+        "return event.kind != MERGED",
+        "return True",
+        (
+            "tests/unit/test_follower.py::test_a_merged_delta_is_a_way_between_versions_and_none_itself",
+            f"{AUDIT}test_a_merged_delta_publishes_no_version_and_must_agree_with_both_that_it_names",
+        ),
+    ),
+    Mutant(
+        "merged-from-anywhere",
+        "a merged delta leads between the weights that were published under both its versions",
+        "consumers/audit/weights_chain.py",
+        "if event is None or (event.result, event.epoch) != (said, link.epoch):",
+        "if event is None:",
+        (f"{AUDIT}test_a_merged_delta_publishes_no_version_and_must_agree_with_both_that_it_names",),
+    ),
+    Mutant(
+        "merged-over-an-anchor",
+        "nothing is merged over an anchor",
+        "consumers/compaction.py",
+        'self._anchor, self._deltas, self._merged, self.left_out = event, [], None, ""',
+        "self._anchor = self._anchor or event",
+        (f"{COMPACTION}test_nothing_is_merged_over_an_anchor",),
+    ),
+    Mutant(
+        "merged-over-a-hole",
+        "only deltas that lead on from one another are merged",
+        "consumers/compaction.py",
+        "if event.weights is None or (event.base_hash, event.epoch) != (last.weights_hash, last.epoch):",
+        "if event.weights is None:",
+        (f"{COMPACTION}test_a_hole_in_the_chain_leaves_the_stretch_out_until_the_next_anchor",),
     ),
     Mutant(
         "any-object",

@@ -416,7 +416,7 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
     follower = WeightFollower(RUN, ("solver",), "w", Pauses())
 
     def make(rng: Random) -> Message:
-        valid, data = rng.choice(((whole, anchor), (change, delta)))
+        valid, data = rng.choice(((whole, anchor), (change, delta), (replace(change, kind="merged"), delta)))
         assert valid.weights is not None
         if rng.random() < 0.4:
             made = replace(valid, weights=SHELF.shelve(altered(rng, data), "weights"))
@@ -435,6 +435,7 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
                 tensors = PolicyWeights(RUN.weights_cache).bring([whole, record], record)
                 assert weights_hash(tensors) == record.weights_hash
         follower._published["solver"].clear()
+        follower._merged["solver"].clear()
 
     fuzz.run("follower", 0.02, make, check)
 

@@ -565,6 +565,28 @@ def test_an_event_without_its_batch_breaks_the_chain_and_a_batch_without_an_even
     assert says(log.audit(STILL)) == ["no batch record tells of version 4 of solver: t.weights.solver[0]@3 does"]
 
 
+def test_a_merged_delta_publishes_no_version_and_must_agree_with_both_that_it_names() -> None:
+    log = clean()
+    log.weights(2, kind="merged", base_version=0, base_hash="w0")
+    log.weights(2, kind="merged", base_version=0, base_hash="w0")
+    assert log.audit(STILL).ok
+    log.weights(2, kind="merged", base_version=0, base_hash="w1")
+    log.weights(1, kind="merged", base_version=0, base_hash="w0", weights_hash="w2")
+    log.weights(4, kind="merged", base_version=0, base_hash="w0")
+    log.weights(1, kind="merged", base_version=0, base_hash="w0", epoch=1)
+    found = log.audit(STILL)
+    assert not found.weights_chain_ok
+    name = "the merged delta of versions 0 to"
+    place = "t.weights.solver[0]"
+    assert says(found) == [
+        f"{name} 2 of solver takes version 0 for w1 of epoch 0, and it is w0 of epoch 0: {place}@5",
+        f"{name} 1 of solver takes version 1 for w2 of epoch 0, and it is w1 of epoch 0: {place}@6",
+        f"{name} 4 of solver takes version 4 for w4 of epoch 0, and it is not published: {place}@7",
+        f"{name} 1 of solver takes version 0 for w0 of epoch 1, and it is w0 of epoch 0: {place}@8",
+        f"{name} 1 of solver takes version 1 for w1 of epoch 1, and it is w1 of epoch 0: {place}@8",
+    ]
+
+
 def test_a_delta_on_other_weights_than_those_of_the_version_that_it_names_breaks_the_chain() -> None:
     log = clean()
     log.batch(3)

@@ -23,6 +23,7 @@ COMPONENTS = {
     "curate": (workers.CURATE, ("--policy", "solver", "--slot", "1"), ("solver", "1")),
     "train": (workers.TRAIN, ("--policy", "solver"), ("solver",)),
     "evaluate": (workers.EVALUATE, (), ()),
+    "compact": (workers.COMPACT, ("--policy", "solver", "--once"), (None, "solver", 16, True)),
 }
 ADDRESS = "kafka://127.0.0.1:9092/demo"
 RUN = cast("Any", None)
@@ -73,7 +74,9 @@ def test_every_command_teaches_by_an_example(command: str) -> None:
 def test_a_component_is_found_by_its_name_and_given_its_options(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place, options, expected = COMPONENTS[command]
     seen: list[tuple[str, tuple[Any, ...]]] = []
-    monkeypatch.setattr(workers, "find", lambda found: lambda *given: seen.append((found, given)))
+    monkeypatch.setattr(
+        workers, "find", lambda found: lambda *given, **named: seen.append((found, (*given, *named.values())))
+    )
 
     result = CliRunner().invoke(cli.app, [command, "--run", ADDRESS, *options])
 

@@ -109,6 +109,7 @@ def test_groups_versions_and_evaluations() -> None:
     log.issued(4)
     log.group(0, 0, 1.0, 1.0, verdict="dropped")
     log.say(TOPICS.weights("solver"), WeightsPublished(run_id="r", policy="solver", version=0))
+    log.say(TOPICS.weights("solver"), WeightsPublished(run_id="r", policy="solver", version=9, kind="merged"))
     batch = BatchTrained(
         run_id="r", policy="solver", version=1, groups=(GroupUse("sums", 1),), positions=(Position(2, 7),)
     )

@@ -18,7 +18,7 @@ from infra.settings import Recipe
 from infra.weights.tensor_file import write_safetensors
 from infra.weights.tensors import Tensor, weights_hash
 from producers.engines.contract import Engine, EngineError, VersionGone
-from producers.follower import WeightFollower
+from producers.follower import RECENT, WeightFollower
 from producers.pauses import Pauses
 from schemas import codec
 from schemas.records import ClaimCheck, NamedObject, RecipeRevision, WeightsPublished
@@ -112,6 +112,32 @@ def test_of_several_waiting_versions_only_the_newest_is_loaded() -> None:
     scene.publish(3)
     assert scene.turn() == [4]
     assert scene.follower.head == {"p": 4}
+
+
+def test_a_merged_delta_is_a_way_between_versions_and_none_itself() -> None:
+    scene = Scene()
+    for version in range(3):
+        scene.publish(version)
+    for version in (2, 9):
+        scene.publish(version, kind="merged", base_version=0, base_hash="a", weights_hash="b")
+    assert scene.follower.head == {"p": 2}
+    assert [record.version for record in scene.follower._known("p")] == [0, 1, 2, 2, 9]
+    assert scene.turn() == [2]
+    assert scene.pauses.detail == ""
+
+
+def test_merged_deltas_are_forgotten_with_the_versions_that_they_begin_at() -> None:
+    scene = Scene()
+    scene.publish(0)
+    for _ in range(2):
+        scene.publish(1, kind="merged", base_version=0, base_hash="a", weights_hash="b")
+    assert len(scene.follower._known("p")) == 2
+    for version in range(1, RECENT + 1):
+        scene.publish(version)
+    assert {record.kind for record in scene.follower._known("p")} == {"anchor"}
+    for version in range(2 * RECENT):
+        scene.publish(1000 + version, kind="merged", base_version=RECENT, base_hash="a", weights_hash="b")
+    assert len(scene.follower._known("p")) == 2 * RECENT
 
 
 def test_bad_weights_are_never_served_and_the_nearest_good_anchor_heals() -> None:

@@ -35,6 +35,7 @@ LIGHT = (
     "producers.feeder",
     "consumers.curator",
     "consumers.evaluator",
+    "consumers.compactor",
     "consumers.audit.report",
     "consumers.lineage",
     "consumers.summary",

@@ -165,6 +165,7 @@ def test_the_pulse_counts_groups_once_and_other_runs_never(recipe: Recipe) -> No
     log.say(topics.batches("solver"), BatchTrained(run_id=RUN_ID, policy="solver", version=1, metrics={"kl": 0.5}))
     log.say(topics.batches("solver"), BatchTrained(run_id=RUN_ID, policy="solver", version=-1))
     log.say(topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=1))
+    log.say(topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=9, kind="merged"))
 
     solver = pulse.policies["solver"]
     assert pulse.rates(NOW_MS).samples == 2.0

@@ -13,7 +13,7 @@ from infra.object_store import ObjectCorrupt, ObjectMissing, StoreUnavailable
 from infra.weights.delta import encode_delta, read_delta
 from infra.weights.delta_header import Label
 from infra.weights.merging import merge_deltas
-from infra.weights.paths import ANCHOR, DELTA, NOTHING, Link, cheapest
+from infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, Link, cheapest
 from infra.weights.policy_weights import BadWeights, PolicyWeights
 from infra.weights.tensor_file import write_safetensors
 from infra.weights.tensors import Tensor, weights_hash
@@ -77,13 +77,13 @@ class Scene:
         event = WeightsPublished(policy="p", version=version, kind=ANCHOR, weights_hash=weights_hash(weights(version)))
         self.put(f"anchor-{version}", write_safetensors(weights(version)), event)
 
-    def delta(self, base: int, version: int, data: bytes | None = None, epoch: int = 0) -> None:
+    def delta(self, base: int, version: int, data: bytes | None = None, epoch: int = 0, kind: str = DELTA) -> None:
         label = Label("p", epoch, base, version)
         event = WeightsPublished(
             policy="p",
             version=version,
             epoch=epoch,
-            kind=DELTA,
+            kind=kind,
             base_version=base,
             base_hash=weights_hash(weights(base)),
             weights_hash=weights_hash(weights(version)),
@@ -115,7 +115,7 @@ def test_a_merged_delta_is_taken_where_it_is_less_than_all_that_it_stands_for() 
     scene = Scene()
     scene.bring(1)
     deltas = [read_delta(scene.store.objects[f"delta-{n}-{n + 1}"]) for n in range(1, 7)]
-    scene.delta(1, 7, merge_deltas(deltas))
+    scene.delta(1, 7, merge_deltas(deltas), kind=MERGED)
     scene.store.asked.clear()
     scene.bring(8)
     assert scene.store.asked == ["delta-1-7", "delta-7-8"]
@@ -220,7 +220,7 @@ def test_a_damaged_delta_is_gone_round_where_there_is_another_way(damage: Callab
     scene = Scene()
     scene.bring(3)
     singles = [read_delta(scene.store.objects[f"delta-{n}-{n + 1}"]) for n in range(2, 5)]
-    scene.delta(2, 5, merge_deltas(singles))
+    scene.delta(2, 5, merge_deltas(singles), kind=MERGED)
     damage(scene)
     scene.bring(5)
     assert scene.is_at(5)

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 from infra import process
 from infra.kafka import KafkaAway
 from infra.process import ToldToStop, keep_running
-from schemas.records import BatchTrained, CheckpointPointer
-from trainers.history import History
+from schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, WeightsPublished
+from trainers.history import AnchorMark, History, _take_event
 from trainers.learner import Learner, other_parts
 from trainers.resume import _epoch, _Progress
 
@@ -99,3 +99,13 @@ def test_a_component_that_is_built_anew_again_and_again_says_so_once(monkeypatch
     with structlog.testing.capture_logs() as logs:
         keep_running(away, stop)
     assert [line["event"] for line in logs] == ["component.restarting"]
+
+
+def test_a_merged_delta_is_no_version_of_a_trainers_past() -> None:
+    past = History()
+    for offset, (kind, version) in enumerate((("anchor", 0), ("delta", 1), ("merged", 1))):
+        weights = ClaimCheck(size_bytes=100 + offset)
+        _take_event(past, WeightsPublished(kind=kind, version=version, weights=weights), offset)
+    assert past.published is not None
+    assert past.published.kind == "delta"
+    assert (past.anchor, past.anchor_offset) == (AnchorMark(100, 1, 101), 0)

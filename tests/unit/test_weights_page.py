@@ -16,12 +16,13 @@ def shown(**changes: Any) -> str:
         {"version": 1, "kind": "delta", "base_version": 0, "bytes": 14_000, "ratio": 142.9, "density": 0.0104,
          "encode_s": 0.02, "upload_s": 0.1},
         {"version": 3, "kind": "delta", "base_version": 1, "bytes": 900, "ratio": None, "density": None,
-         "encode_s": None, "upload_s": None},
+         "encode_s": None, "upload_s": None, "full_bytes": 2_000_000},
     ]  # fmt: skip
     found = {"run": "r", "policy": "p", "versions": versions, "left_out": [2], "served": {"a": 3, "b": 1}}
+    found |= {"merged": [], "join": {"objects": 3, "bytes": 2_014_900}}
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(weights_page({**found, "bytes": {"anchor": 2_000_000, "delta": 14_900}, **changes}))
+        console.print(weights_page({**found, "bytes": {"anchor": 2_000_000, "delta": 14_900, "merged": 0}, **changes}))
     return captured.get()
 
 
@@ -39,6 +40,16 @@ def test_what_was_left_out_and_who_is_behind_is_said() -> None:
     assert "b version 1, 2 behind" in said
     assert "2.0 MB whole, 14.9 kB as deltas" in said
     assert "left out" not in shown(left_out=[])
+
+
+def test_what_was_merged_and_what_a_joiner_fetches_is_said() -> None:
+    assert "to join   2.0 MB in 3 objects, 1.01 x whole" in shown()
+    assert "merged" not in shown()
+    merged = {"merged": [{}], "bytes": {"anchor": 2_000_000, "delta": 14_900, "merged": 9_000}}
+    said = shown(**merged, join={"objects": 1, "bytes": 2_000_000})
+    assert "2.0 MB whole, 14.9 kB as deltas, 9.0 kB merged" in said
+    assert "2.0 MB in 1 object, 1.00 x whole" in said
+    assert "no objects lead to the newest version" in shown(join={"objects": 0, "bytes": 0})
 
 
 def test_a_run_that_published_nothing_says_so() -> None:

@@ -1,0 +1,80 @@
+"""Which deltas of a policy are due to be merged: a fold over its WeightsPublished, in the order of the topic. No I/O.
+
+What follows the newest anchor is one stretch: deltas, each on the one before. Merged deltas lead from the anchor to one
+of its versions; the next is made of the last and of the deltas after it, so that each object is read once. Where the
+chain has a hole, or an object turns out bad, the stretch is left out: nobody who joins gets past that place either
+before the next anchor.
+"""
+
+from __future__ import annotations
+
+from infra.weights.paths import ANCHOR, DELTA, MERGED
+from schemas.records import ClaimCheck, WeightsPublished
+
+EVERY = 16
+"""Deltas that a joiner takes one by one, at most."""
+
+
+class Compaction:
+    """One policy's stretch.
+
+    Args:
+        every: More deltas than these, which no merged one covers, are merged.
+    """
+
+    def __init__(self, every: int = EVERY) -> None:
+        self.left_out = ""
+        """Why nothing is merged before the next anchor; empty when something may be."""
+        self._every = every
+        self._anchor: WeightsPublished | None = None
+        self._deltas: list[WeightsPublished] = []
+        self._merged: WeightsPublished | None = None
+        self._refused: set[ClaimCheck] = set()
+
+    def take(self, event: WeightsPublished) -> None:
+        """Take in what the policy's topic says next; said twice, it is as said once."""
+        if event.kind == ANCHOR:
+            self._anchor, self._deltas, self._merged, self.left_out = event, [], None, ""
+        elif self._anchor is not None and event.kind == DELTA:
+            self._follow(event, (self._deltas or [self._anchor])[-1])
+        elif self._anchor is not None and event.kind == MERGED:
+            self._cover(event, self._anchor)
+
+    def _follow(self, event: WeightsPublished, last: WeightsPublished) -> None:
+        if event.version <= last.version:
+            return
+        if event.weights is None or (event.base_hash, event.epoch) != (last.weights_hash, last.epoch):
+            self.leave_out(f"the delta of version {event.version} does not lead on from version {last.version}")
+            return
+        self._deltas.append(event)
+
+    def _cover(self, event: WeightsPublished, anchor: WeightsPublished) -> None:
+        reached = {delta.version: delta.weights_hash for delta in self._deltas}
+        if (
+            (event.base_hash, event.epoch) == (anchor.weights_hash, anchor.epoch)
+            and reached.get(event.version) == event.weights_hash
+            and event.weights is not None
+            and event.weights not in self._refused
+            and (self._merged is None or event.version > self._merged.version)
+        ):
+            self._merged = event
+
+    def due(self) -> tuple[WeightsPublished, ...]:
+        """Return what is to be merged now, in order: the last merged delta, if there is one, and those after it."""
+        covered = self._merged.version if self._merged else -1
+        rest = tuple(delta for delta in self._deltas if delta.version > covered)
+        if len(rest) <= self._every:
+            return ()
+        return (self._merged, *rest) if self._merged else rest
+
+    def refuse(self, event: WeightsPublished, why: str) -> None:
+        """Take in that an object of `due` is bad: of a merged one the deltas are there still, of a delta nothing is."""
+        if event.kind == MERGED and event.weights is not None:
+            self._merged = None
+            self._refused.add(event.weights)
+        else:
+            self.leave_out(why)
+
+    def leave_out(self, why: str) -> None:
+        """Merge nothing before the next anchor."""
+        self._anchor, self._deltas, self._merged, self.left_out = None, [], None, why

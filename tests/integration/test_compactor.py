@@ -1,0 +1,278 @@
+"""`headrace compact` on a real broker and store: who joins far behind fetches a few objects, whatever went wrong."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from made_run import make_run, tiny_recipe
+
+from consumers.audit.report import report
+from consumers.compactor import Compactor, compact
+from consumers.lineage import version_lineage
+from consumers.weights_history import weights_history
+from infra.errors import Unavailable
+from infra.kafka import open_producer
+from infra.object_store import ObjectStore
+from infra.opened_run import OpenedRun
+from infra.run import Run
+from infra.settings import FAILPOINTS_VARIABLE
+from infra.topic_reader import read_all
+from infra.weights.delta import encode_delta, read_delta
+from infra.weights.delta_header import Label
+from infra.weights.merging import merge_deltas
+from infra.weights.paths import ANCHOR, DELTA, MERGED
+from infra.weights.policy_weights import Objects, PolicyWeights
+from infra.weights.tensor_file import write_safetensors
+from infra.weights.tensors import Tensor, weights_hash
+from producers.engines.contract import Engine
+from producers.follower import WeightFollower
+from producers.pauses import Pauses
+from schemas import codec
+from schemas.records import BatchTrained, ClaimCheck, WeightsPublished
+
+VALUES, CHANGED = 20_000, 200
+LIMIT_S = 300
+
+
+class Published:
+    """A run whose trainer published an anchor and deltas, each version trained from the one before it."""
+
+    def __init__(self, run: Run, deltas: int) -> None:
+        self.run = run
+        self.events: list[WeightsPublished] = []
+        self._rng = np.random.default_rng(0)
+        self._items = self._rng.integers(0, 1 << 16, VALUES).astype("<u2")
+        self.anchor()
+        self.deltas(deltas)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {"w": Tensor("BF16", (VALUES,), memoryview(self._items.tobytes()))}
+
+    def anchor(self) -> None:
+        self._publish(write_safetensors(self.tensors), self.tensors, kind=ANCHOR)
+
+    def deltas(self, count: int) -> None:
+        for _ in range(count):
+            last, base = self.events[-1], self.tensors
+            self._items[self._rng.integers(0, VALUES, CHANGED)] += 1
+            data = encode_delta(base, self.tensors, Label("solver", 0, last.version, last.version + 1))
+            self._publish(data, base, kind=DELTA, base_version=last.version, base_hash=last.weights_hash)
+
+    def _publish(self, data: bytes, base: Mapping[str, Tensor], **more: Any) -> None:
+        version, found = len(self.events), weights_hash(self.tensors)
+        event = WeightsPublished(
+            self.run.run_id, "solver", version=version, weights_hash=found,
+            weights=self.run.put(data, "weights"), metrics={"full_bytes": 2.0 * VALUES}, **more,
+        )  # fmt: skip
+        self.events.append(event)
+        self.say(event)
+        if version:
+            batch = BatchTrained(self.run.run_id, "solver", version=version, weights_hash=found)
+            self.say(replace(batch, base_hash=weights_hash(base)))
+
+    def say(self, *records: WeightsPublished | BatchTrained) -> None:
+        producer = open_producer(self.run.connection, "by-hand")
+        topics = self.run.topics
+        for record in records:
+            is_batch = isinstance(record, BatchTrained)
+            topic = topics.batches("solver") if is_batch else topics.weights("solver")
+            producer.produce(topic, codec.encode(record), partition=0)
+        assert producer.flush(60) == 0
+
+    def merged(self) -> list[WeightsPublished]:
+        messages = read_all(self.run.connection, [self.run.topics.weights("solver")])
+        events = [codec.decode(message.value, WeightsPublished) for message in messages]
+        return [event for event in events if event.kind == MERGED]
+
+    def compact(self, every: int) -> list[WeightsPublished]:
+        """Compact once; return all merged deltas that are announced."""
+        compact(OpenedRun(self.run, rests=False), None, every, threading.Event(), once=True)
+        return self.merged()
+
+    def objects(self) -> set[str]:
+        store = self.run.store
+        found = store._client.list_objects(store.address.bucket, prefix=store.address.prefix, recursive=True)
+        return {str(one.object_name) for one in found}
+
+
+class Counted:
+    """The run's objects, and which were asked for."""
+
+    def __init__(self, objects: Objects) -> None:
+        self.asked: list[ClaimCheck] = []
+        self._objects = objects
+
+    def get(self, claim: ClaimCheck) -> memoryview:
+        self.asked.append(claim)
+        return self._objects.get(claim)
+
+    def drop(self, claim: ClaimCheck) -> None:
+        self._objects.drop(claim)
+
+
+class Loaded:
+    """An engine that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.served: dict[str, int] = {}
+        self.hash = ""
+
+    def load(self, policy: str, version: int, weights: Mapping[str, Tensor]) -> None:
+        self.hash = weights_hash(weights)
+        self.served = {policy: version}
+
+    def versions(self) -> dict[str, int]:
+        return self.served
+
+
+def joined(published: Published) -> list[ClaimCheck]:
+    """Let a worker's follower join from nothing; return what it fetched when it serves the newest version."""
+    objects, engine = Counted(published.run.weights_cache), Loaded()
+    follower = WeightFollower(published.run, ("solver",), "joiner", Pauses())
+    follower._weights["solver"] = PolicyWeights(objects)
+    follower.start()
+    try:
+        assert follower.caught_up.wait(LIMIT_S)
+        follower.serve(cast("Engine", engine))
+        newest, end = published.events[-1], time.monotonic() + LIMIT_S
+        while engine.served != {"solver": newest.version} and time.monotonic() < end:
+            assert follower.error is None
+            time.sleep(0.05)
+        assert (engine.served, engine.hash) == ({"solver": newest.version}, newest.weights_hash)
+    finally:
+        follower.stop()
+    return objects.asked
+
+
+def object_of(event: WeightsPublished) -> ClaimCheck:
+    assert event.weights is not None
+    return event.weights
+
+
+def tear(run: Run, event: WeightsPublished) -> None:
+    run.store._client.put_object(run.store.address.bucket, object_of(event).key, io.BytesIO(b"torn"), 4)
+
+
+@pytest.fixture
+def run(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
+    return make_run(bootstrap, store, tiny_recipe(run_name))
+
+
+def test_a_joiner_fetches_the_anchor_one_merged_delta_and_what_came_since(run: Run) -> None:
+    published = Published(run, deltas=40)
+    (first,) = published.compact(every=16)
+    assert (first.base_version, first.version, first.base_hash) == (0, 40, published.events[0].weights_hash)
+    published.deltas(2)
+    events = published.events
+    asked = joined(published)
+    assert asked == [events[0].weights, first.weights, events[41].weights, events[42].weights]
+    assert sum(claim.size_bytes for claim in asked) <= 1.3 * asked[0].size_bytes
+    assert published.compact(every=16) == [first], "two deltas may go unmerged"
+
+    published.deltas(15)
+    before, second = published.compact(every=16)
+    assert before == first
+    assert (second.base_version, second.version) == (0, 57)
+    singles = [read_delta(run.get(object_of(event))) for event in events[1:]]
+    whole = object_of(second)
+    assert run.get(whole) == merge_deltas(singles), "in pieces or at once, the bytes are the same"
+    assert joined(published) == [events[0].weights, second.weights]
+
+    published.say(first, second)
+    assert joined(published) == [events[0].weights, second.weights], "said twice is as said once"
+    found = report(run, rests=True, deep=True)
+    assert found["problems"] == []
+    assert version_lineage(run, "solver", 57).object_key == object_of(events[57]).key
+    told = weights_history(run, None)
+    assert [one["version"] for one in told["versions"]] == list(range(58))
+    assert told["join"] == {"objects": 2, "bytes": asked[0].size_bytes + whole.size_bytes}
+
+
+def test_a_torn_merged_delta_is_gone_round_by_all_who_meet_it(run: Run) -> None:
+    published = Published(run, deltas=4)
+    (torn,) = published.compact(every=3)
+    tear(run, torn)
+    asked = joined(published)
+    assert asked[:2] == [published.events[0].weights, torn.weights]
+    assert asked[-5:] == [event.weights for event in published.events]
+    (problem,) = report(run, rests=True)["problems"]
+    assert "the merged delta of versions 0 to 4 of solver" in problem
+
+    published.deltas(4)
+    _, whole = published.compact(every=3)
+    assert (whole.base_version, whole.version) == (0, 8)
+    assert joined(published) == [published.events[0].weights, whole.weights]
+
+
+def test_a_bad_delta_is_merged_by_nobody_and_after_the_next_anchor_it_goes_on(run: Run) -> None:
+    published = Published(run, deltas=5)
+    tear(run, published.events[3])
+    assert published.compact(every=3) == []
+    published.anchor()
+    published.deltas(4)
+    nowhere = replace(run, store_address=replace(run.store_address, endpoint="127.0.0.1:1"))
+    compactor = Compactor(nowhere, ("solver",), every=3)
+    compactor.catch_up()
+    with pytest.raises(Unavailable):
+        compactor.merge_due()
+    compactor.close()
+    assert published.merged() == []
+    (merged,) = published.compact(every=3)
+    assert (merged.base_version, merged.version) == (6, 10)
+
+
+def test_a_compactor_killed_between_upload_and_word_leaves_nothing_that_the_next_one_does_not_find(
+    run: Run, tmp_path: Path
+) -> None:
+    published = Published(run, deltas=4)
+    before = published.objects()
+    (tmp_path / "compact.after_upload").write_text("kill")
+    words = ["-m", "infra.cli", "compact", "--run", str(run.address), "--every", "3", "--once"]
+    environment = {**os.environ, FAILPOINTS_VARIABLE: str(tmp_path)}
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, check=False, timeout=LIMIT_S)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (orphan,) = published.objects() - before
+    assert published.merged() == []
+    (merged,) = published.compact(every=3)
+    assert object_of(merged).key == orphan
+    assert published.objects() == before | {orphan}
+
+
+def test_a_merged_delta_that_is_not_what_its_record_says_is_told_by_the_audit(run: Run) -> None:
+    published = Published(run, deltas=4)
+    (merged,) = published.compact(every=3)
+    events = published.events
+    hashes = (events[0].weights_hash, events[4].weights_hash)
+    other = encode_delta(published.tensors, published.tensors, Label("solver", 0, 0, 4), hashes=hashes)
+    published.say(
+        replace(merged, version=3),
+        replace(merged, base_hash=events[1].weights_hash),
+        replace(merged, base_version=7),
+        replace(merged, weights=run.put(other, "weights", ".delta")),
+    )
+    found = report(run, rests=True)
+    assert not found["weights_chain_ok"]
+    said = "\n".join(found["problems"])
+    assert "takes version 3 for" in said
+    assert f"takes version 0 for {events[1].weights_hash[:12]}" in said
+    assert "takes version 7 for" in said
+    assert "it is not published" in said
+    assert said.count("which is not what the record says of it") == 3
+    assert "was published twice" not in said
+    deep = "\n".join(report(run, rests=True, deep=True)["problems"])
+    assert "the delta gives weights that hash to" in deep
+    assert "the delta gives weights that hash to" not in said
+    assert joined(published)[0] == events[0].weights
