@@ -107,9 +107,12 @@ class Run:
             raise UsageError(f"--policy {asked or 'is missing'}: name one of the run's policies, {', '.join(known)}")
         return asked
 
-    def put(self, data: bytes, kind: str, suffix: str = "") -> ClaimCheck:
-        """Store bytes, waiting as long as the store is away; return the claim check that a record carries."""
-        stored = _waiting(lambda: self.store.put(data, kind, suffix), math.inf)
+    def put(self, data: bytes, kind: str, suffix: str = "", given_up: threading.Event | None = None) -> ClaimCheck:
+        """Store bytes, waiting as long as the store is away; return the claim check that a record carries.
+
+        Raises StoreUnavailable when that is given up.
+        """
+        stored = _waiting(lambda: self.store.put(data, kind, suffix), math.inf, given_up)
         return ClaimCheck(STORE_NAME, stored.key, stored.sha256, stored.size_bytes)
 
     def get(self, claim: ClaimCheck) -> bytes:
@@ -129,9 +132,9 @@ class Run:
         return self.get(claim)
 
 
-def _waiting(call: Callable[[], T], patience_s: float) -> T:
+def _waiting(call: Callable[[], T], patience_s: float, given_up: threading.Event | None = None) -> T:
     """Wait for a store that is away, which is said once; at the end of patience its error is raised."""
-    began, pause, said = time.monotonic(), 0.1, False
+    began, pause, said, given_up = time.monotonic(), 0.1, False, given_up or threading.Event()
     while True:
         try:
             found = call()
@@ -141,7 +144,8 @@ def _waiting(call: Callable[[], T], patience_s: float) -> T:
             if not said:
                 log.warning("store.waiting", error=str(error))
             said = True
-            time.sleep(pause)
+            if given_up.wait(pause):
+                raise
             pause = min(2 * pause, LONGEST_PAUSE_S)
         else:
             if said:

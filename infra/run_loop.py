@@ -57,8 +57,8 @@ def run_loop(
     writer: TransactionalWriter,
     stop: threading.Event,
     watch: Stopwatch,
-) -> None:
-    """Drive a component until it is told to stop.
+) -> bool:
+    """Drive a component until it is told to stop; return whether its memory is what is committed, or ran ahead.
 
     One turn:
 
@@ -97,6 +97,7 @@ def run_loop(
                 log.warning("turn.undone", error=str(error))
             _undo(component, writer, stop, pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
+    return undone_at == math.inf
 
 
 def _handled(component: Component, message: Message) -> list[Outgoing]:

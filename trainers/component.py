@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -35,6 +36,8 @@ from trainers.window import Eviction, Waiting, Window
 log = structlog.get_logger()
 
 EVICTIONS_WAIT_S = 1.0
+FINISH_S = 3.0
+"""A trainer that is told to stop commits what it has begun for so long; after 4 s `headrace up` tells it once more."""
 IDLE_S, BUSY_S = 0.05, 0.005
 """How long a poll waits: with nothing under way, and with a version that may be ready any moment."""
 GroupKey = tuple[str, int, int]
@@ -72,13 +75,27 @@ class Trainer:
         self._arrivals = 0
         self._ended = run.ended
         self._pipeline = Pipeline(run, incarnation.learner, incarnation.publisher)
-        self._flights: deque[Flight] = deque()
-        """Versions that were begun and are not committed, oldest first."""
+        self._finished: threading.Event | None = None
+        """Of a trainer that is told to stop: set when all is committed that was begun."""
 
     # ------------------------------------------------------------------------------------------------------------- in
 
+    def finish(self) -> threading.Event:
+        """Begin nothing more, and take nothing in; return what is set when all that was begun is committed.
+
+        It is set after FINISH_S in any case: what is left then is dropped, and a successor makes it again.
+        """
+        self._finished = threading.Event()
+        timer = threading.Timer(FINISH_S, self._finished.set)
+        timer.daemon = True
+        timer.start()
+        return self._finished
+
     def poll(self, watch: Stopwatch) -> list[Message]:
         """Return the next curated groups; does not wait when a batch can be cut."""
+        if self._finished is not None:
+            self._finished.wait(BUSY_S)
+            return []
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             return waiting
@@ -151,7 +168,11 @@ class Trainer:
         """Return the records of a version that is made, or of evictions that wait; let the next version be made."""
         made = self._pipeline.take()
         if made is not None:
-            return self._version(self._flights.popleft(), made)
+            return self._version(made)
+        if self._finished is not None:
+            if self._pipeline.is_empty:
+                self._finished.set()
+            return ()
         is_free = self._pipeline.is_free  # asked before its version is: a step may end in between
         if self._over():
             self._evict([Eviction(entry, "run_end") for entry in self.window.take(len(self.window)) or ()])
@@ -241,29 +262,29 @@ class Trainer:
         candidates = [candidate_of(entry) for entry in batch]
         is_last = version == self.settings.steps
         every = self.run.recipe.evaluate.every
+        metrics = group_metrics([c.whole for c in candidates], version - 1)
         order = Order(
             version=version,
             epoch=self._epoch,
             sequences=numbered(c.sequences for c in candidates),
             must_publish=is_last or (every > 0 and version % every == 0),
             checkpoint=is_last or version % self.settings.checkpoint_every == 0,
+            batch=batch,
+            metrics={**metrics, "wait_s": time.monotonic() - self._pipeline.free_since},
         )
-        metrics = group_metrics([c.whole for c in candidates], version - 1)
-        metrics["wait_s"] = time.monotonic() - self._pipeline.free_since
-        self._flights.append(Flight(version, batch, metrics))
         self._pipeline.begin(order)
 
-    def _version(self, flight: Flight, made: Made) -> list[Outgoing]:
+    def _version(self, made: Made) -> list[Outgoing]:
         """Return the records of a version's transaction, but for its event, which `position` writes."""
-        version, published = flight.version, made.published
+        order, version, published = made.order, made.order.version, made.published
         self._watch.seconds["train"] += made.metrics["step_s"] + made.metrics["blocked_s"]
-        metrics = {**made.metrics, **flight.metrics, "log_share": log_share(self._watch.seconds)}
+        metrics = {**made.metrics, **order.metrics, "log_share": log_share(self._watch.seconds)}
         metrics |= {f"seconds_{activity}": spent for activity, spent in self._watch.seconds.items()}
         record = replace(
             self._record(),
             version=version,
             revision=self.run.revision,
-            groups=tuple(_use(entry) for entry in flight.batch),
+            groups=tuple(_use(entry) for entry in order.batch),
             evictions=tuple(_eviction(e) for e in self._evicted),
             base_hash=self._weights_hash,
             weights_hash=published.weights_hash,
@@ -308,20 +329,10 @@ class Trainer:
     def _window_positions(self) -> tuple[Position, ...]:
         """Return, by partition, the first offset that a successor must read to have this window again."""
         first = {p: o for (topic, p), o in self._reader.positions.items() if topic == self._curated}
-        on_their_way = (entry for flight in self._flights for entry in flight.batch)
+        on_their_way = (entry for order in self._pipeline.under_way() for entry in order.batch)
         for entry in chain(self.window.leftovers(), on_their_way):
             first[entry.partition] = min(first[entry.partition], entry.offset)
         return tuple(Position(partition, offset) for partition, offset in first.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A version between its batch and its transaction."""
-
-    version: int
-    batch: list[Waiting]
-    metrics: dict[str, float]
-    """What is known before its step."""
 
 
 @dataclass(frozen=True, slots=True)

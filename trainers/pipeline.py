@@ -11,9 +11,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -27,6 +27,7 @@ from trainers.lane import Lane
 from trainers.learner import Learner, StepMetrics
 from trainers.model import pin_threads
 from trainers.publisher import Publisher, upload_checkpoint
+from trainers.window import Waiting
 
 MOST_AHEAD = 4
 """Versions that were begun and not committed; beyond these the learner waits."""
@@ -42,6 +43,10 @@ class Order:
     must_publish: bool
     """Whether somebody waits for just this version."""
     checkpoint: bool
+    batch: Sequence[Waiting] = ()
+    """The groups that the sequences are of."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What is known before the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +63,13 @@ class Published:
 class Made:
     """A version."""
 
+    order: Order
     metrics: StepMetrics
     published: Published
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Copied:
     """A version that was copied, and the promise of its publication."""
 
     order: Order
@@ -95,9 +101,11 @@ class Pipeline:
         self._lock = threading.Lock()
         self._on_their_way = 0
         """Publications that were begun; both threads count them."""
-        self._waiting: _Waiting | None = None
+        self._waiting: _Copied | None = None
         """The version that is published next, unless a newer one comes first."""
-        self._flights: deque[Future[_Stepped]] = deque()
+        self._closed = threading.Event()
+        self._flights: deque[tuple[Order, Future[_Stepped]]] = deque()
+        """Versions that were begun and were not taken, oldest first."""
         self._spares: deque[Mapping[str, Tensor]] = deque(maxlen=2)
         """Copies that nobody needs any more: the next ones are written over them. What a burst took is given back."""
         self.free_since = time.monotonic()
@@ -106,7 +114,7 @@ class Pipeline:
     @property
     def is_free(self) -> bool:
         """Whether the learner rests and may be given a step."""
-        rests = all(flight.done() and flight.exception() is None for flight in self._flights)
+        rests = all(stepped.done() and stepped.exception() is None for _, stepped in self._flights)
         return rests and len(self._flights) < MOST_AHEAD
 
     @property
@@ -116,20 +124,29 @@ class Pipeline:
 
     def begin(self, order: Order) -> None:
         """Let the learner take a step."""
-        self._flights.append(self._steps.submit(lambda: self._step(order)))
+        self._flights.append((order, self._steps.submit(lambda: self._step(order))))
+
+    def under_way(self) -> Iterator[Order]:
+        """Yield the orders of all versions that were begun and have not come out, oldest first."""
+        return (order for order, _ in self._flights)
 
     def take(self) -> Made | None:
         """Return the oldest version if it is ready. Raises what its step or its publication raised."""
-        if not self._flights or not self._flights[0].done():
+        if not self._flights or not self._flights[0][1].done():
             return None
-        stepped = self._flights[0].result()
+        order, stepping = self._flights[0]
+        stepped = stepping.result()
         if not stepped.publishing.done():
             return None
         self._flights.popleft()
-        return Made(stepped.metrics, stepped.publishing.result())
+        return Made(order, stepped.metrics, stepped.publishing.result())
 
     def close(self) -> None:
-        """Wait for the step under way: torch's settings are the process's. What is on its way to the store is left."""
+        """Wait for the step under way: torch's settings are the process's. What is on its way to the store is given up.
+
+        The thread of the publications ends when the request that it makes now does, if the store is away or not.
+        """
+        self._closed.set()
         self._publications.close(wait=False)
         self._steps.close(wait=True)
 
@@ -149,7 +166,7 @@ class Pipeline:
         state = self._learner.state() if order.checkpoint else None
         reach("train.copied")
         metrics |= {"step_s": stepped - begin, "blocked_s": time.monotonic() - stepped}
-        version = _Waiting(order, snapshot, state, Future())
+        version = _Copied(order, snapshot, state, Future())
         with self._lock:
             left_out, self._waiting = self._waiting, None
             if self._on_their_way and not order.must_publish and state is None:
@@ -167,13 +184,16 @@ class Pipeline:
         except IndexError:
             return None
 
-    def _set_out(self, version: _Waiting) -> None:
+    def _set_out(self, version: _Copied) -> None:
         """Begin a publication; the lock is held."""
         self._on_their_way += 1
         self._publications.submit(lambda: self._arrive(version))
 
-    def _arrive(self, version: _Waiting) -> None:
+    def _arrive(self, version: _Copied) -> None:
         """Publish, in the thread of the publications; then what waits."""
+        if self._closed.is_set():
+            version.future.cancel()
+            return
         try:
             version.future.set_result(self._publish(version.order, version.snapshot, version.state))
         except BaseException as error:  # noqa: BLE001 - whoever takes the version raises it
@@ -186,7 +206,8 @@ class Pipeline:
 
     def _publish(self, order: Order, snapshot: dict[str, Tensor], state: Checkpoint | None) -> Published:
         base = self._publisher.base
-        event = self._publisher.publish(snapshot, order.version, epoch=order.epoch)
+        event = self._publisher.publish(snapshot, order.version, epoch=order.epoch, given_up=self._closed)
         if base is not None:
             self._spares.append(base.tensors)
-        return Published(event.weights_hash, event, upload_checkpoint(self._run, state) if state else None)
+        claim = upload_checkpoint(self._run, state, self._closed) if state else None
+        return Published(event.weights_hash, event, claim)

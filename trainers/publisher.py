@@ -6,6 +6,7 @@ the record that the trainer's transaction carries: the event is the commit, and 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -70,10 +71,13 @@ class Publisher:
         self._run, self._policy = run, policy
         self._settings = run.recipe.trainer_of(policy)
 
-    def publish(self, named: Mapping[str, Tensor], version: int, *, epoch: int = 0) -> WeightsPublished:
+    def publish(
+        self, named: Mapping[str, Tensor], version: int, *, epoch: int = 0, given_up: threading.Event | None = None
+    ) -> WeightsPublished:
         """Encode and upload a version; return its event, which is to be written in the version's transaction.
 
-        The next delta will be one on these tensors: leave them alone.
+        The next delta will be one on these tensors: leave them alone. Raises StoreUnavailable when the upload is given
+        up while the store is away.
         """
         begin = time.monotonic()
         found = weights_hash(named)
@@ -81,7 +85,7 @@ class Publisher:
         data = write_safetensors(named, {**HF_METADATA, HASH_KEY: found}) if delta is None else delta
         encoded = time.monotonic()
         reach("train.before_upload")
-        claim = self._run.put(data, "weights", ".safetensors" if delta is None else ".delta")
+        claim = self._run.put(data, "weights", ".safetensors" if delta is None else ".delta", given_up)
         reach("train.after_upload")
         event = WeightsPublished(
             run_id=self._run.run_id,
@@ -146,10 +150,10 @@ def upload_files(run: Run, files: Mapping[str, bytes]) -> tuple[NamedObject, ...
     return tuple(NamedObject(name, run.put(data, "files")) for name, data in files.items())
 
 
-def upload_checkpoint(run: Run, state: Checkpoint) -> ClaimCheck:
-    """Store masters, moments and version."""
+def upload_checkpoint(run: Run, state: Checkpoint, given_up: threading.Event | None = None) -> ClaimCheck:
+    """Store masters, moments and version. Raises StoreUnavailable when the store is away and this is given up."""
     reach("train.before_checkpoint")
-    claim = run.put(encode_checkpoint(state), "checkpoints", ".safetensors")
+    claim = run.put(encode_checkpoint(state), "checkpoints", ".safetensors", given_up)
     reach("train.after_checkpoint")
     return claim
 

@@ -39,13 +39,35 @@ def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter, stop: th
     pin_threads()
     history = read_history(run, policy)
     if history.checkpoint is not None:
-        return resume(run, policy, history, stop)
+        incarnation = resume(run, policy, history, stop)
+        _publish_what_was_left_out(incarnation, history, writer, stop)
+        return incarnation
     if history.published is not None or history.last is not None:
         raise NoCheckpoint(
             f"{policy} has been trained, and {run.topics.state} holds no checkpoint of it: was the topic shortened? "
             "Beginning again would publish other weights under versions that are there; begin a new run"
         )
     return _begin(run, policy, writer, stop)
+
+
+def _publish_what_was_left_out(
+    incarnation: Incarnation, history: History, writer: TransactionalWriter, stop: threading.Event
+) -> None:
+    """Publish the newest version if it is not: it was to be part of the next, which died with the last incarnation.
+
+    After the end of a run there is no next one. Weights that came out otherwise, of a new epoch, are not that version.
+    """
+    publisher, learner = incarnation.publisher, incarnation.learner
+    assert history.published is not None  # noqa: S101 - it came with the first checkpoint
+    is_known = bool(history.batches) and history.batches[-1].epoch == incarnation.epoch
+    if not is_known or learner.version <= history.published.version:
+        return
+    event = publisher.publish(learner.published(), learner.version, epoch=incarnation.epoch, given_up=stop)
+    writer.begin()
+    (ticket,) = writer.produce([publisher.message(event)])
+    writer.commit()
+    publisher.announced(event, ticket.offset)
+    log.info("version.published", policy=event.policy, version=event.version)
 
 
 def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -15,7 +16,16 @@ from infra.run_loop import run_loop
 from infra.stopwatch import Stopwatch
 from infra.transactions import TransactionalWriter
 
+if TYPE_CHECKING:
+    from trainers.component import Trainer
+
 log = structlog.get_logger()
+
+
+def drive(trainer: Trainer, writer: TransactionalWriter, stop: threading.Event, watch: Stopwatch) -> None:
+    """Train until told to stop; then commit what was begun, if that takes no longer than FINISH_S."""
+    if run_loop(trainer, writer, stop, watch):
+        run_loop(trainer, writer, trainer.finish(), watch)
 
 
 def main(run: str, policy: str | None = None) -> None:
@@ -33,6 +43,6 @@ def main(run: str, policy: str | None = None) -> None:
         with closing(writer):
             incarnation = begin_or_resume(joined, name, writer, stop)
             with closing(Trainer(joined, name, incarnation, watch)) as trainer:
-                run_loop(trainer, writer, stop, watch)
+                drive(trainer, writer, stop, watch)
 
     keep_running(build_and_run, stop)

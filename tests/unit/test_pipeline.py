@@ -35,6 +35,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.version = 0
+        self.begun: list[int] = []
         self.published: list[int] = []
         self.copies: list[bytearray] = []
         """All memory that published values were copied into."""
@@ -57,8 +58,11 @@ class Scene:
         self.version = version
         return {}
 
-    def publish(self, named: dict[str, Tensor], version: int, *, epoch: int) -> WeightsPublished:
-        assert epoch == 0
+    def publish(
+        self, named: dict[str, Tensor], version: int, *, epoch: int, given_up: threading.Event
+    ) -> WeightsPublished:
+        assert (epoch, given_up.is_set()) == (0, False)
+        self.begun.append(version)
         assert self.may_publish.acquire(timeout=30)
         base, self.publisher.base = self.publisher.base, Base(version, 0, named, weights_hash(named), AnchorMark())
         for whole in (base, self.publisher.base):
@@ -71,7 +75,10 @@ class Scene:
     def begin(self, version: int, *, must_publish: bool = False) -> None:
         until(lambda: self.pipeline.is_free)
         self.pipeline.begin(Order(version, 0, (), must_publish, checkpoint=False))
-        until(lambda: (self.version == version and self.pipeline.is_free) or self.pipeline._flights[-1].done())
+        until(lambda: (self.version == version and self.pipeline.is_free) or self.last_is_done())
+
+    def last_is_done(self) -> bool:
+        return self.pipeline._flights[-1][1].done()
 
     def out(self) -> Made:
         found: list[Made] = []
@@ -92,8 +99,10 @@ def test_the_next_step_is_taken_while_a_version_is_on_its_way_and_nothing_comes_
     scene.begin(2)
     assert scene.version == 2
     assert scene.pipeline.take() is None
+    assert [order.version for order in scene.pipeline.under_way()] == [1, 2]
     scene.may_publish.release(2)
     first, second = scene.out(), scene.out()
+    assert [made.order.version for made in (first, second)] == [1, 2]
     assert [made.published.weights_hash for made in (first, second)] == [weights_hash(weights(n)) for n in (1, 2)]
     assert scene.published == [1, 2], "the second waited, and nothing newer came"
     assert scene.pipeline.is_empty
@@ -146,9 +155,20 @@ def test_a_step_that_fails_is_told_in_its_turn_and_no_other_is_taken(scene: Scen
     scene.broken = 2
     scene.begin(1)
     scene.pipeline.begin(Order(2, 0, (), must_publish=False, checkpoint=False))
-    until(scene.pipeline._flights[-1].done)
+    until(scene.last_is_done)
     assert not scene.pipeline.is_free
     scene.may_publish.release(1)
     assert scene.out().published.event is not None
     with pytest.raises(ArithmeticError, match="version 2"):
         scene.out()
+
+
+def test_after_the_end_no_publication_is_begun() -> None:
+    scene = Scene()
+    scene.begin(1)
+    scene.begin(2, must_publish=True)
+    until(lambda: scene.begun == [1])
+    scene.pipeline.close()
+    scene.may_publish.release(2)
+    until(lambda: not scene.pipeline._publications._thread.is_alive())
+    assert scene.published == [1], "it was under way"
