@@ -13,12 +13,13 @@ import structlog
 from infra.object_store import StoreError
 from infra.run import Run
 from infra.settings import Rollout
+from infra.weights.files import FilesError
 from producers.engines.contract import Engine
 from producers.engines.registry import import_engine, open_engine
 from producers.episodes import Cast
 from producers.follower import WeightFollower
 from producers.pauses import Pauses
-from producers.policy_files import PolicyFilesError, Tokenizer, fetch_policy_files
+from producers.policy_files import Tokenizer, fetch_policy_files
 
 log = structlog.get_logger()
 
@@ -83,7 +84,7 @@ class Casting:
                 continue
             try:
                 await asyncio.to_thread(fetch_policy_files, self.run.store, published, folder)
-            except (StoreError, PolicyFilesError) as error:
+            except (StoreError, FilesError) as error:
                 self.pauses.begin(what, error)
                 await asyncio.sleep(RETRY_S)
             else:

@@ -11,29 +11,19 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from infra.errors import HeadraceError
 from infra.object_store import ObjectStore
-from infra.weights.tensor_file import is_plain_file_name
+from infra.weights.files import FilesError, write_files
+from infra.weights.object_cache import Uncached
 from schemas.records import WeightsPublished
 
 TOKENIZER_FILE = "tokenizer.json"
 NAMES_OF_EOS = ("config.json", "generation_config.json")
 
 
-class PolicyFilesError(HeadraceError):
-    """The files that a weight version names do not make a policy that can be played."""
-
-
 def fetch_policy_files(store: ObjectStore, published: WeightsPublished, folder: Path) -> Path:
-    """Write config and tokenizer files into a folder, verified; return it.
-
-    Raises PolicyFilesError for a name that is no plain file name, StoreError and Unavailable from the store.
-    """
+    """Write config and tokenizer into a folder, verified; return it. Raises FilesError, StoreError and Unavailable."""
     folder.mkdir(parents=True, exist_ok=True)
-    for file in published.files:
-        if file.claim is None or not is_plain_file_name(file.name):
-            raise PolicyFilesError(f"{published.policy} version {published.version} names a file {file.name!r}")
-        store.get_to_file(file.claim.key, file.claim.sha256, file.claim.size_bytes, folder / file.name)
+    write_files(published.files, folder, Uncached(store).get)
     return folder
 
 
@@ -47,9 +37,7 @@ class Tokenizer:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             self.hash = blake3((folder / TOKENIZER_FILE).read_bytes()).hexdigest()
         except (OSError, ValueError) as error:
-            raise PolicyFilesError(
-                f"no tokenizer can be made of the files published beside version 0: {error}"
-            ) from error
+            raise FilesError(f"no tokenizer can be made of the files published beside version 0: {error}") from error
         self.stop_ids = _stop_ids(folder, self._tokenizer.eos_token_id)
         """Tokens that end a generation."""
 

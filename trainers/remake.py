@@ -15,7 +15,7 @@ import transformers
 
 from infra.run import Run
 from infra.settings import Recipe
-from infra.weights.tensor_file import is_plain_file_name
+from infra.weights.files import write_files
 from infra.weights.tensors import weights_hash
 from schemas.records import BatchTrained, CheckpointPointer, NamedObject
 from trainers.batch import numbered
@@ -58,8 +58,8 @@ def learner_at(
 ) -> Learner:
     """Return a learner as it was at a checkpoint; `files` hold the model's config.
 
-    Raises ObjectMissing, ObjectCorrupt, WeightsError, and CheckpointError when the checkpoint's weights are not those
-    that its pointer names.
+    Raises ObjectMissing, ObjectCorrupt, WeightsError, FilesError, and CheckpointError when the checkpoint's weights are
+    not those that its pointer names.
     """
     assert pointer.checkpoint is not None  # noqa: S101 - every pointer has one
     state = decode_checkpoint(run.get(pointer.checkpoint))
@@ -106,10 +106,7 @@ def remake(
 def _empty_model(run: Run, files: tuple[NamedObject, ...]) -> transformers.PreTrainedModel:
     """Return a model of the published config; its weights are anything."""
     with tempfile.TemporaryDirectory() as folder:
-        for file in files:
-            if file.claim is None or not is_plain_file_name(file.name):
-                raise CheckpointError(f"the newest published version names a file {file.name!r}")
-            (Path(folder) / file.name).write_bytes(run.get(file.claim))
+        write_files(files, Path(folder), run.get)
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         config, dtype=torch.float32, attn_implementation="sdpa"

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infra.errors import HeadraceError, UsageError
+from infra.errors import UsageError
 from infra.run import Run, read_record
 from infra.topic_reader import read_all
+from infra.weights.files import write_files
 from infra.weights.folder import made_whole, write_weights
 from infra.weights.paths import is_version
 from infra.weights.policy_weights import PolicyWeights
-from infra.weights.tensor_file import is_plain_file_name
 from schemas.records import WeightsPublished
 
 
 def export(run: Run, policy: str | None, version: int | None, out: Path) -> WeightsPublished:
     """Write a version, the newest if none is given, with the files beside its anchor; return its event.
 
-    Raises UsageError when there is no such version or `out` exists, BadWeights when no good objects lead to it.
+    Raises UsageError when there is no such version or `out` exists, BadWeights when no good objects lead to
+    it, FilesError when a file beside them has no plain name.
     """
     name = run.policy(policy)
     found = (read_record(message, WeightsPublished) for message in read_all(run.connection, [run.topics.weights(name)]))
@@ -33,8 +34,5 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
     files = [event.files for event in versions if event.files and event.version <= target.version][-1:]
     with made_whole(out) as folder:
         write_weights(PolicyWeights(run.weights_cache).bring(events, target), folder, target.weights_hash)
-        for file in files[0] if files else ():
-            if file.claim is None or not is_plain_file_name(file.name):
-                raise HeadraceError(f"an anchor of {name} names a file {file.name!r}: it is not written")
-            (folder / file.name).write_bytes(run.get(file.claim))
+        write_files(files[0] if files else (), folder, run.get)
     return target
