@@ -359,7 +359,7 @@ class AuditFold:
         problems, broken = Problems(), Problems()
         for policy, numbers in self._numbers.items():
             problems.extend(numbers.problems(*self._of_policy(policy), scope))
-            broken.extend(self.chains[policy].problems(still=scope.still))
+            broken.extend(self.chains[policy].problems(still=scope.still, over=scope.drained))
             problems.extend(self.chains[policy].backwards)
         for found in (broken, self.unread.problems(positions or {}), self._found):
             problems.extend(found)

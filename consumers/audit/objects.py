@@ -15,7 +15,7 @@ from infra.weights.delta import Delta
 from infra.weights.folder import open_weights
 from infra.weights.held import HeldWeights
 from infra.weights.offline import open_delta
-from infra.weights.paths import DELTA, MERGED, is_labelled, is_version
+from infra.weights.paths import ANCHOR, DELTA, MERGED, is_labelled, is_version
 from infra.weights.tensors import WeightsError
 from schemas import codec
 from schemas.avro import SchemaError
@@ -39,6 +39,8 @@ class Objects:
         """Of each policy, the weights of the event before, mapped from a file."""
         self._anchors: dict[str, WeightsPublished] = {}
         """Of each policy, the newest."""
+        self._lost: set[str] = set()
+        """Policies whose weights are not at hand until the next anchor: a delta could not be applied."""
         self._deep = deep
         self._seen: dict[ClaimCheck, None] = {}
         self.count = 0
@@ -65,6 +67,9 @@ class Objects:
         if event.weights is None:
             yield f"{name} the record names no object"
             return
+        if event.kind == ANCHOR:
+            self._lost.discard(event.policy)
+        was_lost = event.policy in self._lost
         try:
             found = self._hash_of(event, event.weights)
         except (StoreUnavailable, StoreDenied) as error:
@@ -77,11 +82,17 @@ class Objects:
                 f"{name} its object {event.weights.key} has weights_hash {found} where the record says "
                 f"{event.weights_hash}"
             )
+        if event.policy in self._lost and not was_lost:
+            yield (
+                f"{name} its delta is read and not applied, nor are those after it up to the next anchor: the weights "
+                "before it are not at hand"
+            )
 
     def _hash_of(self, event: WeightsPublished, claim: ClaimCheck) -> str:
         """Return the `weights_hash` of what an object gives; its sha256 is checked on the way.
 
-        A delta is applied to the weights before it where those are at hand, as they are when nothing is missing.
+        A delta is applied to the weights before it where those are at hand, as they are when nothing is missing; where
+        they are not, its policy is `_lost` until the next anchor.
         """
         self.count += 1
         name = blake3(event.policy.encode()).hexdigest()
@@ -103,6 +114,7 @@ class Objects:
         if held is not None and held.weights_hash == header.base_hash:
             held.apply(delta)
             return held.weights_hash
+        self._lost.add(event.policy)
         return header.weights_hash
 
     def _hash_of_merged(self, event: WeightsPublished, path: Path) -> str:

@@ -203,11 +203,10 @@ class WholeAudit:
         self.deep.cpu_seconds += time.thread_time() - cpu
 
     def _take_named(self, messages: Iterable[Message]) -> None:
-        """Take in messages that name objects, and look at those."""
+        """Take in messages that name objects, and look at those of this run."""
         for message in messages:
-            self.fold.take(message)
-            kind = self._names_objects(message)
-            if kind is None or self.objects is None:
+            counts, kind = self.fold.take(message), self._names_objects(message)
+            if not counts or kind is None or self.objects is None:
                 continue
             try:
                 for what in self.objects.check(message, kind):

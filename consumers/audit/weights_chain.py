@@ -94,15 +94,17 @@ class WeightsChain:
         """Partition of the curated topic to the trainer's next offset, as last told."""
         return self._positions
 
-    def problems(self, *, still: bool) -> Problems:
+    def problems(self, *, still: bool, over: bool = False) -> Problems:
         """Return what is wrong with the chain of all that was taken in.
 
         Args:
             still: Whether nobody writes now; else events and checkpoints may be newer than the batches that were read.
+            over: Whether no version comes any more, so that the newest is published.
         """
         found = Problems()
         found.extend(self.broken)
-        for what in (*self._gaps(), *self._cuts(), *self._loose(), *self._disagreements(still=still)):
+        here = (*self._gaps(), *self._cuts(), *self._loose())
+        for what in (*here, *self._disagreements(still=still), *self._left_out(still=still, over=over)):
             found.say(what)
         return found
 
@@ -138,6 +140,16 @@ class WeightsChain:
                     f"version {version} of {self.policy} is a delta of epoch {link.epoch} on {_short(link.base)}, and "
                     f"version {base}, which it names, {found}: {link.place}"
                 )
+
+    def _left_out(self, *, still: bool, over: bool) -> Iterator[str]:
+        """Versions that are not published and had to be: those with a checkpoint, and the last."""
+        published, newest = max(self._events, default=-1), max(self._batches, default=-1)
+        for version, link in sorted(self._checkpoints.items()):
+            if version not in self._events and (still or version < published):
+                yield f"version {version} of {self.policy} has a checkpoint and is not published: {link.place}"
+        if over and newest > published and newest not in self._checkpoints:
+            place = self._batches[newest].place
+            yield f"version {newest} of {self.policy} is the last one and is not published: {place}"
 
     def _before(self, version: int) -> Link | None:
         return self._batches.get(version - 1) or self._events.get(version - 1) or self._checkpoints.get(version - 1)

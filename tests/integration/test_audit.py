@@ -21,6 +21,8 @@ from infra.kafka import Outgoing, end_offsets, open_consumer, open_producer
 from infra.object_store import ObjectStore
 from infra.run import Run, read_revisions
 from infra.topic_reader import whole_topics
+from infra.weights.delta import encode_delta
+from infra.weights.delta_header import Label
 from infra.weights.tensor_file import write_safetensors
 from infra.weights.tensors import Tensor, weights_hash
 from schemas import codec
@@ -49,6 +51,8 @@ TRAINED = ((0, 1, 2), (3, 4, 5))
 """Groups of version 1 and of version 2."""
 DROPPED = 6
 END = 7
+AS_DELTA = 2
+"""The version that is published as what changed."""
 
 
 @dataclass
@@ -104,8 +108,12 @@ class Made:
     def say_version(self, version: int, groups: tuple[int, ...]) -> None:
         topics = self.run.topics
         tensor = Tensor("BF16", (4, 2), memoryview(bytes([version] * 16)))
+        before = Tensor("BF16", (4, 2), memoryview(bytes([max(version - 1, 0)] * 16)))
         name, run_id = f"weights {version}", self.run.run_id
-        self.objects[name] = self.run.put(write_safetensors({"w": tensor}), "weights", ".safetensors")
+        data = write_safetensors({"w": tensor})
+        if version == AS_DELTA:
+            data = encode_delta({"w": before}, {"w": tensor}, Label("solver", 0, version - 1, version))
+        self.objects[name] = self.run.put(data, "weights")
         self.objects[f"checkpoint {version}"] = self.run.put(b"checkpoint %d" % version, "checkpoints")
         self.objects["file"] = self.run.put(b"{}", "files")
         files = (NamedObject("config.json", self.objects["file"]),)
@@ -113,13 +121,16 @@ class Made:
         event = WeightsPublished(
             run_id, "solver", version=version, weights_hash=result, weights=self.objects[name], files=files
         )
+        if version == AS_DELTA:
+            base = weights_hash({"w": before})
+            event = replace(event, kind="delta", base_version=version - 1, base_hash=base, files=())
         self.say(name, topics.weights("solver"), event)
         claim = self.objects[f"checkpoint {version}"]
         pointer = CheckpointPointer(run_id, "solver", version=version, checkpoint=claim, weights_hash=result)
         self.say(f"checkpoint {version}", topics.state, pointer, key=checkpoint_key("solver", version))
         if version:
             uses = tuple(GroupUse("sums", number) for number in groups)
-            base = weights_hash({"w": Tensor("BF16", (4, 2), memoryview(bytes([version - 1] * 16)))})
+            base = weights_hash({"w": before})
             batch = BatchTrained(run_id, "solver", version=version, groups=uses, base_hash=base, weights_hash=result)
             batch = replace(batch, positions=tuple(Position(p, version) for p in range(4)))
             self.say(f"batch {version}", topics.batches("solver"), batch)
@@ -270,16 +281,27 @@ def _without_host(problem: str, store: ObjectStore) -> str:
 
 
 def test_an_object_of_other_weights_than_announced_breaks_the_chain(made: Made) -> None:
-    event = codec.decode(made.records["weights 2"].value, WeightsPublished)
-    swapped = replace(event, weights=made.objects["weights 1"])
-    made.records["weights 2"] = replace(made.records["weights 2"], value=codec.encode(swapped))
+    event = codec.decode(made.records["weights 1"].value, WeightsPublished)
+    swapped = replace(event, weights=made.objects["weights 0"])
+    made.records["weights 1"] = replace(made.records["weights 1"], value=codec.encode(swapped))
     made.produce()
-    (problem,) = problems(made)
-    assert f"has weights_hash {_hash_of(made, 'weights 1')} where the record says {event.weights_hash}" in problem
+    problem, then = problems(made)
+    assert "version 2 of solver" in then
+    assert "read and not applied" in then
+    assert f"has weights_hash {_hash_of(made, 'weights 0')} where the record says {event.weights_hash}" in problem
 
 
 def _hash_of(made: Made, name: str) -> str:
     return codec.decode(made.records[name].value, WeightsPublished).weights_hash
+
+
+def test_objects_that_the_record_of_another_run_names_are_not_looked_at(made: Made) -> None:
+    nowhere = ClaimCheck("main", f"{made.run.store_address.prefix}weights/nowhere", "00", 2)
+    made.say("foreign", made.run.topics.weights("solver"), WeightsPublished("other", "solver", 3, weights=nowhere))
+    pointer = CheckpointPointer("other", "solver", version=3, checkpoint=nowhere)
+    made.say("foreign pointer", made.run.topics.state, pointer, key=checkpoint_key("solver", 3))
+    made.produce()
+    assert problems(made) == []
 
 
 def test_a_store_that_does_not_answer_is_a_problem_and_not_a_crash(made: Made) -> None:

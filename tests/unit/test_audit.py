@@ -459,9 +459,11 @@ def test_an_offline_experiment_has_only_its_own_batches() -> None:
     log.weights(0)
     log.batch(1, 0, 1)
     log.batch(2, 2)
+    log.weights(2)
     offline = Scope(still=True, drained=True, offline=True)
     assert log.audit(offline).ok
     log.batch(3, 0)
+    log.weights(3)
     assert says(log.audit(offline)) == ["sums:0 of solver was trained more than once"]
 
 
@@ -585,6 +587,22 @@ def test_a_merged_delta_publishes_no_version_and_must_agree_with_both_that_it_na
         f"{name} 1 of solver takes version 0 for w0 of epoch 1, and it is w0 of epoch 0: {place}@8",
         f"{name} 1 of solver takes version 1 for w1 of epoch 1, and it is w1 of epoch 0: {place}@8",
     ]
+
+
+def test_versions_with_a_checkpoint_and_the_last_one_may_not_be_left_out() -> None:
+    log = clean()
+    log.batch(3)
+    log.checkpoint(3)
+    assert says(log.audit(STILL)) == ["version 3 of solver has a checkpoint and is not published: t.state[0]@3"]
+    assert log.audit(WHOLE).ok, "its event may have come after events were read"
+    log.batch(4)
+    log.weights(4)
+    assert [what for what in says(log.audit(WHOLE)) if "checkpoint" in what]
+    log.batch(5)
+    assert not [what for what in says(log.audit(STILL)) if "last" in what], "the next trainer publishes what follows"
+    assert "version 5 of solver is the last one and is not published: t.batches.solver[0]@6" in says(log.audit(DRAINED))
+    log.weights(5)
+    assert not [what for what in says(log.audit(DRAINED)) if "last" in what]
 
 
 def test_a_delta_on_other_weights_than_those_of_the_version_that_it_names_breaks_the_chain() -> None:

@@ -1,0 +1,144 @@
+"""What an audit says of the objects of deltas, with a store of one folder's worth."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+from consumers.audit.objects import Objects
+from infra.kafka import Message
+from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore
+from infra.weights.delta import encode_delta
+from infra.weights.delta_header import Label
+from infra.weights.tensor_file import write_safetensors
+from infra.weights.tensors import Tensor, weights_hash
+from schemas import codec
+from schemas.records import ClaimCheck, WeightsPublished
+
+STRETCH = "its delta is read and not applied, nor are those after it up to the next anchor"
+
+
+def weights(version: int) -> dict[str, Tensor]:
+    return {"w": Tensor("BF16", (1000,), memoryview((np.arange(1000, dtype="<u2") + version).tobytes()))}
+
+
+class Scene:
+    """Anchor 0, deltas 1 to 3, anchor 4, delta 5."""
+
+    def __init__(self, folder: Path) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.events = {0: self.anchor(0), **{v: self.delta(v - 1, v) for v in (1, 2, 3)}}
+        self.events |= {4: self.anchor(4), 5: self.delta(4, 5)}
+        self.audit = Objects(cast("ObjectStore", self), folder, deep=False)
+
+    def get_to_file(self, key: str, sha256: str, size_bytes: int, path: Path) -> None:
+        """As the real one does it."""
+        if key not in self.objects:
+            raise ObjectMissing(f"{key} does not exist")
+        data = self.objects[key]
+        if (len(data), hashlib.sha256(data).hexdigest()) != (size_bytes, sha256):
+            raise ObjectCorrupt(f"{key} has sha256 of other bytes")
+        path.write_bytes(data)
+
+    def put(self, key: str, data: bytes) -> ClaimCheck:
+        self.objects[key] = data
+        return ClaimCheck("main", key, hashlib.sha256(data).hexdigest(), len(data))
+
+    def anchor(self, version: int) -> WeightsPublished:
+        claim = self.put(f"{version}", write_safetensors(weights(version)))
+        return WeightsPublished(policy="p", version=version, weights_hash=weights_hash(weights(version)), weights=claim)
+
+    def delta(self, base: int, version: int, data: bytes | None = None, **changes: object) -> WeightsPublished:
+        data = data or encode_delta(weights(base), weights(version), Label("p", 0, base, version))
+        event = WeightsPublished(
+            policy="p",
+            version=version,
+            kind="delta",
+            base_version=base,
+            base_hash=weights_hash(weights(base)),
+            weights_hash=weights_hash(weights(version)),
+            weights=self.put(f"{version}", data),
+        )
+        return replace(event, **changes)  # type: ignore[arg-type]
+
+    def said(self) -> list[str]:
+        messages = [Message("t", 0, v, b"", codec.encode(event)) for v, event in sorted(self.events.items())]
+        return [what for message in messages for what in self.audit.check(message, WeightsPublished)]
+
+
+def missing(scene: Scene) -> str:
+    del scene.objects["2"]
+    return "2 does not exist"
+
+
+def flipped(scene: Scene) -> str:
+    data = bytearray(scene.objects["2"])
+    data[len(data) // 2] ^= 1
+    scene.objects["2"] = bytes(data)
+    return "2 has sha256 of other bytes"
+
+
+def swapped(scene: Scene) -> str:
+    scene.objects["2"] = scene.objects["3"]
+    return "2 has sha256 of other bytes"
+
+
+def recorded_torn(scene: Scene) -> str:
+    scene.events[2] = scene.delta(1, 2, scene.objects["2"][:-9])
+    return "the delta object is torn or was altered"
+
+
+def of_another_base(scene: Scene) -> str:
+    scene.events[2] = scene.delta(1, 2, encode_delta(weights(0), weights(2), Label("p", 0, 1, 2)))
+    return "is not what the record says of it"
+
+
+def mislabelled(scene: Scene) -> str:
+    scene.events[2] = scene.delta(1, 2, encode_delta(weights(1), weights(2), Label("p", 0, 1, 3)))
+    return "its delta is labelled Label(policy='p', epoch=0, base_version=1, version=3)"
+
+
+def of_an_older_epoch(scene: Scene) -> str:
+    scene.events[2] = replace(scene.events[2], epoch=1)
+    return "its delta is labelled Label(policy='p', epoch=0, base_version=1, version=2)"
+
+
+def of_other_contents(scene: Scene) -> str:
+    hashes = (weights_hash(weights(1)), weights_hash(weights(2)))
+    scene.events[2] = scene.delta(1, 2, encode_delta(weights(1), weights(9), Label("p", 0, 1, 2), hashes=hashes))
+    return "the delta gives weights that hash to"
+
+
+DAMAGE = (missing, flipped, swapped, recorded_torn, of_another_base, mislabelled, of_an_older_epoch, of_other_contents)
+
+
+def test_of_objects_that_are_whole_nothing_is_said(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    assert scene.said() == []
+    assert scene.audit.count == 6
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+def test_a_damaged_delta_is_named_and_what_is_not_checked_for_it_is_said_once(
+    tmp_path: Path, damage: Callable[[Scene], str]
+) -> None:
+    scene = Scene(tmp_path)
+    why = damage(scene)
+    first, then = scene.said()
+    assert first.startswith("version 2 of p, announced by t[0]@2: ")
+    assert why in first
+    assert then.startswith(f"version 3 of p, announced by t[0]@3: {STRETCH}")
+
+
+def test_every_stretch_of_deltas_that_are_not_applied_is_said(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    del scene.objects["1"], scene.objects["4"]
+    said = scene.said()
+    assert [what.partition(",")[0] for what in said] == [f"version {version} of p" for version in (1, 2, 4, 5)]
+    assert [STRETCH in what for what in said] == [False, True, False, True]
