@@ -27,7 +27,7 @@ from producers.engines.contract import Engine, EngineError, VersionGone
 from producers.pauses import Pauses
 from schemas import codec
 from schemas.avro import SchemaError
-from schemas.records import ClaimCheck, WeightsPublished
+from schemas.records import ClaimCheck, TakenWeights, WeightsPublished
 
 log = structlog.get_logger()
 
@@ -59,6 +59,8 @@ class WeightFollower(threading.Thread):
         """Every revision of the recipe."""
         self.ended = run.ended
         """Why the run is over; empty while it goes on."""
+        self.taken: dict[str, TakenWeights] = {}
+        """How the newest version that was loaded came, of each policy."""
         self.error: BaseException | None = None
         """What ended this thread, if it was not `stop`."""
         self.caught_up = threading.Event()
@@ -241,24 +243,33 @@ class WeightFollower(threading.Thread):
                 self._load_first_good(engine, policy, sorted(waiting, key=lambda record: -record.version))
 
     def _load_first_good(self, engine: Engine, policy: str, records: list[WeightsPublished]) -> None:
-        """Load the newest that can be had; when that is not the newest of all, say why and try again later."""
-        what = f"weights of {policy}"
+        """Load the newest that can be had; when that is not the newest of all, say why not and try again later."""
+        what, newest = f"weights of {policy}", records[0]
         refused: set[ClaimCheck] = set()
         for record in records:
             try:
                 weights = self._weights[policy].bring(self._known(policy), record, refused)
                 reach("rollout.before_swap")
+                paused_s = engine.stats().swap_s
                 engine.load(policy, record.version, weights)
+                self._say_taken(policy, record.version, engine.stats().swap_s - paused_s)
                 reach("rollout.after_swap")
             except (StoreError, WeightsError, BadWeights, EngineError) as error:
-                self._pauses.begin(what, f"version {record.version}: {error}")
-                self._retry_at[policy] = time.monotonic() + self._pause_s[policy]
-                self._pause_s[policy] = min(2 * self._pause_s[policy], LONGEST_PAUSE_S)
+                if record is newest:
+                    self._pauses.begin(what, f"version {record.version}: {error}")
+                    self._retry_at[policy] = time.monotonic() + self._pause_s[policy]
+                    self._pause_s[policy] = min(2 * self._pause_s[policy], LONGEST_PAUSE_S)
                 if isinstance(error, Unavailable):
                     return
             else:
-                log.info("weights.loaded", policy=policy, version=record.version, head=self.head[policy])
-                if record is records[0]:
+                if record is newest:
                     self._pauses.end(what)
                     self._retry_at[policy], self._pause_s[policy] = 0.0, FIRST_PAUSE_S
                 return
+
+    def _say_taken(self, policy: str, version: int, pause_s: float) -> None:
+        held = self._weights[policy]
+        seconds = {f"{activity}_s": spent for activity, spent in {**held.seconds, "pause": pause_s}.items()}
+        self.taken[policy] = TakenWeights(policy, version, held.fetched_bytes, **seconds)
+        rounded = {name: round(spent, 4) for name, spent in seconds.items()}
+        log.info("weights.loaded", policy=policy, version=version, head=self.head[policy], **rounded)

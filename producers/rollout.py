@@ -340,7 +340,8 @@ class RolloutWorker:
         if word == "rolling" and (behind := self._behind()):
             word, detail = "behind", "; ".join(filter(None, (behind, detail)))
         watches = [self.watch] + ([self._intake.watch] if self._intake is not None else [])
-        state = State(word, detail, self.slots.taken, len(self._open), sum_up(watches))
+        taken = tuple(self.follower.taken.copy().values())
+        state = State(word, detail, self.slots.taken, len(self._open), sum_up(watches), taken)
         status = self._reporter.status(state, self.tally, self._engine)
         record = Outgoing(self.run.topics.workers, codec.encode(status), self.options.name.encode(), partition=0)
         self._reported, self._reported_at = self.producer.post(record), self._report_at

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from infra.stopwatch import Stopwatch
 from producers.engines.contract import Engine, EngineStats
 from producers.episodes import Outcome, now_ms
-from schemas.records import WorkerStatus
+from schemas.records import TakenWeights, WorkerStatus
 
 NOTHING = EngineStats(generated_tokens=0, prompt_tokens=0, recomputed_tokens=0, running=0, waiting=0, busy_s=0.0)
 """Of a worker without an engine yet."""
@@ -59,6 +59,8 @@ class State:
     tasks_open: int
     seconds: Mapping[str, float]
     """By activity, of all threads."""
+    taken: tuple[TakenWeights, ...] = ()
+    """How the weights that are served came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Reporter:
             state=state.word,
             detail=state.detail,
             versions=engine.versions() if engine is not None else {},
+            taken=state.taken,
             episodes_running=state.episodes_running,
             episodes_done=tally.episodes_done,
             episodes_failed=tally.episodes_failed,

@@ -497,6 +497,26 @@ class EvalResult:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenWeights:
+    """The newest version of a policy that a worker took, and what that cost; in its status."""
+
+    policy: str = ""
+    """Which policy."""
+    version: int = -1
+    """Which version."""
+    fetched_bytes: int = 0
+    """Of the objects that led to it."""
+    fetch_s: float = 0.0
+    """Seconds until these were here, from the store or from this machine's cache, and read."""
+    verify_s: float = 0.0
+    """Seconds of hashing weights, before and after."""
+    apply_s: float = 0.0
+    """Seconds of writing what changed, or all."""
+    pause_s: float = 0.0
+    """Seconds in which the engine generated nothing for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """How a rollout worker is doing, the newest by worker. rollout workers → autoscaler, page."""
 
@@ -514,6 +534,8 @@ class WorkerStatus:
     """Why, when it does not roll."""
     versions: dict[str, int] = field(default_factory=dict)
     """Policy to the version that it serves."""
+    taken: tuple[TakenWeights, ...] = ()
+    """Of each policy, how the version that it serves came."""
     episodes_running: int = 0
     """Now."""
     episodes_done: int = 0

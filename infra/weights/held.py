@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from infra.stopwatch import Stopwatch
 from infra.weights.delta import Delta, apply_delta, require_fits
 from infra.weights.tensors import Tensor, WeightsError, weights_hash
 
@@ -23,13 +24,23 @@ class HeldWeights:
         named: Tensors to begin with.
         expected: Their `weights_hash`.
         copy: Whether to copy them into memory of its own; without, their memory must be writable and is written to.
+        watch: Counts what is done here, as `apply` and `verify`.
 
     Raises WeightsError when they do not hash to `expected`.
     """
 
-    def __init__(self, named: Mapping[str, Tensor], expected: str | None = None, *, copy: bool = True) -> None:
-        self.tensors: dict[str, Tensor] = _copied(named) if copy else dict(named)
-        self.weights_hash = weights_hash(self.tensors)
+    def __init__(
+        self,
+        named: Mapping[str, Tensor],
+        expected: str | None = None,
+        *,
+        copy: bool = True,
+        watch: Stopwatch | None = None,
+    ) -> None:
+        self._watch = watch or Stopwatch()
+        with self._watch.measure("apply"):
+            self.tensors: dict[str, Tensor] = _copied(named) if copy else dict(named)
+        self.weights_hash = self._hash()
         """Of what is held now; empty when a delta broke it, and it must not be used any more."""
         if expected is not None and self.weights_hash != expected:
             raise WeightsError(f"these weights hash to {self.weights_hash}, not to {expected} as was said of them")
@@ -49,15 +60,20 @@ class HeldWeights:
                 f"{self.weights_hash or 'nothing that is whole'}: it does not belong here"
             )
         require_fits(header, self.tensors)
-        if (found := weights_hash(self.tensors)) != self.weights_hash:
+        if (found := self._hash()) != self.weights_hash:
             broken, self.weights_hash = self.weights_hash, ""
             raise WeightsError(f"the weights held hash to {found}, once they did to {broken}: memory was altered")
         self.weights_hash = ""
-        apply_delta(delta, self.tensors)
-        if (found := weights_hash(self.tensors)) != header.weights_hash:
+        with self._watch.measure("apply"):
+            apply_delta(delta, self.tensors)
+        if (found := self._hash()) != header.weights_hash:
             raise WeightsError(f"the delta gives weights that hash to {found}, it promises {header.weights_hash}")
         self.weights_hash = found
         return True
+
+    def _hash(self) -> str:
+        with self._watch.measure("verify"):
+            return weights_hash(self.tensors)
 
 
 def _copied(named: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from infra.errors import HeadraceError
 from infra.object_store import ObjectCorrupt, ObjectMissing
+from infra.stopwatch import Stopwatch
 from infra.weights.delta import Delta, read_delta
 from infra.weights.held import HeldWeights
 from infra.weights.paths import ANCHOR, MERGED, NOTHING, cheapest, is_labelled, link_of
@@ -41,6 +42,14 @@ class PolicyWeights:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._held: HeldWeights | None = None
+        self._watch = Stopwatch()
+        self.fetched_bytes = 0
+        """Of the objects of the last `bring`."""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What the last `bring` took: fetch, verify, apply."""
+        return {activity: self._watch.seconds[activity] for activity in ("fetch", "verify", "apply")}
 
     def bring(
         self, events: Iterable[WeightsPublished], target: WeightsPublished, refused: set[ClaimCheck] | None = None
@@ -58,6 +67,8 @@ class PolicyWeights:
         Unavailable when the store is away.
         """
         refused = set() if refused is None else refused
+        self._watch.seconds.clear()
+        self.fetched_bytes = 0
         links = [link for event in events if (link := link_of(event)) is not None and claim_of(event) not in refused]
         again: set[ClaimCheck] = set()
         why: list[str] = []
@@ -90,12 +101,15 @@ class PolicyWeights:
             assert self._held is not None  # noqa: S101 - a way never begins with a delta on nothing
             self._held.apply(content)
         else:
-            self._held = HeldWeights(content, event.weights_hash)
+            self._held = HeldWeights(content, event.weights_hash, watch=self._watch)
 
     def _fetch(self, event: WeightsPublished) -> Fetched:
-        if event.kind == ANCHOR:
-            return read_safetensors(self._objects.get(claim_of(event)))
-        return fetch_delta(self._objects, event)
+        claim = claim_of(event)
+        with self._watch.measure("fetch"):
+            self.fetched_bytes += claim.size_bytes
+            if event.kind == ANCHOR:
+                return read_safetensors(self._objects.get(claim))
+            return fetch_delta(self._objects, event)
 
 
 def fetch_delta(objects: Objects, event: WeightsPublished) -> Delta:

@@ -82,6 +82,8 @@ class EngineStats:
     waiting: int
     busy_s: float
     """Seconds spent computing, of all engine threads."""
+    swap_s: float = 0.0
+    """Seconds in which it stood still for new weights."""
 
 
 class Engine(Protocol):

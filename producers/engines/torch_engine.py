@@ -89,7 +89,7 @@ class TorchEngine:
                 self._served[policy].version = 0
         self._held: dict[tuple[str, int], WeightSet] = {}
         self._retired = EngineStats(0, 0, 0, 0, 0, 0.0)  # counters of held sets that are gone
-        self._busy_s = 0.0
+        self._busy_s = self._swap_s = 0.0
         self._commands: deque[_Command] = deque()
         self._open: set[Request] = set()  # every call of generate that has not returned
         self._lock = threading.Lock()  # over _commands, _open and _end
@@ -161,6 +161,7 @@ class TorchEngine:
             running=sum(len(each.rows) for each in sets),
             waiting=sum(len(each.waiting) for each in sets),
             busy_s=self._busy_s,
+            swap_s=self._swap_s,
         )
 
     def close(self) -> None:
@@ -283,7 +284,9 @@ class TorchEngine:
                 return
 
     def _swap(self, served: WeightSet, staged: Staged, version: int) -> int:
+        started = time.perf_counter()
         served.apply(staged, version)
+        self._swap_s += time.perf_counter() - started
         return len(served.rows)
 
     def _hold(self, policy: str, version: int, staged: Staged | None) -> None:

@@ -17,8 +17,8 @@ from infra.run import Run
 from infra.settings import Recipe
 from infra.weights.tensor_file import write_safetensors
 from infra.weights.tensors import Tensor, weights_hash
-from producers.engines.contract import Engine, EngineError, VersionGone
-from producers.follower import RECENT, WeightFollower
+from producers.engines.contract import Engine, EngineError, EngineStats, VersionGone
+from producers.follower import FIRST_PAUSE_S, RECENT, WeightFollower
 from producers.pauses import Pauses
 from schemas import codec
 from schemas.records import ClaimCheck, NamedObject, RecipeRevision, WeightsPublished
@@ -69,6 +69,10 @@ class FakeEngine:
 
     def versions(self) -> dict[str, int]:
         return {"p": self.loaded[-1]} if self.loaded else {}
+
+    def stats(self) -> EngineStats:
+        """Every load stops it for a second."""
+        return EngineStats(0, 0, 0, 0, 0, 0.0, swap_s=float(len(self.loaded)))
 
 
 class Scene:
@@ -140,6 +144,20 @@ def test_merged_deltas_are_forgotten_with_the_versions_that_they_begin_at() -> N
     assert len(scene.follower._known("p")) == 2 * RECENT
 
 
+def test_what_the_newest_version_cost_is_told() -> None:
+    scene = Scene()
+    scene.publish(0)
+    scene.publish(1)
+    scene.turn()
+    taken = scene.follower.taken["p"]
+    assert (taken.policy, taken.version, taken.pause_s) == ("p", 1, 1.0)
+    assert taken.fetched_bytes == len(scene.store.objects["weights/1"])
+    assert min(taken.fetch_s, taken.verify_s, taken.apply_s) > 0
+    scene.publish(2, weights_hash="another")
+    scene.turn()
+    assert scene.follower.taken["p"] is taken, "it still serves that one"
+
+
 def test_bad_weights_are_never_served_and_the_nearest_good_anchor_heals() -> None:
     scene = Scene()
     scene.publish(0)
@@ -151,6 +169,20 @@ def test_bad_weights_are_never_served_and_the_nearest_good_anchor_heals() -> Non
     scene.publish(3)
     assert scene.turn() == [1, 3]
     assert scene.pauses.detail == ""
+
+
+def test_of_several_versions_that_cannot_be_had_the_newest_is_told_of_and_the_pause_grows_once() -> None:
+    scene = Scene()
+    scene.publish(0)
+    scene.turn()
+    for version in (1, 2, 3):
+        scene.publish(version)
+        del scene.store.objects[f"weights/{version}"]
+    scene.turn()
+    assert scene.pauses.detail == (
+        "weights of p: version 3: the anchor of version 3: weights/3 does not exist: the next anchor heals it"
+    )
+    assert scene.follower._pause_s["p"] == 2 * FIRST_PAUSE_S
 
 
 def test_a_torn_object_and_weights_that_do_not_fit_are_refused() -> None:
