@@ -11,6 +11,7 @@ from typing import Any
 
 from consumers.audit.fold import FEEDER_KEY, AuditFold
 from consumers.audit.numbers import PolicyAudit
+from consumers.weights_figures import FRESH_MS, WeightsFigures, WeightsFold, is_there
 from infra.group_offsets import committed_offsets
 from infra.kafka import Message, end_offsets
 from infra.run import Run
@@ -31,8 +32,6 @@ from schemas.records import (
 )
 from schemas.topics import eval_stream
 
-FRESH_MS = 15_000
-"""A worker that has said nothing for so long is gone."""
 EDGE = 5
 """Versions at either end of a run whose rewards are averaged."""
 
@@ -88,6 +87,8 @@ class RunFigures:
     tells of what a killed worker had under way."""
     unnumbered_letters: dict[str, int] = field(default_factory=dict)
     """Dead letters by reason that `groups` does not count, as they name no training number; without those sent back."""
+    weights: dict[str, WeightsFigures] = field(default_factory=dict)
+    """Policy to how its versions get to the workers."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
@@ -104,6 +105,7 @@ class Figures:
         self._kinds = _kinds_of(recipe)
         self._read: dict[Place, int] = {}
         self._versions: dict[str, int] = {}
+        self._weights = WeightsFold(recipe.policies)
         self._workers: dict[bytes, WorkerStatus] = {}
         self._tokens: dict[tuple[str, int], tuple[int, int]] = {}
         """(worker, start) to (generated, wasted) tokens of that life."""
@@ -149,6 +151,7 @@ class Figures:
         if isinstance(record, WorkerStatus):
             self._workers[message.key] = record
             self._tokens[record.worker, record.started_ms] = (record.tokens, record.wasted_tokens)
+            self._weights.status(record)
         elif isinstance(record, EvalResult):
             self._evals.append(record)
         elif isinstance(record, RecipeRevision):
@@ -156,6 +159,7 @@ class Figures:
         elif isinstance(record, WeightsPublished):
             if is_version(record):
                 self._version(record.policy, record.version)
+                self._weights.event(record)
         else:
             self._audit.take_record(record, (message.topic, message.partition, message.offset))
         if isinstance(record, Outcome):
@@ -206,10 +210,11 @@ class Figures:
             tokens=sum(generated for generated, _ in self._tokens.values()),
             wasted_tokens=sum(wasted for _, wasted in self._tokens.values()),
             unnumbered_letters=self._audit.unnumbered.by_reason(),
+            weights={policy: self._weights.figures(policy, now_ms) for policy in self.recipe.policies},
         )
 
     def _state(self, now_ms: int) -> str:
-        here = [w for w in self._workers.values() if w.state != "stopped" and now_ms - w.updated_ms < FRESH_MS]
+        here = [worker for worker in self._workers.values() if is_there(worker, now_ms)]
         starting = not self._workers and now_ms - self._newest_ms < FRESH_MS
         if self._ended:
             busy = any(policy.in_flight for policy in self._audit.policies(drained=False).values())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from consumers.figures import FRESH_MS, figures
+from consumers.figures import figures
+from consumers.weights_figures import FRESH_MS
 from infra.run import Run
 
 

@@ -71,6 +71,7 @@ def policy_block(figures: RunFigures, policy: str) -> dict[str, Any]:
         "eval_first": first,
         "eval_last": last,
         "groups": asdict(figures.policies[policy]),
+        "weights": asdict(figures.weights[policy]),
         "reward_curve": [[point.version, round(point.reward, 4)] for point in figures.rewards.get(policy, ())],
         "eval_curve": [
             [one.version, round(one.avg_at_k, 4)]

@@ -1,18 +1,20 @@
-"""Every published version of a policy, from its events alone: `headrace weights`.
+"""Every published version of a policy, from its events and what workers said of it: `headrace weights`.
 
-The classes below are what `--json` prints, field by field.
+`VersionWeights` is what `--json` prints, field by field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from consumers.lineage import read_records
+from consumers.weights_figures import median_of
 from infra.run import Run
 from infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, cheapest, is_version, link_of
-from schemas.records import BatchTrained, WeightsPublished, WorkerStatus
+from schemas.records import BatchTrained, TakenWeights, WeightsPublished, WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,13 @@ class VersionWeights:
     encode_s: float | None
     """Hash, delta and layout."""
     upload_s: float | None
+    workers: int
+    """That told how they took it. Of these seconds the median over them; None where none did."""
+    fetch_s: float | None
+    verify_s: float | None
+    apply_s: float | None
+    pause_s: float | None
+    """In which the engine generated nothing."""
     weights_hash: str
     created_ms: int
     """Wall time in ms since the epoch."""
@@ -63,7 +72,9 @@ def weights_history(run: Run, policy: str | None) -> dict[str, Any]:
     name = run.policy(policy)
     trained = {batch.version for batch in read_records(run, run.topics.batches(name), BatchTrained)}
     events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
-    versions = [_of(event) for event in events if is_version(event)]
+    statuses: list[WorkerStatus] = read_records(run, run.topics.workers, WorkerStatus)
+    told = _told(statuses, name)
+    versions = [_of(event, list(told[event.version].values())) for event in events if is_version(event)]
     merged = [_merged(event) for event in events if not is_version(event)]
     way = cheapest([link for event in events if (link := link_of(event))], NOTHING, _newest_hash(versions)) or []
     published = {one.version for one in versions}
@@ -76,14 +87,24 @@ def weights_history(run: Run, policy: str | None) -> dict[str, Any]:
         "bytes": {kind: sum(one.bytes for one in versions if one.kind == kind) for kind in (ANCHOR, DELTA)}
         | {MERGED: sum(one.bytes for one in merged)},
         "join": {"objects": len(way), "bytes": sum(link.size_bytes for link in way)},
-        "served": served(run, name),
+        "served": served(statuses, name),
     }
 
 
-def served(run: Run, policy: str) -> dict[str, int]:
+def served(statuses: Iterable[WorkerStatus], policy: str) -> dict[str, int]:
     """Return worker to the version that it serves, as last heard of."""
-    newest = {one.worker: one for one in read_records(run, run.topics.workers, WorkerStatus)}
+    newest = {one.worker: one for one in statuses}
     return {name: one.versions[policy] for name, one in sorted(newest.items()) if policy in one.versions}
+
+
+def _told(statuses: Iterable[WorkerStatus], policy: str) -> defaultdict[int, dict[str, TakenWeights]]:
+    """Return version to worker to how it took that."""
+    told: defaultdict[int, dict[str, TakenWeights]] = defaultdict(dict)
+    for one in statuses:
+        for taken in one.taken:
+            if taken.policy == policy:
+                told[taken.version][one.worker] = taken
+    return told
 
 
 def _newest_hash(versions: Sequence[VersionWeights]) -> str:
@@ -95,7 +116,7 @@ def _merged(event: WeightsPublished) -> MergedDelta:
     return MergedDelta(event.base_version, event.version, size, event.created_ms)
 
 
-def _of(event: WeightsPublished) -> VersionWeights:
+def _of(event: WeightsPublished, taken: list[TakenWeights]) -> VersionWeights:
     return VersionWeights(
         version=event.version,
         epoch=event.epoch,
@@ -106,6 +127,11 @@ def _of(event: WeightsPublished) -> VersionWeights:
         density=event.metrics.get("density"),
         encode_s=event.metrics.get("encode_s"),
         upload_s=event.metrics.get("upload_s"),
+        workers=len(taken),
+        fetch_s=median_of(one.fetch_s for one in taken),
+        verify_s=median_of(one.verify_s for one in taken),
+        apply_s=median_of(one.apply_s for one in taken),
+        pause_s=median_of(one.pause_s for one in taken),
         weights_hash=event.weights_hash,
         created_ms=event.created_ms,
     )

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from consumers.page.chart import by_version, chart
 from consumers.page.letters import unnumbered
+from consumers.page.weights_page import in_words
 
 CHART_WIDTH = 64
 CHART_HEIGHT = 7
@@ -101,6 +102,8 @@ def _facts(summary: Mapping[str, Any]) -> Table:
         "the log's share",
         f"{summary['log_share']:.1%} of the loops' time, {summary['log_cpu_share']:.1%} of all CPU time",
     )
+    for policy, block in summary["policies"].items():
+        table.add_row("weights", Text(f"{policy}: {in_words(block['weights'])}"))
     table.add_row("data", f"{shown_path(data['folder'])} ({data['bytes'] / 1e6:.0f} MB)")
     return table
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from consumers.page.letters import unnumbered
+from consumers.page.weights_page import in_words
 
 
 def status_table(status: Mapping[str, Any]) -> RenderableType:
@@ -35,6 +36,9 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     table.add_row("lag", " · ".join(f"{topic} {count}" for topic, count in status["lag"].items()) or "none")
     for one in status["evals"][-3:]:
         table.add_row("held out", f"{one['policy']} {one['avg_at_k']:.2f} at version {one['version']}")
+    for policy, one in status["weights"].items():
+        if one["published"]:
+            table.add_row("weights", Text(f"{policy}: {in_words(one)}"))
     for worker in status["workers"]:
         made = f", {worker['tokens']:,} tokens, {worker['wasted_tokens']:,} of them wasted" if worker["tokens"] else ""
         detail = f" ({worker['detail']})" if worker["detail"] else ""

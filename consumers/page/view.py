@@ -10,14 +10,15 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from consumers.figures import FRESH_MS, RunFigures
+from consumers.figures import RunFigures
 from consumers.page.chart import by_version, chart
 from consumers.page.diagnosis import Signs, why_no_rise
 from consumers.page.letters import unnumbered
 from consumers.page.pulse import PolicyPulse, Pulse, Rates
+from consumers.weights_figures import is_there
 from infra.settings import Recipe
 from infra.supervisor import ChildState
-from schemas.records import EvalResult, WorkerStatus
+from schemas.records import EvalResult
 
 WIDTH = 100
 """Wider than this it does not get."""
@@ -188,7 +189,7 @@ def _lag(moment: Moment) -> str:
 
 
 def _workers(moment: Moment) -> str:
-    here = [worker for worker in moment.figures.workers if _is_here(worker, moment.now_ms)]
+    here = [worker for worker in moment.figures.workers if is_there(worker, moment.now_ms)]
     words = [
         f"{worker.worker} {worker.state}"
         + (f" ({worker.detail})" if worker.detail else f", {worker.groups_done:,} groups")
@@ -197,10 +198,6 @@ def _workers(moment: Moment) -> str:
     if len(here) > SHORTEN_WORKERS:
         words.append(f"and {len(here) - SHORTEN_WORKERS} more")
     return "\n".join(words) or ("none" if moment.figures.ended else "none yet")
-
-
-def _is_here(worker: WorkerStatus, now_ms: int) -> bool:
-    return worker.state != "stopped" and now_ms - worker.updated_ms < FRESH_MS
 
 
 def _evals_of(moment: Moment, policy: str) -> list[EvalResult]:

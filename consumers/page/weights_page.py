@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -14,6 +14,8 @@ from consumers.page.chart import by_version, chart
 NEWEST = 20
 """Versions of the table; all are in the chart and in `--json`."""
 WIDTH, HEIGHT = 60, 6
+ACTIVITIES = ("fetch", "verify", "apply", "pause")
+"""Of a worker that takes a version."""
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -46,11 +48,44 @@ def weights_page(found: Mapping[str, Any]) -> RenderableType:
     for worker, version in found["served"].items():
         behind = f", {newest - version} behind" if version < newest else ""
         facts.add_row("serves", Text(f"{worker} version {version}{behind}"))
-    densities = [(one["version"], one["density"]) for one in versions if one["density"] is not None]
-    curve = chart(by_version(densities), WIDTH, HEIGHT)
-    return Group(
-        title, facts, Text(), Text("share of values that changed, by version", "dim"), *map(Text, curve), table
-    )
+    deltas = [one for one in versions if one["density"] is not None and one["kind"] != "anchor"]
+    curve = chart(by_version((one["version"], 100 * one["density"]) for one in deltas), WIDTH, HEIGHT)
+    named = Text("values that changed, in percent, by version", "dim")
+    return Group(title, facts, Text(), named, *map(Text, curve), table, *_taken(versions[-NEWEST:]))
+
+
+def _taken(versions: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    """Return what the workers told of versions; nothing when they told nothing."""
+    table = Table("version", "workers", *ACTIVITIES, box=None, header_style="dim")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for one in versions:
+        if one["workers"]:
+            spent = (seconds(one[f"{activity}_s"]) for activity in ACTIVITIES)
+            table.add_row(str(one["version"]), str(one["workers"]), *spent)
+    named = Text("how workers took them: medians; the engine plays on but in the pause", "dim")
+    return [Text(), named, table] if table.row_count else []
+
+
+def in_words(figures: Mapping[str, Any]) -> str:
+    """Return a policy's `WeightsFigures` in one line."""
+    words = [f"{figures['published']} published"]
+    if figures["ratio"] is not None:
+        words.append(f"deltas 1/{figures['ratio']:.0f} of the whole")
+    if figures["density"] is not None:
+        words.append(f"{figures['density']:.2%} changed")
+    spent = {activity: figures[f"{activity}_s"] for activity in ("encode", "upload", *ACTIVITIES)}
+    words += [f"{activity} {seconds(value)}" for activity, value in spent.items() if value is not None]
+    if figures["behind"]:
+        words.append(f"the last worker is {figures['behind']} behind")
+    return ", ".join([*words, f"workers {figures['skew']} apart (at most {figures['greatest_skew']})"])
+
+
+def seconds(value: float | None) -> str:
+    """Return seconds with two digits or more that tell; nothing for what is not known."""
+    if value is None:
+        return ""
+    return f"{value:.1f} s" if value >= 1 else f"{1000 * value:.0f} ms" if value >= 0.01 else f"{1000 * value:.1f} ms"
 
 
 def _join(found: Mapping[str, Any]) -> str:

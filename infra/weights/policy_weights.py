@@ -106,10 +106,10 @@ class PolicyWeights:
     def _fetch(self, event: WeightsPublished) -> Fetched:
         claim = claim_of(event)
         with self._watch.measure("fetch"):
-            self.fetched_bytes += claim.size_bytes
-            if event.kind == ANCHOR:
-                return read_safetensors(self._objects.get(claim))
-            return fetch_delta(self._objects, event)
+            anchor = read_safetensors(self._objects.get(claim)) if event.kind == ANCHOR else None
+            content = fetch_delta(self._objects, event) if anchor is None else anchor
+        self.fetched_bytes += claim.size_bytes
+        return content
 
 
 def fetch_delta(objects: Objects, event: WeightsPublished) -> Delta:

@@ -154,6 +154,7 @@ def test_a_summary_says_what_came_of_the_run(summary: dict[str, Any]) -> None:
     assert summary["tokens_per_s"] == pytest.approx(200 / 1.9, abs=0.1)
     assert (summary["tokens"], summary["wasted_tokens"]) == (250, 50), "200 came to a curator, the worker knew of 20"
     assert summary["data"]["bytes"] >= 10_000
+    assert summary["policies"]["solver"]["weights"]["greatest_skew"] == 0
 
 
 def test_a_summary_is_plain_json(summary: dict[str, Any]) -> None:

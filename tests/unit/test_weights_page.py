@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 
-from consumers.page.weights_page import size, weights_page
+from consumers.page.weights_page import in_words, size, weights_page
+from consumers.weights_figures import WeightsFigures
 
 
 def shown(**changes: Any) -> str:
     versions = [
         {"version": 0, "kind": "anchor", "base_version": -1, "bytes": 2_000_000, "ratio": 1.0, "density": 1.0,
-         "encode_s": 0.01, "upload_s": 0.5},
+         "encode_s": 0.01, "upload_s": 0.5, "workers": 0},
         {"version": 1, "kind": "delta", "base_version": 0, "bytes": 14_000, "ratio": 142.9, "density": 0.0104,
-         "encode_s": 0.02, "upload_s": 0.1},
+         "encode_s": 0.02, "upload_s": 0.1, "workers": 2, "fetch_s": 1.25, "verify_s": 0.012, "apply_s": 0.0034,
+         "pause_s": 0.0},
         {"version": 3, "kind": "delta", "base_version": 1, "bytes": 900, "ratio": None, "density": None,
-         "encode_s": None, "upload_s": None, "full_bytes": 2_000_000},
+         "encode_s": None, "upload_s": None, "full_bytes": 2_000_000, "workers": 0},
     ]  # fmt: skip
     found = {"run": "r", "policy": "p", "versions": versions, "left_out": [2], "served": {"a": 3, "b": 1}}
     found |= {"merged": [], "join": {"objects": 3, "bytes": 2_014_900}}
@@ -32,6 +35,20 @@ def test_every_version_has_a_line_that_fits_eighty_columns() -> None:
     (first,) = [line.split() for line in lines if line.split()[:2] == ["1", "delta"]]
     assert first == ["1", "delta", "on", "0", "14.0", "kB", "142.9", "1.04%", "0.02", "s", "0.10", "s"]
     assert "whole" in shown()
+
+
+def test_what_workers_told_of_a_version_has_a_line() -> None:
+    (line,) = [line.split() for line in shown().splitlines() if line.split()[:2] == ["1", "2"]]
+    assert line == ["1", "2", "1.2", "s", "12", "ms", "3.4", "ms", "0.0", "ms"]
+    assert "how workers took them" not in shown(versions=[])
+
+
+def test_a_policys_figures_are_one_line() -> None:
+    figures = WeightsFigures(published=3, ratio=142.4, density=0.0104, encode_s=0.02, fetch_s=1.5, behind=2, skew=1)
+    assert in_words(asdict(figures)) == (
+        "3 published, deltas 1/142 of the whole, 1.04% changed, encode 20 ms, fetch 1.5 s, "
+        "the last worker is 2 behind, workers 1 apart (at most 0)"
+    )
 
 
 def test_what_was_left_out_and_who_is_behind_is_said() -> None:

@@ -1,0 +1,138 @@
+"""How a policy's versions get to its workers: sizes, times, and how far the workers are apart. A pure fold."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from infra.weights.paths import ANCHOR
+from schemas.records import TakenWeights, WeightsPublished, WorkerStatus
+
+RECENT = 64
+"""Versions that medians are over."""
+FRESH_MS = 15_000
+"""A worker that has said nothing for so long is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFigures:
+    """Of one policy. Medians are over the newest versions, those of workers' seconds over workers too."""
+
+    published: int = 0
+    left_out: int = 0
+    """Versions older than the newest published one that were not published themselves."""
+    anchor_bytes: int = 0
+    delta_bytes: int = 0
+    """Of all objects."""
+    ratio: float | None = None
+    """How many times smaller than whole weights a delta is: median."""
+    density: float | None = None
+    """Share of the values that change from one published version to the next: median."""
+    encode_s: float | None = None
+    upload_s: float | None = None
+    fetch_s: float | None = None
+    verify_s: float | None = None
+    apply_s: float | None = None
+    pause_s: float | None = None
+    """In which an engine generated nothing."""
+    behind: int = 0
+    """Versions from the newest published one back to the oldest that a worker serves now."""
+    skew: int = 0
+    """Versions from the newest to the oldest that workers serve now."""
+    greatest_skew: int = 0
+    """Since the run began, as workers told once a second."""
+
+
+@dataclass(slots=True)
+class _Versions:
+    """What is kept of a policy."""
+
+    versions: int = 0
+    published: int = 0
+    newest: int = -1
+    bytes: defaultdict[bool, int] = field(default_factory=lambda: defaultdict(int))
+    """By whether the object is an anchor."""
+    recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """Ratio, density, seconds."""
+    taken: dict[tuple[str, int], TakenWeights] = field(default_factory=dict)
+    """By worker and version, the newest last."""
+    greatest_skew: int = 0
+
+
+class WeightsFold:
+    """Follows events and statuses of one run, those of a topic in their order."""
+
+    def __init__(self, policies: Iterable[str]) -> None:
+        self._of = {policy: _Versions() for policy in policies}
+        self._workers: dict[str, WorkerStatus] = {}
+
+    def event(self, event: WeightsPublished) -> None:
+        """Take in a published version."""
+        of = self._of.get(event.policy)
+        if of is None:
+            return
+        of.published, of.newest = of.published + 1, max(of.newest, event.version)
+        size = event.weights.size_bytes if event.weights else 0
+        of.bytes[event.kind == ANCHOR] += size
+        metrics = event.metrics
+        found: dict[str, float] = {name: metrics[name] for name in ("encode_s", "upload_s") if name in metrics}
+        if event.kind != ANCHOR and size and {"full_bytes", "density"} <= set(metrics):
+            found |= {"ratio": metrics["full_bytes"] / size, "density": metrics["density"]}
+        of.recent.append(found)
+
+    def status(self, status: WorkerStatus) -> None:
+        """Take in what a worker says of itself."""
+        before = self._workers.get(status.worker)
+        self._workers[status.worker] = status
+        for taken in status.taken:
+            if (of := self._of.get(taken.policy)) is not None:
+                of.taken[status.worker, taken.version] = taken
+                while len(of.taken) > RECENT:
+                    del of.taken[next(iter(of.taken))]
+        if before is None or before.versions != status.versions:
+            for policy, of in self._of.items():
+                of.greatest_skew = max(of.greatest_skew, _spread(self._served(policy, status.updated_ms)))
+
+    def _served(self, policy: str, now_ms: int) -> list[int]:
+        """Return the versions that workers serve who are there."""
+        there = (one for one in self._workers.values() if is_there(one, now_ms))
+        return [one.versions[policy] for one in there if policy in one.versions]
+
+    def figures(self, policy: str, now_ms: int) -> WeightsFigures:
+        """Return a policy's figures; `now_ms` is wall time in ms since the epoch, for which workers are there."""
+        of, served = self._of[policy], self._served(policy, now_ms)
+        taken = list(of.taken.values())
+        return WeightsFigures(
+            published=of.published,
+            left_out=max(0, of.newest + 1 - of.published),
+            anchor_bytes=of.bytes[True],
+            delta_bytes=of.bytes[False],
+            **{
+                name: median_of(one[name] for one in of.recent if name in one)
+                for name in ("ratio", "density", "encode_s", "upload_s")
+            },
+            fetch_s=median_of(one.fetch_s for one in taken),
+            verify_s=median_of(one.verify_s for one in taken),
+            apply_s=median_of(one.apply_s for one in taken),
+            pause_s=median_of(one.pause_s for one in taken),
+            behind=max(0, of.newest - min(served, default=of.newest)),
+            skew=_spread(served),
+            greatest_skew=of.greatest_skew,
+        )
+
+
+def is_there(worker: WorkerStatus, now_ms: int) -> bool:
+    """Tell whether a worker runs, by its newest status."""
+    return worker.state != "stopped" and now_ms - worker.updated_ms < FRESH_MS
+
+
+def median_of(values: Iterable[float]) -> float | None:
+    """Return the median; None of nothing."""
+    known = list(values)
+    return median(known) if known else None
+
+
+def _spread(versions: list[int]) -> int:
+    return max(versions, default=0) - min(versions, default=0)
