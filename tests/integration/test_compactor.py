@@ -234,6 +234,24 @@ def test_a_bad_delta_is_merged_by_nobody_and_after_the_next_anchor_it_goes_on(ru
     assert (merged.base_version, merged.version) == (6, 10)
 
 
+def test_a_compactor_beside_a_run_merges_what_comes_until_it_is_told_to_stop(run: Run) -> None:
+    published, stop = Published(run, deltas=1), threading.Event()
+    words = (OpenedRun(run, rests=False), "solver", 3, stop)
+    beside = threading.Thread(target=compact, args=words, kwargs={"once": False}, daemon=True)
+    beside.start()
+    published.deltas(4)
+    end = time.monotonic() + LIMIT_S
+    while not published.merged() and time.monotonic() < end:
+        time.sleep(0.3)
+    published.deltas(4)
+    while published.merged()[-1].version < 8 and time.monotonic() < end:
+        time.sleep(0.3)
+    stop.set()
+    beside.join(LIMIT_S)
+    assert not beside.is_alive()
+    assert [event.base_version for event in published.merged()] == [0, 0]
+
+
 def test_a_compactor_killed_between_upload_and_word_leaves_nothing_that_the_next_one_does_not_find(
     run: Run, tmp_path: Path
 ) -> None:

@@ -186,9 +186,9 @@ def test_the_selector_sees_every_finished_group_once_and_every_new_version() -> 
 def test_evaluations_have_their_own_stream_numbers_and_exact_versions() -> None:
     feed = state()
     feed.plan()
-    feed.take_weights(replace(version("solver", 0), kind="merged"))
     feed.take_weights(version("solver", 0))
-    feed.take_weights(replace(version("solver", 0), kind="merged"))
+    feed.take_weights(replace(version("solver", 7), kind="merged"))
+    assert feed.pacing.versions["solver"] == 0
     planned = feed.plan()
     assert names(planned) == [("eval.sums", n) for n in range(3)]
     task = planned[0].task
