@@ -532,6 +532,22 @@ def topics(
 
 
 @app.command(rich_help_panel=LOOK)
+def store_policy(
+    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="Which component; `list` names them.")],
+    bucket: Annotated[str, typer.Option("--bucket", help="The recipe's store.bucket.")] = "headrace",
+) -> None:
+    """Print the policy that a component's keys need in an object store of your own, as JSON.
+
+    Example: [bold]headrace store-policy --role worker > worker.json[/]
+    """
+    from infra.store_policy import ROLES, policy_of
+
+    if role != "list" and role not in ROLES:
+        raise UsageError(f"--role {role}: give one of {', '.join(ROLES)}")
+    typer.echo(policy_of(role, bucket) if role != "list" else "\n".join(ROLES))
+
+
+@app.command(rich_help_panel=LOOK)
 def doctor() -> None:
     """Check what this machine has for a run, and say what to do about what it lacks.
 

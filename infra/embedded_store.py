@@ -58,6 +58,7 @@ class EmbeddedStore(ServerProcess):
             }
             arguments = ["server", data, "--address", self.endpoint, "--quiet", "--anonymous"]
         else:
+            _remove_broken_uploads(self.folder / "data")
             environment["RCLONE_AUTH_KEY"] = f'"{settings["access_key"]},{settings["secret_key"]}"'  # a CSV list of one
             arguments = ["--config", os.devnull, "serve", "s3", "--addr", self.endpoint, data]
         return Launch([program, *arguments], logs=(self.folder / "stdout.log",), environment=environment)
@@ -89,6 +90,12 @@ class EmbeddedStore(ServerProcess):
         }
         write_atomically(path, json.dumps(made).encode(), mode=0o600)
         return made
+
+
+def _remove_broken_uploads(data: Path) -> None:
+    """Remove what uploads left that a killed server or client broke off; MinIO does so by itself after a day."""
+    for path in data.rglob(".rclone_temp_*"):
+        path.unlink()
 
 
 def _find(server: str) -> str | None:

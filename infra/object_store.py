@@ -18,12 +18,12 @@ import io
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO, Self, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Literal, Self, TypeVar
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import urllib3
@@ -32,12 +32,24 @@ from minio.error import InvalidResponseError, S3Error, ServerError
 from urllib3.exceptions import HTTPError, ProtocolError, SSLError
 
 from infra.errors import HeadraceError, Unavailable, UsageError
-from infra.settings import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
+from infra.store_access import KEY_PLACES, StoreKeys, connections, find_keys, tls_refusal
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+Kind = Literal["weights", "files", "checkpoints", "groups", "examples"]
+"""Folder of an object; who may read and write which stands in `store_policy.py`."""
+
+PROBE = "probe"
+"""Folder of the one object that tells whether a bucket can be used."""
 
 TIMEOUT_S = 4.0
 PART_BYTES = 8 * 1024 * 1024
-"""Larger objects go up in parts of this size, each of which has to be sent within the timeout."""
-SLOWEST_JOIN_BYTES_PER_S = 20_000_000
+"""Larger objects go up in parts of this size."""
+MOST_PARTS = 10_000
+"""S3's limit; the parts of an object beyond 80 GB are larger."""
+JOIN_S, SLOWEST_JOIN_BYTES_PER_S = 30.0, 20_000_000
+"""How long a store may take for a part, or to join them all; nothing is won by sending all again too soon."""
 CHUNK_BYTES = 1024 * 1024
 SPARED_BY_GC = timedelta(days=1)
 """Garbage collection spares objects younger than this; an older one is written anew, which makes it young."""
@@ -52,10 +64,13 @@ _DENIED = frozenset({
     "AccessDenied", "AllAccessDisabled", "AccountProblem", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken",
     "SignatureDoesNotMatch",
 })  # fmt: skip
-_AWAY = frozenset({
-    "InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown", "SlowDownRead", "SlowDownWrite",
-    "XMinioServerNotInitialized",
-})  # fmt: skip
+_BUSY, _LOST = "see its log; is its disk full?", "what was sent of it is lost, and is sent again"
+_AWAY = {
+    **dict.fromkeys(("InternalError", "RequestTimeout", "ServiceUnavailable", "XMinioServerNotInitialized"), _BUSY),
+    **dict.fromkeys(("SlowDown", "SlowDownRead", "SlowDownWrite"), _BUSY),
+    **dict.fromkeys(("NoSuchUpload", "InvalidPart"), _LOST),
+}
+"""What waiting or sending again heals. Parts are lost in a restart, and known no more when a join was answered late."""
 
 
 class StoreError(HeadraceError):
@@ -80,12 +95,15 @@ class StoreUnavailable(StoreError, Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where a run's objects live. `endpoint` is `host:port`; `prefix` goes before every key as it is ("runs/a/")."""
+    """Where a run's objects live. `endpoint` is `host:port`; `prefix` goes before every key as it is ("runs/a/").
+
+    Without keys of its own it is reached with those of the environment (`store_access.py`).
+    """
 
     endpoint: str
     bucket: str
-    access_key: str = field(repr=False)
-    secret_key: str = field(repr=False)
+    access_key: str = field(default="", repr=False)
+    secret_key: str = field(default="", repr=False)
     secure: bool = False
     region: str = "us-east-1"
     prefix: str = ""
@@ -98,23 +116,16 @@ class StoreAddress:
         )
 
     @classmethod
-    def from_url(
-        cls, url: str, *, access_key: str = "", secret_key: str = "", environment: Mapping[str, str] | None = None
-    ) -> Self:
-        """Read `to_url`'s form; keys come from the environment names, else those given. Raises UsageError."""
-        environment = os.environ if environment is None else environment
+    def from_url(cls, url: str, *, access_key: str = "", secret_key: str = "") -> Self:
+        """Read `to_url`'s form. Raises UsageError."""
         parts = urlsplit(url)
         bucket, _, prefix = parts.path.lstrip("/").partition("/")
         if parts.scheme not in {"http", "https"} or not parts.hostname or not bucket or "@" in parts.netloc:
             shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
             raise UsageError(
                 f"{shown!r} is no address of an object store: write http[s]://host:port/bucket/prefix, and the keys "
-                f"into {ACCESS_KEY_VARIABLE} and {SECRET_KEY_VARIABLE}"
+                f"into {KEY_PLACES}"
             )
-        access_key = environment.get(ACCESS_KEY_VARIABLE, access_key)
-        secret_key = environment.get(SECRET_KEY_VARIABLE, secret_key)
-        if not access_key or not secret_key:
-            raise UsageError(f"no keys for the object store {url}: set {ACCESS_KEY_VARIABLE} and {SECRET_KEY_VARIABLE}")
         region = parse_qs(parts.query).get("region", ["us-east-1"])[0]
         return cls(parts.netloc, bucket, access_key, secret_key, parts.scheme == "https", region, prefix)
 
@@ -129,14 +140,18 @@ class StoredObject:
 
 
 class ObjectStore:
-    """Put and get immutable objects of one bucket. Safe to use from several threads; constructing asks nothing."""
+    """Put and get immutable objects of one bucket. Safe to use from several threads; constructing asks nothing.
+
+    Raises UsageError for an endpoint that is none, and where there are no keys.
+    """
 
     def __init__(self, address: StoreAddress, *, timeout_s: float = TIMEOUT_S) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._http = _connections(timeout_s)
+        self._keys = find_keys(address.access_key, address.secret_key)
+        self._http = connections(timeout_s, timeout_s, secure=address.secure)
         try:
-            self._client = _client(address, self._http)
+            self._client = _client(address, self._keys, self._http)
         except ValueError as error:
             raise UsageError(f"{address.endpoint!r} is no endpoint of an object store: {error}") from error
 
@@ -154,16 +169,16 @@ class ObjectStore:
         """Name the object with that content: `<prefix><kind>/<sha256><suffix>`."""
         return f"{self.address.prefix}{kind}/{sha256}{suffix}"
 
-    def put(self, data: bytes | memoryview, kind: str, suffix: str = "") -> StoredObject:
+    def put(self, data: bytes | memoryview, kind: Kind, suffix: str = "") -> StoredObject:
         """Store bytes under the name of their content; already there and young, they are not sent again."""
         view = memoryview(data).cast("B")
         digest = hashlib.sha256(view).hexdigest()
         stored = StoredObject(self.key(kind, digest, suffix), digest, view.nbytes)
         if not self._is_young(stored):
-            self._upload(stored, lambda: io.BytesIO(view))
+            self._upload(stored, lambda: io.BufferedReader(_Viewed(view)))
         return stored
 
-    def put_file(self, path: Path, kind: str, suffix: str = "") -> StoredObject:
+    def put_file(self, path: Path, kind: Kind, suffix: str = "") -> StoredObject:
         """`put` for a file, streamed. Raises OSError when it cannot be read, ObjectCorrupt when it changes."""
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -248,14 +263,14 @@ class ObjectStore:
             if not self._ask(lambda: self._client.bucket_exists(bucket_name=bucket), ""):
                 self._make_bucket()
             content = b"headrace may write and read here\n"
-            probe = StoredObject(self.key("probe", hashlib.sha256(content).hexdigest()), "", len(content))
+            probe = StoredObject(self.key(PROBE, hashlib.sha256(content).hexdigest()), "", len(content))
             self._upload(probe, lambda: io.BytesIO(content))
             self.get(probe.key, hashlib.sha256(content).hexdigest(), len(content))
         except ValueError as error:
             raise UsageError(f"{bucket!r} is no name of a bucket: {error}") from error
         except StoreDenied as error:
             raise StoreDenied(
-                f"the access key {self.address.access_key!r} may not use bucket {bucket!r} at {self.address.endpoint}: "
+                f"the access key {self._keys.access_key!r} may not use bucket {bucket!r} at {self.address.endpoint}: "
                 f"give it list, read and write on that bucket, or name another bucket or other keys ({error})"
             ) from error
 
@@ -308,16 +323,17 @@ class ObjectStore:
                     object_name=stored.key,
                     data=data,
                     length=stored.size_bytes,
-                    part_size=PART_BYTES,
+                    part_size=max(PART_BYTES, -(-stored.size_bytes // MOST_PARTS)),
                 )
 
         if stored.size_bytes <= PART_BYTES:
             self._ask(lambda: send(self._client), stored.key)
             return
         # A store may join the parts only at the end, and answers when it has.
-        http = _connections(self._timeout_s + stored.size_bytes / SLOWEST_JOIN_BYTES_PER_S)
+        join_s = JOIN_S + stored.size_bytes / SLOWEST_JOIN_BYTES_PER_S
+        http = connections(self._timeout_s, join_s, secure=self.address.secure)
         try:
-            self._ask(lambda: send(_client(self.address, http)), stored.key)
+            self._ask(lambda: send(_client(self.address, self._keys, http)), stored.key)
         finally:
             http.clear()
 
@@ -378,12 +394,14 @@ class ObjectStore:
         if code in _MISSING:
             return ObjectMissing(f"{where} does not exist ({code})")
         if code in _DENIED:
-            keys = f"{ACCESS_KEY_VARIABLE}, {SECRET_KEY_VARIABLE}"
-            return StoreDenied(f"{where}: {code}; check the keys ({keys}) and their rights")
-        if isinstance(error, SSLError):
-            return StoreError(f"{where}: no TLS connection ({error}); check http or https, and the certificate")
+            return StoreDenied(
+                f"{where}: {code} for the access key {self._keys.access_key!r}; check the keys ({KEY_PLACES}) and "
+                "their rights (`headrace store-policy` prints those that each component needs)"
+            )
+        if isinstance(error, SSLError) and (why := tls_refusal(error)):
+            return StoreError(f"{where}: {why}")
         if code in _AWAY:
-            return StoreUnavailable(f"{where}: the store cannot do it now ({code}: see its log; is its disk full?)")
+            return StoreUnavailable(f"{where}: the store cannot do it now ({code}: {_AWAY[code]})")
         if code is None:
             return StoreUnavailable(f"{where}: the store does not answer ({error})")
         return StoreError(f"{where}: the store refuses ({code}): {error}")
@@ -392,17 +410,27 @@ class ObjectStore:
         return f"{self.address.endpoint}/{self.address.bucket}/{key}"
 
 
-def _connections(timeout_s: float) -> urllib3.PoolManager:
-    # No retries of urllib3's: with them a silent store takes many timeouts to be told.
-    timeout = urllib3.Timeout(connect=timeout_s, read=timeout_s)
-    return urllib3.PoolManager(timeout=timeout, retries=False, maxsize=16)
+class _Viewed(io.RawIOBase):
+    """Bytes to read from where they are, with no copy of them all."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._rest = view
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        into = memoryview(buffer)
+        size = min(len(into), len(self._rest))
+        into[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
 
 
-def _client(address: StoreAddress, http: urllib3.PoolManager) -> Minio:
+def _client(address: StoreAddress, keys: StoreKeys, http: urllib3.PoolManager) -> Minio:
     return Minio(
         endpoint=address.endpoint,
-        access_key=address.access_key,
-        secret_key=address.secret_key,
+        credentials=keys,
         secure=address.secure,
         region=address.region,
         http_client=http,

@@ -16,9 +16,10 @@ import structlog
 from infra.errors import HeadraceError, Unavailable, UsageError
 from infra.jars import cache_folder
 from infra.kafka import Connection, KafkaAway, KafkaRefused, Message, RunAddress, end_offsets
-from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
+from infra.object_store import Kind, ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
 from infra.process import MustRestart
 from infra.settings import Recipe
+from infra.store_access import find_keys
 from infra.topic_reader import read_all, read_range
 from infra.weights.object_cache import ObjectCache, Uncached
 from schemas import codec
@@ -107,7 +108,7 @@ class Run:
             raise UsageError(f"--policy {asked or 'is missing'}: name one of the run's policies, {', '.join(known)}")
         return asked
 
-    def put(self, data: bytes, kind: str, suffix: str = "", given_up: threading.Event | None = None) -> ClaimCheck:
+    def put(self, data: bytes, kind: Kind, suffix: str = "", given_up: threading.Event | None = None) -> ClaimCheck:
         """Store bytes, waiting as long as the store is away; return the claim check that a record carries.
 
         Raises StoreUnavailable when that is given up.
@@ -286,16 +287,18 @@ def _of_one_run(found: list[RecipeRevision]) -> list[RecipeRevision]:
 
 
 def store_of(revision: RecipeRevision) -> StoreAddress:
-    """Return the store that a revision names. Raises UsageError when it names none."""
+    """Return the store that a revision names. Raises UsageError when it names none, or nobody its keys."""
     try:
         where = json.loads(revision.store)
         url, access_key, secret_key = (str(where[key]) for key in ("url", "access_key", "secret_key"))
-        return StoreAddress.from_url(url, access_key=access_key, secret_key=secret_key)
+        address = StoreAddress.from_url(url, access_key=access_key, secret_key=secret_key)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"revision {revision.revision} of the recipe names no store ({type(error).__name__}: {error}): it was not "
             "written by `headrace up`"
         ) from error
+    find_keys(access_key, secret_key)  # who has none learns it now, and not at its first object
+    return address
 
 
 def store_text(address: StoreAddress, *, with_keys: bool) -> str:

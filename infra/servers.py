@@ -29,13 +29,7 @@ from infra.kafka import (
 )
 from infra.object_store import ObjectStore, StoreAddress
 from infra.server_process import ServerError, ServerProcess
-from infra.settings import (
-    ACCESS_KEY_VARIABLE,
-    KAFKA_CLIENT_VARIABLE,
-    SECRET_KEY_VARIABLE,
-    Recipe,
-    environment,
-)
+from infra.settings import KAFKA_CLIENT_VARIABLE, Recipe, environment
 
 PATIENCE_S = 10.0
 """How long servers that the recipe names may take to answer."""
@@ -105,8 +99,7 @@ class Servers:
         store = self._recipe.store
         if self._store is not None:
             return self._store.address(store.bucket)
-        keys = environment(ACCESS_KEY_VARIABLE), environment(SECRET_KEY_VARIABLE)
-        return StoreAddress(store.endpoint, store.bucket, *keys, secure=store.secure, region=store.region)
+        return StoreAddress(store.endpoint, store.bucket, secure=store.secure, region=store.region)
 
     def fetch(self) -> None:
         """Fetch what an embedded Kafka lacks, said in words. Raises JarUnavailable."""

@@ -20,6 +20,16 @@ ACCESS_KEY_VARIABLE = "HEADRACE_S3_ACCESS_KEY"
 """Access key of a store that the recipe names; an embedded store makes its own."""
 SECRET_KEY_VARIABLE = "HEADRACE_S3_SECRET_KEY"  # noqa: S105 - the name of a variable
 """Secret key of a store that the recipe names."""
+AWS_ACCESS_KEY_VARIABLE = "AWS_ACCESS_KEY_ID"
+"""Access key where ours is not set, as other clients of S3 take it."""
+AWS_SECRET_KEY_VARIABLE = "AWS_SECRET_ACCESS_KEY"  # noqa: S105 - the name of a variable
+"""Secret key where ours is not set."""
+AWS_CREDENTIALS_VARIABLE = "AWS_SHARED_CREDENTIALS_FILE"
+"""File of keys by profile, where no variable holds any; ~/.aws/credentials when it is not named."""
+AWS_PROFILE_VARIABLE = "AWS_PROFILE"
+"""Which of the file's profiles."""
+CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
+"""PEM file of the authorities that may sign a store's certificate, instead of the system's; the first that is set."""
 USER_CACHE_VARIABLE = "XDG_CACHE_HOME"
 """The user's own cache folder (XDG base directories), where ours lies when it is not named."""
 KAFKA_CLIENT_VARIABLE = "HEADRACE_KAFKA_CLIENT"
@@ -256,16 +266,28 @@ class Store(Settings):
     """The object store."""
 
     endpoint: str = ""
-    """`host:port` of an S3 store; empty starts an embedded one. Credentials: HEADRACE_S3_ACCESS_KEY, …_SECRET_KEY."""
+    """`host:port` of an S3 store, with `https://` before it for TLS; empty starts an embedded one. Its keys and
+    certificates are the environment's: `docs/object-store.md`."""
     bucket: str = "headrace"
     """Bucket; made when it is missing."""
     secure: bool = False
-    """TLS."""
+    """TLS, which `https://` before the endpoint says too."""
     region: str = "us-east-1"
     """Region of the bucket."""
     cache_gib: float = Field(20.0, ge=0)
     """Weights that a machine keeps for all its workers, in the folder of `HEADRACE_CACHE`; the oldest go first. 0 for
     none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scheme(cls, given: Any) -> Any:
+        endpoint = given.get("endpoint") if isinstance(given, dict) else None
+        scheme, found, place = endpoint.partition("://") if isinstance(endpoint, str) else ("", "", "")
+        if not found:
+            return given
+        if scheme not in {"http", "https"} or (scheme == "http" and given.get("secure") is True):
+            raise ValueError(f"endpoint {endpoint!r}: write host:port, https://host:port for TLS, or http://host:port")
+        return {**given, "endpoint": place.rstrip("/"), "secure": scheme == "https"}
 
 
 class Launch(Settings):

@@ -19,9 +19,6 @@ from schemas.topics import examples_key
 
 log = structlog.get_logger()
 
-KIND = "examples"
-"""Folder of the objects in the store."""
-
 
 def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[str, Environment]) -> None:
     """Store and announce the examples that the recipe asks for, in one transaction; those announced before stay.
@@ -43,7 +40,7 @@ def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[s
     records = []
     for policy, warm in missing.items():
         source = _first_environment(run, policy, environments)
-        claim = run.put("".join(_lines(source, warm.examples)).encode(), KIND, ".jsonl")
+        claim = run.put("".join(_lines(source, warm.examples)).encode(), "examples", ".jsonl")
         record = WarmStartExamples(run_id=run.run_id, policy=policy, examples=claim)
         records.append(Outgoing(run.topics.state, codec.encode(record), examples_key(policy), partition=0))
         log.info("examples.stored", policy=policy, examples=warm.examples, bytes=claim.size_bytes)

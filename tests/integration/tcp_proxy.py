@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal, Self
 
@@ -25,6 +25,10 @@ class TcpProxy:
         self.mode: Mode = "pass"
         self.connections = 0
         """Opened by clients so far."""
+        self.passed = {"up": 0, "down": 0}
+        """Bytes to the server and to its clients so far."""
+        self.before_passing: Callable[[], None] = lambda: None
+        """Called with each piece counted and not yet passed on."""
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -97,6 +101,9 @@ class TcpProxy:
                         break
                     case "slow":
                         time.sleep(SLOW_S)
+                with self._lock:
+                    self.passed["up" if asks else "down"] += len(data)
+                self.before_passing()
                 sink.sendall(data)
         with self._lock:
             self._open -= {source, sink}

@@ -1,0 +1,186 @@
+"""Objects of several parts: sent once, seen whole or not at all, through a store that is killed in the middle."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import structlog
+from made_run import tiny_recipe
+from stoppable import PATIENCE_S, until
+from tcp_proxy import TcpProxy
+from test_servers import gone
+
+from infra.embedded_store import EmbeddedStore
+from infra.kafka import Connection, RunAddress
+from infra.object_store import PART_BYTES, ObjectStore, StoreAddress, StoredObject, StoreUnavailable
+from infra.run import STORE_NAME, Run
+from infra.weights.object_cache import ObjectCache
+from schemas.records import ClaimCheck
+
+N_PARTS = 3
+
+
+@dataclass(frozen=True)
+class Mortal:
+    """A store of the test's own."""
+
+    address: StoreAddress
+    kill: Callable[[], None]
+    """Returns when it is dead."""
+    start: Callable[[], object]
+    begun: Callable[[str], list[str]]
+    """Uploads of a key that did not end and were not given up, while it runs."""
+    sweeps: bool = False
+    """Whether `begun` can be asked when it is dead, and what it had begun is gone when it starts."""
+
+
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mortal]:
+    with EmbeddedStore(tmp_path_factory.mktemp("mortal")) as server:
+
+        def kill() -> None:
+            pid = server.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            assert gone(pid)
+
+        def begun(_key: str) -> list[str]:
+            return [path.name for path in (server.folder / "data").rglob(".*")]
+
+        address = server.address("headrace-tests")
+        with ObjectStore(address) as store:
+            store.ensure_bucket()
+        yield Mortal(address, kill, server.start, begun, sweeps=True)
+
+
+@pytest.fixture
+def between(mortal: Mortal) -> Iterator[TcpProxy]:
+    with TcpProxy(mortal.address.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def store(mortal: Mortal, between: TcpProxy) -> Iterator[ObjectStore]:
+    """The store behind the proxy."""
+    with ObjectStore(replace(mortal.address, endpoint=between.address)) as store:
+        yield store
+
+
+@pytest.fixture
+def direct(mortal: Mortal) -> Iterator[ObjectStore]:
+    with ObjectStore(mortal.address) as store:
+        yield store
+
+
+def large() -> tuple[bytes, str]:
+    """Bytes that no test has sent, and their key."""
+    data = os.urandom(N_PARTS * PART_BYTES)
+    return data, f"weights/{sha256(data).hexdigest()}"
+
+
+def at(between: TcpProxy, way: str, n_parts: float, do: Callable[[], None]) -> threading.Event:
+    """Do something, once, before a byte goes on that so many parts lie before."""
+    done, lock, begin = threading.Event(), threading.Lock(), between.passed[way]
+
+    def look() -> None:
+        with lock:
+            if not done.is_set() and between.passed[way] - begin > n_parts * PART_BYTES:
+                do()
+                done.set()
+
+    between.before_passing = look
+    return done
+
+
+def test_an_object_of_several_parts_is_sent_once(store: ObjectStore, between: TcpProxy) -> None:
+    data, _ = large()
+    stored = store.put(data, "weights")
+    sent = between.passed["up"]
+    assert sent > len(data)
+    assert store.put(data, "weights") == stored
+    assert between.passed["up"] - sent < PART_BYTES // 100
+    assert store.get(stored.key, stored.sha256, stored.size_bytes) == data
+
+
+class Breaking(io.BytesIO):
+    """A file on a disk that fails behind its first part."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.tell() >= PART_BYTES:
+            raise OSError(errno.EIO, "the disk fails")
+        return super().read(size)
+
+
+def test_of_an_upload_that_is_broken_off_nothing_is_left(store: ObjectStore, mortal: Mortal) -> None:
+    data, key = large()
+    with pytest.raises(OSError, match="the disk fails"):
+        store._upload(StoredObject(key, sha256(data).hexdigest(), len(data)), lambda: Breaking(data))
+    assert not store.exists(key)
+    assert mortal.begun(key) == []
+
+
+def test_an_upload_over_a_killed_store_ends_with_the_object_whole_and_is_not_seen_before(
+    store: ObjectStore, direct: ObjectStore, between: TcpProxy, mortal: Mortal, run_name: str
+) -> None:
+    data, key = large()
+    run = Run(RunAddress(Connection("127.0.0.1:1"), run_name), run_name, (tiny_recipe(run_name),), store.address)
+    claims: list[ClaimCheck] = []
+
+    def kill() -> None:
+        mortal.kill()
+        between.mode = "cut"
+
+    killed = at(between, "up", 1.5, kill)
+    with structlog.testing.capture_logs() as logs:
+        upload = threading.Thread(target=lambda: claims.append(run.put(data, "weights")))
+        upload.start()
+        assert killed.wait(PATIENCE_S)
+        if mortal.sweeps:
+            assert mortal.begun(key)
+        mortal.start()
+        direct.wait_ready(PATIENCE_S)
+        assert not direct.exists(key)
+        if mortal.sweeps:
+            assert mortal.begun(key) == []
+        until(lambda: any(line["event"] == "store.waiting" for line in logs), "the wait is said")
+        assert not claims
+        between.mode = "pass"
+        upload.join(PATIENCE_S)
+
+    assert claims == [ClaimCheck(STORE_NAME, key, sha256(data).hexdigest(), len(data))]
+    assert run.get(claims[0]) == data
+
+
+def test_a_fetch_from_a_killed_store_leaves_no_file_and_the_next_one_is_whole(
+    store: ObjectStore, direct: ObjectStore, between: TcpProxy, mortal: Mortal, tmp_path: Path
+) -> None:
+    data, key = large()
+    stored = direct.put(data, "weights")
+    claim = ClaimCheck(STORE_NAME, key, stored.sha256, stored.size_bytes)
+    cache = ObjectCache(store, tmp_path / "cache", 1 << 30)
+    seen: list[str] = []
+
+    def kill() -> None:
+        seen.extend(path.name for path in cache._folder.iterdir())
+        mortal.kill()
+
+    killed = at(between, "down", 1.5, kill)
+    with pytest.raises(StoreUnavailable):
+        cache.get(claim)
+    assert killed.is_set()
+    assert any(name.endswith(".part") for name in seen), "it was on its way"
+    assert [path.suffix for path in cache._folder.iterdir()] == [".lock"]
+
+    mortal.start()
+    direct.wait_ready(PATIENCE_S)
+    assert cache.get(claim) == data
+    assert sorted(path.suffix for path in cache._folder.iterdir()) == ["", ".lock"]

@@ -1,0 +1,254 @@
+"""Keys of the environment and of files, and TLS: what is found, what is believed, what is said, and what never is."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from infra.errors import HeadraceError, UsageError
+from infra.object_store import ObjectStore, StoreAddress, StoreDenied, StoreError, StoreUnavailable
+from infra.run import store_of, store_text
+from infra.settings import Store
+from infra.store_access import find_keys
+from schemas.records import RecipeRevision
+
+CERTIFICATES = Path(__file__).parents[1] / "certificates"
+AUTHORITY = str(CERTIFICATES / "authority.pem")
+SECRET = "very-secret"
+FILE = """[default]
+aws_access_key_id = of-file
+aws_secret_access_key = {secret}
+[worker]
+aws_access_key_id = of-worker
+aws_secret_access_key = {secret}
+"""
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment without keys and certificates, and a home without files."""
+    for name in (
+        "HEADRACE_S3_ACCESS_KEY", "HEADRACE_S3_SECRET_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN", "AWS_SHARED_CREDENTIALS_FILE", "AWS_PROFILE", "AWS_CA_BUNDLE", "SSL_CERT_FILE",
+    ):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def found(access_key: str = "", secret_key: str = "") -> tuple[str, str, str | None]:
+    keys = find_keys(access_key, secret_key).retrieve()
+    return keys.access_key, keys.secret_key, keys.session_token
+
+
+# ---------------------------------------------------------------------------------------------------------------- keys
+
+
+def test_keys_come_from_the_first_place_that_has_some(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text(FILE.format(secret=SECRET))
+    assert found() == ("of-file", SECRET, None)
+    (tmp_path / "mounted").write_text(FILE.format(secret="another"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "mounted"))
+    monkeypatch.setenv("AWS_PROFILE", "worker")
+    assert found() == ("of-worker", "another", None)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-aws")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "for an hour")
+    assert found() == ("of-aws", SECRET, "for an hour")
+    monkeypatch.setenv("HEADRACE_S3_ACCESS_KEY", "ours")
+    monkeypatch.setenv("HEADRACE_S3_SECRET_KEY", SECRET)
+    assert found() == ("ours", SECRET, None)
+    assert found("of an embedded store", SECRET) == ("of an embedded store", SECRET, None)
+
+
+def test_without_keys_a_component_ends_as_it_joins_and_says_where_they_may_stand() -> None:
+    address = StoreAddress("minio:9000", "bucket")
+    revision = RecipeRevision(recipe="{}", store=store_text(address, with_keys=False))
+    with pytest.raises(UsageError, match=r"HEADRACE_S3_ACCESS_KEY.*AWS_ACCESS_KEY_ID.*AWS_SHARED_CREDENTIALS_FILE"):
+        store_of(revision)
+    with pytest.raises(UsageError, match=r"~/.aws/credentials"):
+        ObjectStore(address)
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"HEADRACE_S3_ACCESS_KEY": "a"}, "HEADRACE_S3_SECRET_KEY is not set"),
+        ({"HEADRACE_S3_SECRET_KEY": SECRET}, "HEADRACE_S3_ACCESS_KEY is not set"),
+        ({"AWS_SECRET_ACCESS_KEY": SECRET}, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    ],
+)
+def test_half_a_pair_of_keys_is_none(given: dict[str, str], missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=missing) as caught:
+        find_keys()
+    assert SECRET not in str(caught.value)
+
+
+def test_keys_that_are_exchanged_in_a_file_are_those_of_the_next_request(tmp_path: Path) -> None:
+    file = tmp_path / ".aws" / "credentials"
+    file.parent.mkdir()
+    file.write_text(FILE.format(secret=SECRET))
+    keys = find_keys()
+    file.write_text("[defau")
+    assert keys.retrieve().secret_key == SECRET, "a file that is being written is none"
+    file.write_text(FILE.format(secret="newer"))
+    assert keys.retrieve().secret_key == "newer"
+
+
+# ----------------------------------------------------------------------------------------------------------------- TLS
+
+
+@contextmanager
+def server(*, tls: bool = True, body: bytes = b"", status: int = 200) -> Iterator[int]:
+    """A server on 127.0.0.1 that gives one answer to everything."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Type", "application/xml")
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Quiet(ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:
+            pass  # a client that refuses the certificate
+
+    with Quiet(("127.0.0.1", 0), Handler) as http:
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(CERTIFICATES / "public.crt", CERTIFICATES / "private.key")
+            http.socket = context.wrap_socket(http.socket, server_side=True, do_handshake_on_connect=False)
+        threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
+        yield http.server_port
+        http.shutdown()
+
+
+def store(port: int, host: str = "127.0.0.1", *, secure: bool = True) -> ObjectStore:
+    return ObjectStore(StoreAddress(f"{host}:{port}", "bucket", "key", SECRET, secure=secure), timeout_s=10)
+
+
+@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "SSL_CERT_FILE"])
+def test_an_authority_of_ones_own_is_believed_where_it_is_named(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with server() as port:
+        with store(port) as doubting, pytest.raises(StoreError, match=r"not believed.*AWS_CA_BUNDLE") as caught:
+            doubting.exists("weights/a")
+        assert not isinstance(caught.value, StoreUnavailable), "no waiting heals it"
+        monkeypatch.setenv(variable, AUTHORITY)
+        with store(port) as trusting:
+            assert trusting.exists("weights/a")
+
+
+def test_a_certificate_for_another_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", AUTHORITY)
+    refused = pytest.raises(StoreError, match=r"for another host.*localhost")
+    with server() as port, store(port, "localhost") as other, refused:
+        other.exists("weights/a")
+
+
+def test_tls_with_a_server_that_speaks_none_is_told_as_that() -> None:
+    with server(tls=False) as port, store(port) as secure, pytest.raises(StoreError, match="speaks no TLS"):
+        secure.exists("weights/a")
+
+
+def test_a_server_that_ends_in_the_middle_of_a_handshake_is_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            for _ in range(2):  # a connection that ended is tried once more
+                connection, _ = listener.accept()
+                connection.recv(1)
+                connection.close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        with store(listener.getsockname()[1]) as ending, pytest.raises(StoreUnavailable):
+            ending.exists("weights/a")
+
+
+def test_a_bundle_that_holds_no_certificate_is_told_by_its_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.pem").write_text("")
+    for path in (tmp_path / "empty.pem", tmp_path / "missing.pem"):
+        monkeypatch.setenv("SSL_CERT_FILE", str(path))
+        with pytest.raises(UsageError, match=f"SSL_CERT_FILE names {path}"):
+            store(1)
+
+
+@pytest.mark.parametrize(
+    ("given", "endpoint", "secure"),
+    [
+        ({"endpoint": "minio:9000"}, "minio:9000", False),
+        ({"endpoint": "minio:9000", "secure": True}, "minio:9000", True),
+        ({"endpoint": "https://minio:9000/"}, "minio:9000", True),
+        ({"endpoint": "http://minio:9000"}, "minio:9000", False),
+    ],
+)
+def test_a_recipe_says_tls_by_the_scheme_or_by_a_key(given: dict[str, object], endpoint: str, secure: bool) -> None:
+    said = Store.model_validate(given)
+    assert (said.endpoint, said.secure) == (endpoint, secure)
+    assert Store.model_validate(said.model_dump()) == said
+
+
+@pytest.mark.parametrize("given", [{"endpoint": "s3://bucket"}, {"endpoint": "http://minio:9000", "secure": True}])
+def test_a_scheme_that_contradicts_or_is_none_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="https://host:port for TLS"):
+        Store.model_validate(given)
+
+
+# ------------------------------------------------------------------------------------------------------------- secrets
+
+
+def refusals(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeadraceError]:
+    """What goes wrong with keys and stores, as raised."""
+    denied = b"<Error><Code>SignatureDoesNotMatch</Code><Message>m</Message></Error>"
+    with server(tls=False, body=denied, status=403) as denying, store(denying, secure=False) as there:
+        for ask in (there.ensure_bucket, lambda: there.get("weights/a", "0" * 64, 1)):
+            with pytest.raises(StoreDenied) as caught:
+                ask()
+            yield caught.value
+    for secure in (True, False):
+        with store(port, secure=secure) as away, pytest.raises(StoreError) as refused:
+            away.put(b"data", "groups")
+        yield refused.value
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
+    for torn in (f"[default]\n{SECRET}\n", FILE.format(secret=f"%{SECRET}"), f"aws_secret_access_key = {SECRET}\n"):
+        (tmp_path / "keys").write_text(torn)
+        with pytest.raises(UsageError) as unread:
+            find_keys()
+        yield unread.value
+
+
+def test_no_message_log_or_repr_shows_a_secret_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)  # of urllib3 and the client too
+    with server() as port:
+        told = list(refusals(port, tmp_path, monkeypatch))
+    assert len(told) == 7
+    for error in told:
+        chain: list[BaseException | None] = [
+            error,
+            error.__cause__,
+            None if error.__suppress_context__ else error.__context__,
+        ]
+        assert SECRET not in "".join(f"{link} {link!r}" for link in chain)
+    assert SECRET not in caplog.text
+    address = StoreAddress("minio:9000", "bucket", "key", SECRET)
+    with ObjectStore(address) as store_of_it:
+        assert SECRET not in f"{address!r} {store_of_it!r} {vars(store_of_it)} {find_keys('key', SECRET)!r}"

@@ -1,0 +1,58 @@
+"""Policies of the object store: what a role may, and no more."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli import app
+from infra.store_policy import KINDS, ROLES, policy_of
+
+LOOKING = {"curator", "evaluator", "auditor"}
+
+
+def may(role: str, action: str, resource: str) -> bool:
+    """What a store makes of the policy."""
+    return any(
+        action in statement["Action"] and any(fnmatchcase(resource, pattern) for pattern in statement["Resource"])
+        for statement in json.loads(policy_of(role, "models", "runs/a/"))["Statement"]
+    )
+
+
+def rights(role: str, action: str) -> set[str]:
+    return {kind for kind in (*KINDS, "probe") if may(role, action, f"arn:aws:s3:::models/runs/a/{kind}/0123")}
+
+
+def test_a_worker_reads_weights_and_files_and_writes_groups() -> None:
+    assert rights("worker", "s3:GetObject") == {"weights", "files", "groups"}
+    assert rights("worker", "s3:PutObject") == rights("worker", "s3:AbortMultipartUpload") == {"groups"}
+
+
+@pytest.mark.parametrize("role", sorted(LOOKING))
+def test_who_only_looks_writes_nothing(role: str) -> None:
+    assert rights(role, "s3:PutObject") == set()
+
+
+@pytest.mark.parametrize("role", sorted(ROLES))
+def test_only_the_collector_removes_and_nobody_reaches_beyond_bucket_and_prefix(role: str) -> None:
+    assert rights(role, "s3:DeleteObject") == (set(KINDS) if role == "collector" else set())
+    for action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"):
+        for place in ("models/weights/0", "models/runs/b/weights/0", "other/runs/a/weights/0"):
+            assert not may(role, action, f"arn:aws:s3:::{place}")
+    assert may(role, "s3:ListBucket", "arn:aws:s3:::models")
+    assert may(role, "s3:CreateBucket", "arn:aws:s3:::models") == (role == "up")
+
+
+def test_every_kind_is_written_by_someone_and_whoever_writes_can_see_whether_it_is_there() -> None:
+    assert set().union(*(ROLES[role].writes for role in ROLES if role != "up")) == set(KINDS)
+    for role in ROLES:
+        assert rights(role, "s3:PutObject") <= rights(role, "s3:GetObject")
+
+
+def test_the_command_prints_the_policy_and_names_the_roles() -> None:
+    printed = CliRunner().invoke(app, ["store-policy", "--role", "trainer", "--bucket", "models"])
+    assert json.loads(printed.stdout) == json.loads(policy_of("trainer", "models"))
+    assert CliRunner().invoke(app, ["store-policy", "--role", "list"]).stdout.split() == list(ROLES)
