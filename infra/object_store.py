@@ -404,7 +404,9 @@ class ObjectStore:
             return StoreUnavailable(f"{where}: the store cannot do it now ({code}: {_AWAY[code]})")
         if code is None:
             return StoreUnavailable(f"{where}: the store does not answer ({error})")
-        return StoreError(f"{where}: the store refuses ({code}): {error}")
+        plain = code in {"BadRequest", "400"} and not self.address.secure
+        hint = "; a store that speaks TLS answers so: write https:// before the endpoint" if plain else ""
+        return StoreError(f"{where}: the store refuses ({code}): {error}{hint}")
 
     def _where(self, key: str) -> str:
         return f"{self.address.endpoint}/{self.address.bucket}/{key}"

@@ -19,6 +19,7 @@ from infra.object_store import ObjectStore, StoreAddress
 
 if TYPE_CHECKING:
     from servers import Server
+    from test_large_objects import Mortal
 
 BUCKET = "headrace-tests"
 
@@ -80,3 +81,21 @@ def bootstrap(kafka_server: Server) -> str:
 def store(minio_server: tuple[Server, StoreAddress], run_name: str) -> Iterator[ObjectStore]:
     with ObjectStore(replace(minio_server[1], prefix=f"{run_name}/")) as store:
         yield store
+
+
+@pytest.fixture
+def mortal(minio_server: tuple[Server, StoreAddress]) -> Mortal:
+    from test_large_objects import Mortal
+
+    server, address = minio_server
+
+    def kill() -> None:
+        server.container.kill()
+        server.container.wait()
+
+    def begun(key: str) -> list[str]:
+        with ObjectStore(address) as store:
+            found = store._client._list_multipart_uploads(address.bucket, prefix=key)
+        return [upload.upload_id or "" for upload in found.uploads]
+
+    return Mortal(address, kill, server.container.start, begun)

@@ -16,6 +16,7 @@ from docker.models.containers import Container
 from testcontainers.community.kafka import KafkaContainer
 from testcontainers.community.minio import MinioContainer
 from testcontainers.core.config import ConnectionMode, testcontainers_config
+from testcontainers.core.container import DockerContainer
 from toxiproxy import Link, Toxiproxy, free_port
 
 from infra.embedded_kafka import broker_settings
@@ -87,6 +88,22 @@ def minio(proxy: Toxiproxy, bucket: str) -> Iterator[tuple[Server, StoreAddress]
             store.wait_ready(START_S)
             store.ensure_bucket()
         yield Server(container.get_wrapped_container(), link), address
+
+
+@contextmanager
+def minio_with_tls(certificates: Path) -> Iterator[tuple[str, str, str]]:
+    """Run MinIO with `public.crt` and `private.key` of a folder; its address and its root's keys."""
+    port, keys = free_port(), ("headrace", "headrace-secret")
+    container = (
+        DockerContainer(image("minio"))
+        .with_command(f"server /data --address :{MINIO_PORT} --certs-dir /certs")
+        .with_env("MINIO_ROOT_USER", keys[0])
+        .with_env("MINIO_ROOT_PASSWORD", keys[1])
+        .with_volume_mapping(str(certificates), "/certs", "ro")
+    )
+    with _running(container, MINIO_PORT, port):
+        container.start()
+        yield (f"{HOST}:{port}", *keys)
 
 
 @contextmanager
