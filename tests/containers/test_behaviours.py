@@ -11,6 +11,7 @@ from test_feeder import (
     test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given_twice,
 )
 from test_large_objects import (
+    behind,
     between,
     direct,
     test_a_fetch_from_a_killed_store_leaves_no_file_and_the_next_one_is_whole,
@@ -19,7 +20,6 @@ from test_large_objects import (
     test_of_an_upload_that_is_broken_off_nothing_is_left,
 )
 from test_rollout_worker import (
-    test_a_large_group_goes_to_the_store_and_its_record_carries_the_claim,
     test_after_kill_9_the_next_worker_redoes_only_what_was_unfinished,
     work,
 )

@@ -15,7 +15,7 @@ from minio.credentials.providers import StaticProvider
 from minio.error import S3Error
 from servers import START_S, minio_with_tls
 from test_large_objects import Breaking
-from test_rollout_worker import Spawn, issue, messages, task, until
+from test_rollout_worker import Spawn, issue, messages, task, until, work  # noqa: F401 - a fixture
 
 from infra.object_store import PART_BYTES, ObjectStore, StoreAddress, StoreDenied, StoreError, StoreUnavailable
 from infra.settings import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
@@ -116,7 +116,11 @@ def test_a_trainers_large_weights_go_up_in_parts_and_up_may_make_the_bucket(root
 
 
 def test_a_worker_plays_over_tls_with_the_rights_of_a_worker(
-    bootstrap: str, root: StoreAddress, run_name: str, work: Spawn, monkeypatch: pytest.MonkeyPatch
+    bootstrap: str,
+    root: StoreAddress,
+    run_name: str,
+    work: Spawn,  # noqa: F811 - the fixture
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def act_as(key: str, secret: str) -> None:
         monkeypatch.setenv(ACCESS_KEY_VARIABLE, key)

@@ -69,8 +69,8 @@ def between(mortal: Mortal) -> Iterator[TcpProxy]:
 
 
 @pytest.fixture
-def store(mortal: Mortal, between: TcpProxy) -> Iterator[ObjectStore]:
-    """The store behind the proxy."""
+def behind(mortal: Mortal, between: TcpProxy) -> Iterator[ObjectStore]:
+    """The store, asked through the proxy."""
     with ObjectStore(replace(mortal.address, endpoint=between.address)) as store:
         yield store
 
@@ -101,14 +101,14 @@ def at(between: TcpProxy, way: str, n_parts: float, do: Callable[[], None]) -> t
     return done
 
 
-def test_an_object_of_several_parts_is_sent_once(store: ObjectStore, between: TcpProxy) -> None:
+def test_an_object_of_several_parts_is_sent_once(behind: ObjectStore, between: TcpProxy) -> None:
     data, _ = large()
-    stored = store.put(data, "weights")
+    stored = behind.put(data, "weights")
     sent = between.passed["up"]
     assert sent > len(data)
-    assert store.put(data, "weights") == stored
+    assert behind.put(data, "weights") == stored
     assert between.passed["up"] - sent < PART_BYTES // 100
-    assert store.get(stored.key, stored.sha256, stored.size_bytes) == data
+    assert behind.get(stored.key, stored.sha256, stored.size_bytes) == data
 
 
 class Breaking(io.BytesIO):
@@ -120,19 +120,19 @@ class Breaking(io.BytesIO):
         return super().read(size)
 
 
-def test_of_an_upload_that_is_broken_off_nothing_is_left(store: ObjectStore, mortal: Mortal) -> None:
+def test_of_an_upload_that_is_broken_off_nothing_is_left(behind: ObjectStore, mortal: Mortal) -> None:
     data, key = large()
     with pytest.raises(OSError, match="the disk fails"):
-        store._upload(StoredObject(key, sha256(data).hexdigest(), len(data)), lambda: Breaking(data))
-    assert not store.exists(key)
+        behind._upload(StoredObject(key, sha256(data).hexdigest(), len(data)), lambda: Breaking(data))
+    assert not behind.exists(key)
     assert mortal.begun(key) == []
 
 
 def test_an_upload_over_a_killed_store_ends_with_the_object_whole_and_is_not_seen_before(
-    store: ObjectStore, direct: ObjectStore, between: TcpProxy, mortal: Mortal, run_name: str
+    behind: ObjectStore, direct: ObjectStore, between: TcpProxy, mortal: Mortal, run_name: str
 ) -> None:
     data, key = large()
-    run = Run(RunAddress(Connection("127.0.0.1:1"), run_name), run_name, (tiny_recipe(run_name),), store.address)
+    run = Run(RunAddress(Connection("127.0.0.1:1"), run_name), run_name, (tiny_recipe(run_name),), behind.address)
     claims: list[ClaimCheck] = []
 
     def kill() -> None:
@@ -161,12 +161,12 @@ def test_an_upload_over_a_killed_store_ends_with_the_object_whole_and_is_not_see
 
 
 def test_a_fetch_from_a_killed_store_leaves_no_file_and_the_next_one_is_whole(
-    store: ObjectStore, direct: ObjectStore, between: TcpProxy, mortal: Mortal, tmp_path: Path
+    behind: ObjectStore, direct: ObjectStore, between: TcpProxy, mortal: Mortal, tmp_path: Path
 ) -> None:
     data, key = large()
     stored = direct.put(data, "weights")
     claim = ClaimCheck(STORE_NAME, key, stored.sha256, stored.size_bytes)
-    cache = ObjectCache(store, tmp_path / "cache", 1 << 30)
+    cache = ObjectCache(behind, tmp_path / "cache", 1 << 30)
     seen: list[str] = []
 
     def kill() -> None:
