@@ -1,6 +1,6 @@
 """What weight updates cost: `OMP_NUM_THREADS=1 python -m benchmarks.weights [--parameters 1.7e9] [--json FILE]`.
 
-Four parts, of which `--parts` chooses some.
+Five parts, of which `--parts` chooses some.
 
 * `formats`: two sets in the shape of Qwen3-1.7B, of which a share of the values differs, in every format of
   `benchmarks/weight_formats.py`: bytes, bytes per changed value, times the floor, times smaller than the whole, and the
@@ -14,6 +14,9 @@ Four parts, of which `--parts` chooses some.
 * `pauses`: how long the learner waits while a version is copied, beside a plain copy of what is published, into memory
   that was written before and into new memory; and how long the engine stands while a version is swapped in, beside
   writing 1 % of the values where they belong. Best of the rounds, the swap worst.
+* `joining`: 250 versions of which each changes 1 % of the values, published to a broker and a store of this machine:
+  what one who is 200 versions behind fetches with and without merged deltas, and how often each object is fetched when
+  16 followers of one machine go to the newest version at once.
 * `training`: a small policy trained at three learning rates (`benchmarks/real_updates.py`): the last version in every
   format, and how density and size grow when 10 and 50 versions are merged into one delta.
 
@@ -49,13 +52,16 @@ from infra.weights.merging import merge_deltas
 from infra.weights.tensors import Tensor, weights_hash
 
 if TYPE_CHECKING:
+    from benchmarks.weight_joining import Joining
     from benchmarks.weight_pauses import EnginePause, LearnerPause
 
 SPANS = (1, 10, 50)
 ROUNDS = 3
 WIDTH = 120
 """Characters of a table, also where there is no terminal."""
-PARTS = ("formats", "memory", "pauses", "training")
+PARTS = ("formats", "memory", "pauses", "joining", "training")
+JOINING_PARAMETERS = 2e7
+"""Of the weights of which 250 versions are published: only their proportions count."""
 
 
 # ------------------------------------------------------------------------------------------------------------ training
@@ -194,6 +200,16 @@ def show_pauses(console: Console, learner: LearnerPause, engine: EnginePause) ->
     console.print(table)
 
 
+def show_joining(console: Console, found: Joining) -> None:
+    table = table_of("Who joins late fetches", "merged deltas", "versions behind", "objects", "MB", "anchors")
+    for one in found.joined:
+        cells = (f"{one.behind}", f"{one.objects}", f"{one.bytes / 1e6:,.1f}", f"{one.of_anchor:.2f}")
+        table.add_row("there" if one.merged else "none", *cells)
+    console.print(table)
+    most = max(found.fetches.values())
+    console.print(f"{found.followers} followers of one machine fetched each of {len(found.fetches)} objects {most} x")
+
+
 def show_training(console: Console, found: Trainings) -> None:
     title = f"Training {found.parameters:,} parameters, deltas merged"
     names = ("learning rate", "versions in one", "changed", "kB", "bytes/value", "1/full", "of the singles")
@@ -252,6 +268,12 @@ def main() -> None:
         engine = measure_engine(arguments.parameters, arguments.rounds, tell)
         show_pauses(console, learner, engine)
         figures["pauses"] = {"learner": asdict(learner), "engine": asdict(engine)}
+    if "joining" in arguments.parts:
+        from benchmarks.weight_joining import measure_joining
+
+        joining = measure_joining(min(arguments.parameters, JOINING_PARAMETERS), tell)
+        show_joining(console, joining)
+        figures["joining"] = asdict(joining)
     if "training" in arguments.parts:
         found = measure_training(arguments.hidden, arguments.versions, tell)
         show_training(console, found)

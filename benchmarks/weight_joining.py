@@ -1,0 +1,181 @@
+"""What joining late costs, and what many workers of one machine fetch: on a real broker and a real store."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from benchmarks.weight_costs import Tell
+from benchmarks.weight_sets import made, qwen3_shapes, successor
+from consumers.compaction import EVERY
+from consumers.compactor import Compactor
+from infra.embedded_kafka import EmbeddedKafka
+from infra.embedded_store import EmbeddedStore
+from infra.kafka import Connection, RunAddress, open_producer
+from infra.object_store import ObjectStore
+from infra.revisions import revision_of, write_revision
+from infra.run import Run, join, store_text
+from infra.settings import Recipe
+from infra.topic_admin import ensure_topics
+from infra.topic_reader import read_all
+from infra.weights.object_cache import ObjectCache
+from infra.weights.paths import MERGED
+from infra.weights.policy_weights import PolicyWeights
+from schemas import codec
+from schemas.records import ClaimCheck, WeightsPublished
+from trainers.publisher import Publisher
+
+POLICY = "policy"
+DENSITY = 0.01
+BEHIND = 200
+VERSIONS = 249
+"""Published after version 0: the newest anchor is as old then as it gets."""
+FOLLOWERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What one who joins fetches."""
+
+    behind: int
+    """Versions."""
+    merged: bool
+    """Whether merged deltas were there."""
+    objects: int
+    bytes: int
+    of_anchor: float
+    """Times the size of the newest anchor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """All of it."""
+
+    parameters: int
+    joined: tuple[Joined, ...]
+    followers: int
+    """On one machine."""
+    fetches: dict[str, int]
+    """How often each object was fetched that led them to the newest version."""
+
+
+class _Counting:
+    """The objects of a run, counted as they are fetched."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.sizes: list[int] = []
+
+    def get(self, claim: ClaimCheck) -> memoryview:
+        self.sizes.append(claim.size_bytes)
+        return memoryview(self._run.get(claim))
+
+    def drop(self, claim: ClaimCheck) -> None:
+        raise AssertionError(f"{claim.key} is not what it should be")
+
+
+class _CountingStore(ObjectStore):
+    """A store that counts what is fetched from it."""
+
+    fetches: ClassVar[Counter[str]] = Counter()
+
+    def get_to_file(self, key: str, sha256: str, size_bytes: int, path: Path) -> None:
+        self.fetches[key] += 1
+        super().get_to_file(key, sha256, size_bytes, path)
+
+
+def measure_joining(parameters: float, tell: Tell) -> Joining:
+    """Publish versions as a trainer does, merge them as the compactor does, and join as a worker does."""
+    with made_run() as run:
+        count = _publish(run, parameters, tell)
+        singles = _events(run)
+        with closing(Compactor(run, [POLICY], EVERY)) as compactor:
+            compactor.catch_up()
+            compactor.merge_due()
+        events = _events(run)
+        joined = tuple(_join(run, found) for found in (singles, events))
+        for one in joined:
+            tell(f"{one.objects} objects, {one.of_anchor:.2f} anchors, {'with' if one.merged else 'no'} merged deltas")
+        return Joining(count, joined, FOLLOWERS, _follow(run, events))
+
+
+@contextmanager
+def made_run() -> Iterator[Run]:
+    """Begin a run with servers of its own, of which only the weights are used."""
+    recipe = Recipe.model_validate(
+        {
+            "name": "joining",
+            "policies": {POLICY: {"path": "none"}},
+            "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": POLICY}}},
+        }
+    )
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-joining-")))
+        kafka = stack.enter_context(EmbeddedKafka(folder / "kafka"))
+        place = stack.enter_context(EmbeddedStore(folder / "store")).address("joining")
+        with ObjectStore(place) as store:
+            store.ensure_bucket()
+        address = RunAddress(Connection(kafka.bootstrap), recipe.name)
+        ensure_topics(
+            address.connection,
+            recipe.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions),
+        )
+        text = store_text(place, with_keys=True)
+        write_revision(address.connection, recipe.topics.recipe, revision_of("run-1", 0, recipe, text))
+        yield join(address)
+
+
+def _publish(run: Run, parameters: float, tell: Tell) -> int:
+    """Publish `VERSIONS` after the first; return how many values each has."""
+    weights = made(qwen3_shapes(parameters))
+    publisher, producer = Publisher(run, POLICY, ()), open_producer(run.connection, "publisher")
+    for version in range(VERSIONS + 1):
+        event = publisher.publish(weights.tensors, version)
+        message = publisher.message(event)
+        producer.produce(message.topic, message.value, message.key, message.partition)
+        weights = successor(weights, DENSITY, seed=version)
+        if version % 50 == 0:
+            tell(f"version {version} is published")
+    assert producer.flush(30) == 0, "Kafka does not answer"  # noqa: S101 - nothing is measured then
+    return len(weights.items)
+
+
+def _events(run: Run) -> list[WeightsPublished]:
+    found = read_all(run.connection, [run.topics.weights(POLICY)])
+    return [codec.decode(message.value, WeightsPublished) for message in found]
+
+
+def _join(run: Run, events: Sequence[WeightsPublished]) -> Joined:
+    """Hold the weights of `BEHIND` versions before the newest, and go on from there."""
+    published = {event.version: event for event in events if event.kind != MERGED}
+    newest, objects = published[VERSIONS], _Counting(run)
+    held = PolicyWeights(objects)
+    held.bring(events, published[VERSIONS - BEHIND])
+    objects.sizes.clear()
+    held.bring(events, newest)
+    anchor = max((event for event in events if event.kind == "anchor"), key=lambda event: event.version)
+    assert anchor.weights is not None  # noqa: S101 - the publisher gave it one
+    fetched = sum(objects.sizes)
+    merged = len(published) < len(events)
+    return Joined(BEHIND, merged, len(objects.sizes), fetched, fetched / anchor.weights.size_bytes)
+
+
+def _follow(run: Run, events: Sequence[WeightsPublished]) -> dict[str, int]:
+    """Let all followers of one machine go to the newest version at once; each has a cache object of its own."""
+    target = max(events, key=lambda event: event.version)
+    _CountingStore.fetches = Counter()
+
+    def follow(folder: Path) -> None:
+        with _CountingStore(run.store_address) as store:
+            PolicyWeights(ObjectCache(store, folder, most_bytes=1 << 34)).bring(events, target)
+
+    with tempfile.TemporaryDirectory(prefix="headrace-cache-") as folder, ThreadPoolExecutor(FOLLOWERS) as pool:
+        for done in [pool.submit(follow, Path(folder)) for _ in range(FOLLOWERS)]:
+            done.result()
+    return dict(_CountingStore.fetches)
