@@ -141,7 +141,7 @@ def test_an_upload_over_a_killed_store_ends_with_the_object_whole_and_is_not_see
 
     killed = at(between, "up", 1.5, kill)
     with structlog.testing.capture_logs() as logs:
-        upload = threading.Thread(target=lambda: claims.append(run.put(data, "weights")))
+        upload = threading.Thread(target=lambda: claims.append(run.put(data, "weights")), daemon=True)
         upload.start()
         assert killed.wait(PATIENCE_S)
         if mortal.sweeps:
