@@ -22,7 +22,7 @@ from infra.data_folder import DataFolder, RunNotes
 from infra.errors import Unavailable, UsageError
 from infra.log import configure_logging
 from infra.revisions import first_message, settled, write_revision
-from infra.run import Run, join, store_text
+from infra.run import Run, join
 from infra.server_process import write_atomically
 from infra.servers import Servers
 from infra.settings import KAFKA_CLIENT_VARIABLE, Recipe
@@ -176,9 +176,9 @@ class Launch:
     def _settle(self) -> Run:
         """Create the topics and write the recipe, where they are not there yet."""
         address = self._servers.address
-        store = store_text(self._servers.store_address, with_keys=self._servers.embedded_store)
+        store, is_ours = self._servers.store_address, self._servers.embedded_store
         first = first_message(address)
-        revision = settled(address, self._recipe, store, new_recipe=self._order.new_recipe)
+        revision = settled(address, self._recipe, store, with_keys=is_ours, new_recipe=self._order.new_recipe)
         topics = self._recipe.topics
         workflows, policies = tuple(self._recipe.workflows), tuple(self._recipe.policies)
         ensure_topics(address.connection, topics.all(workflows, policies, self._recipe.kafka.partitions))

@@ -56,7 +56,7 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
         run = _woken(folder, notes, started)
         if store and not run.recipe.store.endpoint:
             server = started.enter_context(EmbeddedStore(folder.store))
-            run = replace(run, store_address=server.address(run.recipe.store.bucket))
+            run = replace(run, store_address=server.address(run.recipe.store.bucket, run.store_address.prefix))
         yield OpenedRun(run, rests=True)
 
 

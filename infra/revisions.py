@@ -13,7 +13,8 @@ import structlog
 
 from infra.errors import HeadraceError, UsageError
 from infra.kafka import Connection, RunAddress, kafka_errors, open_admin, open_producer, patiently
-from infra.run import Run, join, read_revision, read_revisions, untold
+from infra.object_store import StoreAddress
+from infra.run import Run, join, read_revision, read_revisions, store_of, store_text, untold
 from infra.settings import Recipe
 from infra.topic_reader import read_all
 from schemas import codec
@@ -25,16 +26,21 @@ WRITE_TIMEOUT_S = 30
 log = structlog.get_logger()
 
 
-def settled(address: RunAddress, recipe: Recipe, store: str, *, new_recipe: bool) -> RecipeRevision | None:
+def settled(
+    address: RunAddress, recipe: Recipe, where: StoreAddress, *, with_keys: bool, new_recipe: bool
+) -> RecipeRevision | None:
     """Return what is to be written to the recipe topic before the run can go on; None when nothing is.
 
-    A first revision begins a run; a changed recipe becomes the next revision if the user says so; a store at another
+    A first revision begins a run, whose objects lie under its run id: runs that share a bucket, also from several
+    clusters, are told apart by it. A changed recipe becomes the next revision if the user says so; a store at another
     address is told of by the same revision once more. Raises UsageError with the keys that differ.
     """
     before = known_revisions(address)
     if not before:
-        return revision_of(f"{address.run}-{secrets.token_hex(4)}", 0, recipe, store)
+        run_id = f"{address.run}-{secrets.token_hex(4)}"
+        return revision_of(run_id, 0, recipe, store_text(replace(where, prefix=f"{run_id}/"), with_keys=with_keys))
     newest = before[-1]
+    store = store_text(replace(where, prefix=store_of(newest).prefix), with_keys=with_keys)
     differing = differences(Recipe.from_json(newest.recipe), recipe)
     if differing and not new_recipe:
         raise UsageError(
