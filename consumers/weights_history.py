@@ -12,6 +12,7 @@ from typing import Any
 
 from consumers.lineage import read_records
 from consumers.weights_figures import median_of
+from infra.retired import WEIGHTS, read_retired
 from infra.run import Run
 from infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, cheapest, is_version, link_of
 from schemas.records import BatchTrained, TakenWeights, WeightsPublished, WorkerStatus
@@ -57,6 +58,8 @@ class VersionWeights:
     weights_hash: str
     created_ms: int
     """Wall time in ms since the epoch."""
+    retired: bool
+    """Whether `headrace gc` has deleted its object, or is about to."""
 
     @property
     def ratio(self) -> float | None:
@@ -72,9 +75,14 @@ def weights_history(run: Run, policy: str | None) -> dict[str, Any]:
     name = run.policy(policy)
     trained = {batch.version for batch in read_records(run, run.topics.batches(name), BatchTrained)}
     events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
+    retired = read_retired(run)
     statuses: list[WorkerStatus] = read_records(run, run.topics.workers, WorkerStatus)
     told = _told(statuses, name)
-    versions = [_of(event, list(told[event.version].values())) for event in events if is_version(event)]
+    versions = [
+        _of(event, list(told[event.version].values()), retired=retired.has(name, WEIGHTS, event.version))
+        for event in events
+        if is_version(event)
+    ]
     merged = [_merged(event) for event in events if not is_version(event)]
     way = cheapest([link for event in events if (link := link_of(event))], NOTHING, _newest_hash(versions)) or []
     published = {one.version for one in versions}
@@ -116,7 +124,7 @@ def _merged(event: WeightsPublished) -> MergedDelta:
     return MergedDelta(event.base_version, event.version, size, event.created_ms)
 
 
-def _of(event: WeightsPublished, taken: list[TakenWeights]) -> VersionWeights:
+def _of(event: WeightsPublished, taken: list[TakenWeights], *, retired: bool) -> VersionWeights:
     return VersionWeights(
         version=event.version,
         epoch=event.epoch,
@@ -134,4 +142,5 @@ def _of(event: WeightsPublished, taken: list[TakenWeights]) -> VersionWeights:
         pause_s=median_of(one.pause_s for one in taken),
         weights_hash=event.weights_hash,
         created_ms=event.created_ms,
+        retired=retired,
     )

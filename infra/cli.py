@@ -315,6 +315,44 @@ def redrive(
         raise typer.Exit(FAILED)
 
 
+@app.command(rich_help_panel=RUN)
+def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    run: RunChoice = None,
+    data: DataChoice = None,
+    keep_versions: Annotated[
+        int,
+        typer.Option(min=1, help="Newest versions whose weights stay; no fewer than 64, as workers begin with those."),
+    ] = 64,
+    keep_checkpoints: Annotated[
+        int | None, typer.Option(min=1, help="Newest checkpoints that stay; all if not given.", show_default=False)
+    ] = None,
+    older_than: Annotated[
+        str, typer.Option(metavar="AGE", help="Spare what is younger: 36h, 2d. Less than 1d only of a run that rests.")
+    ] = "1d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete the objects of a run that nothing needs any more, as its topics tell.
+
+    Those are: objects that no record names, as crashes leave them; weights of versions that no worker begins with; with
+    --keep-checkpoints older checkpoints. The first version and its checkpoint stay for ever, groups and files always.
+
+    What was named is retired first, by a record, so that `audit` and `retrain` know. When a record cannot be known,
+    nothing is deleted.
+
+    Example: [bold]headrace gc --data .headrace/arithmetic --dry-run[/]
+    """
+    from infra.durations import duration_of
+    from infra.opened_run import opened_run
+
+    log_quietly()
+    age = duration_of(older_than)
+    with opened_run(run, data, store=True) as opened:
+        keep = (keep_versions, keep_checkpoints)
+        found = workers.find(workers.COLLECT)(opened.run, keep, age, dry_run=dry_run, rests=opened.rests)
+        answer(found, workers.SHOW_COLLECTED, as_json=as_json)
+
+
 @app.command(rich_help_panel=LOOK)
 def lineage(
     version: Annotated[int | None, typer.Option(min=0, help="A version: the groups that made it.")] = None,

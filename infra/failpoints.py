@@ -18,6 +18,7 @@ something to write: `handled` (records are in memory, nothing is produced), then
     rollout.before_swap, rollout.after_swap            new weights are fetched, and served
     compact.before_upload, compact.after_upload        around a merged delta's way into the store
     compact.announced                                  its record is on the topic
+    gc.deleted                                         an object is deleted; `gc.committed`: all is said, and there yet
 """
 
 from __future__ import annotations

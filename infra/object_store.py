@@ -19,7 +19,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -52,7 +52,10 @@ JOIN_S, SLOWEST_JOIN_BYTES_PER_S = 30.0, 20_000_000
 """How long a store may take for a part, or to join them all; nothing is won by sending all again too soon."""
 CHUNK_BYTES = 1024 * 1024
 SPARED_BY_GC = timedelta(days=1)
-"""Garbage collection spares objects younger than this; an older one is written anew, which makes it young."""
+"""Garbage collection spares objects younger than this: their records may be on their way."""
+TAKEN_AS_STORED = SPARED_BY_GC / 2
+"""`put` sends an object that is older than this anew, which makes it young. So what it has returned is spared for
+twelve hours at least, in which its record is to be written, however long the object had been there."""
 
 _SEGMENT = re.compile(r"(?!\.\.?$)[A-Za-z0-9._=+-]+")
 """Part of a key between slashes; never `.` or `..`."""
@@ -137,6 +140,16 @@ class StoredObject:
     key: str
     sha256: str
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """An object as a listing shows it."""
+
+    key: str
+    size_bytes: int
+    modified: datetime
+    """When it was last written, in UTC by the store's clock."""
 
 
 class ObjectStore:
@@ -253,6 +266,33 @@ class ObjectStore:
             return False
         return True
 
+    def listing(self) -> list[ListedObject]:
+        """Return all objects under the address's prefix, those of uploads under way left out."""
+        bucket, prefix = self.address.bucket, self.address.prefix
+
+        def ask() -> list[ListedObject]:
+            found = self._client.list_objects(bucket_name=bucket, prefix=prefix, recursive=True)
+            return [
+                ListedObject(one.object_name, one.size or 0, one.last_modified)
+                for one in found
+                if one.object_name and one.last_modified is not None and not one.is_dir
+            ]
+
+        return self._ask(ask, prefix)
+
+    def modified(self, key: str) -> datetime | None:
+        """Return when an object was last written; None when there is none."""
+        try:
+            found = self._ask(lambda: self._client.stat_object(bucket_name=self.address.bucket, object_name=key), key)
+        except ObjectMissing:
+            return None
+        return found.last_modified
+
+    def delete(self, key: str) -> None:
+        """Remove an object; one that is not there is none to remove."""
+        with suppress(ObjectMissing):
+            self._ask(lambda: self._client.remove_object(bucket_name=self.address.bucket, object_name=key), key)
+
     def ensure_bucket(self) -> None:
         """Make the bucket unless it exists, and see that these keys may write and read it.
 
@@ -307,7 +347,7 @@ class ObjectStore:
             return (
                 found.size == stored.size_bytes
                 and found.last_modified is not None
-                and datetime.now(UTC) - found.last_modified < SPARED_BY_GC
+                and datetime.now(UTC) - found.last_modified < TAKEN_AS_STORED
             )
 
         try:

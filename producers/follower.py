@@ -20,7 +20,7 @@ from infra.object_store import StoreError
 from infra.run import Run, read_revision
 from infra.settings import Recipe
 from infra.topic_reader import Place, TopicReader, read_all, read_range
-from infra.weights.paths import ANCHOR, is_version
+from infra.weights.paths import ANCHOR, RECENT, is_version
 from infra.weights.policy_weights import BadWeights, PolicyWeights
 from infra.weights.tensors import WeightsError
 from producers.engines.contract import Engine, EngineError, VersionGone
@@ -31,8 +31,6 @@ from schemas.records import ClaimCheck, TakenWeights, WeightsPublished
 
 log = structlog.get_logger()
 
-RECENT = 64
-"""Versions of a weights topic that a worker begins with, and what is before them back to an anchor."""
 OFFSETS_A_VERSION = 3
 """Its record, the mark of its transaction, and maybe a merged delta that ends in it."""
 POLL_S = 0.1

@@ -165,12 +165,23 @@ def decode_any(data: bytes) -> Any:
     return _read(data, form)
 
 
+def name_of(data: bytes) -> str:
+    """Return the name of the record that a message holds, from its first bytes.
+
+    Raises UnknownSchema when no schema of its fingerprint is known, and SchemaError when it is no message at all.
+    """
+    form = BY_FINGERPRINT.get(bytes(data[2:HEADER_BYTES])) if data[:2] == MAGIC else None
+    schema = form.schema if form is not None else _writer_schema(data)
+    return str(schema["name"]).removeprefix(f"{NAMESPACE}.")
+
+
 def decode_prefix(data: bytes) -> tuple[str, Plain]:
     """Return the record's name and, by name, as many of its first fields as can be read, whatever follows them.
 
     Fields are plain, as Avro has them. Raises SchemaError when not even the record's name is known.
     """
-    form = BY_FINGERPRINT.get(bytes(data[2:HEADER_BYTES])) if data[:2] == MAGIC else None
+    name = name_of(data)
+    form = BY_FINGERPRINT.get(bytes(data[2:HEADER_BYTES]))
     schema = form.schema if form is not None else _writer_schema(data)
     plain = {key: value for key, value in schema.items() if not key.startswith("__")}
     for count in range(len(plain["fields"]), 0, -1):
@@ -181,8 +192,8 @@ def decode_prefix(data: bytes) -> tuple[str, Plain]:
             found = schemaless_reader(body, begin, None)
         except Exception:  # noqa: BLE001, S112 - fastavro raises many kinds; a shorter beginning may do
             continue
-        return schema["name"].removeprefix(f"{NAMESPACE}."), dict(found)  # type: ignore[arg-type]  # a record is a dict
-    return schema["name"].removeprefix(f"{NAMESPACE}."), {}
+        return name, dict(found)  # type: ignore[arg-type]  # a record is a dict
+    return name, {}
 
 
 def _writer_schema(data: bytes) -> Plain:

@@ -657,6 +657,24 @@ class WarmStartExamples:
     """JSON lines with prompt and completion."""
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectsRetired:
+    """Versions whose objects nothing needs any more, said before they are deleted. gc → audit, retrain, export, gc."""
+
+    run_id: str = ""
+    """The run."""
+    policy: str = ""
+    """Which policy."""
+    variant: str = ""
+    """Variant of the curated topic; empty for the main one."""
+    what: str = ""
+    """weights | checkpoints."""
+    versions: Int32s = field(default_factory=no_ints)
+    """All that ever were retired, as pairs (first, last), int32[2R]: what was published or taken of these."""
+    created_ms: int = 0
+    """Wall time in ms since the epoch."""
+
+
 RECORDS: tuple[type, ...] = (
     RecipeRevision,
     Task,
@@ -671,5 +689,6 @@ RECORDS: tuple[type, ...] = (
     Snapshot,
     CheckpointPointer,
     WarmStartExamples,
+    ObjectsRetired,
 )
 """Every record that may stand alone in a message."""

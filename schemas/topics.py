@@ -81,7 +81,7 @@ class Topics:
 
     @property
     def state(self) -> str:
-        """Snapshot, CheckpointPointer and WarmStartExamples, the newest by key."""
+        """Snapshot, CheckpointPointer, WarmStartExamples and ObjectsRetired, the newest by key."""
         return f"{self.run}.state"
 
     def rollout_group(self, stream: str) -> str:
@@ -145,6 +145,16 @@ def checkpoint_prefix(policy: str) -> bytes:
 def examples_key(policy: str) -> bytes:
     """Return the key, in `state`, of a policy's worked examples."""
     return f"examples|{policy}".encode()
+
+
+def retired_key(policy: str, what: str) -> bytes:
+    """Return the key, in `state`, of what is retired of a policy; `what` is as in ObjectsRetired."""
+    return f"{retired_prefix(policy).decode()}{what}".encode()
+
+
+def retired_prefix(policy: str) -> bytes:
+    """Return how the keys of what is retired of a policy begin."""
+    return f"retired|{policy}|".encode()
 
 
 def eval_stream(stream: str) -> str:

@@ -11,6 +11,7 @@ import structlog
 
 from infra.kafka import Message
 from infra.process import ToldToStop
+from infra.retired import CHECKPOINTS, Retired
 from infra.run import Run, read_record
 from infra.topic_reader import Place, TopicReader, read_all, whole_topics
 from infra.weights.paths import ANCHOR, is_version
@@ -48,7 +49,9 @@ class History:
     """A trainer's past."""
 
     checkpoints: dict[int, CheckpointPointer] = field(default_factory=dict)
-    """By version, all that were ever taken."""
+    """By version, all that were ever taken, but for those that are retired."""
+    retired: tuple[int, ...] = ()
+    """Versions of the checkpoints that `headrace gc` has deleted, or is about to."""
     batches: list[BatchTrained] = field(default_factory=list)
     """Records that made a version, oldest first."""
     last: BatchTrained | None = None
@@ -72,7 +75,7 @@ class History:
 
 def read_history(run: Run, policy: str) -> History:
     """Read a policy's past up to the high watermarks of this moment."""
-    topics, history = run.topics, History()
+    topics, history, retired = run.topics, History(), Retired(run.run_id, [policy])
     batches, weights = topics.batches(policy), topics.weights(policy)
     for message in read_all(run.connection, [batches, weights, topics.state]):
         if message.topic == batches:
@@ -82,11 +85,14 @@ def read_history(run: Run, policy: str) -> History:
             published = read_record(message, WeightsPublished)
             if published and published.run_id == run.run_id:
                 _take_event(history, published, message.offset)
-        elif message.key.startswith(checkpoint_prefix(policy)):
+        elif not retired.take(message) and message.key.startswith(checkpoint_prefix(policy)):
             pointer = read_record(message, CheckpointPointer)
             if pointer and pointer.run_id == run.run_id:
                 history.checkpoints[pointer.version] = pointer
     history.batches.sort(key=lambda batch: batch.version)
+    history.retired = tuple(v for v in sorted(history.checkpoints) if retired.has(policy, CHECKPOINTS, v))
+    for version in history.retired:
+        del history.checkpoints[version]
     return history
 
 

@@ -118,6 +118,13 @@ def _checkpoint_at(history: History, begin: int | None, whose: str) -> int:
     if not history.checkpoints:
         raise LineageBroken(f"{whose} has no checkpoint yet: it has not begun, or its topics are gone")
     kept = [version for version in history.checkpoints if begin is None or version <= begin]
+    retired = max((version for version in history.retired if begin is not None and version <= begin), default=-1)
+    if retired > max(kept, default=-1):
+        there = ", ".join(map(str, sorted(history.checkpoints)))
+        raise UsageError(
+            f"{whose} had a checkpoint of version {retired}, which `headrace gc` has retired: give --from one of those "
+            f"that are there, {there}"
+        )
     if not kept:
         raise UsageError(
             f"{whose} has no checkpoint at or below --from {begin}: the oldest is {min(history.checkpoints)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from blake3 import blake3
@@ -11,6 +11,7 @@ from blake3 import blake3
 from consumers.audit.fold import spot
 from infra.kafka import Message
 from infra.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavailable
+from infra.retired import CHECKPOINTS, WEIGHTS, Retired
 from infra.weights.delta import Delta
 from infra.weights.folder import open_weights
 from infra.weights.held import HeldWeights
@@ -21,6 +22,8 @@ from schemas import codec
 from schemas.avro import SchemaError
 from schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
 
+Version = tuple[str, str, int]
+"""(policy, weights | checkpoints, version)."""
 LAST_SEEN = 64
 """Objects that are named again and again, as the files beside every anchor are, are read once."""
 
@@ -42,6 +45,8 @@ class Objects:
         self._lost: set[str] = set()
         """Policies whose weights are not at hand until the next anchor: a delta could not be applied."""
         self._deep = deep
+        self._of_versions: list[tuple[Version, str]] = []
+        """What is wrong with objects that may have been retired."""
         self._seen: dict[ClaimCheck, None] = {}
         self.count = 0
         self.seconds = 0.0
@@ -75,7 +80,7 @@ class Objects:
         except (StoreUnavailable, StoreDenied) as error:
             raise StoreAway(str(error)) from error
         except (StoreError, WeightsError) as error:
-            yield f"{name} {error}"
+            self._of_versions.append(((event.policy, WEIGHTS, event.version), f"{name} {error}"))
             return
         if found != event.weights_hash:
             yield (
@@ -131,17 +136,29 @@ class Objects:
 
     def _checkpoint(self, pointer: CheckpointPointer, place: str) -> Iterator[str]:
         name = f"the checkpoint of version {pointer.version} of {pointer.policy}, named by {place}:"
+        version = (pointer.policy, CHECKPOINTS, pointer.version)
         if self._deep or pointer.checkpoint is None:
-            yield from (f"{name} {why}" for why in self.claim(pointer.checkpoint))
+            self._of_versions += [(version, f"{name} {why}") for why in self.claim(pointer.checkpoint)]
             return
         self.count += 1
         try:
             if not self._store.exists(pointer.checkpoint.key):
-                yield f"{name} {pointer.checkpoint.key} does not exist in the store"
+                self._of_versions.append((version, f"{name} {pointer.checkpoint.key} does not exist in the store"))
         except (StoreUnavailable, StoreDenied) as error:
             raise StoreAway(str(error)) from error
         except StoreError as error:
             yield f"{name} {error}"
+
+    def not_retired(self, read_retired: Callable[[], Retired]) -> Iterator[str]:
+        """Yield what is wrong with objects of versions, when all were checked, but for those that were retired.
+
+        Args:
+            read_retired: Asked only if something is wrong, and only now: `gc` says what it retires before it deletes.
+        """
+        retired = read_retired() if self._of_versions else None
+        for version, what in self._of_versions:
+            if retired is None or not retired.has(*version):
+                yield what
 
     def claim(self, claim: ClaimCheck | None) -> Iterator[str]:
         """Yield what is wrong with the bytes behind a claim check. Raises StoreAway."""

@@ -25,6 +25,7 @@ from consumers.audit.reading import Reading, known_topics, shortened
 from infra.dead_letters import was_sent_back
 from infra.kafka import Message
 from infra.object_store import StoreDenied, StoreUnavailable
+from infra.retired import read_retired
 from infra.run import Run, read_revisions
 from infra.topic_reader import Place, read_all, whole_topics
 from schemas.records import CheckpointPointer, RecipeRevision, WeightsPublished
@@ -156,6 +157,8 @@ class WholeAudit:
             self._take(self.reading.read(_in(parts.tasks, there), "tasks"))
         self._take_named(self.reading.read(_in(parts.weights, there), "weights"))
         self._take_named(self.reading.read(_in(parts.state, there), "state"))
+        for what in self.objects.not_retired(lambda: read_retired(self.run)) if self.objects else ():
+            self.broken.say(what)
         self.fold.close()
         if not offline:
             self._check_commits(there)

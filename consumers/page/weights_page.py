@@ -44,6 +44,8 @@ def weights_page(found: Mapping[str, Any]) -> RenderableType:
     if found["left_out"]:
         count = len(found["left_out"])
         facts.add_row("left out", f"{count} version{'s' * (count > 1)}, made while the one before was on its way")
+    if retired := sum(one["retired"] for one in versions):
+        facts.add_row("retired", f"{retired} version{'s' * (retired > 1)} by `headrace gc`, whose objects are gone")
     newest = versions[-1]["version"]
     for worker, version in found["served"].items():
         behind = f", {newest - version} behind" if version < newest else ""

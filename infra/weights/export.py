@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.retired import WEIGHTS, in_words, read_retired
 from infra.run import Run, read_record
 from infra.topic_reader import read_all
 from infra.weights.files import write_files
@@ -17,8 +18,8 @@ from schemas.records import WeightsPublished
 def export(run: Run, policy: str | None, version: int | None, out: Path) -> WeightsPublished:
     """Write a version, the newest if none is given, with the files beside its anchor; return its event.
 
-    Raises UsageError when there is no such version or `out` exists, BadWeights when no good objects lead to
-    it, FilesError when a file beside them has no plain name.
+    Raises UsageError when there is no such version, or not any more, or `out` exists, BadWeights when no good objects
+    lead to it, and FilesError when a file beside them has no plain name.
     """
     name = run.policy(policy)
     found = (read_record(message, WeightsPublished) for message in read_all(run.connection, [run.topics.weights(name)]))
@@ -31,6 +32,12 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
     if target is None:
         last = max(event.version for event in versions)
         raise UsageError(f"policy {name} of run {run.address.run} published no version {version}; the newest is {last}")
+    retired = read_retired(run)
+    if retired.has(name, WEIGHTS, target.version):
+        there = in_words(event.version for event in versions if not retired.has(name, WEIGHTS, event.version))
+        raise UsageError(
+            f"`headrace gc` has retired the weights of version {target.version} of policy {name}: there are {there}"
+        )
     files = [event.files for event in versions if event.files and event.version <= target.version][-1:]
     with made_whole(out) as folder:
         write_weights(PolicyWeights(run.weights_cache).bring(events, target), folder, target.weights_hash)

@@ -13,6 +13,8 @@ from schemas.records import WeightsPublished
 
 ANCHOR, DELTA, MERGED = "anchor", "delta", "merged"
 """Kinds of a WeightsPublished. The last publishes nothing: it tells of a further way between two versions."""
+RECENT = 64
+"""Versions that a worker begins with, and what is before them back to an anchor; `headrace gc` keeps no fewer."""
 NOTHING = ""
 """Where an anchor leads from: no weights are needed for it."""
 Object = TypeVar("Object")

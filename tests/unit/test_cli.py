@@ -28,7 +28,7 @@ COMPONENTS = {
 ADDRESS = "kafka://127.0.0.1:9092/demo"
 RUN = cast("Any", None)
 LOOKS = (
-    ("status",), ("audit",), ("dead-letters",), ("dead-letters", "--offset", "1"), ("redrive",),
+    ("status",), ("audit",), ("dead-letters",), ("dead-letters", "--offset", "1"), ("redrive",), ("gc",),
     ("lineage", "--version", "3"), ("inspect", "--step", "3"), ("retrain",),
 )  # fmt: skip
 LOOKED = {"comparable": True, "refused": []}
@@ -56,13 +56,13 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
 
     page, _, modules = done.stdout.partition("modules ")
-    for command in ("up", "topics", "status", "audit", "lineage", "inspect", "doctor", "clean", *COMPONENTS):
+    for command in ("up", "topics", "status", "audit", "lineage", "inspect", "gc", "doctor", "clean", *COMPONENTS):
         assert f" {command} " in page
     assert not {"torch", "transformers", "confluent_kafka", "pydantic", "minio"} & set(modules.split())
 
 
 @pytest.mark.parametrize(
-    "command", ["up", "topics", "status", "audit", "lineage", "inspect", "doctor", "clean", *COMPONENTS]
+    "command", ["up", "topics", "status", "audit", "lineage", "inspect", "gc", "doctor", "clean", *COMPONENTS]
 )
 def test_every_command_teaches_by_an_example(command: str) -> None:
     page = CliRunner().invoke(cli.app, [command, "--help"]).output

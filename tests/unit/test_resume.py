@@ -10,12 +10,14 @@ import structlog
 from structlog.testing import capture_logs
 
 from infra import process
+from infra.errors import UsageError
 from infra.kafka import KafkaAway
 from infra.process import ToldToStop, keep_running
 from schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, WeightsPublished
 from trainers.history import AnchorMark, History, _take_event
 from trainers.learner import Learner, other_parts
 from trainers.resume import _epoch, _Progress
+from trainers.retrain import _checkpoint_at
 
 HERE = {"torch": "2.8", "threads": "1"}
 
@@ -109,3 +111,13 @@ def test_a_merged_delta_is_no_version_of_a_trainers_past() -> None:
     assert past.published is not None
     assert past.published.kind == "delta"
     assert (past.anchor, past.anchor_offset) == (AnchorMark(100, 1, 101), 0)
+
+
+def test_a_checkpoint_that_was_retired_is_told_with_those_that_are_there() -> None:
+    there = {version: CheckpointPointer(version=version) for version in (0, 60)}
+    past = History(checkpoints=there, retired=(20, 40))
+    for begin, checkpoint in ((None, 0), (10, 0), (60, 60), (99, 60)):
+        assert _checkpoint_at(past, begin, "policy p") == checkpoint
+    for begin in (40, 59):
+        with pytest.raises(UsageError, match=r"version 40, which `headrace gc` has retired: .*there, 0, 60"):
+            _checkpoint_at(past, begin, "policy p")

@@ -21,6 +21,8 @@ def shown(**changes: Any) -> str:
         {"version": 3, "kind": "delta", "base_version": 1, "bytes": 900, "ratio": None, "density": None,
          "encode_s": None, "upload_s": None, "full_bytes": 2_000_000, "workers": 0},
     ]  # fmt: skip
+    for one in versions:
+        one["retired"] = one["version"] == 1
     found = {"run": "r", "policy": "p", "versions": versions, "left_out": [2], "served": {"a": 3, "b": 1}}
     found |= {"merged": [], "join": {"objects": 3, "bytes": 2_014_900}}
     console = Console(width=80)
@@ -56,6 +58,7 @@ def test_what_was_left_out_and_who_is_behind_is_said() -> None:
     assert "1 version, made while the one before was on its way" in said
     assert "b version 1, 2 behind" in said
     assert "2.0 MB whole, 14.9 kB as deltas" in said
+    assert "1 version by `headrace gc`, whose objects are gone" in said
     assert "left out" not in shown(left_out=[])
 
 

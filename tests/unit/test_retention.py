@@ -1,0 +1,293 @@
+"""What `headrace gc` takes for needed: names in records of any kind, versions by their rules, ages."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import typing
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from consumers.retention.collector import RETIRED, UNNAMED, Order, Plan, plan
+from consumers.retention.keeping import Written, ranges_of, retired_checkpoints, retired_weights
+from consumers.retention.marking import Marker, Unreadable
+from infra.durations import duration_of
+from infra.errors import UsageError
+from infra.kafka import Message
+from infra.object_store import SPARED_BY_GC, TAKEN_AS_STORED, ListedObject
+from infra.retired import CHECKPOINTS, WEIGHTS, in_words
+from schemas import codec
+from schemas.records import (
+    RECORDS,
+    CheckpointPointer,
+    ClaimCheck,
+    CuratedGroup,
+    DeadLetter,
+    NamedObject,
+    ObjectsRetired,
+    TrajectoryGroup,
+    WeightsPublished,
+)
+from schemas.topics import Topics, checkpoint_key, retired_key
+
+RUN, PREFIX, TOPICS = "run-1", "run-1/", Topics("r")
+NOW = datetime(2026, 1, 10, tzinfo=UTC)
+LONG_AGO = NOW - timedelta(days=5)
+NO_AGE = Order(older_than=timedelta(0))
+
+
+def claim(what: str, kind: str = "groups", suffix: str = "") -> ClaimCheck:
+    digest = hashlib.sha256(what.encode()).hexdigest()
+    return ClaimCheck("main", f"{PREFIX}{kind}/{digest}{suffix}", digest, 10)
+
+
+def listed(*claims: ClaimCheck, modified: datetime = LONG_AGO) -> list[ListedObject]:
+    return [ListedObject(one.key, one.size_bytes, modified) for one in claims]
+
+
+def message(
+    record: Any, topic: str = TOPICS.trajectories("solver"), key: bytes = b"", at: datetime = LONG_AGO
+) -> Message:
+    value = record if isinstance(record, bytes) else codec.encode(record)
+    return Message(topic, 0, 7, key, value, timestamp_ms=int(at.timestamp() * 1000))
+
+
+def marker(*objects: ListedObject) -> Marker:
+    return Marker(RUN, TOPICS, ["solver"], PREFIX, objects)
+
+
+def unnamed(one: Marker) -> set[str]:
+    return {found.key for found in one.unnamed()}
+
+
+# ------------------------------------------------------------------------------------------------------------- marking
+
+
+def with_claims(kind: Any, path: str, claims: list[ClaimCheck]) -> Any:
+    """A record of this class whose every claim check is one of its own; what leads to none has its default."""
+    if kind is ClaimCheck:
+        claims.append(claim(path))
+        return claims[-1]
+    hints = typing.get_type_hints(kind)
+    changes = {}
+    for one in dataclasses.fields(kind):
+        hint = hints[one.name]
+        is_many = typing.get_origin(hint) is tuple
+        inside = [part for part in typing.get_args(hint) or (hint,) if dataclasses.is_dataclass(part)]
+        if inside:
+            value = with_claims(inside[0], f"{path}.{one.name}", claims)
+            changes[one.name] = (value,) if is_many else value
+    return kind(**changes)
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_every_object_that_any_kind_of_record_names_stays(kind: type) -> None:
+    claims: list[ClaimCheck] = []
+    record = with_claims(kind, kind.__name__, claims)
+    other = claim("named by nobody")
+    one = marker(*listed(*claims, other))
+    one.take(message(record))
+    assert unnamed(one) == {other.key}
+
+
+def test_the_kinds_that_hold_claims_were_found_by_that_test() -> None:
+    found = set()
+    for kind in RECORDS:
+        claims: list[ClaimCheck] = []
+        with_claims(kind, "", claims)
+        found |= {kind.__name__} if claims else set()
+    assert found >= {"TrajectoryGroup", "WeightsPublished", "CheckpointPointer", "WarmStartExamples"}
+
+
+def test_objects_of_groups_inside_other_records_stay() -> None:
+    group = TrajectoryGroup(RUN, claim=claim("inside"))
+    curated = CuratedGroup(RUN, group=codec.encode(group))
+    letter = DeadLetter(
+        RUN, value=codec.encode(CuratedGroup(RUN, group=codec.encode(TrajectoryGroup(claim=claim("x")))))
+    )
+    one = marker(*listed(claim("inside"), claim("x")))
+    one.take(message(curated, TOPICS.curated("solver")))
+    one.take(message(letter, TOPICS.dead_letters))
+    assert unnamed(one) == set()
+
+
+def test_bytes_that_are_no_record_stop_nothing_and_spare_what_they_name() -> None:
+    one = marker(*listed(claim("a"), claim("b")))
+    one.take(message(b"garbage about " + claim("a").key.encode()))
+    one.take(message(codec.encode(TrajectoryGroup(claim=claim("b")))[:-5]))
+    assert (unnamed(one), one.none_of_ours) == (set(), 1)
+
+
+def test_a_record_of_a_newer_build_stops_everything_and_is_named() -> None:
+    with pytest.raises(Unreadable, match=r"r\.trajectories\.solver\[0\]@7 cannot be read: unknown schema.*nothing is"):
+        marker().take(message(codec.MAGIC + b"\x01" * 8 + b"whatever"))
+
+
+@pytest.mark.parametrize(
+    ("topic", "key"),
+    [
+        (TOPICS.weights("solver"), b"3"),
+        (TOPICS.state, checkpoint_key("solver", 3)),
+        (TOPICS.state, retired_key("solver", WEIGHTS)),
+    ],
+)
+def test_a_version_that_cannot_be_read_stops_everything(topic: str, key: bytes) -> None:
+    with pytest.raises(Unreadable, match="nothing is deleted"):
+        marker().take(message(b"garbage", topic, key))
+
+
+def test_what_is_not_named_as_an_object_is_left_alone() -> None:
+    keys = ["run-1/notes.txt", "run-1/a/b/" + "0" * 64, "run-10/groups/" + "0" * 64, "run-1/groups/" + "0" * 63]
+    one = marker(*(ListedObject(key, 1, LONG_AGO) for key in keys))
+    assert (unnamed(one), [found.key for found in one.foreign]) == (set(), keys)
+
+
+# ------------------------------------------------------------------------------------------------------------ versions
+
+
+def versions(count: int, anchor_every: int, at_ms: int = 0) -> dict[int, Written]:
+    return {v: Written(0, at_ms, "delta" if v % anchor_every else "anchor") for v in range(count)}
+
+
+def test_what_a_worker_begins_with_stays_and_the_first_version_and_anchors_at_checkpoints() -> None:
+    found = retired_weights(versions(200, 25), checkpoints=(0, 50, 110), keep=1, before_ms=0)
+    # the newest 64 are 136 to 199, the anchor before them is 125
+    assert found == set(range(1, 125)) - {50}
+
+
+def test_more_versions_can_be_kept_and_no_fewer_than_a_worker_reads() -> None:
+    assert retired_weights(versions(200, 25), (), keep=150, before_ms=0) == set(range(1, 50))
+    assert retired_weights(versions(64, 1), (), keep=1, before_ms=0) == set()
+    assert retired_weights(versions(65, 1), (), keep=1, before_ms=0) == set()
+    assert retired_weights(versions(66, 1), (), keep=1, before_ms=0) == {1}
+    assert retired_weights({}, (), keep=1, before_ms=0) == set()
+
+
+def test_a_policy_without_a_whole_version_keeps_all() -> None:
+    assert retired_weights({v: Written(0, 0, "delta") for v in range(200)}, (), keep=1, before_ms=0) == set()
+
+
+def test_what_is_new_makes_nothing_dispensable_yet() -> None:
+    """A worker may just be fetching what left the newest 64 an hour ago."""
+    young = versions(200, 25) | {v: Written(0, 1, "delta") for v in range(120, 200)}
+    assert retired_weights(young, (), keep=1, before_ms=0) == set(range(1, 50))
+
+
+def test_the_first_checkpoint_the_newest_and_the_last_of_every_epoch_stay() -> None:
+    taken = {v: Written(epoch=int(v > 30), written_ms=0) for v in range(0, 100, 10)}
+    assert retired_checkpoints(taken, keep=2, before_ms=0) == {10, 20, 40, 50, 60, 70}
+    late = taken | {90: Written(1, written_ms=1)}
+    assert retired_checkpoints(late, keep=2, before_ms=0) == {10, 20, 40, 50, 60}
+
+
+def test_ranges_hold_no_version_that_is_kept() -> None:
+    assert ranges_of([0, 1, 2, 4, 5, 9, 10], {1, 2, 4, 9}) == ((1, 4), (9, 9))
+    assert in_words([4, 0, 5, 6]) == "0, 4 to 6"
+
+
+# ---------------------------------------------------------------------------------------------------------------- plan
+
+
+def publish(one: Marker, version: int, weights: ClaimCheck, kind: str = "anchor") -> None:
+    files = (NamedObject("config.json", claim("config", "files")),)
+    event = WeightsPublished(RUN, "solver", version=version, kind=kind, weights=weights, files=files)
+    one.take(message(event, TOPICS.weights("solver")))
+
+
+def take_checkpoint(one: Marker, version: int) -> None:
+    pointer = CheckpointPointer(RUN, "solver", version=version, checkpoint=claim(f"c{version}", "checkpoints"))
+    one.take(message(pointer, TOPICS.state, checkpoint_key("solver", version)))
+
+
+def whole_run() -> Marker:
+    """70 anchors, a checkpoint at every tenth version."""
+    weights = [claim(f"w{version}", "weights", ".safetensors") for version in range(70)]
+    checkpoints = [claim(f"c{version}", "checkpoints") for version in range(0, 70, 10)]
+    one = marker(*listed(*weights, *checkpoints, claim("config", "files"), claim("left")))
+    for version in range(70):
+        publish(one, version, weights[version])
+    for version in range(0, 70, 10):
+        take_checkpoint(one, version)
+    return one
+
+
+def of(done: Plan) -> Iterator[tuple[str, str]]:
+    return ((one.kind, one.why) for one in done.doomed)
+
+
+def test_old_versions_and_what_nobody_names_go_and_what_goes_by_version_is_said() -> None:
+    one = whole_run()
+    done = plan(one, dataclasses.replace(NO_AGE, keep_checkpoints=2), NOW, PREFIX)
+    assert sorted(of(done)) == sorted(
+        [("groups", UNNAMED)] + [("weights", RETIRED[WEIGHTS])] * 5 + [("checkpoints", RETIRED[CHECKPOINTS])] * 4
+    )
+    assert done.retired == {("solver", WEIGHTS): ((1, 5),), ("solver", CHECKPOINTS): ((10, 40),)}
+    assert done.kept["named"]["objects"] == 65 + 3 + 1
+    assert plan(one, NO_AGE, NOW, PREFIX).retired == {("solver", WEIGHTS): ((1, 5),)}, "checkpoints go only when asked"
+
+
+def test_what_was_retired_before_stays_retired_whatever_is_to_be_kept_now() -> None:
+    """Its objects may be gone already, or are deleted now: whoever retired them may have been killed before it did."""
+    one = whole_run()
+    said = ObjectsRetired(RUN, "solver", what=WEIGHTS, versions=np.array([1, 3], np.int32))
+    one.take(message(said, TOPICS.state, retired_key("solver", WEIGHTS)))
+    done = plan(one, dataclasses.replace(NO_AGE, keep_versions=500), NOW, PREFIX)
+    assert sorted(of(done)) == sorted([("groups", UNNAMED)] + [("weights", RETIRED[WEIGHTS])] * 3)
+    assert done.retired == {}, "it was said"
+    more = plan(one, NO_AGE, NOW, PREFIX)
+    assert (more.retired, more.added) == ({("solver", WEIGHTS): ((1, 5),)}, {("solver", WEIGHTS): ((4, 5),)})
+
+
+def test_an_object_of_two_versions_stays_while_one_of_them_does() -> None:
+    same = claim("same", "weights")
+    one = marker(*listed(same))
+    for version in range(70):
+        publish(one, version, same if version in {2, 69} else claim(f"w{version}", "weights"))
+    assert list(of(plan(one, NO_AGE, NOW, PREFIX))) == []
+
+
+def test_a_merged_delta_goes_with_the_version_that_it_leads_to() -> None:
+    one = marker(*listed(claim("to 3", "weights"), claim("to 60", "weights")))
+    for version in range(70):
+        publish(one, version, claim(f"w{version}", "weights"))
+    publish(one, 3, claim("to 3", "weights"), "merged")
+    publish(one, 60, claim("to 60", "weights"), "merged")
+    done = plan(one, NO_AGE, NOW, PREFIX)
+    assert [found.one.key for found in done.doomed] == [claim("to 3", "weights").key]
+    assert done.retired == {("solver", WEIGHTS): ((1, 5),)}
+
+
+def test_what_another_record_names_as_well_stays() -> None:
+    one = whole_run()
+    one.take(message(DeadLetter(RUN, detail=claim("w2", "weights").key), TOPICS.dead_letters))
+    publishes_elsewhere = WeightsPublished("run-2", "solver", version=1, weights=claim("w3", "weights"))
+    one.take(message(publishes_elsewhere, "beside.weights.solver"))
+    assert sum(kind == "weights" for kind, _ in of(plan(one, NO_AGE, NOW, PREFIX))) == 3
+
+
+def test_what_is_young_stays() -> None:
+    age = timedelta(days=1)
+    old, young = claim("old"), claim("young")
+    objects = [*listed(old, modified=NOW - age), *listed(young, modified=NOW - age + timedelta(seconds=1))]
+    done = plan(marker(*objects), Order(), NOW, PREFIX)
+    assert [one.one.key for one in done.doomed] == [old.key]
+    assert (done.kept["young"], done.kept["named"]["objects"]) == ({"objects": 1, "bytes": 10}, 0)
+
+
+def test_what_put_takes_as_stored_is_spared_long_enough_for_its_record() -> None:
+    assert timedelta(hours=12) <= SPARED_BY_GC - TAKEN_AS_STORED
+
+
+@pytest.mark.parametrize(("text", "hours"), [("0s", 0), ("90m", 1.5), ("36h", 36), ("2d", 48)])
+def test_an_age_is_a_number_and_a_unit(text: str, hours: float) -> None:
+    assert duration_of(text) == timedelta(hours=hours)
+
+
+@pytest.mark.parametrize("text", ["", "1", "d", "1.5h", "-1d", "1w"])
+def test_an_age_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="36h"):
+        duration_of(text)
