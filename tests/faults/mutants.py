@@ -55,6 +55,8 @@ HANGING = "tests/integration/test_hanging_transactions.py::"
 DELTAS = "tests/unit/test_deltas.py::"
 COMPACTION = "tests/unit/test_compaction.py::"
 AUDIT = "tests/unit/test_audit.py::"
+GC = "tests/integration/test_gc.py::"
+RETENTION = "tests/unit/test_retention.py::"
 DEAD = f"{CURATION}test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes"
 UNDONE = f"{RUN_LOOP}test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
 
@@ -362,6 +364,60 @@ MUTANTS = (
         "if event.weights is None or (event.base_hash, event.epoch) != (last.weights_hash, last.epoch):",
         "if event.weights is None:",
         (f"{COMPACTION}test_a_hole_in_the_chain_leaves_the_stretch_out_until_the_next_anchor",),
+        "gc-young",
+        "garbage collection spares what is young: its record may be on its way",
+        "consumers/retention/collector.py",
+        "if now - one.one.modified >= order.older_than]",
+        "]",
+        (f"{RETENTION}test_what_is_young_stays",),
+    ),
+    Mutant(
+        "gc-anew",
+        "an object that was written anew since it was listed is not deleted",
+        "consumers/retention/collector.py",
+        "if modified is not None and datetime.now(UTC) - modified < order.older_than:",
+        "if False:",
+        (f"{GC}test_what_was_written_anew_since_the_listing_stays",),
+    ),
+    Mutant(
+        "gc-beside",
+        "records of other runs whose objects may lie there too are read",
+        "consumers/retention/collector.py",
+        "if name == run.address.run or any(_overlaps(revision, bucket, prefix) for revision in revisions):",
+        "if name == run.address.run:",
+        (f"{GC}test_an_experiment_beside_the_run_keeps_its_objects",),
+    ),
+    Mutant(
+        "gc-newer",
+        "a record of a build that is not known stops garbage collection",
+        "consumers/retention/marking.py",
+        "            codec.name_of(value)\n",
+        "",
+        (f"{RETENTION}test_a_record_of_a_newer_build_stops_everything_and_is_named",),
+    ),
+    Mutant(
+        "gc-said",
+        "what is retired is said before it is deleted",
+        "consumers/retention/collector.py",
+        "        if plan.retired:\n",
+        "        if False:\n",
+        (f"{GC}test_what_nothing_needs_goes_and_the_run_is_whole_without_it",),
+    ),
+    Mutant(
+        "gc-others",
+        "the audit takes for gone only what was said to be",
+        "consumers/audit/objects.py",
+        "if retired is None or not retired.has(*version):",
+        "if False:",
+        (f"{GC}test_what_nothing_needs_goes_and_the_run_is_whole_without_it",),
+    ),
+    Mutant(
+        "gc-window",
+        "a version goes only when newer ones have taken its place for a day",
+        "consumers/retention/keeping.py",
+        "versions.items() if one.written_ms <= before_ms)",
+        "versions.items())",
+        (f"{RETENTION}test_what_is_new_makes_nothing_dispensable_yet",),
     ),
     Mutant(
         "any-object",
