@@ -364,6 +364,8 @@ MUTANTS = (
         "if event.weights is None or (event.base_hash, event.epoch) != (last.weights_hash, last.epoch):",
         "if event.weights is None:",
         (f"{COMPACTION}test_a_hole_in_the_chain_leaves_the_stretch_out_until_the_next_anchor",),
+    ),
+    Mutant(
         "gc-young",
         "garbage collection spares what is young: its record may be on its way",
         "consumers/retention/collector.py",
