@@ -16,6 +16,7 @@ import typer
 
 from infra import workers
 from infra.cli_options import (
+    FAILED,
     JSON,
     DataChoice,
     JsonOption,
@@ -27,11 +28,11 @@ from infra.cli_options import (
     log_quietly,
     open_console,
 )
+from infra.cli_servers import doctor, store_policy, topics
 from infra.errors import HeadraceError, UsageError
 from infra.weights.cli import app as weights_app
 from schemas.topics import check_name
 
-FAILED = 1
 NO_VERDICT = 3
 
 
@@ -550,57 +551,8 @@ def export(
     typer.echo(json.dumps(told) if as_json else f"{out}: version {found.version}, weights hash {found.weights_hash}")
 
 
-@app.command(rich_help_panel=LOOK)
-def topics(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe, to see or make its topics before a run.")] = None,
-    run: RunChoice = None,
-    sets: SetOption = None,
-) -> None:
-    """Show the topics of a recipe or run; on a cluster create those that are missing and check the others.
-
-    Example: [bold]headrace topics arithmetic --set kafka.bootstrap=broker:9092[/]
-    """
-    from infra.topic_listing import listing_of_recipe, listing_of_run
-
-    log_quietly()
-    if (recipe is None) == (run is None):
-        raise UsageError("give either a recipe, as in `headrace topics arithmetic`, or --run kafka://HOST:PORT/RUN")
-    table = listing_of_run(run) if run is not None else listing_of_recipe(recipe or "", sets or ())
-    open_console().print(table)
-
-
-@app.command(rich_help_panel=LOOK)
-def store_policy(
-    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="Which component; `list` names them.")],
-    bucket: Annotated[str, typer.Option("--bucket", help="The recipe's store.bucket.")] = "headrace",
-) -> None:
-    """Print the policy that a component's keys need in an object store of your own, as JSON.
-
-    Example: [bold]headrace store-policy --role worker > worker.json[/]
-    """
-    from infra.store_policy import ROLES, policy_of
-
-    if role != "list" and role not in ROLES:
-        raise UsageError(f"--role {role}: give one of {', '.join(ROLES)}")
-    typer.echo(policy_of(role, bucket) if role != "list" else "\n".join(ROLES))
-
-
-@app.command(rich_help_panel=LOOK)
-def doctor() -> None:
-    """Check what this machine has for a run, and say what to do about what it lacks.
-
-    Example: [bold]headrace doctor[/]
-    """
-    from infra.doctor import examine
-
-    lacking = 0
-    console = open_console()
-    for finding in examine():
-        lacking += not finding.ok
-        mark = "[green]ok  [/]" if finding.ok else "[red]lack[/]"
-        console.print(f"{mark} [bold]{finding.what:<13}[/] {finding.detail}", highlight=False, soft_wrap=True)
-    if lacking:
-        raise typer.Exit(FAILED)
+for _of_servers in (topics, store_policy, doctor):
+    app.command(rich_help_panel=LOOK)(_of_servers)
 
 
 @contextmanager

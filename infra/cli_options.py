@@ -33,6 +33,8 @@ SetOption = Annotated[
     ),
 ]
 PolicyChoice = Annotated[str | None, typer.Option("--policy", help="Which policy; the only one if not given.")]
+FAILED = 1
+"""Exit code of a command that found something wrong."""
 JSON = "--json"
 JsonOption = Annotated[bool, typer.Option(JSON, help='Print JSON for programs; an error too, as {"error": "…"}.')]
 

@@ -14,6 +14,8 @@ from typing import Any, get_args
 from infra.object_store import PROBE, Kind
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
+ANY_RUN = "*/"
+"""A run's objects lie under its run id, which is not known before it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +43,16 @@ ROLES = {
 """`up` starts every other component with its own keys; an `auditor` looks: audit, inspect, retrain, export."""
 
 
-def policy_of(role: str, bucket: str, prefix: str = "") -> str:
-    """Return a role's policy as JSON. `prefix` as in StoreAddress."""
+def policy_of(role: str, bucket: str, prefix: str = ANY_RUN) -> str:
+    """Return a role's policy as JSON, for the objects of every run, or those under a `prefix` as in StoreAddress."""
     rights = ROLES[role]
     place = f"arn:aws:s3:::{bucket}"
-    written = (*rights.writes, *((PROBE,) if rights.founds else ()))
+    probe = [f"{place}/{PROBE}/*"] if rights.founds else []
+    written = _below(place, prefix, rights.writes) + probe
     statements = [
         _allow("List", ("s3:ListBucket",), [place]),
-        _allow("Read", ("s3:GetObject",), _below(place, prefix, (*rights.reads, *written))),
-        _allow("Write", ("s3:PutObject", "s3:AbortMultipartUpload"), _below(place, prefix, written)),
+        _allow("Read", ("s3:GetObject",), _below(place, prefix, rights.reads) + written),
+        _allow("Write", ("s3:PutObject", "s3:AbortMultipartUpload"), written),
         _allow("Remove", ("s3:DeleteObject",), _below(place, prefix, rights.removes)),
         _allow("Found", ("s3:CreateBucket",), [place] if rights.founds else []),
     ]

@@ -41,8 +41,8 @@ def root() -> Iterator[StoreAddress]:
     """A MinIO with a bucket, and a user for every role."""
     with minio_with_tls(CERTIFICATES) as (endpoint, *keys), pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_CA_BUNDLE", AUTHORITY)
-        address = StoreAddress(endpoint, BUCKET, *keys, secure=True)
-        with ObjectStore(address) as store:
+        address = StoreAddress(endpoint, BUCKET, *keys, secure=True, prefix="run-1/")
+        with ObjectStore(replace(address, prefix="")) as store:
             store.wait_ready(START_S)
             store.ensure_bucket()
         http = connections(START_S, START_S, secure=True)
@@ -108,7 +108,7 @@ def test_a_trainers_large_weights_go_up_in_parts_and_up_may_make_the_bucket(root
         stored = store.put(PARTS[1:], "weights")
         with pytest.raises(OSError, match="the disk fails"):
             store._upload(replace(stored, key=store.key("weights", "0" * 64)), lambda: Breaking(PARTS[1:]))
-    with as_role(root, "up") as store:
+    with as_role(replace(root, prefix=""), "up") as store:
         store.ensure_bucket()
     refused = pytest.raises(StoreDenied, match="'headrace-worker' may not use bucket 'another'")
     with as_role(replace(root, bucket="another"), "worker") as store, refused:

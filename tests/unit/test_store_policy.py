@@ -9,21 +9,32 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli import app
-from infra.store_policy import KINDS, ROLES, policy_of
+from infra.store_policy import ANY_RUN, KINDS, ROLES, policy_of
 
 LOOKING = {"curator", "evaluator", "auditor"}
 
 
-def may(role: str, action: str, resource: str) -> bool:
+def may(role: str, action: str, resource: str, prefix: str = "runs/a/") -> bool:
     """What a store makes of the policy."""
     return any(
         action in statement["Action"] and any(fnmatchcase(resource, pattern) for pattern in statement["Resource"])
-        for statement in json.loads(policy_of(role, "models", "runs/a/"))["Statement"]
+        for statement in json.loads(policy_of(role, "models", prefix))["Statement"]
     )
 
 
 def rights(role: str, action: str) -> set[str]:
-    return {kind for kind in (*KINDS, "probe") if may(role, action, f"arn:aws:s3:::models/runs/a/{kind}/0123")}
+    return {kind for kind in KINDS if may(role, action, f"arn:aws:s3:::models/runs/a/{kind}/0123")}
+
+
+def test_without_a_prefix_a_policy_is_for_every_run_of_the_bucket() -> None:
+    assert may("worker", "s3:GetObject", "arn:aws:s3:::models/sums-1f/weights/0123", ANY_RUN)
+    assert not may("worker", "s3:PutObject", "arn:aws:s3:::models/sums-1f/weights/0123", ANY_RUN)
+    assert not may("worker", "s3:GetObject", "arn:aws:s3:::other/sums-1f/weights/0123", ANY_RUN)
+
+
+def test_whoever_founds_the_bucket_tries_it_before_there_is_a_run() -> None:
+    for action in ("s3:GetObject", "s3:PutObject"):
+        assert [role for role in ROLES if may(role, action, "arn:aws:s3:::models/probe/0123")] == ["up"]
 
 
 def test_a_worker_reads_weights_and_files_and_writes_groups() -> None:

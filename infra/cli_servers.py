@@ -1,0 +1,60 @@
+"""Commands about what a run needs before it begins: topics, rights in an object store, this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from infra.cli_options import FAILED, RunChoice, SetOption, log_quietly, open_console
+from infra.errors import UsageError
+
+
+def topics(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe, to see or make its topics before a run.")] = None,
+    run: RunChoice = None,
+    sets: SetOption = None,
+) -> None:
+    """Show the topics of a recipe or run; on a cluster create those that are missing and check the others.
+
+    Example: [bold]headrace topics arithmetic --set kafka.bootstrap=broker:9092[/]
+    """
+    from infra.topic_listing import listing_of_recipe, listing_of_run
+
+    log_quietly()
+    if (recipe is None) == (run is None):
+        raise UsageError("give either a recipe, as in `headrace topics arithmetic`, or --run kafka://HOST:PORT/RUN")
+    table = listing_of_run(run) if run is not None else listing_of_recipe(recipe or "", sets or ())
+    open_console().print(table)
+
+
+def store_policy(
+    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="Which component; `list` names them.")],
+    bucket: Annotated[str, typer.Option("--bucket", help="The recipe's store.bucket.")] = "headrace",
+) -> None:
+    """Print the policy that a component's keys need in an object store of your own, as JSON.
+
+    Example: [bold]headrace store-policy --role worker > worker.json[/]
+    """
+    from infra.store_policy import ROLES, policy_of
+
+    if role != "list" and role not in ROLES:
+        raise UsageError(f"--role {role}: give one of {', '.join(ROLES)}")
+    typer.echo(policy_of(role, bucket) if role != "list" else "\n".join(ROLES))
+
+
+def doctor() -> None:
+    """Check what this machine has for a run, and say what to do about what it lacks.
+
+    Example: [bold]headrace doctor[/]
+    """
+    from infra.doctor import examine
+
+    lacking = 0
+    console = open_console()
+    for finding in examine():
+        lacking += not finding.ok
+        mark = "[green]ok  [/]" if finding.ok else "[red]lack[/]"
+        console.print(f"{mark} [bold]{finding.what:<13}[/] {finding.detail}", highlight=False, soft_wrap=True)
+    if lacking:
+        raise typer.Exit(FAILED)
