@@ -88,10 +88,11 @@ class Objects:
                 f"{event.weights_hash}"
             )
         if event.policy in self._lost and not was_lost:
-            yield (
-                f"{name} its delta is read and not applied, nor are those after it up to the next anchor: the weights "
-                "before it are not at hand"
+            why = (
+                "its delta is read and not applied, nor are those after it up to the next anchor: the weights before "
+                "it are not at hand"
             )
+            self._of_versions.append(((event.policy, WEIGHTS, event.base_version), f"{name} {why}"))
 
     def _hash_of(self, event: WeightsPublished, claim: ClaimCheck) -> str:
         """Return the `weights_hash` of what an object gives; its sha256 is checked on the way.

@@ -297,7 +297,9 @@ def _hash_of(made: Made, name: str) -> str:
 
 def test_objects_that_the_record_of_another_run_names_are_not_looked_at(made: Made) -> None:
     nowhere = ClaimCheck("main", f"{made.run.store_address.prefix}weights/nowhere", "00", 2)
-    made.say("foreign", made.run.topics.weights("solver"), WeightsPublished("other", "solver", 3, weights=nowhere))
+    made.say(
+        "foreign", made.run.topics.weights("solver"), WeightsPublished("other", "solver", version=3, weights=nowhere)
+    )
     pointer = CheckpointPointer("other", "solver", version=3, checkpoint=nowhere)
     made.say("foreign pointer", made.run.topics.state, pointer, key=checkpoint_key("solver", 3))
     made.produce()

@@ -36,7 +36,7 @@ from infra.weights.paths import ANCHOR, DELTA, MERGED
 from infra.weights.policy_weights import Objects, PolicyWeights
 from infra.weights.tensor_file import write_safetensors
 from infra.weights.tensors import Tensor, weights_hash
-from producers.engines.contract import Engine
+from producers.engines.contract import Engine, EngineStats
 from producers.follower import WeightFollower
 from producers.pauses import Pauses
 from schemas import codec
@@ -136,6 +136,9 @@ class Loaded:
 
     def versions(self) -> dict[str, int]:
         return self.served
+
+    def stats(self) -> EngineStats:
+        return EngineStats(0, 0, 0, 0, 0, 0.0)
 
 
 def joined(published: Published) -> list[ClaimCheck]:
