@@ -28,7 +28,7 @@ from schemas.records import ClaimCheck
 
 LONG_S = 20.0
 """A busy machine is none that is away."""
-N_PARTS = 5
+N_PARTS = 4
 """Three go up at once: the fourth when one has been taken in."""
 
 
