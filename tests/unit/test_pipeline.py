@@ -61,8 +61,8 @@ class Scene:
     def publish(
         self, named: dict[str, Tensor], version: int, *, epoch: int, given_up: threading.Event
     ) -> WeightsPublished:
-        assert (epoch, given_up.is_set()) == (0, False)
         self.begun.append(version)
+        assert (epoch, given_up.is_set()) == (0, False)
         assert self.may_publish.acquire(timeout=30)
         base, self.publisher.base = self.publisher.base, Base(version, 0, named, weights_hash(named), AnchorMark())
         for whole in (base, self.publisher.base):
@@ -171,4 +171,4 @@ def test_after_the_end_no_publication_is_begun() -> None:
     scene.pipeline.close()
     scene.may_publish.release(2)
     until(lambda: not scene.pipeline._publications._thread.is_alive())
-    assert scene.published == [1], "it was under way"
+    assert scene.begun == scene.published == [1], "it was under way"
