@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterator
 from pathlib import PurePath
 
 import hypothesis
 import pytest
+import structlog
 from xdist.scheduler import LoadScopeScheduling
 
 from schemas import codec
@@ -22,6 +24,13 @@ ORDER = ("e2e", "faults", "integration", "fuzz", "containers", "unit")
 meanwhile."""
 TOGETHER = {"containers"}
 """Folders whose files share servers that one lane must have for itself."""
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """Undo what a command that was called in this process did to logging: its stream is closed when it returns."""
+    yield
+    structlog.reset_defaults()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
