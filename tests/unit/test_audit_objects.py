@@ -14,6 +14,7 @@ import pytest
 from consumers.audit.objects import Objects
 from infra.kafka import Message
 from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore
+from infra.retired import Retired
 from infra.weights.delta import encode_delta
 from infra.weights.delta_header import Label
 from infra.weights.tensor_file import write_safetensors
@@ -69,7 +70,8 @@ class Scene:
 
     def said(self) -> list[str]:
         messages = [Message("t", 0, v, b"", codec.encode(event)) for v, event in sorted(self.events.items())]
-        return [what for message in messages for what in self.audit.check(message, WeightsPublished)]
+        at_once = [what for message in messages for what in self.audit.check(message, WeightsPublished)]
+        return [*at_once, *self.audit.not_retired(lambda: Retired("run", ["p"]))]
 
 
 def missing(scene: Scene) -> str:
