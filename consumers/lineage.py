@@ -17,7 +17,7 @@ from infra.kafka import Message
 from infra.object_store import StoreError
 from infra.run import Run, groups_home
 from infra.topic_reader import read_all, read_offsets
-from infra.weights.paths import is_version
+from infra.weights.paths import is_version, size_of
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.headers import HeaderError, Stamp
@@ -115,7 +115,7 @@ def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
         weights_hash=batch.weights_hash or event.weights_hash,
         object_key=claim.key if claim else "",
         object_sha256=claim.sha256 if claim else "",
-        object_bytes=claim.size_bytes if claim else 0,
+        object_bytes=size_of(event),
         fingerprint=batch.fingerprint,
         metrics=batch.metrics,
         created_ms=batch.created_ms or event.created_ms,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from infra.weights.paths import ANCHOR
+from infra.weights.paths import ANCHOR, size_of
 from schemas.records import TakenWeights, WeightsPublished, WorkerStatus
 
 RECENT = 64
@@ -74,7 +74,7 @@ class WeightsFold:
         if of is None:
             return
         of.published, of.newest = of.published + 1, max(of.newest, event.version)
-        size = event.weights.size_bytes if event.weights else 0
+        size = size_of(event)
         of.bytes[event.kind == ANCHOR] += size
         metrics = event.metrics
         found: dict[str, float] = {name: metrics[name] for name in ("encode_s", "upload_s") if name in metrics}

@@ -14,7 +14,7 @@ from consumers.lineage import read_records
 from consumers.weights_figures import median_of
 from infra.retired import WEIGHTS, read_retired
 from infra.run import Run
-from infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, cheapest, is_version, link_of
+from infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, cheapest, is_version, link_of, size_of
 from schemas.records import BatchTrained, TakenWeights, WeightsPublished, WorkerStatus
 
 
@@ -120,8 +120,7 @@ def _newest_hash(versions: Sequence[VersionWeights]) -> str:
 
 
 def _merged(event: WeightsPublished) -> MergedDelta:
-    size = event.weights.size_bytes if event.weights else 0
-    return MergedDelta(event.base_version, event.version, size, event.created_ms)
+    return MergedDelta(event.base_version, event.version, size_of(event), event.created_ms)
 
 
 def _of(event: WeightsPublished, taken: list[TakenWeights], *, retired: bool) -> VersionWeights:
@@ -130,7 +129,7 @@ def _of(event: WeightsPublished, taken: list[TakenWeights], *, retired: bool) ->
         epoch=event.epoch,
         kind=event.kind,
         base_version=event.base_version,
-        bytes=event.weights.size_bytes if event.weights else 0,
+        bytes=size_of(event),
         full_bytes=int(event.metrics.get("full_bytes", 0)),
         density=event.metrics.get("density"),
         encode_s=event.metrics.get("encode_s"),

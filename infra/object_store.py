@@ -18,7 +18,8 @@ import io
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -60,6 +61,8 @@ twelve hours at least, in which its record is to be written, however long the ob
 _SEGMENT = re.compile(r"(?!\.\.?$)[A-Za-z0-9._=+-]+")
 """Part of a key between slashes; never `.` or `..`."""
 
+Content = bytes | memoryview | Sequence[bytes | memoryview]
+"""Of an object: bytes, or several pieces that follow each other, so that nobody need copy them together."""
 T = TypeVar("T")
 
 _MISSING = frozenset({"NoSuchKey", "NoSuchObject", "NoSuchBucket", "NoSuchVersion"})
@@ -182,13 +185,16 @@ class ObjectStore:
         """Name the object with that content: `<prefix><kind>/<sha256><suffix>`."""
         return f"{self.address.prefix}{kind}/{sha256}{suffix}"
 
-    def put(self, data: bytes | memoryview, kind: Kind, suffix: str = "") -> StoredObject:
+    def put(self, data: Content, kind: Kind, suffix: str = "") -> StoredObject:
         """Store bytes under the name of their content; already there and young, they are not sent again."""
-        view = memoryview(data).cast("B")
-        digest = hashlib.sha256(view).hexdigest()
-        stored = StoredObject(self.key(kind, digest, suffix), digest, view.nbytes)
+        pieces = [memoryview(piece).cast("B") for piece in ([data] if isinstance(data, bytes | memoryview) else data)]
+        hashed = hashlib.sha256()
+        for piece in pieces:
+            hashed.update(piece)
+        digest = hashed.hexdigest()
+        stored = StoredObject(self.key(kind, digest, suffix), digest, sum(piece.nbytes for piece in pieces))
         if not self._is_young(stored):
-            self._upload(stored, lambda: io.BufferedReader(_Viewed(view)))
+            self._upload(stored, lambda: io.BufferedReader(_Viewed(pieces)))
         return stored
 
     def put_file(self, path: Path, kind: Kind, suffix: str = "") -> StoredObject:
@@ -455,17 +461,20 @@ class ObjectStore:
 class _Viewed(io.RawIOBase):
     """Bytes to read from where they are, with no copy of them all."""
 
-    def __init__(self, view: memoryview) -> None:
-        self._rest = view
+    def __init__(self, pieces: Sequence[memoryview]) -> None:
+        self._rest = deque(piece for piece in pieces if piece.nbytes)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        into = memoryview(buffer)
-        size = min(len(into), len(self._rest))
-        into[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
+        if not self._rest:
+            return 0
+        into, piece = memoryview(buffer), self._rest.popleft()
+        size = min(len(into), len(piece))
+        into[:size] = piece[:size]
+        if size < len(piece):
+            self._rest.appendleft(piece[size:])
         return size
 
 

@@ -16,7 +16,7 @@ import structlog
 from infra.errors import HeadraceError, Unavailable, UsageError
 from infra.jars import cache_folder
 from infra.kafka import Connection, KafkaAway, KafkaRefused, Message, RunAddress, end_offsets
-from infra.object_store import Kind, ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
+from infra.object_store import Content, Kind, ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
 from infra.process import MustRestart
 from infra.settings import Recipe
 from infra.store_access import find_keys
@@ -108,7 +108,7 @@ class Run:
             raise UsageError(f"--policy {asked or 'is missing'}: name one of the run's policies, {', '.join(known)}")
         return asked
 
-    def put(self, data: bytes, kind: Kind, suffix: str = "", given_up: threading.Event | None = None) -> ClaimCheck:
+    def put(self, data: Content, kind: Kind, suffix: str = "", given_up: threading.Event | None = None) -> ClaimCheck:
         """Store bytes, waiting as long as the store is away; return the claim check that a record carries.
 
         Raises StoreUnavailable when that is given up.

@@ -453,7 +453,9 @@ class WeightsPublished:
     dtype: str = "bfloat16"
     """Published type."""
     weights: ClaimCheck | None = None
-    """The object: safetensors of an anchor, or a delta."""
+    """The object: safetensors of an anchor, or its index where it has several files, or a delta."""
+    shards: tuple[NamedObject, ...] = ()
+    """The files that an anchor's index names, in Hugging Face layout; none where it is one file."""
     files: tuple[NamedObject, ...] = ()
     """Config and tokenizer files beside an anchor, in Hugging Face layout."""
     anchor_offset: int = -1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, Union
 
 from infra.errors import HeadraceError
-from infra.weights.tensor_file import read_metadata, read_safetensors, write_safetensors
+from infra.weights.tensor_file import Pieces, read_metadata, read_safetensors, safetensors_pieces
 from infra.weights.tensors import Tensor
 
 Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], None]  # noqa: UP007  # forward references
@@ -28,10 +28,10 @@ class Checkpoint:
     metadata: Mapping[str, Json]
 
 
-def encode_checkpoint(state: Checkpoint) -> bytes:
-    """Bytes that `decode_checkpoint` turns back bit for bit; equal states give equal bytes."""
+def encode_checkpoint(state: Checkpoint) -> Pieces:
+    """Bytes that `decode_checkpoint` turns back bit for bit; equal states give equal bytes. No tensor is copied."""
     text = json.dumps(state.metadata, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return write_safetensors(state.tensors, {_KEY: text})
+    return safetensors_pieces(state.tensors, {_KEY: text})
 
 
 def decode_checkpoint(data: bytes | memoryview) -> Checkpoint:

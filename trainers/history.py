@@ -14,7 +14,7 @@ from infra.process import ToldToStop
 from infra.retired import CHECKPOINTS, Retired
 from infra.run import Run, read_record
 from infra.topic_reader import Place, TopicReader, read_all, whole_topics
-from infra.weights.paths import ANCHOR, is_version
+from infra.weights.paths import ANCHOR, is_version, size_of
 from schemas.records import (
     BatchTrained,
     CheckpointPointer,
@@ -100,11 +100,10 @@ def _take_event(history: History, event: WeightsPublished, offset: int) -> None:
     if not is_version(event):
         return
     history.published = event
-    size = event.weights.size_bytes if event.weights else 0
     if event.kind == ANCHOR:
-        history.anchor, history.anchor_offset = AnchorMark(size), offset
+        history.anchor, history.anchor_offset = AnchorMark(size_of(event)), offset
     else:
-        history.anchor = history.anchor.after(size)
+        history.anchor = history.anchor.after(size_of(event))
     history.files = event.files or history.files
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 import structlog
 
@@ -18,9 +19,8 @@ from infra.kafka import Outgoing
 from infra.run import Run
 from infra.weights.delta import NeedsAnchor, encode_delta, read_delta
 from infra.weights.delta_header import Label
-from infra.weights.folder import HASH_KEY
-from infra.weights.paths import ANCHOR, DELTA
-from infra.weights.tensor_file import HF_METADATA, write_safetensors
+from infra.weights.folder import SHARD_BYTES, files_of
+from infra.weights.paths import ANCHOR, DELTA, size_of
 from infra.weights.tensors import Tensor, weights_hash
 from schemas import codec
 from schemas.records import CheckpointPointer, ClaimCheck, NamedObject, Position, WeightsPublished
@@ -52,6 +52,7 @@ class Publisher:
         files: Config and tokenizer, which go beside every anchor.
         base: The newest published version; None publishes the next one whole.
         anchor_offset: Where the newest anchor's record stands on its topic.
+        shard_bytes: Larger anchors are cut into several files, as Hugging Face's tools do it.
 
     `publish` may run in a thread of its own; the others belong to the one that writes the records.
     """
@@ -63,11 +64,14 @@ class Publisher:
         files: tuple[NamedObject, ...],
         base: Base | None = None,
         anchor_offset: int = -1,
+        *,
+        shard_bytes: int = SHARD_BYTES,
     ) -> None:
         self.files = files
         self.base = base
         """What the next delta is taken on; no longer needed when `publish` has returned."""
         self._anchor_offset = anchor_offset
+        self._shard_bytes = shard_bytes
         self._run, self._policy = run, policy
         self._settings = run.recipe.trainer_of(policy)
 
@@ -82,10 +86,12 @@ class Publisher:
         begin = time.monotonic()
         found = weights_hash(named)
         delta = self._delta(named, found, version, epoch)
-        data = write_safetensors(named, {**HF_METADATA, HASH_KEY: found}) if delta is None else delta
         encoded = time.monotonic()
         reach("train.before_upload")
-        claim = self._run.put(data, "weights", ".safetensors" if delta is None else ".delta", given_up)
+        if delta is None:
+            claim, shards = self._upload_anchor(named, found, given_up)
+        else:
+            claim, shards = self._run.put(delta, "weights", ".delta", given_up), ()
         reach("train.after_upload")
         event = WeightsPublished(
             run_id=self._run.run_id,
@@ -94,6 +100,7 @@ class Publisher:
             epoch=epoch,
             weights_hash=found,
             weights=claim,
+            shards=shards,
             final=version >= self._settings.steps,
             created_ms=time.time_ns() // 1_000_000,
             metrics={
@@ -133,15 +140,25 @@ class Publisher:
         spent = base.anchor.delta_bytes + len(delta)
         return delta if spent <= settings.anchor_share * base.anchor.size_bytes else None
 
+    def _upload_anchor(
+        self, named: Mapping[str, Tensor], found: str, given_up: threading.Event | None
+    ) -> tuple[ClaimCheck, tuple[NamedObject, ...]]:
+        """Store the files of an anchor; return the last of them, which is the only one or the index, and the others."""
+        stored = [
+            NamedObject(name, self._run.put(pieces, "weights", PurePath(name).suffix, given_up))
+            for name, pieces in files_of(named, found, shard_bytes=self._shard_bytes)
+        ]
+        claim = stored[-1].claim
+        assert claim is not None  # noqa: S101 - it was just stored
+        return claim, tuple(stored[:-1])
+
     def _as_anchor(self, event: WeightsPublished) -> tuple[WeightsPublished, AnchorMark]:
-        assert event.weights is not None  # noqa: S101 - `publish` gave it one
-        return replace(event, kind=ANCHOR, files=self.files), AnchorMark(size_bytes=event.weights.size_bytes)
+        return replace(event, kind=ANCHOR, files=self.files), AnchorMark(size_bytes=size_of(event))
 
     def _as_delta(self, event: WeightsPublished) -> tuple[WeightsPublished, AnchorMark]:
         base = self.base
         assert base is not None  # noqa: S101 - it is what the delta was taken on
-        assert event.weights is not None  # noqa: S101 - `publish` gave it one
-        mark = base.anchor.after(event.weights.size_bytes)
+        mark = base.anchor.after(size_of(event))
         return replace(event, kind=DELTA, base_version=base.version, base_hash=base.weights_hash), mark
 
 

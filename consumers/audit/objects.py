@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,10 +14,11 @@ from infra.kafka import Message
 from infra.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavailable
 from infra.retired import CHECKPOINTS, WEIGHTS, Retired
 from infra.weights.delta import Delta
+from infra.weights.files import anchor_files
 from infra.weights.folder import open_weights
 from infra.weights.held import HeldWeights
 from infra.weights.offline import open_delta
-from infra.weights.paths import ANCHOR, DELTA, MERGED, is_labelled, is_version
+from infra.weights.paths import ANCHOR, MERGED, claims_of, is_labelled, is_version
 from infra.weights.tensors import WeightsError
 from schemas import codec
 from schemas.avro import SchemaError
@@ -100,19 +102,23 @@ class Objects:
         A delta is applied to the weights before it where those are at hand, as they are when nothing is missing; where
         they are not, its policy is `_lost` until the next anchor.
         """
-        self.count += 1
+        self.count += len(claims_of(event))
         name = blake3(event.policy.encode()).hexdigest()
         path = self._folder / f"{name}.new"
+        if event.kind == ANCHOR:
+            held = self._anchor(event, self._folder / f"{name}.anchor")
+            self._anchors[event.policy], self._held[event.policy] = event, held
+            return held.weights_hash
         self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
-        if event.kind == MERGED:
-            return self._hash_of_merged(event, path)
-        if event.kind == DELTA:
-            return self._hash_of_delta(event, path)
-        self._anchors[event.policy] = event
-        self._held.pop(event.policy, None)
-        kept = path.rename(self._folder / f"{name}.safetensors")
-        self._held[event.policy] = HeldWeights(open_weights(kept, writable=True).tensors, copy=False)
-        return self._held[event.policy].weights_hash
+        return self._hash_of_merged(event, path) if event.kind == MERGED else self._hash_of_delta(event, path)
+
+    def _anchor(self, event: WeightsPublished, folder: Path) -> HeldWeights:
+        """Fetch an anchor's objects into a folder of their own; return its weights, mapped from there."""
+        shutil.rmtree(folder, ignore_errors=True)  # what is mapped from there stays
+        folder.mkdir()
+        for name, claim in anchor_files(event):
+            self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, folder / name)
+        return HeldWeights(open_weights(folder, writable=True).tensors, copy=False)
 
     def _hash_of_delta(self, event: WeightsPublished, path: Path) -> str:
         delta = _labelled(event, path)
@@ -127,11 +133,9 @@ class Objects:
         """Return what a merged delta gives by its header; in a deep audit what it makes of its anchor."""
         delta = _labelled(event, path)
         anchor = self._anchors.get(event.policy)
-        if not self._deep or anchor is None or anchor.weights is None or anchor.weights_hash != event.base_hash:
+        if not self._deep or anchor is None or anchor.weights_hash != event.base_hash:
             return delta.header.weights_hash
-        base = path.with_suffix(".base")
-        self._store.get_to_file(anchor.weights.key, anchor.weights.sha256, anchor.weights.size_bytes, base)
-        held = HeldWeights(open_weights(base, writable=True).tensors, copy=False)
+        held = self._anchor(anchor, path.with_suffix(".base"))
         held.apply(delta)
         return held.weights_hash
 

@@ -18,7 +18,7 @@ from infra.errors import HeadraceError
 from infra.kafka import Message
 from infra.object_store import ListedObject
 from infra.retired import CHECKPOINTS, WEIGHTS, Retired
-from infra.weights.paths import is_version
+from infra.weights.paths import claims_of, is_version
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.records import CheckpointPointer, ClaimCheck, ObjectsRetired, WeightsPublished
@@ -118,7 +118,7 @@ class Marker:
             return False
         if is_version(event):  # another is a further way to one, and stays as long as that does
             self.policies[policy].weights[event.version] = Written(event.epoch, message.timestamp_ms, event.kind)
-        self._name(event.weights, (policy, WEIGHTS, event.version), message.value)
+        self._name(claims_of(event), (policy, WEIGHTS, event.version), message.value)
         return True
 
     def _take_pointer(self, message: Message, policy: str) -> bool:
@@ -126,12 +126,13 @@ class Marker:
         if (pointer.run_id, pointer.policy) != (self._run_id, policy):
             return False
         self.policies[policy].checkpoints[pointer.version] = Written(pointer.epoch, message.timestamp_ms)
-        self._name(pointer.checkpoint, (policy, CHECKPOINTS, pointer.version), message.value)
+        claims = [pointer.checkpoint] if pointer.checkpoint is not None else []
+        self._name(claims, (policy, CHECKPOINTS, pointer.version), message.value)
         return True
 
-    def _name(self, claim: ClaimCheck | None, place: Place, value: bytes) -> None:
-        """Take in what names one object by its version, and others (the files beside an anchor) for ever."""
-        by_version = set(NAME.findall(claim.key.encode())) if claim is not None else set()
+    def _name(self, claims: Iterable[ClaimCheck], place: Place, value: bytes) -> None:
+        """Take in what names objects by its version, and others (the files beside an anchor) for ever."""
+        by_version = {name for claim in claims for name in NAME.findall(claim.key.encode())}
         for name in by_version & self._objects.keys():
             self._versions[name].add(place)
         self._named.update((set(NAME.findall(value)) - by_version) & self._objects.keys())

@@ -18,6 +18,7 @@ from pathlib import Path
 from infra.errors import UsageError
 from infra.weights.tensor_file import (
     HF_METADATA,
+    Pieces,
     is_plain_file_name,
     read_metadata,
     read_safetensors,
@@ -53,7 +54,7 @@ def open_weights(place: Path, *, writable: bool = False) -> WeightsFolder:
         weight_map: dict[str, str] | None = None
         promised = ""
         if index.exists():
-            weight_map, promised = _read_index(index)
+            weight_map, promised = _read_index(index.read_bytes(), f"{index}")
             names = sorted(set(weight_map.values()))
             if SINGLE not in names and (place / SINGLE).exists():
                 raise WeightsError(f"{place} has {SINGLE} and {INDEX}, tools read one or the other: remove one")
@@ -66,10 +67,8 @@ def open_weights(place: Path, *, writable: bool = False) -> WeightsFolder:
         files[name] = file
         if weight_map is None:
             promised = said  # a shard speaks of itself at most
-        wanted = {key for key, shard in weight_map.items() if shard == name} if weight_map is not None else found.keys()
-        if found.keys() != wanted:
-            odd = min(found.keys() ^ wanted)
-            raise WeightsError(f"{folder / INDEX} and {name} do not agree on tensor {odd!r}")
+        else:
+            _require_agreed(weight_map, name, found, f"{folder / INDEX}")
         tensors |= found
     return WeightsFolder(tensors, files, promised)
 
@@ -90,9 +89,31 @@ def _open_file(path: Path, *, writable: bool) -> tuple[mmap.mmap, dict[str, Tens
         raise WeightsError(f"{path}: {error}") from error
 
 
-def _read_index(path: Path) -> tuple[dict[str, str], str]:
+def read_shards(index: bytes | memoryview, shards: Mapping[str, memoryview]) -> dict[str, Tensor]:
+    """Return the tensors of several safetensors files, by name, and of their index, as views: nothing is copied.
+
+    Raises WeightsError for what is torn, and where they do not agree.
+    """
+    weight_map, _ = _read_index(bytes(index), INDEX)
+    if odd := sorted(set(weight_map.values()) ^ shards.keys()):
+        raise WeightsError(f"{INDEX} and the files beside it do not agree on {odd[0]}")
+    tensors: dict[str, Tensor] = {}
+    for name, data in shards.items():
+        found = read_safetensors(data)
+        _require_agreed(weight_map, name, found, INDEX)
+        tensors |= found
+    return tensors
+
+
+def _require_agreed(weight_map: Mapping[str, str], shard: str, found: Mapping[str, Tensor], index: str) -> None:
+    wanted = {name for name, file in weight_map.items() if file == shard}
+    if odd := found.keys() ^ wanted:
+        raise WeightsError(f"{index} and {shard} do not agree on tensor {min(odd)!r}")
+
+
+def _read_index(data: bytes, path: str) -> tuple[dict[str, str], str]:
     try:
-        match json.loads(path.read_bytes()):
+        match json.loads(data):
             case {"weight_map": dict(weight_map), **rest} if all(
                 isinstance(name, str) and is_plain_file_name(name) for name in weight_map.values()
             ):
@@ -106,19 +127,30 @@ def _read_index(path: Path) -> tuple[dict[str, str], str]:
 def write_weights(
     named: Mapping[str, Tensor], folder: Path, weights_hash: str, *, shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Write tensors into a folder: as one file, or beyond `shard_bytes` as several with an index."""
+    """Write tensors into a folder, as `files_of` lays them out."""
+    for name, pieces in files_of(named, weights_hash, shard_bytes=shard_bytes):
+        _write_file(folder / name, pieces)
+
+
+def files_of(
+    named: Mapping[str, Tensor], weights_hash: str, *, shard_bytes: int = SHARD_BYTES
+) -> Iterator[tuple[str, Pieces]]:
+    """Yield the name of each file and what is in it: one, or beyond `shard_bytes` several and at last their index.
+
+    The tensors' bytes are not copied.
+    """
     shards = _cut(named, shard_bytes)
     if len(shards) == 1:
-        _write_file(folder / SINGLE, safetensors_pieces(named, {**HF_METADATA, HASH_KEY: weights_hash}))
+        yield SINGLE, safetensors_pieces(named, {**HF_METADATA, HASH_KEY: weights_hash})
         return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        _write_file(folder / file, safetensors_pieces(shard))
+        yield file, safetensors_pieces(shard)
         weight_map |= dict.fromkeys(shard, file)
     metadata = {"total_size": sum(tensor.data.nbytes for tensor in named.values()), HASH_KEY: weights_hash}
     index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
-    _write_file(folder / INDEX, [json.dumps(index, indent=2).encode()])
+    yield INDEX, [json.dumps(index, indent=2).encode()]
 
 
 def _cut(named: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
@@ -134,7 +166,7 @@ def _cut(named: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor
     return shards
 
 
-def _write_file(path: Path, pieces: list[bytes | memoryview]) -> None:
+def _write_file(path: Path, pieces: Pieces) -> None:
     with path.open("wb") as file:
         file.writelines(pieces)
         file.flush()

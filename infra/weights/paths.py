@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from infra.weights.delta_header import Header
-from schemas.records import WeightsPublished
+from schemas.records import ClaimCheck, WeightsPublished
 
 ANCHOR, DELTA, MERGED = "anchor", "delta", "merged"
 """Kinds of a WeightsPublished. The last publishes nothing: it tells of a further way between two versions."""
@@ -41,7 +41,18 @@ def link_of(event: WeightsPublished) -> Link[WeightsPublished] | None:
     if event.weights is None or event.kind not in {ANCHOR, DELTA, MERGED} or not event.weights_hash:
         return None
     source = NOTHING if event.kind == ANCHOR else event.base_hash
-    return Link(source, event.weights_hash, event.weights.size_bytes, event)
+    return Link(source, event.weights_hash, size_of(event), event)
+
+
+def claims_of(event: WeightsPublished) -> list[ClaimCheck]:
+    """Return where an event's objects are: one, or several and their index; none where it names none."""
+    claims = [event.weights, *(shard.claim for shard in event.shards)]
+    return [claim for claim in claims if claim is not None]
+
+
+def size_of(event: WeightsPublished) -> int:
+    """Return the bytes of an event's objects."""
+    return sum(claim.size_bytes for claim in claims_of(event))
 
 
 def is_labelled(header: Header, event: WeightsPublished) -> bool:

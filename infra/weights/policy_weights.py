@@ -13,8 +13,9 @@ from infra.errors import HeadraceError
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.stopwatch import Stopwatch
 from infra.weights.delta import Delta, read_delta
+from infra.weights.folder import read_shards
 from infra.weights.held import HeldWeights
-from infra.weights.paths import ANCHOR, MERGED, NOTHING, cheapest, is_labelled, link_of
+from infra.weights.paths import ANCHOR, MERGED, NOTHING, cheapest, claims_of, is_labelled, link_of, size_of
 from infra.weights.tensor_file import read_safetensors
 from infra.weights.tensors import Tensor, WeightsError
 from schemas.records import ClaimCheck, WeightsPublished
@@ -85,7 +86,8 @@ class PolicyWeights:
                     self._apply(way[at].of, content)
             except (ObjectMissing, ObjectCorrupt, WeightsError, BadWeights) as error:
                 claim = claim_of(way[at].of)
-                self._objects.drop(claim)
+                for of_it in claims_of(way[at].of):
+                    self._objects.drop(of_it)
                 if isinstance(error, WeightsError) and claim not in again:
                     again.add(claim)  # what this machine kept of it may be altered: it is fetched once more
                     continue
@@ -104,12 +106,20 @@ class PolicyWeights:
             self._held = HeldWeights(content, event.weights_hash, watch=self._watch)
 
     def _fetch(self, event: WeightsPublished) -> Fetched:
-        claim = claim_of(event)
         with self._watch.measure("fetch"):
-            anchor = read_safetensors(self._objects.get(claim)) if event.kind == ANCHOR else None
-            content = fetch_delta(self._objects, event) if anchor is None else anchor
-        self.fetched_bytes += claim.size_bytes
+            fetch = fetch_anchor if event.kind == ANCHOR else fetch_delta
+            content: Fetched = fetch(self._objects, event)
+        self.fetched_bytes += size_of(event)
         return content
+
+
+def fetch_anchor(objects: Objects, event: WeightsPublished) -> dict[str, Tensor]:
+    """Return the tensors of an anchor, of one object or of several. Raises as `fetch_delta`."""
+    whole = objects.get(claim_of(event))
+    if not event.shards:
+        return read_safetensors(whole)
+    found = {shard.name: objects.get(shard.claim) for shard in event.shards if shard.claim is not None}
+    return read_shards(whole, found)
 
 
 def fetch_delta(objects: Objects, event: WeightsPublished) -> Delta:

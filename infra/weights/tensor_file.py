@@ -10,6 +10,8 @@ from typing import Any
 from infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError
 
 HF_METADATA = {"format": "pt"}
+Pieces = list[bytes | memoryview]
+"""Of a file, in their order."""
 _MAX_HEADER_BYTES = 100_000_000
 _MOST_DIMENSIONS = 64
 _LARGEST_SIZE = 1 << 48
@@ -33,9 +35,7 @@ def write_safetensors(named: Mapping[str, Tensor], metadata: Mapping[str, str] |
     return b"".join(safetensors_pieces(named, metadata))
 
 
-def safetensors_pieces(
-    named: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-) -> list[bytes | memoryview]:
+def safetensors_pieces(named: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Pieces:
     """Return the pieces of a safetensors file, of which the tensors' are not copied.
 
     Tensors of wider items come first, as in the reference implementation, so that every tensor lies aligned.

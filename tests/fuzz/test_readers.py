@@ -171,7 +171,7 @@ def altered_file(rng: Random, valid: bytes) -> bytes:
 
 
 def test_altered_checkpoints_are_read_or_refused(fuzz: Fuzz) -> None:
-    valid = encode_checkpoint(Checkpoint(tensors(), {"version": 7, "window": [1, 2, {"a": None}]}))
+    valid = b"".join(encode_checkpoint(Checkpoint(tensors(), {"version": 7, "window": [1, 2, {"a": None}]})))
 
     def check(data: bytes) -> None:
         with suppress(CheckpointError, WeightsError):

@@ -12,12 +12,13 @@ import pytest
 from infra.object_store import ObjectCorrupt, ObjectMissing, StoreUnavailable
 from infra.weights.delta import encode_delta, read_delta
 from infra.weights.delta_header import Label
+from infra.weights.folder import files_of
 from infra.weights.merging import merge_deltas
 from infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, Link, cheapest
 from infra.weights.policy_weights import BadWeights, PolicyWeights
 from infra.weights.tensor_file import write_safetensors
 from infra.weights.tensors import Tensor, weights_hash
-from schemas.records import ClaimCheck, WeightsPublished
+from schemas.records import ClaimCheck, NamedObject, WeightsPublished
 
 VERSIONS = 8
 Weights = dict[str, Tensor]
@@ -276,3 +277,50 @@ def test_an_anchor_that_is_not_what_its_record_says_is_refused_though_a_delta_le
     scene.put("anchor-0", write_safetensors(weights(5)), event)
     with pytest.raises(BadWeights, match="as was said of them"):
         scene.bring(2)
+
+
+def cut_anchor(scene: Scene) -> WeightsPublished:
+    """Make of anchor 0 two files and their index."""
+    named = {
+        name: Tensor("BF16", (2000,), weights(0)["w"].data[at : at + 4000]) for name, at in (("a", 0), ("b", 4000))
+    }
+    *shards, index = ((name, b"".join(pieces)) for name, pieces in files_of(named, "", shard_bytes=4000))
+    event = replace(scene.events["anchor-0"], weights_hash=weights_hash(named))
+    for name, data in shards:
+        scene.store.objects[name] = data
+    claims = [ClaimCheck("main", name, hashlib.sha256(data).hexdigest(), len(data)) for name, data in shards]
+    found = [NamedObject(name, claim) for (name, _), claim in zip(shards, claims, strict=True)]
+    scene.put("anchor-0", index[1], replace(event, shards=tuple(found)))
+    return scene.events["anchor-0"]
+
+
+def test_an_anchor_of_several_files_is_read_as_one() -> None:
+    scene = Scene()
+    event = cut_anchor(scene)
+    found = scene.held.bring([event], event)
+    assert [bytes(found[name].data) for name in "ab"] == [
+        bytes(weights(0)["w"].data)[at : at + 4000] for at in (0, 4000)
+    ]
+    assert scene.held.fetched_bytes == sum(len(scene.store.objects[name]) for name in scene.store.asked)
+    assert len(scene.store.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda shards: shards[:1], "do not agree on model-00002"),
+        (lambda shards: (shards[0], replace(shards[1], claim=None)), "do not agree on model-00002"),
+        (lambda shards: (shards[0], replace(shards[1], claim=shards[0].claim)), "do not agree on tensor 'a'"),
+        (lambda shards: (*shards, replace(shards[1], name="../other")), "do not agree on ../other"),
+    ],
+    ids=["one too few", "one without an object", "one twice", "one too many"],
+)
+def test_files_of_an_anchor_that_its_index_does_not_name_are_refused(
+    change: Callable[[tuple[NamedObject, ...]], tuple[NamedObject, ...]], why: str
+) -> None:
+    scene = Scene()
+    event = cut_anchor(scene)
+    changed = replace(event, shards=change(event.shards))
+    with pytest.raises(BadWeights, match=why):
+        scene.held.bring([changed], changed)
+    assert set(scene.store.dropped) >= {"anchor-0", event.shards[0].name}, "the copies here may be what is wrong"

@@ -192,9 +192,17 @@ def test_ranges_hold_no_version_that_is_kept() -> None:
 # ---------------------------------------------------------------------------------------------------------------- plan
 
 
-def publish(one: Marker, version: int, weights: ClaimCheck, kind: str = "anchor") -> None:
+def publish(one: Marker, version: int, weights: ClaimCheck, kind: str = "anchor", *shards: ClaimCheck) -> None:
     files = (NamedObject("config.json", claim("config", "files")),)
-    event = WeightsPublished(RUN, "solver", version=version, kind=kind, weights=weights, files=files)
+    event = WeightsPublished(
+        RUN,
+        "solver",
+        version=version,
+        kind=kind,
+        weights=weights,
+        shards=tuple(NamedObject(f"model-{number}.safetensors", shard) for number, shard in enumerate(shards)),
+        files=files,
+    )
     one.take(message(event, TOPICS.weights("solver")))
 
 
@@ -248,6 +256,16 @@ def test_an_object_of_two_versions_stays_while_one_of_them_does() -> None:
     for version in range(70):
         publish(one, version, same if version in {2, 69} else claim(f"w{version}", "weights"))
     assert list(of(plan(one, NO_AGE, NOW, PREFIX))) == []
+
+
+def test_the_files_of_an_anchor_go_and_stay_together() -> None:
+    shards = [claim(what, "weights", ".safetensors") for what in ("3a", "3b", "60a", "60b")]
+    one = marker(*listed(*shards, claim("w3", "weights"), claim("w60", "weights")))
+    for version in range(70):
+        mine = {3: shards[:2], 60: shards[2:]}.get(version, [])
+        publish(one, version, claim(f"w{version}", "weights"), "anchor", *mine)
+    done = plan(one, NO_AGE, NOW, PREFIX)
+    assert {found.one.key for found in done.doomed} == {claim("w3", "weights").key, shards[0].key, shards[1].key}
 
 
 def test_a_merged_delta_goes_with_the_version_that_it_leads_to() -> None:

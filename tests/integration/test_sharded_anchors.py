@@ -1,0 +1,116 @@
+"""An anchor of several files: published, followed, audited, exported and collected as one of a single file is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from made_records import say
+from made_run import TINY_MODEL, make_run, tiny_recipe
+
+from consumers.audit.report import report
+from consumers.retention.collector import Order, collect
+from consumers.weights_history import weights_history
+from envs.arithmetic import ALPHABET
+from infra.kafka import Outgoing
+from infra.object_store import ObjectStore
+from infra.run import Run
+from infra.weights.export import export
+from infra.weights.files import anchor_files, write_files
+from infra.weights.offline import verify
+from infra.weights.paths import ANCHOR, DELTA, claims_of, size_of
+from infra.weights.policy_weights import BadWeights, PolicyWeights
+from infra.weights.tensors import Tensor, weights_hash
+from schemas import codec
+from schemas.records import BatchTrained, WeightsPublished
+from trainers.model import build_model, character_tokenizer, publish_weights, save_model_files
+from trainers.publisher import Publisher, upload_files
+
+SHARD_BYTES = 8_000
+
+
+def weights(version: int) -> dict[str, Tensor]:
+    tokenizer = character_tokenizer(ALPHABET)
+    model = build_model(TINY_MODEL, tokenizer, seed=0)
+    model.model.norm.weight.data += version
+    return publish_weights({name: tensor.detach() for name, tensor in model.named_parameters()})
+
+
+@pytest.fixture
+def run(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
+    trainer = {"steps": 4, "groups_per_batch": 4, "minibatches": 2, "learning_rate": 1e-3, "anchor_every": 2}
+    return make_run(bootstrap, store, tiny_recipe(run_name, trainer=trainer))
+
+
+def publish(run: Run, versions: int) -> list[WeightsPublished]:
+    """Publish as a trainer does, each version with its batch; every second is an anchor."""
+    tokenizer = character_tokenizer(ALPHABET)
+    files = upload_files(run, save_model_files(build_model(TINY_MODEL, tokenizer, seed=0), tokenizer))
+    publisher = Publisher(run, "solver", files, shard_bytes=SHARD_BYTES)
+    events: list[WeightsPublished] = []
+    for version in range(versions):
+        event = replace(publisher.publish(weights(version), version), final=False)
+        outgoing = [publisher.message(event)]
+        if version:
+            batch = BatchTrained(run.run_id, "solver", version=version, weights_hash=event.weights_hash)
+            batch = replace(batch, base_hash=events[-1].weights_hash)
+            outgoing.append(Outgoing(run.topics.batches("solver"), codec.encode(batch), partition=0))
+        say(run, *outgoing)
+        publisher.announced(event, version)
+        events.append(event)
+    return events
+
+
+def same(found: Mapping[str, Tensor], version: int) -> bool:
+    return weights_hash(found) == weights_hash(weights(version))
+
+
+def test_a_worker_joins_by_the_files_of_an_anchor_and_a_folder_of_them_is_a_model(run: Run, tmp_path: Path) -> None:
+    events = publish(run, 2)
+    assert [event.kind for event in events] == [ANCHOR, DELTA]
+    anchor = events[0]
+    names = [name for name, _ in anchor_files(anchor)]
+    assert names[0] == f"model-00001-of-{len(anchor.shards):05}.safetensors"
+    assert (len(names) > 3, names[-1]) == (True, "model.safetensors.index.json")
+    held = PolicyWeights(run.weights_cache)
+    assert same(held.bring(events, events[1]), 1)
+    assert held.fetched_bytes == size_of(anchor) + size_of(events[1])
+
+    from transformers import AutoModelForCausalLM
+
+    for name, claim in anchor_files(anchor):
+        (tmp_path / name).write_bytes(run.get(claim))
+    write_files(anchor.files, tmp_path, run.get)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="bfloat16")
+    assert same(publish_weights({name: tensor.detach() for name, tensor in model.named_parameters()}), 0)
+
+
+def test_audit_history_export_and_collection_know_all_files_of_an_anchor(run: Run, tmp_path: Path) -> None:
+    events = publish(run, 5)
+    found = report(run, rests=True)
+    assert found["problems"] == []
+    told = weights_history(run, None)
+    assert [one["bytes"] for one in told["versions"]] == [size_of(event) for event in events]
+    assert told["join"]["bytes"] == size_of(events[0]), "all anchors are of one size, deltas come on top"
+    before = {one.key for one in run.store.listing()}
+    collect(run, Order(older_than=timedelta(0)), rests=True)
+    assert {one.key for one in run.store.listing()} == before, "the newest 64 versions stay, with all that they name"
+    export(run, None, 3, tmp_path / "out")
+    assert verify(tmp_path / "out").weights_hash == events[3].weights_hash
+
+
+def test_a_file_of_an_anchor_that_is_missing_is_named_and_the_next_anchor_heals_it(run: Run) -> None:
+    events = publish(run, 3)
+    claim = next(
+        one for one in claims_of(events[0])[1:] if one not in claims_of(events[2])
+    )  # equal files are one object
+    run.store.delete(claim.key)
+    held = PolicyWeights(run.weights_cache)
+    with pytest.raises(BadWeights, match=f"the anchor of version 0: .*{claim.key} does not exist"):
+        held.bring(events[:2], events[1])
+    said = "\n".join(report(run, rests=True)["problems"])
+    assert f"{claim.key} does not exist" in said
+    assert same(held.bring(events, events[2]), 2)
