@@ -26,6 +26,7 @@ from schemas import codec
 from schemas.records import CheckpointPointer, ClaimCheck, NamedObject, Position, WeightsPublished
 from schemas.topics import checkpoint_key
 from trainers.checkpoint import Checkpoint, encode_checkpoint
+from trainers.device_changes import find_changes_for
 from trainers.history import AnchorMark
 from trainers.learner import Learner
 
@@ -74,6 +75,7 @@ class Publisher:
         self._shard_bytes = shard_bytes
         self._run, self._policy = run, policy
         self._settings = run.recipe.trainer_of(policy)
+        self._find = find_changes_for(self._settings.device)
 
     def publish(
         self, named: Mapping[str, Tensor], version: int, *, epoch: int = 0, given_up: threading.Event | None = None
@@ -133,7 +135,7 @@ class Publisher:
             return None
         label = Label(self._policy, epoch, base.version, version)
         try:
-            delta = encode_delta(base.tensors, named, label, hashes=(base.weights_hash, found))
+            delta = encode_delta(base.tensors, named, label, hashes=(base.weights_hash, found), find=self._find)
         except NeedsAnchor as error:
             log.warning("anchor.needed", policy=self._policy, version=version, why=str(error))
             return None

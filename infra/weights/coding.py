@@ -15,6 +15,7 @@ there are two numbers:
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,8 @@ Items = NDArray[np.unsignedinteger[Any]]
 """[n] items of a tensor as unsigned integers of their width."""
 Positions = NDArray[np.int32]
 """[changed] indices into a block, ascending."""
+FindChanges = Callable[[Items, Items], tuple[Positions, Items]]
+"""`changes`, or what does the same elsewhere."""
 
 BLOCK_ITEMS = 1 << 22
 """Items of one block: large enough for zstd, small enough for a processor's cache and for a few threads at once."""

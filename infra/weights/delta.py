@@ -25,6 +25,7 @@ from blake3 import blake3
 from infra.weights.coding import (
     BLOCK_ITEMS,
     Coded,
+    FindChanges,
     Items,
     changes,
     compress,
@@ -71,7 +72,7 @@ def encode_delta(
     *,
     hashes: tuple[str, str] | None = None,
     block_items: int = BLOCK_ITEMS,
-    workers: int | None = None,
+    find: FindChanges = changes,
 ) -> bytes:
     """Return the delta object that leads from `base` to `new`; equal input gives equal bytes.
 
@@ -81,15 +82,18 @@ def encode_delta(
         label: Goes into the header.
         hashes: `weights_hash` of base and new where they are known; computed otherwise.
         block_items: Of one block.
-        workers: Threads; as many as there are cores, if not given.
+        find: Finds what changed in a block; the threads call it.
 
     Raises NeedsAnchor when a tensor appears, vanishes or changes its dtype or shape.
     """
     require_same_layout(base, new)
-    pool = ThreadPoolExecutor(workers or threads())
-    with pool:
+    with ThreadPoolExecutor(threads()) as pool:
         coded = dict(
-            zip(sorted(new), _coded(pool, [(base[name], new[name]) for name in sorted(new)], block_items), strict=True)
+            zip(
+                sorted(new),
+                _coded(pool, [(base[name], new[name]) for name in sorted(new)], block_items, find),
+                strict=True,
+            )
         )
     base_hash, new_hash = hashes or (weights_hash(base), weights_hash(new))
     heads, pieces = [], []
@@ -147,14 +151,14 @@ def read_delta(data: bytes | memoryview) -> Delta:
     return Delta(read_header(decompress(frame, _MOST_HEADER_BYTES), len(payload)), payload)
 
 
-def apply_delta(delta: Delta, named: Mapping[str, Tensor], *, workers: int | None = None) -> None:
+def apply_delta(delta: Delta, named: Mapping[str, Tensor]) -> None:
     """Write the new values into the tensors, whose memory must be writable. It is not asked whether they are the base.
 
     Raises WeightsError before anything is written when a tensor is missing or has another dtype or shape, and when a
     stream is not what the header says, which only an encoder's mistake can bring about: then some was written.
     """
     require_fits(delta.header, named)
-    with ThreadPoolExecutor(workers or threads()) as pool:
+    with ThreadPoolExecutor(threads()) as pool:
         for _ in in_order(pool, _tasks(delta, named)):
             pass
 
@@ -185,11 +189,13 @@ def split(delta: Delta) -> Iterator[tuple[TensorHead, list[Coded] | memoryview]]
         yield head, coded
 
 
-def _coded(pool: ThreadPoolExecutor, pairs: list[tuple[Tensor, Tensor]], block_items: int) -> Iterator[list[Coded]]:
+def _coded(
+    pool: ThreadPoolExecutor, pairs: list[tuple[Tensor, Tensor]], block_items: int, find: FindChanges
+) -> Iterator[list[Coded]]:
     """Code all blocks of all tensors, in order."""
 
     def code(old: Items, new: Items) -> Coded:
-        return encode_block(*changes(old, new))
+        return encode_block(*find(old, new))
 
     def tasks() -> Iterator[Callable[[], Coded]]:
         for before, after in pairs:

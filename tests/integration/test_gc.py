@@ -89,7 +89,7 @@ class Made:
             data, suffix = write_safetensors(held), ".safetensors"
         else:
             label = Label("solver", 0, version - 1, version)
-            data, suffix = encode_delta(before, held, label, hashes=(base, result), workers=1), ".delta"
+            data, suffix = encode_delta(before, held, label, hashes=(base, result)), ".delta"
         event = WeightsPublished(
             run_id=run.run_id,
             policy="solver",

@@ -1,0 +1,55 @@
+"""What changed is found on a GPU as it is on the processor, and the delta that comes of it is the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from infra.weights.coding import Items, changes
+from infra.weights.delta import encode_delta
+from infra.weights.delta_header import Label
+from infra.weights.tensors import Tensor
+from trainers.device_changes import find_changes_for, find_changes_on
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
+]
+
+
+def pair(dtype: str, count: int, changed: int) -> tuple[Items, Items]:
+    """Any bits before; after, as many of them are others."""
+    rng = np.random.default_rng(count)
+    old = np.frombuffer(rng.bytes(count * np.dtype(dtype).itemsize), dtype)
+    new = old.copy()
+    there = rng.choice(count, changed, replace=False)
+    new[there] ^= rng.integers(1, 200, changed).astype(dtype)
+    return old, new
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["<u1", "<u2", "<u4", "<u8"])
+@pytest.mark.parametrize(("count", "changed"), [(0, 0), (1003, 0), (1003, 90), (1003, 1003)])
+def test_a_device_finds_what_the_processor_finds(device: str, dtype: str, count: int, changed: int) -> None:
+    old, new = pair(dtype, count, changed)
+    positions, differences = find_changes_on(torch.device(device))(old, new)
+    there, steps = changes(old, new)
+    assert (positions.dtype, differences.dtype) == (there.dtype, steps.dtype)
+    assert positions.tolist() == there.tolist()
+    assert differences.tolist() == steps.tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_delta_of_what_a_device_found_has_the_same_bytes(device: str) -> None:
+    old, new = pair("<u2", 100_003, 2_000)
+    before, after = ({"w": Tensor("BF16", (100_003,), memoryview(one.tobytes()))} for one in (old, new))
+    made = [
+        encode_delta(before, after, Label("p", 0, 1, 2), block_items=5_000, find=find)
+        for find in (changes, find_changes_on(torch.device(device)))
+    ]
+    assert made[0] == made[1]
+
+
+def test_a_trainer_on_the_processor_asks_no_device() -> None:
+    assert find_changes_for("cpu") is changes
