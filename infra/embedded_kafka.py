@@ -29,10 +29,11 @@ from infra.server_process import Launch, ServerFailed, ServerProcess, write_atom
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 STALE_RECORDING_S = 86_400
 # C1 only: starts twice as fast, and without TLS it is as quick as C2.
-# A small first heap: from its default, 1/64 of memory, a broker climbs for half an hour before it first collects.
+# G1 collects old objects while the broker works. The serial collector waits until the heap is full: memory climbs for
+# half an hour, and then all stops. The first heap is small, as its default, 1/64 of memory, would be taken at once.
 JVM_FLAGS = (
     "-Xms64m",
-    "-XX:+UseSerialGC",
+    "-XX:+UseG1GC",
     "-XX:TieredStopAtLevel=1",
     "-XX:+ExitOnOutOfMemoryError",
     "-Xlog:disable",  # its warnings about its own cache would bury what a failed start has to tell
@@ -225,8 +226,9 @@ def broker_settings() -> dict[str, str]:
         "num.network.threads": "2",
         "num.io.threads": "4",
         "log.cleaner.dedupe.buffer.size": str(8 * 1024 * 1024),  # 300,000 keys a pass, and 125 MB less memory
-        # A restart after kill -9 waits for the old session to end: 4 s instead of 11.
-        "broker.session.timeout.ms": "2000",
+        # A restart after kill -9 waits for the old session to end: 6 s instead of 11. A busy machine may keep a broker
+        # from its next heartbeat for two seconds; one that takes itself for dead stops everybody for two more.
+        "broker.session.timeout.ms": "4000",
         "broker.heartbeat.interval.ms": "400",
         # A KIP-848 rebalance takes one heartbeat, whose length the broker decides: 0.5 s instead of 5.
         "group.initial.rebalance.delay.ms": "0",

@@ -354,12 +354,13 @@ def _patient_offsets(
     what: str,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[tuple[str, int], int]:
-    end = time.monotonic() + SETTLING_S
+    end = 0.0
     while True:
         try:
             return _offsets(connection, partitions, spec, isolation)
         except KafkaException as error:
             code = error.args[0].code()
+            end = end or time.monotonic() + SETTLING_S  # from the first answer on: it may have taken longer than that
             if code in MOVED:
                 _admins.pop(_cluster(connection), None)
             if code not in SETTLING or time.monotonic() > end:

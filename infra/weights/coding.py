@@ -40,6 +40,9 @@ BLOCK_ITEMS = 1 << 22
 """Items of one block: large enough for zstd, small enough for a processor's cache and for a few threads at once."""
 LONG_GAP = 300
 """Mean gap from which digits have two bytes."""
+MANY_WORDS = 1 / 3
+"""Share of words of eight bytes that differ from which on items are compared one by one: as of 10 % of those of bf16,
+numpy finds them without a branch for each."""
 LEVEL = 1
 """Of zstd: there are next to no repetitions to be found, all is in its entropy stage."""
 _WORD = np.dtype("<u8")
@@ -67,9 +70,13 @@ def changes(old: Items, new: Items) -> tuple[Positions, Items]:
     """Return where two blocks differ, and new - old there, modulo 2^bits."""
     per_word = _WORD.itemsize // old.itemsize
     whole = len(old) - len(old) % per_word
-    # Eight bytes are compared at once: nearly all are equal.
+    # Eight bytes are compared at once where nearly all are equal.
     before, after = old[:whole].view(_WORD), new[:whole].view(_WORD)
-    words = np.flatnonzero(before != after)
+    differ = before != after
+    if np.count_nonzero(differ) > MANY_WORDS * len(differ):
+        there = np.flatnonzero(old != new)
+        return there.astype(np.int32), new.take(there) - old.take(there)
+    words = np.flatnonzero(differ)
     lanes = after.take(words).view(new.dtype) - before.take(words).view(old.dtype)
     there = np.flatnonzero(lanes != 0)
     positions = (words.take(there // per_word) * per_word + there % per_word).astype(np.int32)

@@ -22,7 +22,7 @@ from infra.topic_reader import read_all
 from schemas import codec
 from schemas.records import WeightsPublished, WorkerStatus
 
-STEPS = 30
+STEPS, GROUPS = 40, 8
 PATIENCE_S = 300.0
 
 
@@ -101,7 +101,7 @@ def command_of(process: psutil.Process) -> list[str]:
 def test_a_run_that_is_joined_vandalised_killed_and_interrupted_ends_with_a_closed_audit(tmp_path: Path) -> None:
     data, summary = tmp_path / "data", tmp_path / "summary.json"
     words = ("up", "arithmetic", "--set", f"trainer.steps={STEPS}", "--set", "evaluate.every=0", "--data", data)
-    words = (*words, *UNLEARNED, "--summary", summary, "--plain")
+    words = (*words, "--set", f"trainer.groups_per_batch={GROUPS}", *UNLEARNED, "--summary", summary, "--plain")
     with started(tmp_path / "up.txt", *words) as up:
         run = joined(data)
         with started(tmp_path / "second.txt", "rollout", "--run", str(run.address), "--name", "second"):
@@ -122,7 +122,7 @@ def test_a_run_that_is_joined_vandalised_killed_and_interrupted_ends_with_a_clos
     told = json.loads(summary.read_text())
     assert told["versions"] == STEPS
     assert told["audit"] == {"ok": True, "lost": 0, "doubled": 0}
-    assert told["groups"]["trained"] == STEPS * 32
+    assert told["groups"]["trained"] == STEPS * GROUPS
     assert (told["dead_letters"], told["unnumbered_letters"]) == (1, {"undecodable": 1})
 
 

@@ -27,11 +27,12 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("schemas", "infra", "envs", "producers", "consumers", "trainers", "recipes")
 pytestmark = pytest.mark.timeout(1200)  # seconds; two trees start one after the other
 
-STEPS = 16
+STEPS = 24
 WORDS = (
     "up", "arithmetic", "--plain",
     "--set", f"trainer.steps={STEPS}",
     "--set", "trainer.checkpoint_every=4",
+    "--set", "trainer.groups_per_batch=8",
     *UNLEARNED,
     "--set", "evaluate.problems=16",
 )  # fmt: skip

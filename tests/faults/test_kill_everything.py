@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from launched import Launched, until
 
-STEPS = 16
+STEPS, GROUPS = 16, 16
 PATIENCE_S = 240.0
 
 
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[Launched]:
-    launched = Launched(tmp_path / "demo", [f"trainer.steps={STEPS}", "trainer.checkpoint_every=4"], "arithmetic")
+    sets = [f"trainer.steps={STEPS}", f"trainer.groups_per_batch={GROUPS}", "trainer.checkpoint_every=4"]
+    launched = Launched(tmp_path / "demo", sets, "arithmetic")
     yield launched
     launched.leave_nothing()
 
@@ -42,4 +43,4 @@ def test_the_demo_killed_as_a_whole_twice_is_gone_on_with_to_its_end_and_its_aud
     assert audit.said["ok"], audit
     assert (audit.said["lost"], audit.said["doubled"]) == (0, 0)
     assert status.said["versions"] == {"solver": STEPS}
-    assert status.said["groups"]["trained"] == STEPS * 32
+    assert status.said["groups"]["trained"] == STEPS * GROUPS
