@@ -26,8 +26,10 @@ class Speed:
 
     encode: float
     apply: float
+    new_copy: float
+    """Of a copy into new memory, as it is taken of what must be kept; best of all between."""
     copy: float
-    """Best of all copies between."""
+    """Of a copy into memory that was written before, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +77,14 @@ def measure_formats(parameters: float, rounds: int, tell: Tell) -> list[Row]:
     rows = []
     for density in DENSITIES:
         sets = Sets(base, successor(base, density), target)
-        change, copies = change_between(base, sets.new), Stopwatch(base.items.nbytes)
+        change, copies = change_between(base, sets.new), Copies(base.items.nbytes)
         taken = []
         for form in FORMATS:
             size, encoding, applying = _taken(form, sets, rounds, copies)
             taken.append((form.name, size, encoding, applying))
             tell(f"{density:.1%} changed, {form.name}: {size:,} bytes")
-        rows += [row_of(name, change, size, Speed(e.best, a.best, copies.best)) for name, size, e, a in taken]
+        new_copy, copy = copies.new.best, copies.written.best
+        rows += [row_of(name, change, size, Speed(e.best, a.best, new_copy, copy)) for name, size, e, a in taken]
     return rows
 
 
@@ -112,14 +115,26 @@ class Stopwatch:
         return result
 
 
-def _taken(form: Format, sets: Sets, rounds: int, copies: Stopwatch) -> tuple[int, Stopwatch, Stopwatch]:
+class Copies:
+    """Speeds of plain copies of one set."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.new, self.written = Stopwatch(size_bytes), Stopwatch(size_bytes)
+
+    def take(self, base: PackedWeights, target: PackedWeights) -> None:
+        """Copy a set into new memory, and into memory that was written before."""
+        self.new.time(base.items.copy)
+        self.written.time(lambda: np.copyto(target.items, base.items))
+
+
+def _taken(form: Format, sets: Sets, rounds: int, copies: Copies) -> tuple[int, Stopwatch, Stopwatch]:
     """Encode, copy and apply some times, and see that the result is right; return bytes and speeds."""
     base, new, target = sets.base, sets.new, sets.target
     encoding, applying = Stopwatch(base.items.nbytes), Stopwatch(base.items.nbytes)
     encode, data = form.encoder(base), b""
     for _ in range(rounds):
         data = encoding.time(lambda: encode(new))
-        copies.time(lambda: np.copyto(target.items, base.items))
+        copies.take(base, target)
         apply = form.applier(target)
         applying.time(lambda: apply(data))  # noqa: B023 - called at once
         assert target.equals(new), f"{form.name} does not give the new weights"  # noqa: S101 - nothing else counts

@@ -4,11 +4,12 @@ Five parts, of which `--parts` chooses some.
 
 * `formats`: two sets in the shape of Qwen3-1.7B, of which a share of the values differs, in every format of
   `benchmarks/weight_formats.py`: bytes, bytes per changed value, times the floor, times smaller than the whole, and the
-  speed of making and of applying an update, as a share of the speed at which a plain copy of the weights runs. All
-  speeds are by the bytes of one set, in memory to memory; best of three, with a copy beside each. Of this format all
-  that makes it trustworthy is in the time: encoding hashes the new weights (those of the base are known by then),
-  applying verifies the object's checksum, the weights before and the weights after. What every format applies is
-  compared with the new weights, bit by bit.
+  speed of making and of applying an update, as a share of the speed at which a plain copy of the weights runs: into new
+  memory, of which the system clears every page, and into memory that was written before. All speeds are by the bytes of
+  one set, in memory to memory; best of three, with both copies beside each. Of this format all that makes it
+  trustworthy is in the time: encoding hashes the new weights (those of the base are known by then), applying verifies
+  the object's checksum, the weights before and the weights after. What every format applies is compared with the new
+  weights, bit by bit.
 * `memory`: what encoding and applying take beyond the two sets, the update itself included: the most that was resident
   (VmHWM) in a process that does nothing else, less what was resident when it began. Linux only.
 * `pauses`: how long the learner waits while a version is copied, beside a plain copy of what is published, into memory
@@ -169,7 +170,7 @@ def table_of(title: str, *names: str) -> Table:
 def show_formats(console: Console, rows: Sequence[Row], title: str) -> None:
     table = table_of(title, "format", "changed", "MB", "bytes/value", "x floor", "1/full")
     if rows[0].speed:
-        for what in ("encode GB/s (of copy)", "apply GB/s (of copy)"):
+        for what in ("encode GB/s (of copies)", "apply GB/s (of copies)"):
             table.add_column(what, justify="right", no_wrap=True)
     for row, after in zip_longest(rows, rows[1:]):
         # What is sent whole has no bytes of a changed value.
@@ -177,7 +178,8 @@ def show_formats(console: Console, rows: Sequence[Row], title: str) -> None:
         cells = [f"{row.density:.2%}", f"{row.bytes / 1e6:,.2f}", *each, f"{row.times_smaller:.1f}"]
         if row.speed is not None:
             speeds = (row.speed.encode, row.speed.apply)
-            cells += [f"{speed:.2f} ({speed / row.speed.copy:.2f})" for speed in speeds]
+            copies = (row.speed.new_copy, row.speed.copy)
+            cells += [f"{speed:.2f} ({', '.join(f'{speed / copy:.2f}' for copy in copies)})" for speed in speeds]
         table.add_row(row.format, *cells, end_section=after is None or after.density != row.density)
     console.print(table)
 
