@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -95,7 +96,7 @@ def measure_joining(parameters: float, tell: Tell) -> Joining:
     with made_run() as run:
         count = _publish(run, parameters, tell)
         singles = _events(run)
-        with closing(Compactor(run, [POLICY], EVERY)) as compactor:
+        with closing(Compactor(run, [POLICY], EVERY, threading.Event())) as compactor:
             compactor.catch_up()
             compactor.merge_due()
         events = _events(run)

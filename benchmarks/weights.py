@@ -1,4 +1,4 @@
-"""What weight updates cost: `OMP_NUM_THREADS=1 python -m benchmarks.weights [--parameters 1.7e9] [--json FILE]`.
+"""What weight updates cost: `python -m benchmarks.weights [--parameters 1.7e9] [--json FILE]`.
 
 Five parts, of which `--parts` chooses some.
 

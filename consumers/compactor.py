@@ -50,9 +50,11 @@ class Compactor:
         run: Whose topics and store.
         policies: Which.
         every: Deltas that may go unmerged; see `Compaction`.
+        stop: When it is set, an upload is given up while the store is away.
     """
 
-    def __init__(self, run: Run, policies: Sequence[str], every: int) -> None:
+    def __init__(self, run: Run, policies: Sequence[str], every: int, stop: threading.Event) -> None:
+        self._stop = stop
         self._run, self._objects = run, run.weights_cache
         self._chains = {run.topics.weights(policy): Compaction(every) for policy in policies}
         self._producer = open_producer(run.connection, COMPONENT)
@@ -115,7 +117,7 @@ class Compactor:
             return None
         encoded = time.monotonic()
         reach("compact.before_upload")
-        claim = self._run.put(data, "weights", ".delta")
+        claim = self._run.put(data, "weights", ".delta", self._stop)
         reach("compact.after_upload")
         uploaded = time.monotonic()
         first, last = parts[0], parts[-1]
@@ -186,7 +188,7 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
     if opened.rests:  # its store was started for this, maybe at another address than its recipe names
         run = replace(run, store_address=opened.run.store_address)
     policies = [run.policy(policy)] if policy else list(run.recipe.policies)
-    with closing(Compactor(run, policies, every)) as compactor:
+    with closing(Compactor(run, policies, every, stop)) as compactor:
         compactor.catch_up()
         while not stop.is_set():
             announced = compactor.merge_due()

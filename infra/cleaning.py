@@ -41,7 +41,7 @@ def clean_folder(folder: DataFolder) -> int:
 
 
 def clean_cache() -> Path:
-    """Remove the jars and start-up caches that all runs share; the next start fetches them again."""
+    """Remove what all runs share: jars, start-up caches, weights that workers keep. Whoever needs them fetches them."""
     cache = cache_folder()
     shutil.rmtree(cache, ignore_errors=True)
     return cache

@@ -123,7 +123,7 @@ def up(
 def clean(
     data: DataChoice = None,
     everything: Annotated[bool, typer.Option("--all", help="All runs in .headrace.")] = False,
-    cache: Annotated[bool, typer.Option("--cache", help="Also the jars that all runs share.")] = False,
+    cache: Annotated[bool, typer.Option("--cache", help="Also what runs share: jars, caches, kept weights.")] = False,
 ) -> None:
     """Remove what a run left in its folder: servers that still run, their topics and objects, logs.
 

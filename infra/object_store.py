@@ -187,15 +187,23 @@ class ObjectStore:
 
     def put(self, data: Content, kind: Kind, suffix: str = "") -> StoredObject:
         """Store bytes under the name of their content; already there and young, they are not sent again."""
-        pieces = [memoryview(piece).cast("B") for piece in ([data] if isinstance(data, bytes | memoryview) else data)]
-        hashed = hashlib.sha256()
-        for piece in pieces:
-            hashed.update(piece)
-        digest = hashed.hexdigest()
-        stored = StoredObject(self.key(kind, digest, suffix), digest, sum(piece.nbytes for piece in pieces))
-        if not self._is_young(stored):
-            self._upload(stored, lambda: io.BufferedReader(_Viewed(pieces)))
+        stored = self.name(data, kind, suffix)
+        self.put_named(stored, data)
         return stored
+
+    def name(self, data: Content, kind: Kind, suffix: str = "") -> StoredObject:
+        """Return what bytes will be once they are stored; the store is not asked."""
+        hashed, size = hashlib.sha256(), 0
+        for piece in _pieces(data):
+            hashed.update(piece)
+            size += piece.nbytes
+        digest = hashed.hexdigest()
+        return StoredObject(self.key(kind, digest, suffix), digest, size)
+
+    def put_named(self, stored: StoredObject, data: Content) -> None:
+        """`put` bytes that were named before, for who tries again: they are not hashed a second time."""
+        if not self._is_young(stored):
+            self._upload(stored, lambda: io.BufferedReader(_Viewed(_pieces(data))))
 
     def put_file(self, path: Path, kind: Kind, suffix: str = "") -> StoredObject:
         """`put` for a file, streamed. Raises OSError when it cannot be read, ObjectCorrupt when it changes."""
@@ -456,6 +464,10 @@ class ObjectStore:
 
     def _where(self, key: str) -> str:
         return f"{self.address.endpoint}/{self.address.bucket}/{key}"
+
+
+def _pieces(data: Content) -> list[memoryview]:
+    return [memoryview(piece).cast("B") for piece in ([data] if isinstance(data, bytes | memoryview) else data)]
 
 
 class _Viewed(io.RawIOBase):

@@ -113,7 +113,8 @@ class Run:
 
         Raises StoreUnavailable when that is given up.
         """
-        stored = _waiting(lambda: self.store.put(data, kind, suffix), math.inf, given_up)
+        stored = self.store.name(data, kind, suffix)
+        _waiting(lambda: self.store.put_named(stored, data), math.inf, given_up)
         return ClaimCheck(STORE_NAME, stored.key, stored.sha256, stored.size_bytes)
 
     def get(self, claim: ClaimCheck) -> bytes:

@@ -51,7 +51,7 @@ def policy_of(role: str, bucket: str, prefix: str = ANY_RUN) -> str:
     written = _below(place, prefix, rights.writes) + probe
     statements = [
         _allow("List", ("s3:ListBucket",), [place]),
-        _allow("Read", ("s3:GetObject",), _below(place, prefix, rights.reads) + written),
+        _allow("Read", ("s3:GetObject",), _below(place, prefix, (*rights.reads, *rights.removes)) + written),
         _allow("Write", ("s3:PutObject", "s3:AbortMultipartUpload"), written),
         _allow("Remove", ("s3:DeleteObject",), _below(place, prefix, rights.removes)),
         _allow("Found", ("s3:CreateBucket",), [place] if rights.founds else []),

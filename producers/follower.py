@@ -66,6 +66,8 @@ class WeightFollower(threading.Thread):
         self._run_, self._policies, self._name, self._pauses = run, policies, name, pauses
         self._topics = {run.topics.weights(policy): policy for policy in policies}
         self._published: dict[str, dict[int, WeightsPublished]] = {policy: {} for policy in policies}
+        self._epochs: dict[str, int] = {}
+        """Of each policy, the newest that was seen."""
         self._merged: dict[str, dict[ClaimCheck | None, WeightsPublished]] = {policy: {} for policy in policies}
         """Further ways between versions, by their objects, in the order in which they came."""
         self._weights = {policy: PolicyWeights(run.weights_cache) for policy in policies}
@@ -199,6 +201,11 @@ class WeightFollower(threading.Thread):
         self.ended = revision.ended
 
     def _take_event(self, policy: str, record: WeightsPublished) -> None:
+        newest = self._epochs.setdefault(policy, record.epoch)
+        if record.epoch < newest:  # a chain that was cut goes on nowhere, whatever its numbers say
+            log.warning("weights.older_epoch", policy=policy, version=record.version, epoch=record.epoch, newest=newest)
+            return
+        self._epochs[policy] = record.epoch
         if is_version(record):
             self._published[policy][record.version] = record
             self.head[policy] = max(self.head.get(policy, -1), record.version)

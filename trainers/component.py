@@ -270,7 +270,11 @@ class Trainer:
             must_publish=is_last or (every > 0 and version % every == 0),
             checkpoint=is_last or version % self.settings.checkpoint_every == 0,
             batch=batch,
-            metrics={**metrics, "wait_s": time.monotonic() - self._pipeline.free_since},
+            metrics={
+                **metrics,
+                "wait_s": time.monotonic() - self._pipeline.free_since,
+                "held_up_s": self._pipeline.held_up_s,
+            },
         )
         self._pipeline.begin(order)
 

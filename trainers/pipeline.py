@@ -110,6 +110,8 @@ class Pipeline:
         """Copies that nobody needs any more: the next ones are written over them. What a burst took is given back."""
         self.free_since = time.monotonic()
         """Since when the learner rests; while it does."""
+        self.held_up_s = 0.0
+        """How long the learner has rested because MOST_AHEAD versions were on their way."""
 
     @property
     def is_free(self) -> bool:
@@ -124,6 +126,7 @@ class Pipeline:
 
     def begin(self, order: Order) -> None:
         """Let the learner take a step."""
+        self.held_up_s = 0.0
         self._flights.append((order, self._steps.submit(lambda: self._step(order))))
 
     def under_way(self) -> Iterator[Order]:
@@ -138,6 +141,8 @@ class Pipeline:
         stepped = stepping.result()
         if not stepped.publishing.done():
             return None
+        if len(self._flights) == MOST_AHEAD and self._flights[-1][1].done():
+            self.held_up_s = time.monotonic() - self.free_since
         self._flights.popleft()
         return Made(order, stepped.metrics, stepped.publishing.result())
 
@@ -169,13 +174,12 @@ class Pipeline:
         version = _Copied(order, snapshot, state, Future())
         with self._lock:
             left_out, self._waiting = self._waiting, None
+            if left_out is not None:
+                self._publications.submit(lambda: self._leave_out(left_out))
             if self._on_their_way and not order.must_publish and state is None:
                 self._waiting = version
             else:
                 self._set_out(version)
-        if left_out is not None:
-            left_out.future.set_result(Published(weights_hash(left_out.snapshot), None, None))
-            self._spares.append(left_out.snapshot)
         return _Stepped(metrics, version.future)
 
     def _spare(self) -> Mapping[str, Tensor] | None:
@@ -188,6 +192,14 @@ class Pipeline:
         """Begin a publication; the lock is held."""
         self._on_their_way += 1
         self._publications.submit(lambda: self._arrive(version))
+
+    def _leave_out(self, version: _Copied) -> None:
+        """Only hash a version, in the thread of the publications."""
+        if self._closed.is_set():
+            version.future.cancel()
+            return
+        version.future.set_result(Published(weights_hash(version.snapshot), None, None))
+        self._spares.append(version.snapshot)
 
     def _arrive(self, version: _Copied) -> None:
         """Publish, in the thread of the publications; then what waits."""

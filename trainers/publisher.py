@@ -164,9 +164,14 @@ class Publisher:
         return replace(event, kind=DELTA, base_version=base.version, base_hash=base.weights_hash), mark
 
 
-def upload_files(run: Run, files: Mapping[str, bytes]) -> tuple[NamedObject, ...]:
-    """Store config and tokenizer, which go beside every anchor; equal files are one object."""
-    return tuple(NamedObject(name, run.put(data, "files")) for name, data in files.items())
+def upload_files(
+    run: Run, files: Mapping[str, bytes], given_up: threading.Event | None = None
+) -> tuple[NamedObject, ...]:
+    """Store config and tokenizer, which go beside every anchor; equal files are one object.
+
+    Raises StoreUnavailable when the store is away and this is given up.
+    """
+    return tuple(NamedObject(name, run.put(data, "files", given_up=given_up)) for name, data in files.items())
 
 
 def upload_checkpoint(run: Run, state: Checkpoint, given_up: threading.Event | None = None) -> ClaimCheck:
@@ -177,11 +182,12 @@ def upload_checkpoint(run: Run, state: Checkpoint, given_up: threading.Event | N
     return claim
 
 
-def checkpoint(run: Run, policy: str, learner: Learner, window: WindowMark) -> Outgoing:
-    """Store a learner's state; return the pointer, for a transaction."""
-    return pointer(
-        run, policy, learner, replace(window, version=learner.version), upload_checkpoint(run, learner.state())
-    )
+def checkpoint(
+    run: Run, policy: str, learner: Learner, window: WindowMark, given_up: threading.Event | None = None
+) -> Outgoing:
+    """Store a learner's state; return the pointer, for a transaction. Raises as `upload_checkpoint`."""
+    claim = upload_checkpoint(run, learner.state(), given_up)
+    return pointer(run, policy, learner, replace(window, version=learner.version), claim)
 
 
 def pointer(run: Run, policy: str, learner: Learner, window: WindowMark, claim: ClaimCheck) -> Outgoing:

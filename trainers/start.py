@@ -77,10 +77,10 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     if settings.warm_start is not None:
         _warm_start(run, policy, model, tokenizer, stop)
     learner = Learner(model, learner_settings(run.recipe, policy))
-    files = upload_files(run, save_model_files(model, tokenizer))
+    files = upload_files(run, save_model_files(model, tokenizer), stop)
     publisher = Publisher(run, policy, files)
-    event = publisher.publish(learner.published(), 0)
-    pointer = checkpoint(run, policy, learner, WindowMark(learner.version, 0, event.weights_hash))
+    event = publisher.publish(learner.published(), 0, given_up=stop)
+    pointer = checkpoint(run, policy, learner, WindowMark(learner.version, 0, event.weights_hash), stop)
     if read_history(run, policy) != History():
         # Whoever takes an empty past for the truth once destroys the run: a second look costs a tenth of a second.
         raise MustRestart(f"the past of {policy} was not to be seen at first, and is there")

@@ -8,7 +8,9 @@ The order is the guarantee:
    before: `put` leaves none older than twelve hours as it is (`TAKEN_AS_STORED`), so that object is young by its date,
    and what is young is spared.
 3. What was published or taken and is needed no more is said (ObjectsRetired), in a transaction.
-4. Then it is deleted, object by object, each looked at once more: one that was written anew meanwhile is young.
+4. Then it is deleted, object by object, each looked at once more: one that was written anew meanwhile is young. Between
+   the look and the deletion are milliseconds in which one that is written anew is lost, as S3 knows no deletion on a
+   condition; that takes bytes of more than a day ago, made again by a trainer that comes back in just that moment.
 
 So nothing happens when a topic cannot be read to its end, or holds a record that this build cannot know; and who is
 killed between 3 and 4 is finished by the next. The transactional id is the run's: of two at once the second fences the

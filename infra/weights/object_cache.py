@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import structlog
 
@@ -19,6 +20,9 @@ from schemas.records import ClaimCheck
 log = structlog.get_logger()
 
 TRIES = 3
+POLL_S = 0.02
+STUCK_S = 15.0
+"""Whoever fetches and gets not one byte for so long is waited for no more: it is stopped, or its store is away."""
 LONGEST_FETCH_S = 86_400.0
 """What was begun before that, and is not whole, its process left behind when it was killed."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -57,8 +61,9 @@ class ObjectCache:
     def get(self, claim: ClaimCheck) -> memoryview:
         """Return an object, mapped from its file; it stays readable when the file goes. Raises as `ObjectStore.get`.
 
-        Whoever asks for an object that another process is fetching waits for it. Where the folder cannot be used (a
-        full disk, a file system that is read only) the object comes from the store, and the log says so once.
+        Whoever asks for an object that another process is fetching waits for it, as long as that gets on. Where the
+        folder cannot be used (a full disk, a file system that is read only, a process that was stopped with its lock)
+        the object comes from the store, and the log says so once.
         """
         path = self._path(claim)
         try:
@@ -116,7 +121,30 @@ class ObjectCache:
 
     @contextmanager
     def _locked(self, part: str) -> Iterator[None]:
-        """Hold the lock of a part of the objects, which its process loses when it dies."""
+        """Hold the lock of a part of the objects, which its process loses when it dies.
+
+        Raises TimeoutError when whoever has it fetches nothing.
+        """
         with (self._folder / f"{part}.lock").open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            self._lock(file, part)
             yield
+
+    def _lock(self, file: BinaryIO, part: str) -> None:
+        before, since = self._fetched(part), time.monotonic()
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            if (now := self._fetched(part)) != before:
+                before, since = now, time.monotonic()
+            elif time.monotonic() - since > STUCK_S:
+                raise TimeoutError(f"the process that holds {part}.lock has fetched nothing for {STUCK_S:.0f} s")
+            time.sleep(POLL_S)
+
+    def _fetched(self, part: str) -> dict[str, int]:
+        """Return the sizes of what is being fetched."""
+        sizes = {}
+        for path in self._folder.glob(f"{part}*.part"):
+            with suppress(FileNotFoundError):
+                sizes[path.name] = path.stat().st_size
+        return sizes

@@ -109,7 +109,12 @@ def verify(place: Path) -> Verified:
                 items = min(delta.header.block_items, head.items - number * delta.header.block_items)
                 decode_block(coded, items, ITEM_BYTES[head.dtype])
         return Verified("delta", delta.header.weights_hash, promised=True, header=delta.header)
-    found = open_weights(place)
+    try:
+        found = open_weights(place)
+    except WeightsError as error:
+        if place.is_dir():
+            raise
+        raise WeightsError(f"{error}; and it does not begin as a delta object does") from error
     return Verified("weights", _hash_as_promised(place, found), promised=bool(found.promised))
 
 

@@ -44,6 +44,8 @@ class PolicyWeights:
         self._objects = objects
         self._held: HeldWeights | None = None
         self._watch = Stopwatch()
+        self._worthless: dict[ClaimCheck, str] = {}
+        """Objects whose bytes are the right ones and no weights: to fetch them again heals nothing. With the reason."""
         self.fetched_bytes = 0
         """Of the objects of the last `bring`."""
 
@@ -71,8 +73,9 @@ class PolicyWeights:
         self._watch.seconds.clear()
         self.fetched_bytes = 0
         links = [link for event in events if (link := link_of(event)) is not None and claim_of(event) not in refused]
+        why = [self._worthless[claim] for link in links if (claim := claim_of(link.of)) in self._worthless]
+        links = [link for link in links if claim_of(link.of) not in self._worthless]
         again: set[ClaimCheck] = set()
-        why: list[str] = []
         while True:
             way = cheapest(links, self._held.weights_hash if self._held else NOTHING, target.weights_hash)
             if way is None:
@@ -83,25 +86,28 @@ class PolicyWeights:
                 for at, link in enumerate(way):  # noqa: B007 - says below which one it was
                     fetched.append(self._fetch(link.of))
                 for at, content in enumerate(fetched):
-                    self._apply(way[at].of, content)
+                    self._apply(way[at].of, content, just_verified=at > 0)
             except (ObjectMissing, ObjectCorrupt, WeightsError, BadWeights) as error:
-                claim = claim_of(way[at].of)
-                for of_it in claims_of(way[at].of):
-                    self._objects.drop(of_it)
+                event = way[at].of
+                claim = claim_of(event)
                 if isinstance(error, WeightsError) and claim not in again:
                     again.add(claim)  # what this machine kept of it may be altered: it is fetched once more
+                    for kept in claims_of(event):
+                        self._objects.drop(kept)
                     continue
-                why.append(f"{name_of(way[at].of)}: {error}")
+                why.append(f"{name_of(event)}: {error}")
+                if isinstance(error, WeightsError | BadWeights):
+                    self._worthless[claim] = why[-1]
                 refused.add(claim)
                 links.remove(way[at])
             else:
                 assert self._held is not None  # noqa: S101 - a version is either held or led to
                 return self._held.tensors
 
-    def _apply(self, event: WeightsPublished, content: Fetched) -> None:
+    def _apply(self, event: WeightsPublished, content: Fetched, *, just_verified: bool) -> None:
         if isinstance(content, Delta):
             assert self._held is not None  # noqa: S101 - a way never begins with a delta on nothing
-            self._held.apply(content)
+            self._held.apply(content, just_verified=just_verified)
         else:
             self._held = HeldWeights(content, event.weights_hash, watch=self._watch)
 

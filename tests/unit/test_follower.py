@@ -171,6 +171,15 @@ def test_bad_weights_are_never_served_and_the_nearest_good_anchor_heals() -> Non
     assert scene.pauses.detail == ""
 
 
+def test_a_version_of_an_older_epoch_is_never_served_however_high_its_number() -> None:
+    scene = Scene()
+    scene.publish(4)
+    scene.publish(5, epoch=1)
+    scene.publish(6, epoch=0)
+    assert scene.turn() == [5]
+    assert scene.follower.head == {"p": 5}
+
+
 def test_of_several_versions_that_cannot_be_had_the_newest_is_told_of_and_the_pause_grows_once() -> None:
     scene = Scene()
     scene.publish(0)

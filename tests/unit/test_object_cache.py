@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore, StoreUnavailable
+from infra.weights import object_cache
 from infra.weights.object_cache import ObjectCache
 from schemas.records import ClaimCheck
 
@@ -127,3 +131,37 @@ def test_a_claim_that_names_no_hash_becomes_no_path(tmp_path: Path) -> None:
             cache.get(ClaimCheck("main", "a", name, 5))
         cache.drop(ClaimCheck("main", "a", name, 5))
     assert (tmp_path / "secret").exists()
+
+
+def test_who_holds_the_lock_and_fetches_nothing_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_cache, "STUCK_S", 0.05)
+    store = Store(a=b"whole")
+    claim = store.claim("a")
+    with (tmp_path / f"{claim.sha256[:2]}.lock").open("ab") as held, capture_logs() as logs:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert bytes(cache_of(store, tmp_path).get(claim)) == b"whole"
+    assert "has fetched nothing" in logs[0]["why"]
+    assert not (tmp_path / claim.sha256).exists(), "the folder is the other's"
+
+
+def test_who_fetches_something_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_cache, "STUCK_S", 2.0)
+    store = Store(a=b"whole")
+    claim = store.claim("a")
+    part = tmp_path / f"{claim.sha256}.1.part"
+    with ThreadPoolExecutor(1) as pool, (tmp_path / f"{claim.sha256[:2]}.lock").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waiting = pool.submit(lambda: bytes(cache_of(store, tmp_path).get(claim)))
+        end = time.monotonic() + 3.0
+        while time.monotonic() < end:
+            with part.open("ab") as file:
+                file.write(b"more")
+            time.sleep(0.2)
+        assert not waiting.done()
+        part.write_bytes(b"whole")
+        part.rename(tmp_path / claim.sha256)
+        fcntl.flock(held, fcntl.LOCK_UN)
+        assert waiting.result(timeout=30) == b"whole"
+    assert store.fetched == {}

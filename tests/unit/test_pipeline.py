@@ -111,6 +111,7 @@ def test_the_next_step_is_taken_while_a_version_is_on_its_way_and_nothing_comes_
 def test_a_version_that_a_newer_one_overtakes_is_left_out_and_still_has_its_hash(scene: Scene) -> None:
     for version in (1, 2, 3):
         scene.begin(version)
+    assert not scene.pipeline._flights[1][1].result().publishing.done(), "the learner does not hash it"
     scene.may_publish.release(2)
     made = [scene.out() for _ in range(3)]
     assert scene.published == [1, 3]
@@ -146,9 +147,11 @@ def test_the_learner_waits_when_too_many_versions_are_on_their_way(scene: Scene)
     for version in range(1, MOST_AHEAD + 1):
         scene.begin(version)
     assert not scene.pipeline.is_free
+    assert scene.pipeline.held_up_s == 0
     scene.may_publish.release(1)
     scene.out()
     until(lambda: scene.pipeline.is_free)
+    assert 0 < scene.pipeline.held_up_s <= time.monotonic() - scene.pipeline.free_since
 
 
 def test_a_step_that_fails_is_told_in_its_turn_and_no_other_is_taken(scene: Scene) -> None:
