@@ -291,6 +291,22 @@ MUTANTS = (
         ("tests/unit/test_follower.py::test_bad_weights_are_never_served_and_the_nearest_good_anchor_heals",),
     ),
     Mutant(
+        "any-epoch",
+        "no version of an older epoch is served",
+        "producers/follower.py",
+        "if record.epoch < newest:",
+        "if False:",
+        ("tests/unit/test_follower.py::test_a_version_of_an_older_epoch_is_never_served_however_high_its_number",),
+    ),
+    Mutant(
+        "any-files",
+        "of an anchor's files those are read that its index names",
+        "infra/weights/folder.py",
+        "if odd := sorted(set(weight_map.values()) ^ shards.keys()):",
+        "if odd := []:",
+        ("tests/unit/test_policy_weights.py::test_files_of_an_anchor_that_its_index_does_not_name_are_refused",),
+    ),
+    Mutant(
         "any-base",
         "a delta is applied to its base only",
         "infra/weights/held.py",
