@@ -29,8 +29,8 @@ from infra.server_process import Launch, ServerFailed, ServerProcess, write_atom
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 STALE_RECORDING_S = 86_400
 # C1 only: starts twice as fast, and without TLS it is as quick as C2.
-# G1 collects old objects while the broker works, here from 64 MB on, and lets the heap be while a tenth of it is free.
-# The serial collector waits until all of the heap is full: memory climbs for half an hour, and then all stops.
+# G1 collects old objects while the broker works, here from 64 MB on, and adds to the heap when it is full or a fifth of
+# the time goes into collecting. With the serial collector memory climbs for half an hour, and then all stops.
 JVM_FLAGS = (
     "-Xms128m",
     "-XX:+AlwaysPreTouch",
@@ -39,6 +39,7 @@ JVM_FLAGS = (
     "-XX:InitiatingHeapOccupancyPercent=50",
     "-XX:MinHeapFreeRatio=10",
     "-XX:MaxHeapFreeRatio=90",
+    "-XX:GCTimeRatio=4",
     "-XX:TieredStopAtLevel=1",
     "-XX:+ExitOnOutOfMemoryError",
     "-Xlog:disable",  # its warnings about its own cache would bury what a failed start has to tell
