@@ -67,7 +67,7 @@ class WeightFollower(threading.Thread):
         self._topics = {run.topics.weights(policy): policy for policy in policies}
         self._published: dict[str, dict[int, WeightsPublished]] = {policy: {} for policy in policies}
         self._epochs: dict[str, int] = {}
-        """Of each policy, the newest that was seen."""
+        """Of each policy, that of the version which is served: a chain that was cut goes on nowhere."""
         self._merged: dict[str, dict[ClaimCheck | None, WeightsPublished]] = {policy: {} for policy in policies}
         """Further ways between versions, by their objects, in the order in which they came."""
         self._weights = {policy: PolicyWeights(run.weights_cache) for policy in policies}
@@ -201,11 +201,6 @@ class WeightFollower(threading.Thread):
         self.ended = revision.ended
 
     def _take_event(self, policy: str, record: WeightsPublished) -> None:
-        newest = self._epochs.setdefault(policy, record.epoch)
-        if record.epoch < newest:  # a chain that was cut goes on nowhere, whatever its numbers say
-            log.warning("weights.older_epoch", policy=policy, version=record.version, epoch=record.epoch, newest=newest)
-            return
-        self._epochs[policy] = record.epoch
         if is_version(record):
             self._published[policy][record.version] = record
             self.head[policy] = max(self.head.get(policy, -1), record.version)
@@ -243,9 +238,10 @@ class WeightFollower(threading.Thread):
     def _load_newest(self, engine: Engine) -> None:
         for policy in self._policies:
             served = engine.versions().get(policy, -1)
-            waiting = [record for version, record in self._published[policy].items() if version > served]
+            epoch = self._epochs.get(policy, 0)
+            waiting = [one for one in self._published[policy].values() if one.version > served and one.epoch >= epoch]
             if waiting and time.monotonic() >= self._retry_at[policy]:
-                self._load_first_good(engine, policy, sorted(waiting, key=lambda record: -record.version))
+                self._load_first_good(engine, policy, sorted(waiting, key=lambda one: (-one.epoch, -one.version)))
 
     def _load_first_good(self, engine: Engine, policy: str, records: list[WeightsPublished]) -> None:
         """Load the newest that can be had; when that is not the newest of all, say why not and try again later."""
@@ -257,6 +253,7 @@ class WeightFollower(threading.Thread):
                 reach("rollout.before_swap")
                 paused_s = engine.stats().swap_s
                 engine.load(policy, record.version, weights)
+                self._epochs[policy] = record.epoch
                 self._say_taken(policy, record.version, engine.stats().swap_s - paused_s)
                 reach("rollout.after_swap")
             except (StoreError, WeightsError, BadWeights, EngineError) as error:
@@ -267,7 +264,7 @@ class WeightFollower(threading.Thread):
                 if isinstance(error, Unavailable):
                     return
             else:
-                if record is newest:
+                if record.version >= newest.version:
                     self._pauses.end(what)
                     self._retry_at[policy], self._pause_s[policy] = 0.0, FIRST_PAUSE_S
                 return

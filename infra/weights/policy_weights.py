@@ -73,8 +73,10 @@ class PolicyWeights:
         self._watch.seconds.clear()
         self.fetched_bytes = 0
         links = [link for event in events if (link := link_of(event)) is not None and claim_of(event) not in refused]
-        why = [self._worthless[claim] for link in links if (claim := claim_of(link.of)) in self._worthless]
+        worthless = [link for link in links if claim_of(link.of) in self._worthless]
         links = [link for link in links if claim_of(link.of) not in self._worthless]
+        healed = max((link.of.version for link in links if link.source == NOTHING), default=-1)
+        why = [self._worthless[claim_of(link.of)] for link in worthless if link.of.version > healed]
         again: set[ClaimCheck] = set()
         while True:
             way = cheapest(links, self._held.weights_hash if self._held else NOTHING, target.weights_hash)

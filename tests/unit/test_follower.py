@@ -177,7 +177,18 @@ def test_a_version_of_an_older_epoch_is_never_served_however_high_its_number() -
     scene.publish(5, epoch=1)
     scene.publish(6, epoch=0)
     assert scene.turn() == [5]
-    assert scene.follower.head == {"p": 5}
+    scene.publish(7, epoch=0)
+    assert scene.turn() == [5]
+
+
+def test_a_record_that_makes_up_an_epoch_stops_nothing() -> None:
+    scene = Scene()
+    scene.publish(4)
+    scene.publish(5, epoch=9, weights_hash="another")
+    assert scene.turn() == [4]
+    scene.publish(6)
+    assert scene.turn() == [4, 6]
+    assert scene.pauses.detail == ""
 
 
 def test_of_several_versions_that_cannot_be_had_the_newest_is_told_of_and_the_pause_grows_once() -> None:
