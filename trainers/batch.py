@@ -1,10 +1,10 @@
-"""From training sequences to optimizer minibatches and padded micro-batches.
+"""From training sequences to optimizer minibatches and packed, or padded, micro-batches.
 
 Everything here is a pure function of (sequences, settings, seed, version), so that a version can be re-trained from its
 lineage: no torch, no clock, and no random generator whose stream may change between releases.
 
 The one place where predictions are shifted: the logits at position t-1 predict token t, so a micro-batch lists, for
-each trained token, the flat position of its *predecessor* in the padded ids and everything else at the token itself.
+each trained token, the flat position of its *predecessor* in its ids and everything else at the token itself.
 """
 
 from __future__ import annotations
@@ -60,12 +60,13 @@ class TrainingSequence:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward and backward pass: padded inputs and, flat, the N trained tokens."""
+    """One forward and backward pass over S sequences: the inputs and, flat, the N trained tokens."""
 
     ids: Int64s
-    """int64[rows, width], padded on the right with 0; padding is never attended to by an earlier token."""
+    """Packed: int64[1, T], one sequence after the other. Padded: int64[S, width], with 0 on the right, to which no
+    earlier token attends. The last token of a sequence predicts nothing that is trained, so it is not an input."""
     positions: Int64s
-    """int64[N], row * width + (t - 1): where in the flattened outputs token t is predicted."""
+    """int64[N], where in the flattened outputs each token is predicted."""
     targets: Int64s
     """int64[N], token t."""
     behaviour: Float32s
@@ -76,6 +77,17 @@ class MicroBatch:
     """float32[N]"""
     versions: Int32s
     """int32[N], the version that generated it."""
+    sequences: Int64s
+    """int64[N], which sequence of the micro-batch it is of, 0..S-1, non-decreasing."""
+    lengths: tuple[int, ...] = ()
+    """Inputs of each packed sequence, T in all; empty when padded."""
+
+    @property
+    def position_ids(self) -> Int64s:
+        """int64, in the shape of `ids`: the place of each input in its own sequence."""
+        if not self.lengths:
+            return np.tile(np.arange(self.ids.shape[1]), (len(self.ids), 1))
+        return np.concatenate([np.arange(length) for length in self.lengths])[None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +105,13 @@ def numbered(groups: Iterable[Iterable[TrainingSequence]]) -> list[TrainingSeque
 
 
 def minibatches(
-    sequences: Sequence[TrainingSequence], count: int, token_budget: int, *, seed: int, version: int
+    sequences: Sequence[TrainingSequence],
+    count: int,
+    token_budget: int,
+    *,
+    seed: int,
+    version: int,
+    packed: bool = False,
 ) -> tuple[Minibatch, ...]:
     """Cut a batch into at most `count` optimizer steps of whole groups, each cut into micro-batches.
 
@@ -104,50 +122,70 @@ def minibatches(
     if not trained:
         raise BatchError(f"version {version}: none of {len(sequences)} sequences has a token to train on")
     groups = sorted({sequence.group for sequence in trained}, key=lambda group: _draw(seed, version, group))
+    assemble = pack if packed else pad
     steps = []
     for part in np.array_split(np.array(groups), min(count, len(groups))):
         chosen = set(part.tolist())
         members = [sequence for sequence in trained if sequence.group in chosen]
-        micro_batches = tuple(pad(members_cut) for members_cut in micro_batch_cuts(members, token_budget))
+        micro_batches = tuple(assemble(cut) for cut in micro_batch_cuts(members, token_budget, packed=packed))
         steps.append(Minibatch(sum(micro.targets.size for micro in micro_batches), micro_batches))
     return tuple(steps)
 
 
-def micro_batch_cuts(sequences: Sequence[TrainingSequence], token_budget: int) -> list[list[TrainingSequence]]:
-    """Longest first, as many sequences at a time as fit into `token_budget` tokens with padding, at least one."""
+def micro_batch_cuts(
+    sequences: Sequence[TrainingSequence], token_budget: int, *, packed: bool = False
+) -> list[list[TrainingSequence]]:
+    """Longest first, as many sequences at a time as fit into `token_budget` tokens, padding included; at least one."""
     if token_budget < 1:
         raise BatchError(f"the token budget of a micro-batch must be at least 1, got {token_budget}")
-    ordered = sorted(sequences, key=lambda sequence: -sequence.ids.size)
-    cuts = []
-    begin = 0
-    while begin < len(ordered):
-        rows = max(1, token_budget // ordered[begin].ids.size)
-        cuts.append(ordered[begin : begin + rows])
-        begin += rows
+    cuts: list[list[TrainingSequence]] = []
+    taken = token_budget
+    for sequence in sorted(sequences, key=lambda sequence: -sequence.ids.size):
+        cost = sequence.ids.size if packed or not cuts else cuts[-1][0].ids.size
+        if not cuts or taken + cost > token_budget:
+            cuts.append([])
+            taken, cost = 0, sequence.ids.size
+        cuts[-1].append(sequence)
+        taken += cost
     return cuts
 
 
+def pack(sequences: Sequence[TrainingSequence]) -> MicroBatch:
+    """Lay sequences end to end into one row; attention must not cross from one to the other."""
+    lengths = [_inputs(sequence) for sequence in sequences]
+    ids = np.concatenate([sequence.ids[:length] for sequence, length in zip(sequences, lengths, strict=True)])
+    return _lined_up(sequences, ids[None].astype(np.int64), np.cumsum([0, *lengths[:-1]], dtype=np.int64), lengths)
+
+
 def pad(sequences: Sequence[TrainingSequence]) -> MicroBatch:
-    """Pad sequences into one micro-batch and line up every trained token with the position that predicts it."""
-    lengths = np.array([sequence.ids.size for sequence in sequences])
-    # The last token of a row predicts nothing that is trained, so it is not an input.
-    width = max(int(lengths.max()) - 1, 1)
-    columns = np.arange(width)
-    ids = np.zeros((len(sequences), width), np.int64)
-    ids[columns < (lengths - 1)[:, None]] = np.concatenate([sequence.ids[:-1] for sequence in sequences])
+    """Lay every sequence into a row of its own, as wide as the longest."""
+    lengths = [_inputs(sequence) for sequence in sequences]
+    ids = np.zeros((len(sequences), max(lengths)), np.int64)
+    for row, sequence, length in zip(ids, sequences, lengths, strict=True):
+        row[:length] = sequence.ids[:length]
+    return _lined_up(sequences, ids, np.arange(len(sequences), dtype=np.int64) * ids.shape[1], ())
+
+
+def _inputs(sequence: TrainingSequence) -> int:
+    return max(sequence.ids.size - 1, 1)
+
+
+def _lined_up(sequences: Sequence[TrainingSequence], ids: Int64s, starts: Int64s, lengths: Sequence[int]) -> MicroBatch:
+    """Line every trained token up with the position that predicts it; `starts` are the sequences' in the flat ids."""
     mask = np.concatenate([sequence.mask for sequence in sequences])
-    starts = np.cumsum(lengths) - lengths
-    row = np.repeat(np.arange(len(sequences)), lengths)[mask]
-    column = np.flatnonzero(mask) - starts[row] - 1
-    per_row = np.array([(sequence.advantage, sequence.temperature) for sequence in sequences], np.float32)
+    owners = np.repeat(np.arange(len(sequences)), [sequence.ids.size for sequence in sequences])[mask]
+    places = np.concatenate([np.flatnonzero(sequence.mask) for sequence in sequences])
+    per_sequence = np.array([(sequence.advantage, sequence.temperature) for sequence in sequences], np.float32)
     return MicroBatch(
         ids=ids,
-        positions=row * width + column,
+        positions=starts[owners] + places - 1,
         targets=np.concatenate([sequence.ids for sequence in sequences])[mask].astype(np.int64),
         behaviour=np.concatenate([sequence.behaviour_logprobs for sequence in sequences])[mask].astype(np.float32),
-        advantages=per_row[row, 0],
-        temperatures=per_row[row, 1],
+        advantages=per_sequence[owners, 0],
+        temperatures=per_sequence[owners, 1],
         versions=np.concatenate([sequence.versions for sequence in sequences])[mask].astype(np.int32),
+        sequences=owners,
+        lengths=tuple(lengths),
     )
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trainers.batch import BatchError, TrainingSequence, micro_batch_cuts, minibatches, numbered, pad, staleness
+from trainers.batch import BatchError, TrainingSequence, micro_batch_cuts, minibatches, numbered, pack, pad, staleness
 
 
 def sequence(
@@ -39,11 +39,31 @@ def test_every_trained_token_meets_the_position_that_predicts_it() -> None:
     assert micro.advantages.tolist() == [1.5] * 3 + [2.5] * 3
     assert micro.temperatures.tolist() == [2.0] * 3 + [3.0] * 3
     assert micro.versions.tolist() == [4] * 6
+    assert micro.sequences.tolist() == [0] * 3 + [1] * 3
+    assert micro.position_ids.tolist() == [[0, 1, 2, 3, 4, 5]] * 2
 
 
-def test_every_trained_token_is_in_the_batch_exactly_once() -> None:
+def test_packed_sequences_lie_end_to_end_and_each_counts_its_positions_from_zero() -> None:
+    one, two = sequence(2, 2, group=1, observation=2), sequence(1, 3, group=2)
+    micro, padded = pack([one, two]), pad([one, two])
+    assert micro.ids.tolist() == [[100, 101, 102, 103, 104, 105, 200, 201, 202]]
+    assert micro.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2]]
+    assert micro.lengths == (6, 3)
+    assert micro.ids.ravel()[micro.positions].tolist() == [101, 102, 105, 200, 201, 202]
+    for name in ("targets", "behaviour", "advantages", "temperatures", "versions", "sequences"):
+        assert getattr(micro, name).tolist() == getattr(padded, name).tolist()
+
+
+def test_a_batch_of_one_trained_token_is_one_input_however_it_is_laid_out() -> None:
+    for layout in (pack, pad):
+        micro = layout([sequence(1, 1)])
+        assert (micro.ids.tolist(), micro.positions.tolist(), micro.targets.tolist()) == ([[0]], [0], [1])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_trained_token_is_in_the_batch_exactly_once(*, packed: bool) -> None:
     sequences = batch()
-    steps = minibatches(sequences, 3, 64, seed=1, version=7)
+    steps = minibatches(sequences, 3, 64, seed=1, version=7, packed=packed)
     assert len(steps) == 3
     got = sorted(np.concatenate([micro.targets for step in steps for micro in step.micro_batches]).tolist())
     assert got == sorted(np.concatenate([one.ids[one.mask] for one in sequences]).tolist())
@@ -78,6 +98,16 @@ def test_micro_batches_keep_to_the_token_budget_and_a_longer_sequence_goes_alone
     assert sum(map(len, cuts)) == len(sequences)
     assert len(cuts[0]) == 1
     assert all(len(cut) * max(one.ids.size for one in cut) <= 64 for cut in cuts[1:])
+
+
+def test_packed_micro_batches_count_no_padding_and_are_filled_up() -> None:
+    sequences = [*batch(), sequence(50, 50)]
+    cuts = micro_batch_cuts(sequences, 64, packed=True)
+    sizes = [sum(one.ids.size for one in cut) for cut in cuts]
+    assert sum(map(len, cuts)) == len(sequences)
+    assert sizes[0] == 100
+    assert all(size <= 64 < size + after[0].ids.size for size, after in zip(sizes[1:], cuts[2:], strict=False))
+    assert len(cuts) < len(micro_batch_cuts(sequences, 64))
 
 
 def test_a_sequence_without_a_trained_token_costs_nothing() -> None:
