@@ -19,7 +19,8 @@ from infra.errors import HeadraceError, UsageError
 from infra.weights.tensors import Tensor
 from trainers.batch import BatchError, MicroBatch, Minibatch, TrainingSequence, minibatches, staleness
 from trainers.checkpoint import Checkpoint, CheckpointError
-from trainers.losses import Clip, log_ratio, metric_sums, ppo_clip, token_mean
+from trainers.losses.clip import Clip, metric_sums, ppo_clip, token_mean
+from trainers.losses.tokens import log_ratio
 from trainers.model import deterministic, from_torch, publish_weights, to_torch, token_logprobs
 
 StepMetrics: TypeAlias = dict[str, float]

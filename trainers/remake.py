@@ -22,7 +22,7 @@ from trainers.batch import numbered
 from trainers.checkpoint import CheckpointError, decode_checkpoint
 from trainers.groups import WholeGroup, training_sequences
 from trainers.learner import Learner, LearnerSettings, StepMetrics
-from trainers.losses import Clip
+from trainers.losses.clip import Clip
 from trainers.trained_groups import LineageBroken, trained_groups
 
 

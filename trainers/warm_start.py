@@ -18,7 +18,7 @@ import transformers
 
 from infra.errors import UsageError
 from trainers.batch import TrainingSequence, micro_batch_cuts, pad
-from trainers.losses import token_mean
+from trainers.losses.clip import token_mean
 from trainers.model import deterministic, encode, token_logprobs
 
 log = structlog.get_logger()

@@ -9,7 +9,7 @@ from infra.weights.tensors import WeightsError, weights_hash
 from trainers.batch import TrainingSequence, pad
 from trainers.checkpoint import CheckpointError, decode_checkpoint, encode_checkpoint
 from trainers.learner import Learner, LearnerSettings, LossNotFinite
-from trainers.losses import Clip
+from trainers.losses.clip import Clip
 from trainers.model import build_model, character_tokenizer, token_logprobs
 
 TOKENIZER = character_tokenizer("0123456789+=")

@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from trainers.losses import Clip, log_ratio, metric_sums, ppo_clip, token_mean
+from trainers.losses.clip import Clip, metric_sums, ppo_clip, token_mean
+from trainers.losses.tokens import log_ratio
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,244 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from infra.errors import UsageError
+from trainers.losses import (
+    AGGREGATIONS,
+    DIVERGENCES,
+    LOSSES,
+    Totals,
+    TrainedTokens,
+    added,
+    constant,
+    k2,
+    k3,
+    means,
+    objective_of,
+    policy_loss,
+    ppo,
+    sequence_mean,
+    sequence_sum,
+    token_mean,
+    totals_of,
+)
+from trainers.losses.clip import Clip, metric_sums, ppo_clip
+from trainers.losses.clip import token_mean as learner_mean
+from trainers.losses.tokens import log_ratio
+
+
+def tokens_of(delta: list[float], advantages: list[float], **more: Any) -> TrainedTokens:
+    behaviour = torch.full((len(delta),), -1.0, dtype=torch.float64)
+    logprobs = (behaviour + torch.tensor(delta, dtype=torch.float64)).requires_grad_()
+    sequences = torch.zeros(len(delta), dtype=torch.int64)
+    return TrainedTokens(
+        logprobs, behaviour, torch.tensor(advantages, dtype=torch.float64), **{"sequences": sequences, **more}
+    )
+
+
+def gradient(value: Tensor, *, of: TrainedTokens) -> list[float]:
+    (found,) = torch.autograd.grad(value, of.logprobs)
+    return [float(number) for number in found]
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "loss", "slope"),
+    [(1, 1.5, -1.28, 0.0), (1, 0.5, -0.5, -0.5), (-1, 1.5, 1.5, 1.5), (-1, 0.5, 0.8, 0.0), (1, 1.0, -1.0, -1.0)],
+)
+def test_ppo_stops_the_gradient_where_the_ratio_has_gone_too_far(
+    advantage: float, ratio: float, loss: float, slope: float
+) -> None:
+    tokens = tokens_of([math.log(ratio)], [advantage])
+    got, _ = policy_loss(tokens, "ppo", clip_low=0.2, clip_high=0.28)
+    assert got.item() == pytest.approx(loss, abs=1e-9)
+    assert gradient(got, of=tokens) == pytest.approx([slope], abs=1e-9)
+
+
+def test_dual_clip_bounds_the_loss_of_a_bad_token_and_of_no_good_one() -> None:
+    tokens = tokens_of([math.log(5)] * 2, [-1, 1])
+    terms, metrics, _ = ppo(tokens, clip_low=0.2, clip_high=9, dual_clip=3)
+    assert terms.tolist() == pytest.approx([3, -5])
+    assert metrics["dual_clip_fraction"].item() == 1
+
+
+def test_ppo_gives_the_learner_the_same_bits_as_before_it_had_a_name() -> None:
+    torch.manual_seed(1)
+    logprobs, behaviour = -torch.rand(2, 4001).exp()
+    advantages = torch.randn(4001)
+    found = []
+    for new in (True, False):
+        leaf = logprobs.clone().requires_grad_()
+        if new:
+            tokens = TrainedTokens(leaf, behaviour, advantages, torch.arange(4001) // 9)
+            loss, metrics = objective_of("ppo", "token_mean").share(tokens, Totals(9001, 7, 7))
+        else:
+            delta = log_ratio(leaf, behaviour)
+            loss = learner_mean(ppo_clip(delta, advantages, Clip()), 9001)
+            metrics = metric_sums(delta, advantages, Clip())
+        torch.autograd.backward(loss)
+        found.append((loss, leaf.grad, [metrics[name] for name in ("ratio_mean", "clip_fraction", "kl_k1", "kl_k3")]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert found[0][2] == found[1][2]
+
+
+# ------------------------------------------------------------------------------------------------------- divergence
+
+
+@pytest.mark.parametrize(("name", "gap", "value"), [("k1", 0.1, 0.1), ("k2", 0.1, 0.005), ("k3", 0.1, 0.0048374)])
+def test_estimators_of_kl(name: str, gap: float, value: float) -> None:
+    assert DIVERGENCES[name](torch.tensor([gap]), torch.zeros(1)).item() == pytest.approx(value, abs=1e-7)
+
+
+def test_k3_of_a_less_likely_token() -> None:
+    assert k3(torch.tensor([-0.1]), torch.zeros(1)).item() == pytest.approx(0.0051709, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_beyond_its_clamp_a_divergence_has_no_gradient(name: str) -> None:
+    logprobs = torch.tensor([30.0, -30.0, -1e4, 5.0], requires_grad=True)
+    values = DIVERGENCES[name](logprobs, torch.zeros(4))
+    torch.autograd.backward(values.sum())
+    assert logprobs.grad is not None
+    assert values[2].item() == values[1].item()
+    assert logprobs.grad[:3].tolist() == [0, 0, 0]
+    assert logprobs.grad[3].item() != 0
+
+
+def test_the_kl_term_is_added_with_its_weight_and_told_without() -> None:
+    tokens = tokens_of([0.0, 0.0], [0, 0], reference=torch.tensor([-1.1, -0.9], dtype=torch.float64))
+    loss, metrics = policy_loss(tokens, kl={"use": "k3", "weight": 0.5})
+    mean = (0.0048374 + 0.0051709) / 2
+    assert loss.item() == pytest.approx(0.5 * mean, abs=1e-7)
+    assert metrics["reference_kl"].item() == pytest.approx(mean, abs=1e-7)
+
+
+def test_the_unbiased_kl_is_weighed_by_the_ratio_with_its_gradient() -> None:
+    tokens = tokens_of([0.3], [0], reference=torch.tensor([-1.2], dtype=torch.float64))
+    loss, _ = policy_loss(tokens, kl={"use": "k3", "weight": 1, "unbiased": True})
+    gap, ratio = 0.5, math.exp(0.3)
+    value = math.exp(-gap) - 1 + gap
+    assert loss.item() == pytest.approx(ratio * value)
+    assert gradient(loss, of=tokens) == pytest.approx([ratio * value + ratio * (1 - math.exp(-gap))])
+
+
+def test_the_entropy_bonus_lowers_the_loss_and_carries_gradient() -> None:
+    entropies = torch.tensor([1.0, 3.0], dtype=torch.float64, requires_grad=True)
+    loss, metrics = policy_loss(tokens_of([0.0, 0.0], [0, 0], entropies=entropies), entropy=0.01)
+    torch.autograd.backward(loss)
+    assert loss.item() == pytest.approx(-0.02)
+    assert entropies.grad is not None
+    assert entropies.grad.tolist() == pytest.approx([-0.005, -0.005])
+    assert metrics["entropy"].item() == 2
+
+
+# ------------------------------------------------------------------------------------------------------ aggregation
+
+TERMS = torch.tensor([1.0, 1, 2, 2, 2, 2, 2, 2])
+TWO = torch.tensor([0, 0, 1, 1, 1, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "value"),
+    [
+        (token_mean, 1.75),
+        (sequence_mean, 1.5),
+        (sequence_sum, 7.0),
+        (lambda *given: constant(*given, length=10), 0.7),
+    ],
+)
+def test_aggregations(aggregate: Callable[..., Tensor], value: float) -> None:
+    assert aggregate(TERMS, TWO).item() == pytest.approx(value)
+    totals = totals_of(TWO)
+    shares = aggregate(TERMS[:2], TWO[:2], None, totals) + aggregate(TERMS[2:], TWO[2:], None, totals)
+    assert shares.item() == pytest.approx(value)
+
+
+def test_a_rejected_token_leaves_the_denominators_and_a_rejected_sequence_the_mean() -> None:
+    kept = torch.tensor([False, False, True, True, True, False, False, False])
+    terms = torch.where(kept, TERMS, 0)
+    assert totals_of(TWO, kept) == Totals(torch.tensor(3), torch.tensor(1), torch.tensor(2))
+    assert token_mean(terms, TWO, kept).item() == 2
+    assert sequence_mean(terms, TWO, kept).item() == 2
+    assert sequence_sum(terms, TWO, kept).item() == 3
+
+
+def test_sequences_without_a_trained_token_count_in_sums_alone() -> None:
+    totals = totals_of(TWO, all_sequences=4)
+    assert sequence_sum(TERMS, TWO, None, totals).item() == 3.5
+    assert sequence_mean(TERMS, TWO, None, totals).item() == 1.5
+
+
+def test_no_tokens_at_all_are_a_loss_of_zero() -> None:
+    nothing = tokens_of([], [])
+    for name in AGGREGATIONS:
+        options = {"length": 5} if name == "constant" else {}
+        loss, _ = policy_loss(nothing, "ppo", {"use": name, **options})
+        assert loss.item() == 0
+
+
+def test_totals_of_parts_add_up() -> None:
+    assert totals_of(TWO[:2]) + totals_of(TWO[2:], all_sequences=2) == totals_of(TWO, all_sequences=3)
+
+
+# ---------------------------------------------------------------------------------------------------------- metrics
+
+
+def test_metrics_add_up_over_parts_of_a_minibatch() -> None:
+    deltas, advantages = [math.log(1.5), math.log(0.5), 0.0], [1.0, -1.0, 1.0]
+    objective = objective_of({"use": "ppo", "clip_low": 0.2, "clip_high": 0.28})
+    parts = [tokens_of(deltas[:1], advantages[:1]), tokens_of(deltas[1:], advantages[1:])]
+    sums = added(*(objective.share(part, Totals(3, 2, 2))[1] for part in parts))
+    got = {name: value.item() for name, value in means(sums).items()}
+    assert got["tokens"] == 3
+    assert got["ratio_mean"] == pytest.approx(1.0)
+    assert got["ratio_max"] == pytest.approx(1.5)
+    assert got["clip_fraction"] == pytest.approx(2 / 3)
+    assert got["clip_fraction_low"] == got["clip_fraction_high"] == pytest.approx(1 / 3)
+    assert got["kl_k1"] == pytest.approx(-math.log(0.75) / 3)
+
+
+# ------------------------------------------------------------------------------------------- names, options, errors
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ({"use": "pppo"}, "loss: no 'pppo'; take one of ppo"),
+        ({"use": "ppo", "clip_hi": 0.3}, "loss ppo: no option 'clip_hi'; it takes clip_low, clip_high, dual_clip"),
+        ({"use": "ppo", "clip_low": 1.5}, "clip_low must be in 0..1"),
+        ({"use": "ppo", "dual_clip": 0.5}, "dual_clip must be above 1"),
+        ({"aggregation": "tokens_mean"}, "aggregation: no 'tokens_mean'; take one of token_mean"),
+        ({"aggregation": "constant"}, "aggregation constant: 'length' is missing"),
+        ({"aggregation": {"length": 3}}, "aggregation: `use` is missing"),
+        ({"kl": {"use": "k4"}}, "kl: no 'k4'; take one of k"),
+        ({"kl": {"beta": 1}}, "kl: no option 'beta'; it takes use, weight, unbiased"),
+        ({"use": "no.such.module:loss"}, "loss: importing no.such.module failed"),
+        ({"use": "trainers.losses:nothing"}, "loss: module trainers.losses has no 'nothing'"),
+    ],
+)
+def test_what_cannot_be_is_said_with_what_can(call: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        policy_loss(tokens_of([0.0], [1]), **call)
+
+
+def test_what_a_term_needs_and_the_tokens_lack_is_said() -> None:
+    with pytest.raises(UsageError, match="reference policy"):
+        policy_loss(tokens_of([0.0], [1]), kl={"use": "k3"})
+    with pytest.raises(UsageError, match="no entropies"):
+        policy_loss(tokens_of([0.0], [1]), entropy=0.1)
+
+
+def test_a_loss_of_ones_own_is_found_by_its_module() -> None:
+    tokens = tokens_of([0.1], [1])
+    mine, _ = policy_loss(tokens, "trainers.losses.ppo:ppo", clip_high=0.01)
+    assert mine.item() == policy_loss(tokens, "ppo", clip_high=0.01)[0].item()
+    assert LOSSES["ppo"] is ppo
+
+
+def test_k2_is_half_a_square() -> None:
+    assert k2(torch.tensor([3.0]), torch.zeros(1)).item() == 4.5

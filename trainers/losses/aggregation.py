@@ -1,0 +1,73 @@
+"""From loss terms of tokens to one scalar.
+
+Every function takes terms float[N], sequences int64[N] (as in TrainedTokens), optionally bool[N] `kept`, and `Totals`
+of the whole minibatch; it returns this part's share of the loss. Shares add up to the same gradient however whole
+sequences are cut into micro-batches; means of micro-batch means would not. Without totals the tokens are the whole.
+Terms of tokens that are not kept must be 0, as `trainers.losses.objective` makes them. No denominator is ever 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from infra.errors import UsageError
+from trainers.losses.tokens import Count, Totals, sequence_sums, totals_of
+
+
+def token_mean(terms: Tensor, sequences: Tensor, kept: Tensor | None = None, totals: Totals | None = None) -> Tensor:
+    """Sum of all terms / all tokens (DAPO, arXiv 2503.14476): every token weighs the same."""
+    totals = totals or totals_of(sequences, kept)
+    return terms.sum() / _at_least_one(totals.tokens)
+
+
+def sequence_mean(terms: Tensor, sequences: Tensor, kept: Tensor | None = None, totals: Totals | None = None) -> Tensor:
+    """Mean over sequences of each one's mean over its tokens (GRPO, arXiv 2402.03300).
+
+    Sequences without a token that counts are left out of the mean.
+    """
+    totals = totals or totals_of(sequences, kept)
+    counted = terms.new_ones(terms.shape) if kept is None else kept.to(terms.dtype)
+    lengths = sequence_sums(counted, sequences).clamp(min=1)
+    return (sequence_sums(terms, sequences) / lengths).sum() / _at_least_one(totals.sequences)
+
+
+def sequence_sum(terms: Tensor, sequences: Tensor, kept: Tensor | None = None, totals: Totals | None = None) -> Tensor:
+    """Mean over sequences of each one's sum; sequences without a trained token count as 0."""
+    totals = totals or totals_of(sequences, kept)
+    return terms.sum() / _at_least_one(totals.all_sequences)
+
+
+def constant(
+    terms: Tensor,
+    sequences: Tensor,
+    kept: Tensor | None = None,
+    totals: Totals | None = None,
+    *,
+    length: int,
+) -> Tensor:
+    """`sequence_sum` / length (Dr. GRPO, arXiv 2503.20783): no sequence weighs more because it is short.
+
+    Args:
+        terms: float[N].
+        sequences: int64[N].
+        kept: bool[N].
+        totals: Of the whole minibatch.
+        length: The most tokens that a sequence can have, or any other constant.
+    """
+    if length < 1:
+        raise UsageError(f"length must be at least 1, got {length}")
+    return sequence_sum(terms, sequences, kept, totals) / length
+
+
+def _at_least_one(count: Count) -> Count:
+    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
+
+
+AGGREGATIONS: dict[str, Callable[..., Tensor]] = {
+    "token_mean": token_mean,
+    "sequence_mean": sequence_mean,
+    "sequence_sum": sequence_sum,
+    "constant": constant,
+}

@@ -1,0 +1,58 @@
+"""What is told beside a loss: float64 scalars that add up over micro-batches and ranks without a synchronisation.
+
+An entry is a sum over trained tokens, rejected or not, or the largest value where its name ends in `_max`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def ratio_metrics(delta: Tensor) -> dict[str, Tensor]:
+    """Tell of a log ratio to the policy that sampled, float[N] `delta`: ratio_mean, ratio_max, kl_k1 and kl_k3.
+
+    kl_* is KL(pi_old || pi_theta): k1 = -delta, k3 = e^delta - 1 - delta (Schulman, "Approximating KL divergence").
+    """
+    delta = delta.double()
+    ratio = delta.exp()
+    return {
+        "ratio_mean": ratio.sum(),
+        "ratio_max": largest(ratio),
+        "kl_k1": -delta.sum(),
+        "kl_k3": (ratio - 1 - delta).sum(),
+    }
+
+
+@torch.no_grad()
+def clip_metrics(ratio: Tensor, advantages: Tensor, low: Tensor | float, high: Tensor | float) -> dict[str, Tensor]:
+    """Count the tokens whose gradient a clip to [1 - low, 1 + high] stops: below, above, and both together."""
+    ratio = ratio.double()
+    below = ((advantages < 0) & (ratio < 1 - low)).sum().double()
+    above = ((advantages > 0) & (ratio > 1 + high)).sum().double()
+    return {"clip_fraction_low": below, "clip_fraction_high": above, "clip_fraction": below + above}
+
+
+def largest(values: Tensor) -> Tensor:
+    """Return the largest of float[N] as float64; 0 of none."""
+    return values.max().double() if values.numel() else torch.zeros((), dtype=torch.float64, device=values.device)
+
+
+def added(sums: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the entries of two parts of a minibatch as those of both."""
+    both = {**sums, **more}
+    for name in sums.keys() & more.keys():
+        pair = sums[name], more[name]
+        both[name] = torch.maximum(*pair) if name.endswith("_max") else pair[0] + pair[1]
+    return both
+
+
+def means(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return means over tokens, and the largest values; `tokens`, the count, stays as it is."""
+    tokens = sums["tokens"].clamp(min=1)
+    return {
+        name: value if name.endswith("_max") or name == "tokens" else value / tokens for name, value in sums.items()
+    }

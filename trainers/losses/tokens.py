@@ -1,0 +1,153 @@
+"""What losses are computed from and give back: flat vectors over the N trained tokens of a batch, never padded ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+Count: TypeAlias = int | Tensor
+"""A whole number, or a scalar that stays on the device."""
+
+MAX_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTokens:
+    """The trained tokens of some whole sequences; float vectors are all float32 or all float64, on one device.
+
+    A sequence without a trained token has no entry here; `Totals.all_sequences` counts it.
+    """
+
+    logprobs: Tensor
+    """float[N], log pi_theta of each token under the weights being trained; carries the gradient."""
+    behaviour: Tensor
+    """float[N], log pi_b: what the engine reported when it sampled the token."""
+    advantages: Tensor
+    """float[N]"""
+    sequences: Tensor
+    """int64[N], the sequence of each token, non-decreasing: the tokens of a sequence stand together, in their order."""
+    proximal: Tensor | None = None
+    """float[N], log pi_prox under the weights at the start of the version; no gradient."""
+    reference: Tensor | None = None
+    """float[N], log pi_ref; no gradient."""
+    entropies: Tensor | None = None
+    """float[N], of the distribution each token was drawn from; with gradient where an entropy bonus is asked for."""
+    versions: Tensor | None = None
+    """int[N], the weight version that generated each token; -1 where it is not known."""
+    version: int | None = None
+    """The version whose weights `proximal` is of: the one before the version being made."""
+    kept: Tensor | None = None
+    """bool[N], False where a correction rejected the token; None keeps all. See `trainers.losses.correction`."""
+
+    def part(self, index: Tensor) -> TrainedTokens:
+        """Return the tokens at `index`, int64[M] or bool[N]; it must hold whole sequences, in their order."""
+        cut = {
+            name: getattr(self, name)[index]
+            for name in _VECTORS
+            if getattr(self, name) is not None  # an optional vector that is not there
+        }
+        return replace(self, **cut)
+
+    def detached(self) -> TrainedTokens:
+        """Return the same numbers without gradient."""
+        entropies = None if self.entropies is None else self.entropies.detach()
+        return replace(self, logprobs=self.logprobs.detach(), entropies=entropies)
+
+    def without(self, rejected: Tensor | None) -> TrainedTokens:
+        """Return them with bool[N] `rejected` taken out of `kept`; None changes nothing."""
+        if rejected is None:
+            return self
+        return replace(self, kept=~rejected if self.kept is None else self.kept & ~rejected)
+
+
+_VECTORS = (
+    "logprobs",
+    "behaviour",
+    "advantages",
+    "sequences",
+    "proximal",
+    "reference",
+    "entropies",
+    "versions",
+    "kept",
+)
+
+
+class TokenLoss(NamedTuple):
+    """What a loss function returns."""
+
+    terms: Tensor
+    """float[N], to be minimised; an aggregation makes the scalar of them."""
+    metrics: dict[str, Tensor]
+    """float64 scalars: sums over the tokens, or the largest value where the name ends in `_max`."""
+    rejected: Tensor | None = None
+    """bool[N], tokens that the loss takes out altogether (not those whose gradient a clip stops); None: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts over a whole minibatch: the denominators of aggregations, whatever micro-batch they are used on.
+
+    `a + b` are the totals of two parts that share no sequence, such as those of two ranks.
+    """
+
+    tokens: Count
+    """Trained tokens, without the rejected ones unless an aggregation is to count them."""
+    sequences: Count
+    """Sequences with at least one such token."""
+    all_sequences: Count
+    """All sequences, also those without a trained token."""
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(
+            self.tokens + other.tokens,
+            self.sequences + other.sequences,
+            self.all_sequences + other.all_sequences,
+        )
+
+
+def totals_of(sequences: Tensor, kept: Tensor | None = None, all_sequences: Count | None = None) -> Totals:
+    """Count int64[N] `sequences`, and of them the bool[N] `kept` tokens.
+
+    Args:
+        sequences: The sequence of each token, as in TrainedTokens.
+        kept: Tokens that count; None: all.
+        all_sequences: Where some sequences have no trained token; None: as many as are named in `sequences`.
+    """
+    begins = sequence_begins(sequences)
+    there = begins.sum()
+    every = there if all_sequences is None else all_sequences
+    if kept is None:
+        return Totals(sequences.numel(), there, every)
+    alive = torch.zeros_like(sequences).index_add_(0, sequence_places(sequences), kept.to(sequences.dtype))
+    return Totals(kept.sum(), (alive > 0).sum(), every)
+
+
+def sequence_begins(sequences: Tensor) -> Tensor:
+    """Return bool[N]: True at the first token of each sequence."""
+    begins = torch.ones_like(sequences, dtype=torch.bool)
+    begins[1:] = sequences[1:] != sequences[:-1]
+    return begins
+
+
+def sequence_places(sequences: Tensor) -> Tensor:
+    """Return int64[N]: 0 for the tokens of the first sequence that is there, 1 for those of the second, ..."""
+    return sequence_begins(sequences).cumsum(0) - 1
+
+
+def sequence_sums(values: Tensor, sequences: Tensor) -> Tensor:
+    """Sum float[N] `values` within each sequence: float[N], entry k for the k-th sequence that is there, else 0.
+
+    One entry per token, not per sequence: the size is then known without asking the device.
+    """
+    return torch.zeros_like(values).index_add(0, sequence_places(sequences), values)
+
+
+def log_ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:
+    """Log pi_theta - log pi_b, held to +-20 (no gradient beyond) so that its exponential stays finite."""
+    delta = logprobs - behaviour
+    bounded = delta.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return torch.where(delta.abs() > MAX_LOG_RATIO, bounded, delta)
