@@ -47,7 +47,7 @@ async def solver_verifier(problem: Problem, env: Environment, actors: Mapping[st
 async def _solve(
     problem: Problem, env: Environment, actor: Actor, feedback: str = ""
 ) -> tuple[str, Score, records.Sequence]:
-    transcript = Transcript(SOLVER)
+    transcript = Transcript(SOLVER, turn=1 if feedback else 0)
     transcript.prompt(actor.encode(problem.prompt))
     if feedback:
         transcript.observe(actor.encode_plain(f" {feedback} "))

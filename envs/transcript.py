@@ -20,14 +20,15 @@ class TranscriptError(ValueError):
 class Transcript:
     """Grows one sequence of one role.
 
-    A turn ends with each generation: what is seen before the first and the first itself are turn 0.
+    A turn ends with each generation: what is seen before the first and the first itself are turn 0, or `turn` where the
+    role has acted in other sequences before.
     """
 
-    def __init__(self, role: str, agent_id: str = "", parent: int = -1) -> None:
+    def __init__(self, role: str, agent_id: str = "", parent: int = -1, turn: int = 0) -> None:
         self.role = role
         self.agent_id = agent_id
         self.parent = parent
-        self.turn = 0
+        self.turn = turn
         self._ids: list[int] = []
         self._spans: list[records.Span] = []
         self._logprobs: list[npt.NDArray[np.float32]] = []

@@ -28,7 +28,16 @@ from infra.servers import Servers
 from infra.settings import KAFKA_CLIENT_VARIABLE, Recipe
 from infra.supervisor import Child, Patience, Supervisor
 from infra.topic_admin import ensure_topics
-from infra.workers import CHECK_CHAIN, LOAD_ENVIRONMENT, LOAD_WORKFLOW, PAGE, SHOW_SUMMARY, SUMMARIZE, find
+from infra.workers import (
+    CHECK_ADVANTAGE,
+    CHECK_CHAIN,
+    LOAD_ENVIRONMENT,
+    LOAD_WORKFLOW,
+    PAGE,
+    SHOW_SUMMARY,
+    SUMMARIZE,
+    find,
+)
 
 INTERRUPTED = 130
 TURN_S = 0.25
@@ -287,12 +296,13 @@ class Launch:
 
 
 def check_names(recipe: Recipe) -> None:
-    """Find every algorithm, environment and workflow that the recipe names, before anything is started for it.
+    """Find all that the recipe names, from algorithms to environments, before anything is started for it.
 
     Raises UsageError, with what there is instead.
     """
     for policy in recipe.policies:
         find(CHECK_CHAIN)(recipe, policy)
+        find(CHECK_ADVANTAGE)(recipe, policy)
     for name, workflow in recipe.workflows.items():
         try:
             find(LOAD_WORKFLOW)(workflow.workflow)

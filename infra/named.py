@@ -28,6 +28,8 @@ def named(where: str, use: str, shipped: Mapping[str, Callable[..., Any]]) -> Ca
         raise UsageError(f"{where}: importing {module} failed ({error})") from error
     except AttributeError as error:
         raise UsageError(f"{where}: module {module} has no {attribute!r}") from error
+    if not callable(found):
+        raise UsageError(f"{where}: {use!r} is no function but {found!r}")
     return found
 
 
@@ -37,10 +39,10 @@ def check_options(where: str, function: Callable[..., Any], options: Mapping[str
     takes = {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    told = f"it takes {', '.join(takes)}" if takes else "it takes none"
     for name in options:
         if name not in takes:
-            raise UsageError(f"{where}: no option {name!r}; {told}")
+            nearest = difflib.get_close_matches(name, takes, n=len(takes), cutoff=0.0)
+            raise UsageError(f"{where}: no option {name!r}; it takes {', '.join(nearest) or 'none'}")
     for name, parameter in takes.items():
         if parameter.default is parameter.empty and name not in options:
-            raise UsageError(f"{where}: {name!r} is missing; {told}")
+            raise UsageError(f"{where}: {name!r} is missing; it takes {', '.join(takes)}")

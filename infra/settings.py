@@ -210,10 +210,14 @@ class Trainer(Settings):
     """PPO clip below 1."""
     clip_high: float = Field(0.28, gt=0)
     """PPO clip above 1."""
-    group_by: Literal["task", "task+role"] = "task"
+    advantage: Use = Use(use="grpo")
+    """From rewards to advantages: one of `trainers/advantages.py`, or your own as `package.module:function`."""
+    group_by: Literal["task", "task+role", "task+role+turn"] = "task"
     """What a reward is compared with."""
     weight: Literal["trajectory", "sequence"] = "trajectory"
     """What counts once in a group's statistics."""
+    batch_norm: bool = False
+    """Normalise advantages over the tokens of the whole batch at the end."""
     micro_batch_tokens: int = Field(16384, ge=64)
     """Token budget of one forward pass, padding included."""
     checkpoint_every: int = Field(10, ge=1)

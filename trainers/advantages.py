@@ -1,10 +1,22 @@
-"""From the rewards of a group to one advantage per sequence."""
+"""From rewards to advantages: a pure function for each estimator, by the name that a recipe calls it.
+
+All take the sequences of one group, or of a whole batch with `Member.group` telling its groups apart, and compute in
+float64. They return float32[n], one advantage for all generated tokens of a sequence, or n arrays float32[length], one
+for each generated token. Plain rewards, float[n], stand for n trajectories of one sequence of one token. What is
+compared is a *key*: the members of one group, and with `group_by` of one role, or of one role and turn. With
+`weight = trajectory` a trajectory is one value per key, the mean of its sequences' rewards there, and all its sequences
+there get the same advantage; with `weight = sequence` every sequence is a value. Values r_1..r_m of one key have the
+mean mu and the standard deviation sigma, unbiased unless said otherwise; a key of one value, or of equal ones, gives
+exactly 0. Statistics are over all members, kept or not; those over tokens are over the kept ones.
+
+All raise RewardError for what no advantage follows from, and ValueError for a parameter out of its range.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +25,21 @@ from infra.errors import HeadraceError
 
 GroupBy = Literal["task", "task+role", "task+role+turn"]
 Weight = Literal["trajectory", "sequence"]
-Floats = npt.NDArray[np.float64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Float32s: TypeAlias = npt.NDArray[np.float32]
+Int64s: TypeAlias = npt.NDArray[np.int64]
 
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "task": ("group",),
+    "task+role": ("group", "role"),
+    "task+role+turn": ("group", "role", "turn"),
+}
 _EQUAL = 1e-8
 """Rewards closer than this are equal: seven rewards of 0.1 must give 0, not the noise of their mean."""
-
-
 _LARGEST = 1e30
 """The square of a larger reward is none that float64 holds for sure."""
+_TOLD = 8
+"""Wrong numbers that an error shows."""
 
 
 class RewardError(HeadraceError):
@@ -29,7 +48,7 @@ class RewardError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One sequence of a group, kept or not: statistics are taken over the complete group."""
+    """One sequence of a group, kept or not."""
 
     trajectory: int
     """Index of its trajectory within the group."""
@@ -37,52 +56,410 @@ class Member:
     reward: float
     """Its own shaped reward if the workflow set one, else its trajectory's."""
     turn: int = 0
+    """Of its first generated token."""
+    length: int = 1
+    """Generated tokens."""
+    baseline: float | None = None
+    """What the workflow compares the reward with; None where it does not say."""
+    group: int = 0
+    """Place of its group in the batch."""
+    kept: bool = True
+    """Whether it is trained on."""
+    token_rewards: Floats | None = None
+    """float64[length], the reward of each generated token, `reward` in all; None: the whole of it on the last one."""
+    token_values: Floats | None = None
+    """float64[length], a critic's value V_t before each generated token; None for V = 0."""
+
+
+Members: TypeAlias = Sequence[Member] | Sequence[float] | npt.NDArray[np.floating]
+"""Of one group or of a batch."""
+Advantages: TypeAlias = Float32s | list[Float32s]
+"""float32[n], or n arrays float32[length]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The m values of one key."""
+
+    members: Int64s
+    """int64[k], which members they come from, ascending."""
+    value_of: Int64s
+    """int64[k], which value each of these members has."""
+    values: Floats
+    """float64[m], the rewards."""
+    lengths: Floats
+    """float64[m], generated tokens."""
+
+
+# --------------------------------------------------------------------------------------------- compared within a key
 
 
 def grpo(
-    members: Sequence[Member],
+    members: Members,
     *,
     group_by: GroupBy = "task",
     weight: Weight = "trajectory",
+    std: Literal["sample", "population"] = "sample",
     eps: float = 1e-5,
-) -> npt.NDArray[np.float32]:
-    """GRPO advantages of one group's sequences (arXiv 2402.03300): (value - mean) / (std + eps), float32[n].
+) -> Float32s:
+    """GRPO (arXiv 2402.03300): (r - mu) / (sigma + eps), float32[n].
 
-    Mean and unbiased (n-1) standard deviation are taken in float64 over all members that share a key. With
-    `weight = trajectory` a trajectory is one value per key, the mean of its sequences' rewards there, and all its
-    sequences there get the same advantage (so no advantage exceeds (n-1)/sqrt(n)); per-sequence rewards of one
-    trajectory are told apart by `weight = sequence`. A key of one value, or of equal values, gives exactly 0.
-    Raises RewardError for a reward that is not finite.
+    `std = sample` divides by m-1 in sigma, `population` by m. No advantage exceeds (m-1)/sqrt(m).
     """
-    advantages = np.zeros(len(members), np.float32)
-    rewards = np.array([member.reward for member in members], np.float64)
-    if not (np.abs(rewards) < _LARGEST).all():
-        raise RewardError(
-            f"a group's rewards must be finite and below {_LARGEST:g}, got {rewards.tolist()[:64]}: mend the "
-            "environment's scorer"
+    ddof = {"sample": 1, "population": 0}.get(std)
+    if ddof is None:
+        raise ValueError(f"std is sample or population, not {std!r}")
+    _at_least_0(eps=eps)
+    return _by_key(
+        members, group_by, weight, lambda key: (key.values - key.values.mean()) / (key.values.std(ddof=ddof) + eps)
+    )
+
+
+def dr_grpo(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
+    """Dr. GRPO (arXiv 2503.20783): r - mu, float32[n]; meant for the loss aggregation `constant`."""
+    return _by_key(members, group_by, weight, _centred)
+
+
+def rloo(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
+    """RLOO (arXiv 2402.14740): r_i less the mean of the others, m / (m-1) * (r - mu), float32[n]."""
+    return _by_key(members, group_by, weight, lambda key: _centred(key) * (key.values.size / (key.values.size - 1)))
+
+
+def maxrl(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
+    """MaxRL (arXiv 2602.02710): (r - mu) / mu, and 0 where mu <= 0, float32[n]; meant for rewards >= 0."""
+
+    def formula(key: Compared) -> Floats:
+        mean = key.values.mean()
+        return _centred(key) / mean if mean > 0 else np.zeros_like(key.values)
+
+    return _by_key(members, group_by, weight, formula)
+
+
+def opo(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
+    """OPO (arXiv 2505.23585): r_i - sum_j L_j r_j / sum_j L_j with L generated tokens, float32[n].
+
+    The lengths of a trajectory's sequences add up. Where nothing was generated mu is the baseline.
+    """
+
+    def formula(key: Compared) -> Floats:
+        weights = key.lengths if key.lengths.any() else np.ones_like(key.lengths)
+        advantages: Floats = key.values - (weights * key.values).sum() / weights.sum()
+        return advantages
+
+    return _by_key(members, group_by, weight, formula)
+
+
+def pass_at_k(
+    members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory", eps: float = 1e-5
+) -> Float32s:
+    """Pass@k with k = m (arXiv 2503.19595): the best has (r_max - r_2nd) / (sigma + eps), all others 0, float32[n]."""
+    _at_least_0(eps=eps)
+
+    def formula(key: Compared) -> Floats:
+        second, best = np.sort(key.values)[-2:]
+        lead = (best - second) / (key.values.std(ddof=1) + eps)
+        return np.where(key.values == best, lead, 0.0)
+
+    return _by_key(members, group_by, weight, formula)
+
+
+def given(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
+    """Subtract the workflow's own baseline from each sequence's reward: r - `Member.baseline`, float32[n].
+
+    So ReMax (arXiv 2310.10505) is one whose workflow gives the reward of a greedy completion. Where the workflow gives
+    none, the mean mu of the member's key is the baseline. Raises RewardError for a group without any.
+    """
+    known = _checked(members)
+    _some_baseline(known)
+    advantages = np.array([member.reward for member in known], np.float64)
+    baselines = np.zeros_like(advantages)
+    for key in compared(known, group_by, weight):
+        baselines[key.members] = key.values.mean()
+    for place, member in enumerate(known):
+        if member.baseline is not None:
+            baselines[place] = member.baseline
+    return _float32(np.where(np.abs(advantages - baselines) <= _EQUAL, 0.0, advantages - baselines))
+
+
+# --------------------------------------------------------------------------------------- compared within a whole batch
+
+
+def gpg(members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
+    """GPG (arXiv 2504.02546, as in verl): (B / nonzero) * (r - mu), float32[n].
+
+    B counts the batch's sequences, `nonzero` those whose reward is not 0, and is at least 1.
+    """
+    known = _checked(members)
+    nonzero = sum(member.reward != 0 for member in known)
+    return _by_key(known, group_by, weight, lambda key: _centred(key) * (len(known) / max(nonzero, 1)))
+
+
+def lite_ppo(
+    members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory", eps: float = 1e-5
+) -> Float32s:
+    """Lite PPO (arXiv 2508.08221): (r - mu) / (sigma_batch + eps), float32[n].
+
+    sigma_batch is the unbiased deviation of all values of the batch, whatever their key.
+    """
+    _at_least_0(eps=eps)
+    known = _checked(members)
+    values = np.concatenate([np.empty(0), *(key.values for key in compared(known, group_by, weight))])
+    sigma = values.std(ddof=1) if values.size > 1 else 0.0
+    return _by_key(known, group_by, weight, lambda key: _centred(key) / (sigma + eps))
+
+
+def reinforce_pp(members: Members, *, gamma: float = 1.0, eps: float = 1e-5) -> list[Float32s]:
+    """REINFORCE++ (arXiv 2501.03262): R_t = sum_{s >= t} gamma^(s-t) r_s, whitened, n arrays float32[length].
+
+    Steps of gamma are generated tokens: observations between them do not count. Whitened over the generated tokens of
+    the batch, as `batch_norm`.
+    """
+    _within_0_and_1(gamma=gamma)
+    known = _checked(members)
+    returns = [_discounted_sums(_rewards_of(member), gamma) for member in known]
+    return _float32s(_whitened(returns, known, eps))
+
+
+def reinforce_pp_baseline(
+    members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory", eps: float = 1e-5
+) -> Float32s:
+    """REINFORCE++ with the group as baseline (arXiv 2501.03262): r - mu, whitened as `batch_norm`, float32[n]."""
+    known = _checked(members)
+    centred = _by_key_exact(known, group_by, weight, _centred)
+    return _whitened_each(centred, known, eps)
+
+
+def batch_norm(advantages: Advantages, members: Members, *, eps: float = 1e-5) -> Advantages:
+    """Return (A - mean) / (std + eps) in the form of `advantages`, over the generated tokens of all kept sequences.
+
+    The deviation is unbiased, and a sequence weighs as much as it has tokens. Fewer than 2 tokens, or equal advantages,
+    give exactly 0.
+    """
+    known = _checked(members)
+    if isinstance(advantages, np.ndarray):
+        return _whitened_each(advantages.astype(np.float64), known, eps)
+    return _float32s(_whitened([each.astype(np.float64) for each in advantages], known, eps))
+
+
+# ------------------------------------------------------------------------------------------------------- token by token
+
+
+def gae(
+    members: Members, *, gamma: float = 1.0, lam: float = 1.0, length_adaptive: float | None = None
+) -> list[Float32s]:
+    """GAE (arXiv 1506.02438) of each sequence's generated tokens, as `generalized_advantage`: n arrays float32[length].
+
+    Without a critic, V = 0, A_t is the sum of later rewards discounted by gamma * lam. With `length_adaptive` = alpha,
+    lam is that of VAPO (arXiv 2504.05118): 1 - 1 / (alpha * length), at least 0; its authors take 0.05.
+    """
+    if length_adaptive is not None and not length_adaptive > 0:
+        raise ValueError(f"length_adaptive must be above 0, got {length_adaptive}")
+    found = []
+    for member in _checked(members):
+        decay = lam
+        if length_adaptive is not None:
+            decay = max(0.0, 1 - 1 / (length_adaptive * max(member.length, 1)))
+        advantages, _ = generalized_advantage(_rewards_of(member), member.token_values, gamma=gamma, lam=decay)
+        found.append(advantages)
+    return _float32s(found)
+
+
+def generalized_advantage(
+    rewards: npt.ArrayLike,
+    values: npt.ArrayLike | None = None,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    mask: npt.ArrayLike | None = None,
+) -> tuple[Floats, Floats]:
+    """Return (advantages, returns), float64[T]: A_t = delta_t + gamma lam A_{t+1}, returns = A + V (arXiv 1506.02438).
+
+    delta_t = r_t + gamma V_{t+1} - V_t, and V after the end is 0.
+
+    Args:
+        rewards: float[T].
+        values: float[T], V_t; 0 without a critic.
+        gamma: Discount of rewards.
+        lam: Discount of deltas.
+        mask: bool[T], False on tokens that were observed, not generated: A and V are carried over them unchanged, both
+            results are 0 there, and a reward that falls on one moves to the last generated token before it (or to the
+            first one of all).
+    """
+    _within_0_and_1(gamma=gamma, lam=lam)
+    each = np.asarray(rewards, np.float64)
+    critic = np.zeros_like(each) if values is None else np.asarray(values, np.float64)
+    chosen = np.ones(each.shape, np.bool_) if mask is None else np.asarray(mask, np.bool_)
+    if each.ndim != 1 or not each.shape == critic.shape == chosen.shape:
+        raise ValueError(f"rewards {each.shape}, values {critic.shape} and mask {chosen.shape} must be one [T]")
+    advantages, returns = np.zeros_like(each), np.zeros_like(each)
+    if chosen.any():
+        moved = np.bincount(np.maximum(np.cumsum(chosen) - 1, 0), each, minlength=int(chosen.sum()))
+        before = critic[chosen]
+        delta = moved + gamma * np.append(before[1:], 0.0) - before
+        advantages[chosen] = _discounted_sums(delta, gamma * lam)
+        returns[chosen] = advantages[chosen] + before
+    return advantages, returns
+
+
+ADVANTAGES: Mapping[str, Callable[..., Advantages]] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "maxrl": maxrl,
+    "opo": opo,
+    "pass_at_k": pass_at_k,
+    "given": given,
+    "gpg": gpg,
+    "lite_ppo": lite_ppo,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "gae": gae,
+}
+"""Estimators by name: `advantage = { use = "grpo", eps = 1e-5 }`; the other keys are the function's parameters.
+
+Role-conditioned estimation (RAE, arXiv 2506.24119) is left out: its baseline remembers all groups before, so a version
+could not be made again from its batch alone.
+"""
+WHOLE_BATCH = frozenset({"gpg", "lite_ppo", "reinforce_pp", "reinforce_pp_baseline"})
+"""Those whose advantages of a group depend on the other groups of its batch."""
+
+
+# ---------------------------------------------------------------------------------------------------------------- parts
+
+
+def compared(members: Sequence[Member], group_by: GroupBy, weight: Weight) -> Iterator[Compared]:
+    """Yield the values of every key, keys in the order of their first members. For estimators of your own, too."""
+    if group_by not in _KEYS or weight not in ("trajectory", "sequence"):
+        raise ValueError(
+            f"group_by is one of {', '.join(_KEYS)}, weight trajectory or sequence; got {group_by!r}, {weight!r}"
         )
-    trajectories = np.array([member.trajectory for member in members], np.int64)
-    keys = _keys(members, group_by)
-    for key in np.unique(keys):
-        where = np.flatnonzero(keys == key)
-        if weight == "sequence":
-            advantages[where] = _normalised(rewards[where], eps)
-        else:
-            _, member_of = np.unique(trajectories[where], return_inverse=True)
-            values = np.bincount(member_of, rewards[where]) / np.bincount(member_of)
-            advantages[where] = _normalised(values, eps)[member_of]
+    places: dict[tuple[object, ...], list[int]] = {}
+    for place, member in enumerate(members):
+        places.setdefault(tuple(getattr(member, part) for part in _KEYS[group_by]), []).append(place)
+    for those in places.values():
+        rewards = np.array([members[place].reward for place in those], np.float64)
+        lengths = np.array([members[place].length for place in those], np.float64)
+        value_of = np.arange(len(those))
+        if weight == "trajectory":
+            _, value_of = np.unique([members[place].trajectory for place in those], return_inverse=True)
+            rewards = np.bincount(value_of, rewards) / np.bincount(value_of)
+            lengths = np.bincount(value_of, lengths).astype(np.float64)
+        yield Compared(np.array(those, np.int64), value_of, rewards, lengths)
+
+
+def _by_key(members: Members, group_by: GroupBy, weight: Weight, formula: Callable[[Compared], Floats]) -> Float32s:
+    return _float32(_by_key_exact(_checked(members), group_by, weight, formula))
+
+
+def _by_key_exact(
+    members: Sequence[Member], group_by: GroupBy, weight: Weight, formula: Callable[[Compared], Floats]
+) -> Floats:
+    """Return float64[n]; `formula` sees keys of at least two values that differ."""
+    advantages = np.zeros(len(members), np.float64)
+    for key in compared(members, group_by, weight):
+        if _differ(key.values):
+            advantages[key.members] = formula(key)[key.value_of]
     return advantages
 
 
-def _keys(members: Sequence[Member], group_by: GroupBy) -> npt.NDArray[np.int64]:
-    parts = {"task": (), "task+role": ("role",), "task+role+turn": ("role", "turn")}[group_by]
-    numbers: dict[tuple[object, ...], int] = {}
-    keys = [numbers.setdefault(tuple(getattr(m, part) for part in parts), len(numbers)) for m in members]
-    return np.array(keys, np.int64)
+def _centred(key: Compared) -> Floats:
+    centred: Floats = key.values - key.values.mean()
+    return centred
 
 
-def _normalised(values: Floats, eps: float) -> Floats:
-    if len(values) < 2 or values.max() - values.min() <= _EQUAL:
-        return np.zeros_like(values)
-    normalised: Floats = (values - values.mean()) / (values.std(ddof=1) + eps)
-    return normalised
+def _differ(values: Floats) -> bool:
+    return values.size > 1 and bool(values.max() - values.min() > _EQUAL)
+
+
+def _whitened_each(advantages: Floats, members: Sequence[Member], eps: float) -> Float32s:
+    """Return float32[n] for float64[n], whitened."""
+    return _float32(np.concatenate([np.empty(0), *_whitened(list(advantages[:, None]), members, eps)]))
+
+
+def _whitened(advantages: Sequence[Floats], members: Sequence[Member], eps: float) -> list[Floats]:
+    """Normalise n arrays, float64[length] or float64[1] for all tokens, over all tokens of kept members."""
+    _at_least_0(eps=eps)
+    kept = [
+        np.broadcast_to(each, member.length) for each, member in zip(advantages, members, strict=True) if member.kept
+    ]
+    tokens = np.concatenate([np.empty(0), *kept])
+    if not _differ(tokens):
+        return [np.zeros_like(each) for each in advantages]
+    mean, deviation = tokens.mean(), tokens.std(ddof=1)
+    return [(each - mean) / (deviation + eps) for each in advantages]
+
+
+def _rewards_of(member: Member) -> Floats:
+    """Return float64[length], the reward of each generated token."""
+    if member.token_rewards is not None:
+        return member.token_rewards
+    rewards = np.zeros(member.length, np.float64)
+    rewards[-1:] = member.reward
+    return rewards
+
+
+def _discounted_sums(values: Floats, factor: float) -> Floats:
+    """Return S_t = sum_{s >= t} factor^(s-t) v_s, float64[T], in log2(T) passes over windows that double."""
+    sums, width, share = values.copy(), 1, factor
+    while width < sums.size and share > 0:
+        sums[:-width] += share * sums[width:]  # numpy multiplies first: the right side is of the pass before
+        width, share = 2 * width, share * share
+    return sums
+
+
+def _checked(members: Members) -> list[Member]:
+    """Return members, plain rewards as trajectories of one token. Raises RewardError for what nothing follows from."""
+    known = [
+        member if isinstance(member, Member) else Member(place, "", float(member))
+        for place, member in enumerate(members)
+    ]
+    _finite("rewards", [member.reward for member in known], "mend the environment's scorer")
+    _finite("baselines", [m.baseline for m in known if m.baseline is not None], "mend the workflow that gives them")
+    for member in known:
+        for what, values in (("token rewards", member.token_rewards), ("token values", member.token_values)):
+            if values is None:
+                continue
+            if values.shape != (member.length,):
+                raise RewardError(f"{what} of shape {values.shape} for a sequence of {member.length} generated tokens")
+            _finite(what, values, "mend what gives them")
+    return known
+
+
+def _finite(what: str, numbers: npt.ArrayLike, remedy: str) -> None:
+    values = np.asarray(numbers, np.float64)
+    wrong = values[~(np.abs(values) < _LARGEST)]
+    if wrong.size:
+        raise RewardError(f"a group's {what} must be finite and below {_LARGEST:g}, got {wrong[:_TOLD]}: {remedy}")
+
+
+def _some_baseline(members: Sequence[Member]) -> None:
+    bare = {member.group for member in members} - {m.group for m in members if m.baseline is not None}
+    if bare:
+        raise RewardError(
+            "the advantage `given` needs baselines, and the workflow gave none to a whole group: set `baseline` on its "
+            "sequences, or compare within the group, as with `dr_grpo`"
+        )
+
+
+def _float32(advantages: Floats) -> Float32s:
+    with np.errstate(over="ignore"):
+        found = advantages.astype(np.float32)
+    if not np.isfinite(found).all():
+        raise RewardError(f"advantages beyond float32 or not finite: {advantages[~np.isfinite(found)][:_TOLD]}")
+    return found
+
+
+def _float32s(advantages: Sequence[Floats]) -> list[Float32s]:
+    return [_float32(each) for each in advantages]
+
+
+def _at_least_0(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not 0 <= number < np.inf:
+            raise ValueError(f"{name} must be at least 0, got {number}")
+
+
+def _within_0_and_1(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not 0 <= number <= 1:
+            raise ValueError(f"{name} must lie within 0 and 1, got {number}")

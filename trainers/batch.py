@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,8 @@ class TrainingSequence:
     """float32[T], as the engine reported them at `temperature`; 0 where not generated."""
     versions: Int32s
     """int32[T], the weight version that generated the token; -1 where not generated."""
-    advantage: float
+    advantage: float | Float32s
+    """One for all tokens, or float32[T]."""
     temperature: float
     group: int = 0
     """Place of its group in the batch; sequences of one group are never split over minibatches."""
@@ -52,10 +53,17 @@ class TrainingSequence:
             raise BatchError(f"ids, mask, log-probabilities and versions differ in shape or are empty: {shapes}")
         if self.mask[0]:
             raise BatchError("the first token of a sequence is marked as generated: nothing can predict it")
-        if not 0 < self.temperature < np.inf or not np.isfinite(self.advantage):
+        if np.shape(self.advantage) not in ((), self.ids.shape):
+            raise BatchError(f"{np.shape(self.advantage)} advantages for {self.ids.size} tokens")
+        if not 0 < self.temperature < np.inf or not np.isfinite(self.advantage).all():
             raise BatchError(f"temperature {self.temperature} must be > 0, advantage {self.advantage} finite")
         if (self.versions[self.mask] < 0).any() or not np.isfinite(self.behaviour_logprobs[self.mask]).all():
             raise BatchError("a generated token lacks its weight version or a finite log-probability")
+
+    @property
+    def advantages(self) -> Float32s:
+        """float32[T]."""
+        return np.broadcast_to(np.asarray(self.advantage, np.float32), self.ids.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +105,6 @@ class Minibatch:
     tokens: int
     """Trained tokens of all micro-batches, the denominator of the token mean; never 0."""
     micro_batches: tuple[MicroBatch, ...]
-
-
-def numbered(groups: Iterable[Iterable[TrainingSequence]]) -> list[TrainingSequence]:
-    """Return the sequences of a batch, group after group, each with its group's place in the batch."""
-    return [replace(sequence, group=place) for place, group in enumerate(groups) for sequence in group]
 
 
 def minibatches(
@@ -175,14 +178,14 @@ def _lined_up(sequences: Sequence[TrainingSequence], ids: Int64s, starts: Int64s
     mask = np.concatenate([sequence.mask for sequence in sequences])
     owners = np.repeat(np.arange(len(sequences)), [sequence.ids.size for sequence in sequences])[mask]
     places = np.concatenate([np.flatnonzero(sequence.mask) for sequence in sequences])
-    per_sequence = np.array([(sequence.advantage, sequence.temperature) for sequence in sequences], np.float32)
+    temperatures = np.array([sequence.temperature for sequence in sequences], np.float32)
     return MicroBatch(
         ids=ids,
         positions=starts[owners] + places - 1,
         targets=np.concatenate([sequence.ids for sequence in sequences])[mask].astype(np.int64),
         behaviour=np.concatenate([sequence.behaviour_logprobs for sequence in sequences])[mask].astype(np.float32),
-        advantages=per_sequence[owners, 0],
-        temperatures=per_sequence[owners, 1],
+        advantages=np.concatenate([sequence.advantages for sequence in sequences])[mask],
+        temperatures=temperatures[owners],
         versions=np.concatenate([sequence.versions for sequence in sequences])[mask].astype(np.int32),
         sequences=owners,
         lengths=tuple(lengths),

@@ -25,8 +25,8 @@ from schemas.avro import SchemaError
 from schemas.headers import outcome_stamp
 from schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, Position, WeightsPublished
 from trainers.advantages import RewardError
-from trainers.batch import BatchError, TrainingSequence, numbered
-from trainers.groups import WholeGroup, training_sequences
+from trainers.batch import BatchError
+from trainers.groups import PreparedGroup, WholeGroup, batch_sequences, prepared
 from trainers.pipeline import Made, Order, Pipeline
 from trainers.publisher import WindowMark, pointer
 from trainers.resume import Incarnation
@@ -143,7 +143,8 @@ class Trainer:
     def _candidate(self, curated: CuratedGroup) -> Candidate:
         """Return the decoded group. Raises what makes it unusable."""
         group = whole(self.run, curated)
-        sequences = training_sequences(group, self.settings)
+        ready = prepared(group)
+        sequences = batch_sequences([ready], self.settings)
         if not any(sequence.mask.any() for sequence in sequences):
             raise BatchError("it has no token to train on")
         for sequence in sequences:
@@ -151,7 +152,7 @@ class Trainer:
         newest = max(int(sequence.versions.max()) for sequence in sequences)
         if newest > self.learner.version:
             raise BatchError(f"it has tokens of version {newest}, and {self.learner.version} is the newest there is")
-        return Candidate(group, sequences)
+        return Candidate(group, ready)
 
     def _bury(self, message: Message, why: tuple[str, str], key: GroupKey = UNKNOWN) -> list[Outgoing]:
         """Return a record's letter and, beside how far we are, its place as dead.
@@ -266,7 +267,7 @@ class Trainer:
         order = Order(
             version=version,
             epoch=self._epoch,
-            sequences=numbered(c.sequences for c in candidates),
+            sequences=batch_sequences((c.prepared for c in candidates), self.settings),
             must_publish=is_last or (every > 0 and version % every == 0),
             checkpoint=is_last or version % self.settings.checkpoint_every == 0,
             batch=batch,
@@ -344,7 +345,7 @@ class Candidate:
     """A group in the window, and what the learner would be given of it."""
 
     whole: WholeGroup
-    sequences: list[TrainingSequence]
+    prepared: PreparedGroup
 
 
 def candidate_of(entry: Waiting) -> Candidate:

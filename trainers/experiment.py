@@ -27,6 +27,7 @@ from infra.transactions import TransactionalWriter
 from schemas import codec
 from schemas.records import BatchTrained, RecipeRevision, WeightsPublished
 from trainers.component import group_metrics
+from trainers.estimator import check_advantage
 from trainers.history import History, read_history
 from trainers.learner import Learner, numerics
 from trainers.model import pin_threads
@@ -57,7 +58,7 @@ def experiment(
     parts = stretches(source, span, f"policy {name} of run {run.address.run}")
     assert source.published is not None  # noqa: S101 - it came with the first checkpoint
     pin_threads(int(parts[0].fingerprint.get("threads", "0")))
-    target = _settled(run, into, sets)
+    target = _settled(run, name, into, sets)
     batches = [batch for part in parts for batch in part.batches]
     with closing(TransactionalWriter(target.connection, f"{into}.retrain.{name}", target.topic_names)) as writer:
         publisher = Publisher(target, name, source.files)
@@ -103,10 +104,12 @@ def compared_metrics(source: Sequence[BatchTrained], into: Sequence[BatchTrained
 # ------------------------------------------------------------------------------------------------------------ the run
 
 
-def _settled(run: Run, into: str, sets: Sequence[str]) -> Run:
+def _settled(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
     """Return the new run, its topics and recipe written as far as they were not: a revision for each of the source."""
     check_trainer_words(sets)
     recipes = [changed_recipe(recipe, into, sets) for recipe in run.revisions]
+    for recipe in recipes:
+        check_advantage(recipe, policy)
     address = RunAddress(run.connection, into)
     before = known_revisions(address)
     _refuse_others(before, run, recipes)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from infra.settings import Trainer
 from schemas.records import CuratedGroup, Sequence, TrajectoryGroup
-from trainers.advantages import Member, grpo
-from trainers.batch import BatchError, TrainingSequence
+from trainers.advantages import Member
+from trainers.batch import BatchError, Float32s, TrainingSequence
+from trainers.estimator import estimator_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,21 @@ class WholeGroup:
     group: TrajectoryGroup
 
 
-def training_sequences(whole: WholeGroup, settings: Trainer) -> list[TrainingSequence]:
-    """Return the kept sequences with their advantages.
+@dataclass(frozen=True, slots=True)
+class PreparedGroup:
+    """A group as it counts and as it is trained on, before anything is compared."""
 
-    Statistics are taken over all members, kept or not, but for those that validation refused, whose curated reward is
-    NaN. A sequence's own reward serves where the workflow set one, else its trajectory's shaped reward.
+    members: tuple[Member, ...]
+    """Its sequences, kept or not, but for those that validation refused."""
+    sequences: tuple[TrainingSequence, ...]
+    """Those that are kept, in the same order; their advantage is 0 so far."""
 
-    Raises BatchError and RewardError for what cannot be trained on.
+
+def prepared(whole: WholeGroup) -> PreparedGroup:
+    """Return a group's sequences, decoded.
+
+    What validation refused, whose curated reward is NaN, is left out. A sequence's own reward serves where the workflow
+    set one, else its trajectory's shaped reward. Raises BatchError for what cannot be trained on.
     """
     kept, count = set(whole.curated.kept), len(whole.group.trajectories)
     if len(whole.curated.rewards) != count or not kept <= set(range(count)):
@@ -37,30 +47,91 @@ def training_sequences(whole: WholeGroup, settings: Trainer) -> list[TrainingSeq
             "together"
         )
     members: list[Member] = []
-    sequences: list[Sequence] = []
+    sequences: list[TrainingSequence] = []
     for number, trajectory in enumerate(whole.group.trajectories):
         if math.isnan(whole.curated.rewards[number]):
             continue
         for sequence in trajectory.sequences:
             reward = whole.curated.rewards[number] if sequence.reward is None else sequence.reward
-            members.append(Member(number, sequence.role, reward))
-            sequences.append(sequence)
-    advantages = grpo(members, group_by=settings.group_by, weight=settings.weight)
+            members.append(_member(sequence, number, reward, kept=number in kept))
+            if number in kept:
+                sequences.append(_training_sequence(sequence))
+    return PreparedGroup(tuple(members), tuple(sequences))
+
+
+def batch_sequences(groups: Iterable[PreparedGroup], settings: Trainer) -> list[TrainingSequence]:
+    """Return the sequences of a whole batch, group after group, with their advantages and their groups' places.
+
+    The one place where advantages are taken: a pure function of groups and settings, so that a version made again gets
+    the same ones. Raises RewardError for what no advantage follows from, and what `estimator_of` raises.
+    """
+    batch = list(groups)
+    members = [replace(member, group=place) for place, group in enumerate(batch) for member in group.members]
+    advantages = estimator_of(settings)(members)
+    kept = (each for each, member in zip(advantages, members, strict=True) if member.kept)
     return [
-        _training_sequence(sequence, float(advantage))
-        for sequence, member, advantage in zip(sequences, members, advantages, strict=True)
-        if member.trajectory in kept
+        replace(sequence, group=place, advantage=_advantage(sequence, next(kept)))
+        for place, group in enumerate(batch)
+        for sequence in group.sequences
     ]
 
 
-def _training_sequence(sequence: Sequence, advantage: float) -> TrainingSequence:
+def training_sequences(whole: WholeGroup, settings: Trainer) -> list[TrainingSequence]:
+    """Return the sequences of a batch of one group. Raises BatchError and RewardError."""
+    return batch_sequences([prepared(whole)], settings)
+
+
+def _advantage(sequence: TrainingSequence, found: np.float32 | Float32s) -> float | Float32s:
+    """Return one number for all tokens, or float32[T] with 0 where nothing was generated."""
+    if not isinstance(found, np.ndarray):
+        return float(found)
+    advantages = np.zeros(sequence.ids.size, np.float32)
+    advantages[sequence.mask] = found
+    return advantages
+
+
+def _member(sequence: Sequence, trajectory: int, reward: float, *, kept: bool) -> Member:
+    mask = loss_mask(sequence)
+    turns = [span.turn for span in sequence.spans if span.kind == "generated" and span.length]
+    return Member(
+        trajectory,
+        sequence.role,
+        reward,
+        turn=turns[0] if turns else 0,
+        length=int(mask.sum()),
+        baseline=sequence.baseline,
+        kept=kept,
+        token_rewards=_token_rewards(sequence, mask, reward),
+    )
+
+
+def _token_rewards(sequence: Sequence, mask: npt.NDArray[np.bool_], reward: float) -> npt.NDArray[np.float64] | None:
+    """Return when the reward was earned, float64[generated tokens]; None where no span has a reward of its own.
+
+    A span's reward falls on its last generated token, else on the last one before it, else on the first. What the spans
+    do not account for, since a curator shaped the reward or an answer was judged as a whole, falls on the last token.
+    """
+    told = [span.reward for span in sequence.spans if span.reward is not None]
+    if not told or not mask.any():
+        return None
+    generated, end = np.cumsum(mask), 0
+    rewards = np.zeros(int(generated[-1]), np.float64)
+    for span in sequence.spans:
+        end += span.length
+        if span.reward is not None:
+            rewards[max(int(generated[end - 1]) - 1, 0) if end else 0] += span.reward
+    rewards[-1] += reward - sum(told)
+    return rewards
+
+
+def _training_sequence(sequence: Sequence) -> TrainingSequence:
     temperatures = {s.sampling.temperature for s in sequence.spans if s.kind == "generated" and s.sampling}
     return TrainingSequence(
         ids=sequence.ids,
         mask=loss_mask(sequence),
         behaviour_logprobs=sequence.logprobs,
         versions=token_versions(sequence),
-        advantage=advantage,
+        advantage=0.0,
         temperature=temperatures.pop() if len(temperatures) == 1 else 1.0,
     )
 

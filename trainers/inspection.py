@@ -7,7 +7,7 @@ Texts are decoded with the tokenizer published beside the weights, and advantage
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from infra.errors import UsageError
@@ -19,9 +19,10 @@ from schemas.avro import SchemaError
 from schemas.headers import task_key
 from schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup
 from schemas.topics import is_eval
+from trainers.estimator import estimator_of
 from trainers.groups import WholeGroup
 from trainers.history import History, read_history
-from trainers.seen import GroupSeen, advantages_of, see_group
+from trainers.seen import Advantages, GroupSeen, advantages_of, see_group
 from trainers.token_texts import token_texts
 from trainers.trained_groups import trained_groups, whole
 
@@ -71,13 +72,11 @@ def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
     if batch is None:
         raise UsageError(f"policy {policy} of run {run.address.run} has {_instead(version, history.batches)}")
     places = range(len(batch.groups))[chosen] if isinstance(chosen, slice) else [_place(batch, chosen)]
-    part = replace(batch, groups=tuple(batch.groups[place] for place in places))
-    [(_, wholes)] = trained_groups(groups_home(run), policy, [part])
+    groups = _with_advantages(run, policy, batch, places)
     texts = token_texts(run, policy, history.files)
-    settings = run.revisions[batch.revision].trainer_of(policy)
     seen = [
-        see_group(group, advantages_of(group, settings), texts, place=place)
-        for place, group in zip(places, wholes, strict=True)
+        see_group(group, advantages, texts, place=place)
+        for place, (group, advantages) in zip(places, groups, strict=True)
     ]
     return StepSeen(
         run=run.address.run,
@@ -91,6 +90,18 @@ def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
         groups_trained=len(batch.groups),
         groups=tuple(seen),
     )
+
+
+def _with_advantages(
+    run: Run, policy: str, batch: BatchTrained, places: Sequence[int]
+) -> list[tuple[WholeGroup, Advantages]]:
+    """Return some groups of a batch with the advantages that they had; the others are read only if these need them."""
+    settings = run.revisions[batch.revision].trainer_of(policy)
+    needed = range(len(batch.groups)) if estimator_of(settings).whole_batch else places
+    part = replace(batch, groups=tuple(batch.groups[place] for place in needed))
+    [(_, wholes)] = trained_groups(groups_home(run), policy, [part])
+    found = dict(zip(needed, zip(wholes, advantages_of(wholes, settings), strict=True), strict=True))
+    return [found[place] for place in places]
 
 
 def _instead(version: int, batches: Sequence[BatchTrained]) -> str:
@@ -123,8 +134,8 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     if policy is None and len(policies) > 1:
         raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: say which by --policy")
     acted = run.policy(policy or policies[0])
-    history, home = read_history(run, acted), groups_home(run)
-    found = _trained(home, acted, history, (stream, number)) or _produced(home, acted, stream, number)
+    history = read_history(run, acted)
+    found = _trained(run, acted, history, (stream, number)) or _produced(groups_home(run), acted, stream, number)
     if found is None:
         raise UsageError(f"no worker has produced a group {stream}:{number} for {acted} that can be read")
     group, members = found.group, found.group.group.trajectories
@@ -132,9 +143,7 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     if not chosen:
         raise UsageError(f"group {stream}:{number} has {_members(group.group)}, none of them {name}")
     texts = token_texts(run, acted, history.files)
-    settings = run.revisions[found.revision].trainer_of(acted)
-    advantages = advantages_of(group, settings) if found.version is not None else {}
-    seen = see_group(group, advantages, texts, place=found.place, only=chosen[0])
+    seen = see_group(group, found.advantages, texts, place=found.place, only=chosen[0])
     return TrajectoryFound(run.address.run, acted, found.version, found.where, seen)
 
 
@@ -142,22 +151,19 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
 class _Found:
     group: WholeGroup
     where: str
-    revision: int
     version: int | None = None
     place: int | None = None
+    advantages: Advantages = field(default_factory=dict)
 
 
 def _trained(run: Run, policy: str, history: History, group: tuple[str, int]) -> _Found | None:
-    """Return the first use of a group, by stream and number, at the position that its batch names.
-
-    `run` is where the groups are; `history` may be that of an experiment over them.
-    """
+    """Return the first use of a group, by stream and number, at the position that its batch names."""
     for batch in history.batches:
         for place, use in enumerate(batch.groups):
             if (use.stream, use.number, use.use) == (*group, 0):
-                [(_, [whole_group])] = trained_groups(run, policy, [replace(batch, groups=(use,))])
-                where = f"{run.topics.curated(policy)}[{use.partition}]@{use.offset}"
-                return _Found(whole_group, where, batch.revision, batch.version, place)
+                [(whole_group, advantages)] = _with_advantages(run, policy, batch, [place])
+                where = f"{groups_home(run).topics.curated(policy)}[{use.partition}]@{use.offset}"
+                return _Found(whole_group, where, batch.version, place, advantages)
     return None
 
 
@@ -172,7 +178,7 @@ def _produced(run: Run, policy: str, stream: str, number: int) -> _Found | None:
             uncurated = CuratedGroup(stream=stream, number=number, group=message.value, rewards=())
             if group.run_id == run.run_id:
                 where = f"{message.topic}[{message.partition}]@{message.offset}"
-                return _Found(whole(run, uncurated), where, group.revision)
+                return _Found(whole(run, uncurated), where)
         except SchemaError:
             continue
     return None

@@ -18,9 +18,8 @@ from infra.settings import Recipe
 from infra.weights.files import write_files
 from infra.weights.tensors import weights_hash
 from schemas.records import BatchTrained, CheckpointPointer, NamedObject
-from trainers.batch import numbered
 from trainers.checkpoint import CheckpointError, decode_checkpoint
-from trainers.groups import WholeGroup, training_sequences
+from trainers.groups import WholeGroup, batch_sequences, prepared
 from trainers.learner import Learner, LearnerSettings, StepMetrics
 from trainers.losses.clip import Clip
 from trainers.trained_groups import LineageBroken, trained_groups
@@ -99,7 +98,7 @@ def remake(
         recipe = recipes[batch.revision]
         settings = recipe.trainer_of(policy)
         learner.use(learner_settings(recipe, policy))
-        sequences = numbered(training_sequences(group, settings) for group in groups)
+        sequences = batch_sequences(map(prepared, groups), settings)
         yield Remade(batch, groups, learner.step(sequences, batch.version))
 
 

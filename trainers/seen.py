@@ -10,16 +10,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from infra.settings import Trainer
 from schemas.records import Sequence as TokenSequence
 from schemas.records import Trajectory
-from trainers.groups import WholeGroup, loss_mask, token_versions, training_sequences
+from trainers.groups import WholeGroup, batch_sequences, loss_mask, prepared, token_versions
 from trainers.token_texts import TokenTexts
 
 GENERATED = "generated"
 
-Advantages = Mapping[tuple[int, int], float]
-"""(trajectory, sequence) to the advantage of a sequence that was trained on."""
+TokenAdvantages = npt.NDArray[np.float32]
+"""float32[T]; 0 on a token that was not generated."""
+Advantages = Mapping[tuple[int, int], TokenAdvantages]
+"""(trajectory, sequence) to the advantages of a sequence that was trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ class TokenSeen:
     """Weights that generated it; None where it was not generated."""
     logprob: float | None
     """As the engine recorded it."""
+    advantage: float | None
+    """As the trainer took it; None where it was not generated, or not trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class SequenceSeen:
     role: str
     agent_id: str
     advantage: float | None
-    """As the trainer took it; None for one that was not trained on."""
+    """As the trainer took it, the mean over its generated tokens; None for one that was not trained on."""
     tokens: int
     """Generated ones."""
     logprob_mean: float | None
@@ -106,17 +113,21 @@ class GroupSeen:
     trajectories: tuple[TrajectorySeen, ...]
 
 
-def advantages_of(group: WholeGroup, settings: Trainer) -> dict[tuple[int, int], float]:
-    """Return the advantage of every sequence that was trained on, taken as the trainer took it."""
-    rewards, kept = group.curated.rewards, set(group.curated.kept)
-    places = [
-        (member, place)
-        for member, one in enumerate(group.group.trajectories)
-        if member in kept and not math.isnan(rewards[member])
-        for place in range(len(one.sequences))
+def advantages_of(batch: Sequence[WholeGroup], settings: Trainer) -> list[Advantages]:
+    """Return, by group, the advantages of every sequence that was trained on, taken as the trainer took them.
+
+    Where `Estimator.whole_batch` says so, that needs all groups of the batch, in their order.
+    """
+    trained = iter(batch_sequences(map(prepared, batch), settings))
+    return [
+        {
+            (member, place): np.where(sequence.mask, sequence.advantages, np.float32(0))
+            for member, one in enumerate(group.group.trajectories)
+            if member in group.curated.kept and not math.isnan(group.curated.rewards[member])
+            for place, sequence in zip(range(len(one.sequences)), trained, strict=False)
+        }
+        for group in batch
     ]
-    trained = training_sequences(group, settings)
-    return {place: sequence.advantage for place, sequence in zip(places, trained, strict=True)}
 
 
 def see_group(
@@ -150,7 +161,12 @@ def see_group(
 
 
 def _see_trajectory(
-    one: Trajectory, shaped: float | None, advantages: Sequence[float | None], texts: TokenTexts, *, each: bool
+    one: Trajectory,
+    shaped: float | None,
+    advantages: Sequence[TokenAdvantages | None],
+    texts: TokenTexts,
+    *,
+    each: bool,
 ) -> TrajectorySeen:
     return TrajectorySeen(
         id=one.id,
@@ -166,16 +182,17 @@ def _see_trajectory(
 
 
 def see_sequence(
-    sequence: TokenSequence, advantage: float | None, texts: TokenTexts, *, each: bool = False
+    sequence: TokenSequence, advantages: TokenAdvantages | None, texts: TokenTexts, *, each: bool = False
 ) -> SequenceSeen:
     """Return a sequence as it is shown; with `each`, every token of it."""
-    tokens = _tokens(sequence, texts)
-    logprobs = sequence.logprobs[loss_mask(sequence)]
+    tokens = _tokens(sequence, advantages, texts)
+    mask = loss_mask(sequence)
+    logprobs = sequence.logprobs[mask]
     versions = Counter(token.version for token in tokens if token.version is not None)
     return SequenceSeen(
         role=sequence.role,
         agent_id=sequence.agent_id,
-        advantage=advantage,
+        advantage=None if advantages is None else _mean(advantages[mask]),
         tokens=int(logprobs.size),
         logprob_mean=float(logprobs.mean()) if logprobs.size else None,
         logprob_min=float(logprobs.min()) if logprobs.size else None,
@@ -185,7 +202,11 @@ def see_sequence(
     )
 
 
-def _tokens(sequence: TokenSequence, texts: TokenTexts) -> list[TokenSeen]:
+def _mean(advantages: TokenAdvantages) -> float:
+    return float(advantages.mean(dtype=np.float64)) if advantages.size else 0.0
+
+
+def _tokens(sequence: TokenSequence, advantages: TokenAdvantages | None, texts: TokenTexts) -> list[TokenSeen]:
     ids: list[int] = sequence.ids.tolist()
     spans = [span for span in sequence.spans for _ in range(span.length)]
     each = zip(
@@ -194,6 +215,7 @@ def _tokens(sequence: TokenSequence, texts: TokenTexts) -> list[TokenSeen]:
         spans,
         token_versions(sequence).tolist(),
         sequence.logprobs.tolist(),
+        [None] * len(ids) if advantages is None else advantages.tolist(),
         strict=True,
     )
     return [
@@ -205,8 +227,9 @@ def _tokens(sequence: TokenSequence, texts: TokenTexts) -> list[TokenSeen]:
             turn=span.turn,
             version=version if span.kind == GENERATED else None,
             logprob=logprob if span.kind == GENERATED else None,
+            advantage=advantage if span.kind == GENERATED else None,
         )
-        for token, text, span, version, logprob in each
+        for token, text, span, version, logprob, advantage in each
     ]
 
 

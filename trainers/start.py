@@ -15,6 +15,7 @@ from infra.run import Run
 from infra.settings import Policy
 from infra.topic_reader import whole_topics
 from infra.transactions import TransactionalWriter
+from trainers.estimator import check_advantage
 from trainers.history import History, read_history, wait_for_examples
 from trainers.learner import Learner
 from trainers.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
@@ -34,9 +35,11 @@ class NoCheckpoint(HeadraceError):
 def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
     """Return a trainer's memory: from version 0, made and published here, or from the newest checkpoint.
 
-    Raises ToldToStop, NoCheckpoint, and what `resume` and `warm_start` raise.
+    Raises UsageError for a recipe that names an estimator there is not, ToldToStop, NoCheckpoint, and what `resume` and
+    `warm_start` raise.
     """
     pin_threads()
+    check_advantage(run.recipe, policy)
     history = read_history(run, policy)
     if history.checkpoint is not None:
         incarnation = resume(run, policy, history, stop)

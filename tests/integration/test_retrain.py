@@ -24,7 +24,16 @@ from schemas import codec
 from schemas.records import BatchTrained, CheckpointPointer
 
 STEPS = 8
-TRAINER = {"steps": STEPS, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 20, "checkpoint_every": 3}
+TRAINER = {
+    "steps": STEPS,
+    "groups_per_batch": 4,
+    "minibatches": 2,
+    "max_staleness": 20,
+    "checkpoint_every": 3,
+    "advantage": {"use": "lite_ppo"},
+    "batch_norm": True,
+}
+"""Advantages that depend on the whole batch."""
 Change = Callable[[Message], bytes]
 
 
@@ -223,6 +232,7 @@ def test_an_experiment_without_other_settings_gives_the_same_weights(
     ("words", "sentence"),
     [
         (("--into", "x", "--set", "trainer.minibatches=3"), "must be a multiple of minibatches"),
+        (("--into", "x", "--set", "trainer.advantage.use=gpro"), "no 'gpro'; take one of grpo"),
         (("--policy", "nobody"), "name one of the run's policies"),
     ],
 )

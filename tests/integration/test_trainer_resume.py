@@ -20,7 +20,15 @@ from infra.run import Run
 from trainers.history import read_history
 
 STEPS = 8
-TRAINER = {"steps": STEPS, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 20, "checkpoint_every": 3}
+TRAINER = {
+    "steps": STEPS,
+    "groups_per_batch": 4,
+    "minibatches": 2,
+    "max_staleness": 20,
+    "checkpoint_every": 3,
+    "advantage": {"use": "reinforce_pp", "gamma": 0.9},
+}
+"""Advantages of each token, that depend on the whole batch."""
 POINTS = {
     "uploads": ("before_upload", "after_upload 2", "before_upload 2", "handled 3"),
     "transactions": ("committing", "begun", "produced 2", "committing", "committed 2"),

@@ -1,27 +1,169 @@
+"""Estimators against numbers worked out by hand, and what holds whatever the rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 
-from trainers.advantages import GroupBy, Member, RewardError, grpo
+from trainers.advantages import (
+    ADVANTAGES,
+    Advantages,
+    GroupBy,
+    Member,
+    RewardError,
+    Weight,
+    batch_norm,
+    gae,
+    generalized_advantage,
+    given,
+    gpg,
+    grpo,
+    lite_ppo,
+    opo,
+    pass_at_k,
+    reinforce_pp,
+    reinforce_pp_baseline,
+)
+
+BY_KEY = ("grpo", "dr_grpo", "rloo", "maxrl", "opo", "pass_at_k", "gpg", "lite_ppo", "reinforce_pp_baseline")
+"""Those that compare within a key."""
+EIGHT = (1, 0, 0, 0, 1, 0, 0, 0)
+LENGTHS = (10, 20, 20, 40, 10, 30, 30, 40)
 
 
-def group(*rewards: float, role: str = "solver") -> list[Member]:
-    return [Member(trajectory, role, reward) for trajectory, reward in enumerate(rewards)]
+def group(*rewards: float, role: str = "solver", place: int = 0) -> list[Member]:
+    return [Member(trajectory, role, reward, group=place) for trajectory, reward in enumerate(rewards)]
 
 
-def test_grpo_normalises_by_the_unbiased_deviation_of_the_complete_group() -> None:
-    advantages = grpo(group(1, 0, 0, 0, 1, 0, 0, 0))
+def flat(advantages: Advantages) -> list[float]:
+    return [float(each) for each in np.concatenate([np.empty(0), *map(np.atleast_1d, advantages)])]
+
+
+# -------------------------------------------------------------------------------------------------- numbers worked out
+
+
+@pytest.mark.parametrize(
+    ("use", "right", "wrong"),
+    [
+        ("grpo", 1.62015, -0.54005),
+        ("dr_grpo", 0.75, -0.25),
+        ("rloo", 0.85714, -0.28571),
+        ("maxrl", 3, -1),
+        ("gpg", 3, -1),
+    ],
+)
+def test_two_right_of_eight_get_what_the_formula_says(use: str, right: float, wrong: float) -> None:
+    advantages = ADVANTAGES[use](group(*EIGHT))
+    assert isinstance(advantages, np.ndarray)
     assert advantages.dtype == np.float32
-    np.testing.assert_allclose(advantages[[0, 1]], [1.62015, -0.54005], atol=1e-5)
-    assert advantages[0] == advantages[4]
+    np.testing.assert_allclose(advantages, np.where(EIGHT, right, wrong), atol=1e-5)
+    assert ADVANTAGES[use](EIGHT).tobytes() == advantages.tobytes(), "plain rewards are a group"
 
 
-@pytest.mark.parametrize("rewards", [[0.1] * 7, [1.0], [1.0, 1.0 + 1e-9]])
-def test_equal_rewards_and_singletons_give_exactly_zero(rewards: list[float]) -> None:
-    assert grpo(group(*rewards)).tolist() == [0.0] * len(rewards)
+def test_the_population_deviation_divides_by_n() -> None:
+    np.testing.assert_allclose(grpo(EIGHT, std="population")[:2], [1.73201, -0.57734], atol=1e-5)
 
 
-def test_an_empty_group_has_no_advantages() -> None:
-    assert grpo([]).shape == (0,)
+def test_opo_weighs_the_baseline_by_length_and_by_the_mean_where_nothing_was_generated() -> None:
+    members = [replace(one, length=length) for one, length in zip(group(*EIGHT), LENGTHS, strict=True)]
+    np.testing.assert_allclose(opo(members)[:2], [0.9, -0.1], atol=1e-6)
+    empty = [replace(one, length=0) for one in members]
+    np.testing.assert_allclose(opo(empty)[:2], [0.75, -0.25], atol=1e-6)
+
+
+def test_only_the_best_learns_by_pass_at_k_and_nobody_where_two_are_best() -> None:
+    np.testing.assert_allclose(pass_at_k([0.2, 0.9, 0.5, 0.4]), [0, 1.35869, 0, 0], atol=1e-5)
+    assert pass_at_k([0.2, 0.9, 0.9, 0.4]).tolist() == [0, 0, 0, 0]
+
+
+def test_maxrl_is_zero_where_the_mean_is_not_above_zero() -> None:
+    assert flat(ADVANTAGES["maxrl"]([-1.0, 0.5, 0.5])) == [0, 0, 0]
+    assert flat(ADVANTAGES["maxrl"]([-2.0, 1.0])) == [0, 0]
+
+
+def test_gpg_counts_over_the_batch_and_never_divides_by_zero() -> None:
+    batch = group(*EIGHT) + group(*[0.0] * 8, place=1)
+    np.testing.assert_allclose(gpg(batch), [*np.where(EIGHT, 6, -2), *[0] * 8], atol=1e-6)
+    assert gpg(group(0.0, 0.0)).tolist() == [0, 0]
+
+
+def test_lite_ppo_divides_by_the_deviation_of_the_whole_batch() -> None:
+    batch = group(1, 0) + group(5, 5, place=1)
+    sigma = np.std([1, 0, 5, 5], ddof=1)
+    np.testing.assert_allclose(lite_ppo(batch), np.array([0.5, -0.5, 0, 0]) / (sigma + 1e-5), atol=1e-6)
+
+
+def test_reinforce_pp_with_a_baseline_whitens_over_tokens() -> None:
+    np.testing.assert_allclose(reinforce_pp_baseline([1, 1, 0, 0]), [0.86601] * 2 + [-0.86601] * 2, atol=1e-5)
+    # Centred 0.5 on one token, -0.5 on three: mean -0.25, deviation 0.5.
+    members = [replace(one, length=length) for one, length in zip(group(1, 0), (1, 3), strict=True)]
+    np.testing.assert_allclose(reinforce_pp_baseline(members), [1.5, -0.5], atol=1e-4)
+
+
+def test_reinforce_pp_discounts_by_generated_tokens() -> None:
+    one = Member(0, "", 1.0, length=3)
+    two = Member(1, "", 3.0, length=2, token_rewards=np.array([2.0, 1.0]))
+    returns = np.array([0.25, 0.5, 1.0, 2.5, 1.0])
+    found = reinforce_pp([one, two], gamma=0.5)
+    assert [each.shape for each in found] == [(3,), (2,)]
+    np.testing.assert_allclose(flat(found), (returns - returns.mean()) / (returns.std(ddof=1) + 1e-5), atol=1e-6)
+
+
+def test_batch_normalisation_is_over_tokens_of_what_is_trained_on() -> None:
+    expected = [0.5, 0.5, 0.5, -1.49999]
+    np.testing.assert_allclose(batch_norm(np.array([1, 1, 1, -1], np.float32), group(1, 1, 1, -1)), expected, atol=1e-5)
+    members = [Member(0, "", 1.0, length=3), Member(1, "", -1.0), Member(2, "", 9.0, length=5, kept=False)]
+    found = batch_norm(np.array([1, -1, 9], np.float32), members)
+    np.testing.assert_allclose(found[:2], [0.5, -1.49999], atol=1e-5)
+    by_token = batch_norm(
+        [np.array([1, 1], np.float32), np.array([1, -1], np.float32)], [replace(members[0], length=2)] * 2
+    )
+    np.testing.assert_allclose(flat(by_token), expected, atol=1e-5)
+    assert batch_norm(np.array([5], np.float32), group(5)).tolist() == [0], "one token"
+
+
+def test_gae_gets_the_numbers_of_the_recurrence() -> None:
+    advantages, returns = generalized_advantage([0, 0, 1], [0.2, 0.4, 0.6], lam=0.95)
+    np.testing.assert_allclose(advantages, [0.751, 0.58, 0.4], atol=1e-12)
+    np.testing.assert_allclose(returns, [0.951, 0.98, 1.0], atol=1e-12)
+    member = Member(0, "", 1.0, length=3, token_values=np.array([0.2, 0.4, 0.6]))
+    np.testing.assert_allclose(gae([member], lam=0.95)[0], [0.751, 0.58, 0.4], atol=1e-6)
+    np.testing.assert_allclose(gae([replace(member, token_values=None)], gamma=0.5, lam=0.5)[0], [1 / 16, 1 / 4, 1])
+
+
+def test_gae_passes_over_observations_and_moves_their_rewards_to_the_token_before() -> None:
+    mask = [False, True, True, False, False, True]
+    rewards = [0.5, 0, 0, 1.0, 2.0, 4.0]
+    values = [9, 0.2, 0.4, 9, 9, 0.6]
+    advantages, returns = generalized_advantage(rewards, values, gamma=0.9, lam=0.8, mask=mask)
+    alone, their_returns = generalized_advantage([0.5, 3.0, 4.0], [0.2, 0.4, 0.6], gamma=0.9, lam=0.8)
+    assert advantages[mask].tolist() == alone.tolist()
+    assert returns[mask].tolist() == their_returns.tolist()
+    assert not advantages[np.invert(mask)].any()
+    assert generalized_advantage([1.0], mask=[False])[0].tolist() == [0], "nothing was generated"
+
+
+def test_lambda_of_vapo_follows_the_length_and_is_never_below_zero() -> None:
+    long, short = (Member(0, "", 1.0, length=length) for length in (40, 10))
+    np.testing.assert_allclose(gae([long], length_adaptive=0.05)[0][-3:], [0.25, 0.5, 1.0])
+    np.testing.assert_allclose(gae([short], length_adaptive=0.05)[0][-3:], [0, 0, 1.0])
+
+
+def test_the_workflows_baseline_is_subtracted_and_the_mean_where_it_gives_none() -> None:
+    members = [replace(one, baseline=0.25) for one in group(1, 0)] + group(1, 0)[1:]
+    np.testing.assert_allclose(given(members, weight="sequence"), [0.75, -0.25, -1 / 3], atol=1e-6)
+    assert given([Member(0, "", 0.1, baseline=0.1 + 1e-12)]).tolist() == [0]
+
+
+# ------------------------------------------------------------------------------------------- what is compared with what
 
 
 def test_a_trajectory_weighs_once_however_many_sequences_it_has() -> None:
@@ -56,6 +198,132 @@ def test_each_key_is_compared_with_itself_alone(group_by: GroupBy, signs: list[i
         assert np.sign(grpo(members, group_by=group_by)).tolist() == signs
 
 
-def test_a_reward_that_is_not_finite_is_refused() -> None:
-    with pytest.raises(RewardError, match="finite"):
-        grpo(group(1.0, float("nan")))
+# ------------------------------------------------------------------------------------------------ whatever the rewards
+
+few = settings(max_examples=40)
+rewards = st.lists(st.floats(0, 100).map(lambda reward: round(reward, 3)), max_size=12)
+batches = st.lists(rewards, max_size=5).map(
+    lambda groups: [one for place, each in enumerate(groups) for one in group(*each, place=place)]
+)
+
+
+@pytest.mark.parametrize("use", BY_KEY)
+@pytest.mark.parametrize("same", [[0.1] * 7, [1.0], [1.0, 1.0 + 1e-9], [-3e5] * 3, [0.0, 0.0]])
+def test_equal_rewards_and_singletons_give_exactly_zero(use: str, same: list[float]) -> None:
+    assert flat(ADVANTAGES[use](group(*same))) == [0.0] * len(same)
+
+
+@pytest.mark.parametrize("use", ["reinforce_pp", "gae", "given", *BY_KEY])
+def test_no_members_have_no_advantages(use: str) -> None:
+    assert len(ADVANTAGES[use]([])) == 0
+
+
+@pytest.mark.parametrize("use", ["grpo", "dr_grpo", "rloo", "maxrl", "gpg"])
+@few
+@drawn(some=rewards)
+def test_the_advantages_of_a_group_add_up_to_zero(use: str, some: list[float]) -> None:
+    advantages = np.array(flat(ADVANTAGES[use](group(*some))))
+    assert abs(advantages.sum()) <= 1e-5 * max(1.0, np.abs(advantages).sum())
+
+
+@pytest.mark.parametrize("use", ["reinforce_pp", "given", *BY_KEY])
+@few
+@drawn(batch=batches, data=st.data())
+def test_the_order_of_members_changes_nothing(use: str, batch: list[Member], data: st.DataObject) -> None:
+    members = [replace(one, baseline=one.reward / 2, length=1 + place % 3) for place, one in enumerate(batch)]
+    order = data.draw(st.permutations(range(len(members))))
+    straight, moved = ADVANTAGES[use](members), ADVANTAGES[use]([members[place] for place in order])
+    for to, place in enumerate(order):
+        np.testing.assert_allclose(moved[to], straight[place], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("use", ["grpo", "dr_grpo", "rloo", "maxrl", "opo", "pass_at_k", "given"])
+@few
+@drawn(batch=batches)
+def test_a_group_does_not_notice_the_other_groups_of_its_batch(use: str, batch: list[Member]) -> None:
+    members = [replace(one, baseline=0.5) for one in batch]
+    whole = ADVANTAGES[use](members)
+    for place in {one.group for one in members}:
+        chosen = [number for number, one in enumerate(members) if one.group == place]
+        alone = ADVANTAGES[use]([members[number] for number in chosen])
+        assert [float(whole[number]) for number in chosen] == flat(alone), "to the bit"
+
+
+@few
+@drawn(some=st.lists(st.floats(-100, 100), min_size=2, max_size=12), shift=st.floats(-50, 50))
+def test_grpo_never_exceeds_its_bound_and_does_not_notice_a_bias(some: list[float], shift: float) -> None:
+    n = len(some)
+    assert np.abs(grpo(some)).max() <= (n - 1) / np.sqrt(n) + 1e-4
+    if np.ptp(some) > 1e-3:
+        np.testing.assert_allclose(grpo([one + shift for one in some]), grpo(some), atol=1e-3)
+
+
+@few
+@drawn(batch=batches, lengths=st.lists(st.integers(0, 5), min_size=60, max_size=60))
+def test_whitened_tokens_have_mean_0_and_deviation_1_or_are_all_0(batch: list[Member], lengths: list[int]) -> None:
+    members = [replace(one, length=length) for one, length in zip(batch, lengths, strict=False)]
+    tokens = np.array(flat(reinforce_pp(members, gamma=0.9)) if members else [])
+    if tokens.any():
+        assert abs(tokens.mean()) < 1e-4
+        assert 0.9 < tokens.std(ddof=1) < 1.001 or np.ptp(tokens) < 0.1
+    else:
+        assert not tokens.any()
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize("use", sorted(ADVANTAGES))
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1e31])
+def test_a_reward_that_is_not_finite_is_refused(use: str, wrong: float) -> None:
+    with pytest.raises(RewardError, match=r"rewards must be finite.*scorer"):
+        ADVANTAGES[use]([Member(0, "", 1.0, baseline=0.0), Member(1, "", wrong, baseline=0.0)])
+
+
+@pytest.mark.parametrize(
+    ("member", "why"),
+    [
+        (Member(0, "", 1.0, baseline=float("nan")), "baselines must be finite"),
+        (Member(0, "", 1.0, length=2, token_rewards=np.zeros(3)), r"shape \(3,\) for a sequence of 2"),
+        (Member(0, "", 1.0, length=1, token_values=np.array([np.inf])), "token values must be finite"),
+    ],
+)
+def test_what_no_advantage_follows_from_is_refused(member: Member, why: str) -> None:
+    with pytest.raises(RewardError, match=why):
+        gae([member])
+
+
+def test_a_group_to_which_no_baseline_was_given_is_refused() -> None:
+    members = [Member(0, "", 1.0, baseline=0.5), *group(1, 0, place=1)]
+    with pytest.raises(RewardError, match="gave none to a whole group"):
+        given(members)
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (partial(grpo, std="unbiased"), "std is sample or population, not 'unbiased'"),
+        (partial(grpo, eps=-1), "eps must be at least 0, got -1"),
+        (partial(grpo, eps=float("nan")), "eps must be at least 0"),
+        (partial(grpo, group_by="role"), "group_by is one of task, task"),
+        (partial(grpo, weight="token"), "weight trajectory or sequence"),
+        (partial(reinforce_pp, gamma=1.5), "gamma must lie within 0 and 1, got 1.5"),
+        (partial(gae, lam=-0.1), "lam must lie within"),
+        (partial(gae, length_adaptive=0), "length_adaptive must be above 0"),
+    ],
+)
+def test_a_parameter_out_of_its_range_is_refused(call: Callable[..., Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        call([1.0, 0.0])
+
+
+def test_rewards_values_and_mask_must_be_of_one_length() -> None:
+    with pytest.raises(ValueError, match=r"must be one \[T\]"):
+        generalized_advantage([0, 1], [0.5])
+
+
+@pytest.mark.parametrize(("group_by", "weight"), [("task", "trajectory"), ("task+role", "sequence")])
+def test_huge_rewards_have_advantages_or_are_refused_but_never_infinite(group_by: GroupBy, weight: Weight) -> None:
+    for use in BY_KEY:
+        advantages = ADVANTAGES[use](group(9e29, -9e29, 1.0), group_by=group_by, weight=weight)
+        assert np.isfinite(flat(advantages)).all()

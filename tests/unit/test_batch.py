@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from trainers.batch import BatchError, TrainingSequence, micro_batch_cuts, minibatches, numbered, pack, pad, staleness
+from trainers.batch import BatchError, TrainingSequence, micro_batch_cuts, minibatches, pack, pad, staleness
 
 
 def sequence(
@@ -22,11 +24,6 @@ def batch(seed: int = 0) -> list[TrainingSequence]:
         for group in range(8)
         for _ in range(4)
     ]
-
-
-def test_the_sequences_of_a_batch_are_numbered_by_their_groups_place() -> None:
-    groups = [[sequence(2, 2), sequence(1, 3)], [], [sequence(1, 1)]]
-    assert [(s.group, s.ids.size) for s in numbered(groups)] == [(0, 4), (0, 4), (2, 2)]
 
 
 def test_every_trained_token_meets_the_position_that_predicts_it() -> None:
@@ -58,6 +55,16 @@ def test_a_batch_of_one_trained_token_is_one_input_however_it_is_laid_out() -> N
     for layout in (pack, pad):
         micro = layout([sequence(1, 1)])
         assert (micro.ids.tolist(), micro.positions.tolist(), micro.targets.tolist()) == ([[0]], [0], [1])
+
+
+def test_every_token_meets_its_own_advantage_where_each_has_one() -> None:
+    one, two = sequence(2, 2, group=1, observation=2), sequence(1, 3, group=2)
+    each = replace(one, advantage=np.arange(one.ids.size, dtype=np.float32))
+    for layout in (pack, pad):
+        assert layout([two, each]).advantages.tolist() == [2.5] * 3 + [2, 3, 6]
+    for wrong, why in ((np.zeros(3, np.float32), "3,"), (np.full(7, np.nan, np.float32), "finite")):
+        with pytest.raises(BatchError, match=why):
+            replace(one, advantage=wrong)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from infra.settings import Trainer
+from infra.settings import Trainer, Use
 from schemas.records import CuratedGroup, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
-from trainers.groups import WholeGroup, loss_mask, token_versions, training_sequences
+from trainers.batch import BatchError
+from trainers.groups import WholeGroup, batch_sequences, loss_mask, prepared, token_versions, training_sequences
 
 
 def sequence(role: str = "", reward: float | None = None, temperature: float = 0.7) -> Sequence:
@@ -59,3 +61,55 @@ def test_sequences_with_rewards_of_their_own_are_compared_within_their_role() ->
     settings = Trainer(group_by="task+role", weight="sequence")
     found = training_sequences(whole((1.0, 1.0), (0, 1), *members), settings)
     assert [s.advantage for s in found] == pytest.approx([-1.15468, 0.57734, 0.57734, 0.0], abs=1e-4)
+
+
+def test_a_member_carries_what_estimators_ask_for() -> None:
+    one = replace(sequence("solver", 2.0), baseline=0.5, spans=turns(3, (0.25, None, 0.5, 1.0)))
+    [member, *_] = prepared(whole((1.0, 0.0), (1,), (one,), (sequence(),))).members
+    assert (member.trajectory, member.role, member.reward, member.turn) == (0, "solver", 2.0, 3)
+    assert (member.length, member.baseline, member.kept) == (3, 0.5, False)
+    # The prompt's reward falls on the first generated token, the observation's on the one before it, the rest last.
+    assert member.token_rewards is not None
+    assert member.token_rewards.tolist() == [0.75, 0.0, 1.25]
+    assert member.token_rewards.sum() == member.reward
+
+
+def turns(turn: int, rewards: tuple[float | None, ...]) -> tuple[Span, ...]:
+    spans = sequence().spans
+    return tuple(replace(span, turn=turn, reward=reward) for span, reward in zip(spans, rewards, strict=True))
+
+
+def test_a_sequence_without_rewards_of_its_spans_earns_its_reward_at_the_end() -> None:
+    [member] = prepared(whole((1.0,), (0,))).members
+    assert (member.token_rewards, member.length, member.turn) == (None, 3, 0)
+    [found] = training_sequences(whole((1.0,), (0,)), Trainer(advantage=Use(use="gae", gamma=0.5)))
+    assert found.advantages.tolist() == [0, 0, 0.25, 0, 0.5, 1.0], "gamma steps over the observation"
+
+
+def test_the_sequences_of_a_batch_stand_group_after_group_with_their_places() -> None:
+    groups = [prepared(whole((1.0, 0.0), (1, 0))), prepared(whole((1.0,), ())), prepared(whole((0.5, 3.5), (1,)))]
+    found = batch_sequences(groups, Trainer(advantage=Use(use="dr_grpo")))
+    assert [(one.group, one.advantage) for one in found] == [(0, 0.5), (0, -0.5), (2, 1.5)]
+
+
+def test_the_advantages_of_a_batch_are_the_same_bits_every_time_whatever_the_estimator() -> None:
+    draw = np.random.default_rng(3)
+    groups = [prepared(whole(tuple(draw.normal(size=4)), (0, 2, 3))) for _ in range(5)]
+    for use in ("grpo", "gpg", "lite_ppo", "reinforce_pp", "reinforce_pp_baseline", "gae"):
+        settings = Trainer(advantage=Use(use=use), batch_norm=True)
+        once, again = ([one.advantages.tobytes() for one in batch_sequences(groups, settings)] for _ in range(2))
+        assert once == again
+        assert len(once) == 15
+
+
+def test_a_group_alone_has_the_advantages_that_it_has_in_a_batch_where_groups_do_not_mix() -> None:
+    groups = [whole((1.0, 0.0, 0.25), (0, 1, 2)), whole((0.3, 0.1), (0, 1))]
+    together = batch_sequences(map(prepared, groups), Trainer())
+    alone = [one for group in groups for one in training_sequences(group, Trainer())]
+    assert [one.advantage for one in together] == [one.advantage for one in alone]
+
+
+def test_a_group_whose_spans_do_not_cover_its_tokens_is_refused() -> None:
+    torn = replace(sequence(), spans=(Span("prompt", 2), Span("generated", 2)))
+    with pytest.raises(BatchError, match="spans add up to 4, not to the 6 ids"):
+        prepared(whole((1.0, 0.0), (0,), (sequence(),), (torn,)))

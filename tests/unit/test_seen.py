@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from infra.settings import Trainer
+from infra.settings import Trainer, Use
 from schemas.records import CuratedGroup, Failure, Sequence, Span, Trajectory, TrajectoryGroup
 from trainers.groups import WholeGroup, training_sequences
 from trainers.inspection import StepSeen, TrajectoryFound
 from trainers.inspection_page import step_page, trajectory_page
-from trainers.seen import advantages_of, see_group, see_sequence
+from trainers.seen import Advantages, advantages_of, see_group, see_sequence
 from trainers.token_texts import TokenTexts
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -61,15 +61,17 @@ def sequence(tokenizer: Tokenizer, prompt: str = "2+3?", answer: str = "5") -> S
 
 
 def test_a_sequence_is_seen_with_texts_statistics_and_tokens(tokenizer: Tokenizer, texts: TokenTexts) -> None:
-    seen = see_sequence(sequence(tokenizer), 0.5, texts, each=True)
+    one = sequence(tokenizer)
+    advantages = np.linspace(-0.5, 0.5, one.ids.size, dtype=np.float32)
+    seen = see_sequence(one, advantages, texts, each=True)
 
     assert [(span.kind, span.text) for span in seen.spans] == [("prompt", "2+3?"), ("generated", "5")]
-    assert (seen.tokens, seen.versions, seen.advantage) == (2, {"3": 1, "4": 1}, 0.5)
+    assert (seen.tokens, seen.versions, seen.advantage) == (2, {"3": 1, "4": 1}, pytest.approx(0.4))
     assert (seen.logprob_mean, seen.logprob_min) == (-0.375, -0.5)
-    assert [(t.text, t.version, t.logprob) for t in seen.each[-3:]] == [
-        ("?", None, None),
-        ("5", 3, -0.5),
-        ("<end>", 4, -0.25),
+    assert [(t.text, t.version, t.logprob, t.advantage) for t in seen.each[-3:]] == [
+        ("?", None, None, None),
+        ("5", 3, -0.5, pytest.approx(0.3)),
+        ("<end>", 4, -0.25, 0.5),
     ]
     assert see_sequence(sequence(tokenizer), None, texts).each == ()
 
@@ -95,20 +97,38 @@ def group(tokenizer: Tokenizer, answer: str = "5") -> WholeGroup:
     return WholeGroup(CuratedGroup(kept=(0, 3), rewards=(1.0, 0.0, math.nan, 0.0)), record)
 
 
+def taken(whole: WholeGroup, settings: Trainer | None = None) -> Advantages:
+    [found] = advantages_of([whole], settings or Trainer())
+    return found
+
+
 def test_advantages_are_those_of_the_trainer_and_stand_with_their_sequences(tokenizer: Tokenizer) -> None:
     whole = group(tokenizer)
 
-    found = advantages_of(whole, Trainer())
+    found = taken(whole)
 
     assert list(found) == [(0, 0), (0, 1), (3, 0)]
-    assert list(found.values()) == [one.advantage for one in training_sequences(whole, Trainer())]
-    assert found[0, 0] > 0 > found[3, 0]
+    trained = training_sequences(whole, Trainer())
+    assert [each[-1] for each in found.values()] == [one.advantage for one in trained]
+    assert [each[0] for each in found.values()] == [0, 0, 0], "of a prompt"
+    assert found[0, 0][-1] > 0 > found[3, 0][-1]
+
+
+def test_advantages_that_depend_on_the_batch_are_taken_from_all_of_it(tokenizer: Tokenizer) -> None:
+    whole = group(tokenizer)
+    other = replace(whole, curated=CuratedGroup(kept=(0, 3), rewards=(5.0, 0.0, math.nan, 0.0)))
+    settings = Trainer(advantage=Use(use="lite_ppo"))
+
+    alone, (beside, _) = taken(whole, settings), advantages_of([whole, other], settings)
+
+    assert alone.keys() == beside.keys()
+    assert beside[0, 0][-1] < 0.6 * alone[0, 0][-1], "the other group's rewards are far apart"
 
 
 def test_a_group_is_seen_with_what_was_not_trained_on(tokenizer: Tokenizer, texts: TokenTexts) -> None:
     whole = group(tokenizer)
 
-    seen = see_group(whole, advantages_of(whole, Trainer()), texts, place=2)
+    seen = see_group(whole, taken(whole), texts, place=2)
 
     assert [one.trained for one in seen.trajectories] == [True, False, False, True]
     assert [one.shaped_reward for one in seen.trajectories] == [1.0, 0.0, None, 0.0]
@@ -124,7 +144,7 @@ def drawn(page: Any, width: int = 80) -> str:
 
 
 def step_of(whole: WholeGroup, texts: TokenTexts, count: int) -> dict[str, Any]:
-    seen = see_group(whole, advantages_of(whole, Trainer()), texts, place=0)
+    seen = see_group(whole, taken(whole), texts, place=0)
     return asdict(StepSeen("demo", "solver", 7, 0, 0, "a", "b", {"loss": 0.25, "tokens": 1234.0}, 32, (seen,) * count))
 
 
@@ -156,7 +176,7 @@ def test_long_answers_stand_below_their_numbers_and_are_cut_only_among_others(
 
 def test_a_trajectory_is_shown_token_by_token(tokenizer: Tokenizer, texts: TokenTexts) -> None:
     whole = group(tokenizer, answer="a b\n")
-    seen = see_group(whole, advantages_of(whole, Trainer()), texts, place=0, only=3)
+    seen = see_group(whole, taken(whole), texts, place=0, only=3)
     found = asdict(TrajectoryFound("demo", "solver", 7, "demo.curated.solver[1]@5", seen))
 
     told, cut = drawn(trajectory_page(found, 0)), drawn(trajectory_page(found, 3))

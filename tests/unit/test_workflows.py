@@ -87,7 +87,7 @@ def test_a_rejected_solver_tries_again_and_sees_the_verifiers_words_as_an_observ
     assert (verifier.reward, [sequence.reward for sequence in verifier.sequences]) == (1.0, [1.0])
     assert actors["solver"].asked == [PROBLEM.prompt, f"{PROBLEM.prompt} no, reject "]
     _, second = solver.sequences
-    assert [(span.kind, span.turn) for span in second.spans] == [("prompt", 0), ("observation", 0), ("generated", 0)]
+    assert [(span.kind, span.turn) for span in second.spans] == [("prompt", 1), ("observation", 1), ("generated", 1)]
     assert actors["solver"].decode(second.ids[7 : 7 + second.spans[1].length]) == " no, reject "
     assert all(sequence_fault(sequence, 3) is None for role in episode.values() for sequence in role.sequences)
 

@@ -1,0 +1,183 @@
+"""The estimator that a recipe names: found, tried, and put over a whole batch in one place."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infra.errors import UsageError
+from infra.launcher import check_names
+from infra.settings import Recipe, Trainer, Use
+from trainers.advantages import ADVANTAGES, WHOLE_BATCH, Member, grpo
+from trainers.estimator import COMPARISON, AdvantageError, Estimator, check_advantage, estimator_of
+
+
+def settings(use: str, **changes: Any) -> Trainer:
+    own = {name: changes.pop(name) for name in list(changes) if name not in Trainer.model_fields}
+    return Trainer(advantage=Use(use=use, **own), **changes)
+
+
+def batch(*rewards: Sequence[float]) -> list[Member]:
+    return [
+        Member(n, "", reward, 0, 2, 0.5, place) for place, each in enumerate(rewards) for n, reward in enumerate(each)
+    ]
+
+
+@pytest.mark.parametrize("use", sorted(ADVANTAGES))
+def test_every_estimator_is_found_by_the_name_that_a_recipe_uses(use: str) -> None:
+    members = batch((1, 0, 0), (1, 0.5))
+    expected = ADVANTAGES[use](members)
+    found = estimator_of(settings(use))(members)
+    assert [np.asarray(one).tolist() for one in found] == [np.asarray(one).tolist() for one in expected]
+
+
+def test_a_recipe_that_names_none_has_grpo() -> None:
+    members = batch((1, 0, 0), (1, 0.5))
+    assert np.asarray(estimator_of(Trainer())(members)).tobytes() == grpo(members).tobytes()
+
+
+def test_settings_and_the_keys_beside_them_reach_the_function() -> None:
+    members = [Member(0, "a", 1.0), Member(0, "a", 0.0), Member(1, "b", 0.0), Member(1, "a", 0.5)]
+    chosen = settings("grpo", std="population", eps=0.1, group_by="task+role", weight="sequence")
+    expected = grpo(members, std="population", eps=0.1, group_by="task+role", weight="sequence")
+    assert np.asarray(estimator_of(chosen)(members)).tobytes() == expected.tobytes()
+    assert not np.array_equal(expected, grpo(members))
+
+
+def test_advantages_are_normalised_over_the_batch_on_demand() -> None:
+    members = [replace(one, length=length) for one, length in zip(batch((1, 0), (1, 0.5)), (3, 1, 1, 1), strict=True)]
+    plain = estimator_of(settings("dr_grpo"))(members)
+    tokens = np.repeat(np.asarray(plain, np.float64), (3, 1, 1, 1))
+    normalised = np.asarray(estimator_of(settings("dr_grpo", batch_norm=True))(members))
+    np.testing.assert_allclose(normalised, (np.asarray(plain) - tokens.mean()) / (tokens.std(ddof=1) + 1e-5), atol=1e-6)
+
+
+def test_an_estimator_says_whether_it_needs_the_whole_batch() -> None:
+    members = batch((1, 0, 0), (1, 0.5))
+    for use in ADVANTAGES:
+        found = estimator_of(settings(use))
+        alone = [np.asarray(one).tolist() for one in found(members[:3])]
+        beside = [np.asarray(one).tolist() for one in found(members)][:3]
+        assert found.whole_batch == (use in WHOLE_BATCH) == (alone != beside), use
+    assert estimator_of(settings("grpo", batch_norm=True)).whole_batch
+
+
+# ------------------------------------------------------------------------------------------------------- the user's own
+
+
+def scaled(members: Sequence[Member], *, scale: float = 1.0) -> list[float]:
+    return [scale * one.reward for one in members]
+
+
+def by_token(members: Sequence[Member], *, group_by: str, weight: str) -> list[list[float]]:
+    return [[one.reward if group_by == "task+role" and weight == "sequence" else 0.0] * one.length for one in members]
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> str:
+    module = ModuleType("my_estimators")
+    module.__dict__.update(
+        scaled=scaled,
+        by_token=by_token,
+        number=3,
+        short=lambda members: [one.reward for one in members][:-1],
+        infinite=lambda members: [float("inf") for _ in members],
+        wide=lambda members: [[one.reward] * 7 for one in members],
+    )
+    monkeypatch.setitem(sys.modules, "my_estimators", module)
+    estimator_of.cache_clear()
+    return "my_estimators"
+
+
+def test_an_estimator_of_your_own_is_taken_by_its_place(own: str) -> None:
+    members = batch((1, 0))
+    assert list(estimator_of(settings(f"{own}:scaled", scale=3.0))(members)) == [3, 0]
+    found = estimator_of(settings(f"{own}:by_token", group_by="task+role", weight="sequence"))
+    assert [np.asarray(one).tolist() for one in found(members)] == [[1, 1], [0, 0]]
+    assert found.whole_batch, "nobody knows"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("short", "returned 3 advantages for 4 sequences"),
+        ("infinite", "not finite"),
+        ("wide", r"shape \(7,\) for 2 generated tokens"),
+        ("number", "is no function but 3"),
+        ("missing", "module my_estimators has no 'missing'"),
+    ],
+)
+def test_an_estimator_of_your_own_that_cannot_serve_is_refused_at_once(own: str, name: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        estimator_of(settings(f"{own}:{name}"))
+
+
+def test_what_an_estimator_returns_is_looked_at_every_time() -> None:
+    later = Estimator("mine", lambda members: [float(one.reward / 0.5) for one in members], {}, False, True)
+    assert list(later(batch((1, 0)))) == [2, 0]
+    with pytest.raises(AdvantageError, match="not finite"):
+        later(batch((float("nan"), 0)))
+
+
+# ----------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("trainer", "why"),
+    [
+        ({"advantage": {"use": "gpro"}}, "trainer.advantage: no 'gpro'; take one of grpo, "),
+        ({"advantage": {"use": "quantum"}}, "no 'quantum'; take one of .*grpo.* or your own as `package.module:name`"),
+        ({"advantage": {"use": "nowhere.at_all:f"}}, "importing nowhere.at_all failed"),
+        ({"advantage": {"use": "grpo", "epz": 1}}, "trainer.advantage, grpo: no option 'epz'; it takes eps, "),
+        ({"advantage": {"use": "rloo", "eps": 1}}, "rloo: no option 'eps'; it takes "),
+        ({"advantage": {"use": "grpo", "std": "mean"}}, "std is sample or population, not 'mean'"),
+        ({"advantage": {"use": "grpo", "eps": "small"}}, "trainer.advantage: grpo with .*'small'"),
+        ({"advantage": {"use": "grpo", "eps": -1.0}}, "eps must be at least 0"),
+        ({"advantage": {"use": "grpo", "group_by": "task"}}, r"`group_by` is a key of \[trainer\] itself"),
+        ({"advantage": {"use": "gae"}, "group_by": "task+role"}, "trainer.group_by has no effect on the advantage gae"),
+        ({"advantage": {"use": "reinforce_pp"}, "weight": "sequence"}, "trainer.weight has no effect"),
+    ],
+)
+def test_a_recipe_that_names_what_is_not_there_is_refused_with_the_nearest(trainer: dict[str, Any], why: str) -> None:
+    recipe = Recipe.model_validate(
+        {
+            "name": "demo",
+            "policies": {"solver": {"path": "checkpoint"}, "other": {"path": "checkpoint", "trainer": trainer}},
+            "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
+        }
+    )
+    assert Recipe.from_json(recipe.to_json()) == recipe
+    check_advantage(recipe, "solver")
+    with pytest.raises(UsageError, match=why):
+        check_advantage(recipe, "other")
+    with pytest.raises(UsageError, match=why):
+        check_names(recipe)
+
+
+# ------------------------------------------------------------------------------------------------------------- the page
+
+PAGE = (Path(__file__).parents[2] / "docs" / "advantages.md").read_text()
+
+
+def test_the_page_lists_every_estimator_with_its_parameters() -> None:
+    rows = {row[1]: row[3] for line in PAGE.splitlines() if len(row := line.split("|")) == 6 and "`" in row[1]}
+    assert {name.strip(" `") for name in rows} - {"use"} == set(ADVANTAGES)
+    for name, function in ADVANTAGES.items():
+        own = inspect.signature(function).parameters.keys() - COMPARISON - {"members"}
+        assert all(f"`{one}`" in rows[f" `{name}` "] for one in own), name
+
+
+def test_the_pages_estimator_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("my_page")
+    exec(PAGE.partition("```python\n")[2].partition("```")[0], module.__dict__)  # noqa: S102 - ours
+    monkeypatch.setitem(sys.modules, "my_page", module)
+    found = estimator_of(settings("my_page:worst_as_baseline", scale=2.0))
+    assert list(found(batch((1, 0, 0.5), (3, 3)))) == [2, 0, 1, 0, 0]
