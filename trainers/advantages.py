@@ -301,6 +301,22 @@ def generalized_advantage(
     return advantages, returns
 
 
+def rae(
+    rewards: Sequence[float], roles: Sequence[str], baselines: Mapping[str, float] | None = None, *, decay: float = 0.95
+) -> tuple[Float32s, dict[str, float]]:
+    """RAE (arXiv 2506.24119): one reward after the other, r - b_role, then b_role <- decay b_role + (1 - decay) r.
+
+    For code of your own, which keeps the state: returns float32[n] and the baselines afterwards; a new role's is 0.
+    """
+    _within_0_and_1(decay=decay)
+    known, advantages = dict(baselines or {}), np.zeros(len(rewards), np.float64)
+    for place, (member, role) in enumerate(zip(_checked(rewards), roles, strict=True)):
+        before = known.get(role, 0.0)
+        advantages[place] = member.reward - before
+        known[role] = decay * before + (1 - decay) * member.reward
+    return _float32(advantages), known
+
+
 ADVANTAGES: Mapping[str, Callable[..., Advantages]] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
@@ -317,8 +333,8 @@ ADVANTAGES: Mapping[str, Callable[..., Advantages]] = {
 }
 """Estimators by name: `advantage = { use = "grpo", eps = 1e-5 }`; the other keys are the function's parameters.
 
-Role-conditioned estimation (RAE, arXiv 2506.24119) is left out: its baseline remembers all groups before, so a version
-could not be made again from its batch alone.
+Role-conditioned estimation is no such one, only the function `rae`: its baseline remembers all rewards before, so a
+version could not be made again from its batch alone.
 """
 WHOLE_BATCH = frozenset({"gpg", "lite_ppo", "reinforce_pp", "reinforce_pp_baseline"})
 """Those whose advantages of a group depend on the other groups of its batch."""

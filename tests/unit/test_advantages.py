@@ -29,6 +29,7 @@ from trainers.advantages import (
     lite_ppo,
     opo,
     pass_at_k,
+    rae,
     reinforce_pp,
     reinforce_pp_baseline,
 )
@@ -161,6 +162,17 @@ def test_the_workflows_baseline_is_subtracted_and_the_mean_where_it_gives_none()
     members = [replace(one, baseline=0.25) for one in group(1, 0)] + group(1, 0)[1:]
     np.testing.assert_allclose(given(members, weight="sequence"), [0.75, -0.25, -1 / 3], atol=1e-6)
     assert given([Member(0, "", 0.1, baseline=0.1 + 1e-12)]).tolist() == [0]
+
+
+def test_rae_keeps_a_baseline_for_each_role_and_goes_on_from_it() -> None:
+    advantages, after = rae([1, 1, 0], ["white"] * 3)
+    np.testing.assert_allclose(advantages, [1, 0.95, -0.0975], atol=1e-7)
+    mixed, baselines = rae([1, 5, 1], ["white", "black", "white"])
+    np.testing.assert_allclose(mixed, [1, 5, 0.95], atol=1e-7)
+    last, end = rae([0], ["white"], baselines)
+    np.testing.assert_allclose(last, [-0.0975], atol=1e-7)
+    assert end == pytest.approx({"white": 0.092625, "black": 0.25})
+    assert end["white"] == after["white"]
 
 
 # ------------------------------------------------------------------------------------------- what is compared with what

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from infra.errors import UsageError
 from infra.launcher import check_names
+from infra.run import Run
 from infra.settings import Recipe, Trainer, Use
+from infra.transactions import TransactionalWriter
+from trainers import start
 from trainers.advantages import ADVANTAGES, WHOLE_BATCH, Member, grpo
 from trainers.estimator import COMPARISON, AdvantageError, Estimator, check_advantage, estimator_of
 
@@ -147,19 +151,31 @@ def test_what_an_estimator_returns_is_looked_at_every_time() -> None:
     ],
 )
 def test_a_recipe_that_names_what_is_not_there_is_refused_with_the_nearest(trainer: dict[str, Any], why: str) -> None:
-    recipe = Recipe.model_validate(
-        {
-            "name": "demo",
-            "policies": {"solver": {"path": "checkpoint"}, "other": {"path": "checkpoint", "trainer": trainer}},
-            "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
-        }
-    )
+    recipe = recipe_of(trainer)
     assert Recipe.from_json(recipe.to_json()) == recipe
     check_advantage(recipe, "solver")
     with pytest.raises(UsageError, match=why):
         check_advantage(recipe, "other")
     with pytest.raises(UsageError, match=why):
         check_names(recipe)
+
+
+def recipe_of(trainer: dict[str, Any]) -> Recipe:
+    """Two policies, the other one with keys of its own."""
+    return Recipe.model_validate(
+        {
+            "name": "demo",
+            "policies": {"solver": {"path": "checkpoint"}, "other": {"path": "checkpoint", "trainer": trainer}},
+            "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
+        }
+    )
+
+
+def test_a_trainer_refuses_such_a_recipe_before_it_looks_at_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "read_history", lambda *_given: pytest.fail("it reads its past"))
+    run = cast("Run", SimpleNamespace(recipe=recipe_of({"advantage": {"use": "gpro"}})))
+    with pytest.raises(UsageError, match="no 'gpro'"):
+        start.begin_or_resume(run, "other", cast("TransactionalWriter", None), threading.Event())
 
 
 # ------------------------------------------------------------------------------------------------------------- the page
