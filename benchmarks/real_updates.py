@@ -18,12 +18,13 @@ import numpy as np
 import transformers
 
 from envs.arithmetic import ALPHABET, Arithmetic
+from infra.settings import Trainer
 from infra.weights.tensors import Tensor
 from producers.engines.contract import Generation, Sampling
 from producers.engines.torch_engine import TorchEngine
 from trainers.advantages import Member, grpo
 from trainers.batch import TrainingSequence
-from trainers.learner import Learner, LearnerSettings
+from trainers.learner import Learner
 from trainers.model import build_model, character_tokenizer, encode
 from trainers.warm_start import WarmStartSettings, WorkedExample, warm_start
 
@@ -90,7 +91,7 @@ def started(training: Training, tell: Callable[[str], None]) -> Start:
 
 def versions(start: Start, training: Training, learning_rate: float) -> Iterator[tuple[dict[str, Tensor], float]]:
     """Yield the published weights of version 0, 1, 2 ... and the mean reward of the groups that made each."""
-    learner = Learner(copy.deepcopy(start.model), LearnerSettings(learning_rate=learning_rate, warmup_versions=0))
+    learner = Learner(copy.deepcopy(start.model), Trainer(learning_rate=learning_rate))
     yield learner.published(), start.reward
     engine = TorchEngine({"policy": start.model.config})
     try:

@@ -52,12 +52,17 @@ class Settings(BaseModel):
 
 
 class Use(BaseModel):
-    """A thing found by name, with its own settings: `{ use = "max_staleness", limit = 2 }`."""
+    """A thing found by name, with its own settings: `{ use = "max_staleness", limit = 2 }`, or only its name."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     use: str
     """Name of a shipped one, or `package.module:Name`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"use": value} if isinstance(value, str) else value
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -185,6 +190,15 @@ class Curate(Settings):
     """How often a partition's state is written."""
 
 
+class Reference(Settings):
+    """How the reference policy goes along with the policy; at first it is version 0."""
+
+    refresh_every: int = Field(0, ge=0)
+    """Versions after which it becomes the policy as it is; 0 for never."""
+    decay: float = Field(1.0, ge=0, le=1)
+    """Share of itself that an average keeps at every version; 1 is frozen."""
+
+
 class Trainer(Settings):
     """One trainer's algorithm and pace."""
 
@@ -200,16 +214,30 @@ class Trainer(Settings):
     """Of AdamW, on fp32 masters."""
     warmup_versions: int = Field(0, ge=0)
     """Versions over which the learning rate rises linearly."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after that, until version `steps`."""
+    final_share: float = Field(0.1, ge=0, le=1)
+    """Share of the learning rate that is left at the end."""
     weight_decay: float = Field(0.01, ge=0)
-    """Of AdamW."""
+    """Of AdamW, for matrices; norms and biases have none."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW."""
+    adam_eps: float = Field(1e-8, gt=0)
     """Of AdamW."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest global norm of a gradient."""
-    clip_low: float = Field(0.2, gt=0)
-    """PPO clip below 1."""
-    clip_high: float = Field(0.28, gt=0)
-    """PPO clip above 1."""
+    loss: Use = Use(use="ppo")
+    """What is minimised."""
+    aggregation: Use | None = None
+    """What the loss is a mean of; by default as in the paper of the loss."""
+    correction: Use | None = None
+    """Weights and rejection of tokens by how far the policy that trains is from the one that sampled."""
+    kl: Use | None = None
+    """Divergence from the reference policy, as a term of the loss or of the reward; costs a forward pass a version."""
+    entropy: float = Field(0.0, ge=0)
+    """Weight of an entropy bonus."""
+    reference: Reference = Reference()
+    """The reference policy, where the KL term needs one."""
     advantage: Use = Use(use="grpo")
     """From rewards to advantages: one of `trainers/advantages.py`, or your own as `package.module:function`."""
     group_by: Literal["task", "task+role", "task+role+turn"] = "task"

@@ -34,7 +34,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "task+role": ("group", "role"),
     "task+role+turn": ("group", "role", "turn"),
 }
-_EQUAL = 1e-8
+EQUAL = 1e-8
 """Rewards closer than this are equal: seven rewards of 0.1 must give 0, not the noise of their mean."""
 _LARGEST = 1e30
 """The square of a larger reward is none that float64 holds for sure."""
@@ -178,7 +178,7 @@ def given(members: Members, *, group_by: GroupBy = "task", weight: Weight = "tra
     for place, member in enumerate(known):
         if member.baseline is not None:
             baselines[place] = member.baseline
-    return _float32(np.where(np.abs(advantages - baselines) <= _EQUAL, 0.0, advantages - baselines))
+    return _float32(np.where(np.abs(advantages - baselines) <= EQUAL, 0.0, advantages - baselines))
 
 
 # --------------------------------------------------------------------------------------- compared within a whole batch
@@ -384,7 +384,7 @@ def _centred(key: Compared) -> Floats:
 
 
 def _differ(values: Floats) -> bool:
-    return values.size > 1 and bool(values.max() - values.min() > _EQUAL)
+    return values.size > 1 and bool(values.max() - values.min() > EQUAL)
 
 
 def _whitened_each(advantages: Floats, members: Sequence[Member], eps: float) -> Float32s:

@@ -102,8 +102,8 @@ class MicroBatch:
 class Minibatch:
     """The micro-batches of one optimizer step."""
 
-    tokens: int
-    """Trained tokens of all micro-batches, the denominator of the token mean; never 0."""
+    sequences: int
+    """All of its groups, those without a trained token too."""
     micro_batches: tuple[MicroBatch, ...]
 
 
@@ -129,9 +129,10 @@ def minibatches(
     steps = []
     for part in np.array_split(np.array(groups), min(count, len(groups))):
         chosen = set(part.tolist())
-        members = [sequence for sequence in trained if sequence.group in chosen]
+        every = [sequence for sequence in sequences if sequence.group in chosen]
+        members = [sequence for sequence in every if sequence.mask.any()]
         micro_batches = tuple(assemble(cut) for cut in micro_batch_cuts(members, token_budget, packed=packed))
-        steps.append(Minibatch(sum(micro.targets.size for micro in micro_batches), micro_batches))
+        steps.append(Minibatch(len(every), micro_batches))
     return tuple(steps)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
-import numpy as np
 import structlog
 
 from infra.dead_letters import dead_letter
+from infra.health import LOOK_BACK, findings
 from infra.kafka import Message, Outgoing
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.process import MustRestart
@@ -30,6 +30,7 @@ from trainers.groups import PreparedGroup, WholeGroup, batch_sequences, prepared
 from trainers.pipeline import Made, Order, Pipeline
 from trainers.publisher import WindowMark, pointer
 from trainers.resume import Incarnation
+from trainers.step_metrics import group_metrics
 from trainers.trained_groups import whole
 from trainers.window import Eviction, Waiting, Window
 
@@ -75,6 +76,8 @@ class Trainer:
         self._arrivals = 0
         self._ended = run.ended
         self._pipeline = Pipeline(run, incarnation.learner, incarnation.publisher)
+        self._recent = deque(incarnation.recent, maxlen=LOOK_BACK)
+        """Metrics of the newest versions."""
         self._finished: threading.Event | None = None
         """Of a trainer that is told to stop: set when all is committed that was begun."""
 
@@ -303,6 +306,7 @@ class Trainer:
         self._announced = published.event
         self._weights_hash = published.weights_hash
         self._evicted = []
+        self._say_what_is_not_well(record.metrics)
         log.info(
             "version.trained",
             policy=self.policy,
@@ -313,6 +317,13 @@ class Trainer:
             wait_s=round(metrics["wait_s"], 3),
         )
         return outgoing
+
+    def _say_what_is_not_well(self, metrics: Mapping[str, float]) -> None:
+        before = {finding.name for finding in findings(self._recent)}
+        self._recent.append(metrics)
+        for finding in findings(self._recent):
+            if finding.name not in before:
+                log.warning("health.found", policy=self.policy, what=finding.name, detail=finding.sentence)
 
     def _record(self) -> BatchTrained:
         return BatchTrained(
@@ -361,12 +372,3 @@ def _use(entry: Waiting) -> GroupUse:
 
 def _eviction(eviction: Eviction) -> records.Eviction:
     return records.Eviction(_use(eviction.entry), eviction.verdict)
-
-
-def group_metrics(wholes: list[WholeGroup], base_version: int) -> dict[str, float]:
-    """Rewards of the batch's groups, and how many versions their oldest tokens were behind."""
-    rewards = np.concatenate([[t.reward for t in w.group.trajectories] for w in wholes])
-    ages = Counter(max(0, base_version - w.curated.min_version) for w in wholes)
-    shares = {f"staleness_{age}": count / len(wholes) for age, count in sorted(ages.items())}
-    finite = rewards[np.isfinite(rewards)]
-    return {"reward_mean": float(finite.mean()) if finite.size else 0.0, "groups": float(len(wholes)), **shares}

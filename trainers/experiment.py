@@ -26,14 +26,14 @@ from infra.topic_admin import ensure_topics
 from infra.transactions import TransactionalWriter
 from schemas import codec
 from schemas.records import BatchTrained, RecipeRevision, WeightsPublished
-from trainers.component import group_metrics
 from trainers.estimator import check_advantage
 from trainers.history import History, read_history
 from trainers.learner import Learner, numerics
 from trainers.model import pin_threads
 from trainers.publisher import Publisher, WindowMark, checkpoint
-from trainers.remake import Remade, hash_of, learner_settings, remake
+from trainers.remake import Remade, hash_of, remake
 from trainers.retrain import Compared, Span, begin_at, stretches
+from trainers.step_metrics import group_metrics
 
 ENDED = "steps"
 """Why an experiment is over: it has all the versions that it was asked for."""
@@ -189,9 +189,7 @@ def _make(source: Run, history: History, output: _Output, batches: Sequence[Batc
             f"--from {min(past.checkpoints)} and it goes on, or another name by --into"
         )
     pointer = past.checkpoint or history.checkpoints[start]
-    learner = begin_at(
-        run, pointer, output.publisher.files, learner_settings(run.revisions[batches[0].revision], policy)
-    )
+    learner = begin_at(run, pointer, output.publisher.files, run.revisions[batches[0].revision])
     base_hash = pointer.weights_hash
     if not past.checkpoints:
         output.write(output.publish(learner), [output.checkpoint(learner, base_hash)])

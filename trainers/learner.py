@@ -1,62 +1,36 @@
-"""The numerical heart of a trainer: one process, fp32 masters, forward and backward on the published values."""
+"""The numerical heart of a trainer: forward and backward on the published values, gradients to fp32 masters."""
 
 from __future__ import annotations
 
-import copy
 import os
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 import torch
 import transformers
 
-from infra.errors import HeadraceError, UsageError
+from infra.errors import UsageError
+from infra.settings import Trainer
 from infra.weights.tensors import Tensor
 from trainers.batch import BatchError, MicroBatch, Minibatch, TrainingSequence, minibatches, staleness
 from trainers.checkpoint import Checkpoint, CheckpointError
-from trainers.losses.clip import Clip, metric_sums, ppo_clip, token_mean
-from trainers.losses.tokens import log_ratio
+from trainers.losses import TrainedTokens, added, objective_of
+from trainers.masters import Masters, State
 from trainers.model import deterministic, from_torch, publish_weights, to_torch, token_logprobs
+from trainers.reference import ReferencePolicy
+from trainers.schedule import learning_rate
+from trainers.step_metrics import StepMetrics, StepSums, gap_sums, ratio_sums, staleness_metrics
 
-StepMetrics: TypeAlias = dict[str, float]
+log = structlog.get_logger()
 
-
-class LossNotFinite(HeadraceError):  # says what happened, as HeadraceError's others do
-    """A loss or gradient is NaN or infinite; the learner is as it was before the step."""
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerSettings:
-    """How a version is made. Raises UsageError for values out of range."""
-
-    learning_rate: float = 5e-4
-    warmup_versions: int = 5
-    """The learning rate grows linearly over the first versions: version k takes k / warmup_versions of it."""
-    minibatches: int = 4
-    """Optimizer steps per version."""
-    tokens_per_micro_batch: int = 16_384
-    """With padding; bounds the memory of one forward and backward pass."""
-    clip: Clip = field(default_factory=Clip)
-    gradient_clip: float = 1.0
-    """Global L2 norm."""
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.999)
-    adam_eps: float = 1e-8
-    seed: int = 1
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        floors = {"learning_rate": 0.0, "warmup_versions": 0, "minibatches": 1, "tokens_per_micro_batch": 1}
-        for name, floor in floors.items():
-            if getattr(self, name) < floor:
-                raise UsageError(f"trainer.{name} must be at least {floor}, got {getattr(self, name)}")
-        if self.gradient_clip <= 0:
-            raise UsageError(f"trainer.gradient_clip must be > 0, got {self.gradient_clip}")
+NO_VERSION = -2
+"""Of which no token is."""
 
 
 class Learner:
@@ -64,12 +38,13 @@ class Learner:
 
     `model` becomes the compute copy: it always holds the published (bf16-rounded) values, in fp32 on a CPU and in bf16
     on a GPU, so that engine and trainer evaluate the same function. The masters start from its unrounded values.
-    Nothing depends on a random state that survives a step, so a checkpoint is masters, moments and the version.
+    Nothing depends on a random state that survives a step, so a checkpoint is masters, moments, the reference policy
+    where there is one, and the version.
     """
 
-    def __init__(self, model: transformers.PreTrainedModel, settings: LearnerSettings) -> None:
-        self.settings = settings
+    def __init__(self, model: transformers.PreTrainedModel, settings: Trainer, seed: int = 1) -> None:
         self.version = 0
+        self._seed = seed
         self._device = torch.device(settings.device)
         if self._device.type == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
@@ -77,35 +52,20 @@ class Learner:
         torch.nn.Module.to(model, self._device)
         self._model = model
         self._parameters = dict(model.named_parameters())
-        self._masters = {name: p.detach().to(torch.float32, copy=True) for name, p in self._parameters.items()}
-        self._gradients = {name: torch.zeros_like(master) for name, master in self._masters.items()}
-        for name, master in self._masters.items():
-            master.grad = self._gradients[name]
-        for parameter in self._parameters.values():
-            # Not model.to(dtype): that would round the rotary frequencies too.
-            parameter.data = parameter.data.to(self._dtype)
-            parameter.grad = None  # a warm start may have left one
-        # fused=True gives other bits than the plain loop; the loop is what every device and torch build has.
-        self._optimizer = torch.optim.AdamW(
-            self._masters.values(),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.adam_eps,
-            weight_decay=settings.weight_decay,
-            foreach=False,
-            fused=False,
-        )
-        self._round()
+        self.masters = Masters(self._parameters, self._dtype, settings)
+        self._reference: ReferencePolicy | None = None
+        self.use(settings)
 
-    def use(self, settings: LearnerSettings) -> None:
-        """Go on with other settings from the next step on; the device stays."""
+    def use(self, settings: Trainer) -> None:
+        """Go on with other settings from the next step on; the device stays. Raises UsageError for an unknown loss."""
         self.settings = settings
-        for group in self._optimizer.param_groups:
-            group |= {
-                "betas": settings.betas,
-                "eps": settings.adam_eps,
-                "weight_decay": settings.weight_decay,
-            }
+        self._objective = objective_of(
+            settings.loss.model_dump(),
+            settings.aggregation.model_dump() if settings.aggregation else None,
+            kl=settings.kl.model_dump() if settings.kl else None,
+            entropy=settings.entropy,
+        )
+        self.masters.use(settings)
 
     @property
     def model(self) -> transformers.PreTrainedModel:
@@ -128,173 +88,131 @@ class Learner:
         Args:
             into: What an earlier call returned; its memory is written to, where it is not needed any more.
         """
-        return publish_weights(self._masters, into)
+        return publish_weights(self.masters.values, into)
 
     def step(self, sequences: Sequence[TrainingSequence], version: int) -> StepMetrics:
         """Make `version` (the one after the current) from a batch, in up to `minibatches` optimizer steps.
 
-        Raises LossNotFinite and BatchError with masters, moments and published values as they were. Memory: a second
-        copy of masters and moments while it runs.
+        A step whose loss or gradient is not finite is skipped and counted (`steps_skipped`). Raises BatchError, and
+        whatever fails in between, with masters, moments and published values as they were. Memory: a second copy of
+        masters and moments while it runs.
         """
         if version != self.version + 1:
             raise UsageError(f"the learner is at version {self.version} and cannot make version {version}")
         settings = self.settings
         steps = minibatches(
-            sequences, settings.minibatches, settings.tokens_per_micro_batch, seed=settings.seed, version=version
+            sequences, settings.minibatches, settings.micro_batch_tokens, seed=self._seed, version=version
         )
         ages = staleness(steps, self.version)
-        torch.manual_seed(settings.seed * 1_000_003 + version)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.learning_rate(version)
-        before = self._snapshot()
-        sums = _Sums()
+        torch.manual_seed(self._seed * 1_000_003 + version)
+        before, sums = self.masters.state(), StepSums()
         try:
             with deterministic(self._device, self._dtype):
-                for number, minibatch in enumerate(steps):
-                    self._optimize(minibatch, number, sums)
+                self._follow_reference()
+                known = [self._known(step) for step in steps]
+                for number, (step, tokens) in enumerate(zip(steps, known, strict=True)):
+                    self._optimize(step, tokens, sums, fresh=number == 0)
         except Exception:
-            self._restore(before)
+            self.masters.drop_gradients()
+            self.masters.load(before)
             raise
         self.version = version
-        return {"learning_rate": self.learning_rate(version), **sums.means(), **_staleness_metrics(ages.tolist())}
-
-    def learning_rate(self, version: int) -> float:
-        """Of one version: linear warm-up over `warmup_versions`, then constant."""
-        return self.settings.learning_rate * min(1.0, version / max(1, self.settings.warmup_versions))
+        rate = learning_rate(settings, version)
+        return {"learning_rate": rate, **sums.means(), **staleness_metrics(ages.tolist())}
 
     def state(self) -> Checkpoint:
         """Copy all that `load_state` needs; add what else must be kept to its metadata."""
-        tensors = {f"masters/{name}": from_torch(master.clone()) for name, master in self._masters.items()}
-        for name, master in self._masters.items():
-            for kind, value in self._optimizer.state[master].items():
-                tensors[f"{kind}/{name}"] = from_torch(value.clone())
+        state = self.masters.state()
+        if self._reference is not None:
+            state["reference"] = {name: value.clone() for name, value in self._reference.values.items()}
+        tensors = {f"{kind}/{name}": from_torch(one) for kind, named in state.items() for name, one in named.items()}
         return Checkpoint(tensors, {"version": self.version})
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint. Raises CheckpointError, with nothing changed, when it is of another model."""
-        found: dict[str, dict[str, Tensor]] = {}
+        found: State = {}
         for path, tensor in checkpoint.tensors.items():
             kind, _, name = path.partition("/")
-            found.setdefault(kind, {})[name] = tensor
-        masters = found.pop("masters", {})
-        shapes = {name: tuple(master.shape) for name, master in self._masters.items()}
-        if {name: tensor.shape for name, tensor in masters.items()} != shapes:
-            raise CheckpointError("the checkpoint's weights differ from the model's in name or shape: another model's")
+            found.setdefault(kind, {})[name] = to_torch(tensor)
+        shapes = {name: master.shape for name, master in self.masters.values.items()}
+        reference = found.pop("reference", None)
+        for named in (found.get("masters", {}), *([] if reference is None else [reference])):
+            if {name: tensor.shape for name, tensor in named.items()} != shapes:
+                raise CheckpointError(
+                    "the checkpoint's weights differ from the model's in name or shape: another model's"
+                )
         version = checkpoint.metadata.get("version")
         if not isinstance(version, int):
             raise CheckpointError(f"the checkpoint names no version: {version!r}")
-        moments = {
-            # Copied into memory of torch's own alignment: no kernel's result may depend on where bytes came from.
-            index: {kind: to_torch(named[name]).clone() for kind, named in found.items() if name in named}
-            for index, name in enumerate(self._masters)
-        }
-        state = {index: values for index, values in moments.items() if values}
-        self._restore(([to_torch(masters[name]) for name in self._masters], state))
+        self.masters.load(found)
+        self._reference = None if reference is None else ReferencePolicy(reference, self._device)
         self.version = version
 
     def fingerprint(self) -> dict[str, str]:
         """Return `numerics` of the learner's device."""
         return numerics(str(self._device))
 
-    def _optimize(self, minibatch: Minibatch, number: int, sums: _Sums) -> None:
-        for gradient in self._gradients.values():
-            gradient.zero_()
+    def _follow_reference(self) -> None:
+        """Bring the reference policy to where it belongs before the next version is made."""
+        if self._objective.kl is None:
+            self._reference = None
+        elif self._reference is None:
+            self._reference = ReferencePolicy(self.masters.values, self._device)
+        else:
+            self._reference.follow(self.masters.values, self.version, self.settings.reference)
+
+    @torch.no_grad()
+    def _known(self, step: Minibatch) -> TrainedTokens:
+        """Return all trained tokens of a minibatch, with what is known of them when the version begins."""
+        tokens = self._given(step.micro_batches)
+        if self._reference is not None:
+            with self._reference.in_place_of(self._parameters):
+                tokens = replace(tokens, reference=self._logprobs(step.micro_batches))
+        return tokens
+
+    def _given(self, micro_batches: Sequence[MicroBatch]) -> TrainedTokens:
+        def joined(parts: Iterable[npt.NDArray[Any]]) -> torch.Tensor:
+            return torch.from_numpy(np.concatenate(list(parts))).to(self._device)
+
+        firsts = np.cumsum([0, *(micro.sequences[-1] + 1 for micro in micro_batches)])
+        behaviour = joined(micro.behaviour for micro in micro_batches)
+        return TrainedTokens(
+            logprobs=behaviour,  # until they are evaluated
+            behaviour=behaviour,
+            advantages=joined(micro.advantages for micro in micro_batches),
+            sequences=joined(micro.sequences + first for micro, first in zip(micro_batches, firsts, strict=False)),
+            versions=joined(micro.versions for micro in micro_batches),
+            version=self.version,
+        )
+
+    def _logprobs(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
+        return torch.cat([token_logprobs(self._model, micro)[0] for micro in micro_batches])
+
+    def _optimize(self, step: Minibatch, known: TrainedTokens, sums: StepSums, *, fresh: bool) -> None:
+        """Take an optimizer step, or none where loss or gradient is not finite."""
+        self.masters.clear()
+        totals = self._objective.totals(known, step.sequences)
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
-        for micro in minibatch.micro_batches:
-            loss += self._backward(micro, minibatch.tokens, sums, fresh=number == 0)
-        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self.settings.gradient_clip, foreach=False)
-        if not (torch.isfinite(loss) and torch.isfinite(norm)):
-            raise LossNotFinite(
-                f"version {self.version + 1}, minibatch {number}: loss {float(loss)}, gradient norm {float(norm)}; "
-                "the version was not made. Lower the learning rate or look for extreme advantages in this batch"
-            )
-        sums.add_step(loss, norm, minibatch.tokens)
-        self._optimizer.step()
-        self._round()
-
-    def _backward(self, micro: MicroBatch, total_tokens: int, sums: _Sums, *, fresh: bool) -> torch.Tensor:
-        """Add one micro-batch's gradient to the masters'; the detached share of the loss."""
-        logprobs, entropies = token_logprobs(self._model, micro)
-        behaviour = torch.from_numpy(micro.behaviour).to(self._device)
-        advantages = torch.from_numpy(micro.advantages).to(self._device)
-        delta = log_ratio(logprobs, behaviour)
-        loss = token_mean(ppo_clip(delta, advantages, self.settings.clip), total_tokens)
-        torch.autograd.backward(loss)
-        for name, parameter in self._parameters.items():
-            if parameter.grad is not None:
-                # Summed in fp32 here, not by autograd, which would sum micro-batches in bf16 on a GPU.
-                self._gradients[name] += parameter.grad
-                parameter.grad = None
-        sums.add(metric_sums(delta, advantages, self.settings.clip))
-        sums.add({"entropy": entropies.double().sum()})
-        if fresh:
+        told: dict[str, torch.Tensor] = {}
+        end = 0
+        for micro in step.micro_batches:
+            begin, end = end, end + micro.targets.size
+            logprobs, entropies = token_logprobs(self._model, micro)
+            tokens = replace(known.part(slice(begin, end)), logprobs=logprobs, entropies=entropies)
+            share, metrics = self._objective.share(tokens, totals)
+            torch.autograd.backward(share)
+            self.masters.take_gradients()
+            loss += share.detach().double()
+            told = added(added(told, metrics), ratio_sums(tokens))
             # Before the first update, at tokens of these very weights, engine and trainer should agree.
-            same = torch.from_numpy(micro.versions == self.version).to(self._device)
-            sums.add_gap((logprobs.detach() - behaviour)[same].abs().double())
-        return loss.detach().double()
-
-    @torch.no_grad()
-    def _round(self) -> None:
-        for name, master in self._masters.items():
-            self._parameters[name].copy_(master.to(torch.bfloat16))
-
-    def _snapshot(self) -> _Snapshot:
-        state = copy.deepcopy(self._optimizer.state_dict()["state"])
-        return [master.clone() for master in self._masters.values()], state
-
-    @torch.no_grad()
-    def _restore(self, snapshot: _Snapshot) -> None:
-        values, state = snapshot
-        for parameter in self._parameters.values():
-            parameter.grad = None
-        for master, value in zip(self._masters.values(), values, strict=True):
-            master.copy_(value)
-        self._optimizer.load_state_dict({"state": state, "param_groups": self._optimizer.state_dict()["param_groups"]})
-        self._round()
-
-
-_Snapshot: TypeAlias = tuple[list[torch.Tensor], dict[int, dict[str, torch.Tensor]]]
-
-
-class _Sums:
-    """Sums on the device over a version's tokens; one synchronisation, at the end."""
-
-    def __init__(self) -> None:
-        self._tokens = 0
-        self._sums: dict[str, torch.Tensor] = {}
-        self._norms: list[torch.Tensor] = []
-        self._gaps: list[torch.Tensor] = []
-
-    def add(self, sums: Mapping[str, torch.Tensor]) -> None:
-        for name, value in sums.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-
-    def add_step(self, loss: torch.Tensor, norm: torch.Tensor, tokens: int) -> None:
-        self._tokens += tokens
-        self.add({"loss": loss * tokens})
-        self._norms.append(norm)
-
-    def add_gap(self, gaps: torch.Tensor) -> None:
-        self._gaps.append(gaps)
-
-    def means(self) -> StepMetrics:
-        """Without the gap's entries when no token came from the newest weights."""
-        metrics = {name: float(value) / self._tokens for name, value in self._sums.items()}
-        norms = torch.stack(self._norms)
-        metrics |= {"tokens": float(self._tokens), "optimizer_steps": float(len(norms))}
-        metrics |= {"grad_norm_mean": float(norms.mean()), "grad_norm_max": float(norms.max())}
-        gaps = torch.cat(self._gaps)
-        metrics["logprob_gap_tokens"] = float(gaps.numel())
-        if gaps.numel():
-            metrics |= {"logprob_gap_mean": float(gaps.mean()), "logprob_gap_max": float(gaps.max())}
-        return metrics
-
-
-def _staleness_metrics(histogram: list[int]) -> StepMetrics:
-    total = sum(histogram)
-    shares = {f"staleness_share_{age}": tokens / total for age, tokens in enumerate(histogram)}
-    mean = sum(age * tokens for age, tokens in enumerate(histogram)) / total
-    return {"staleness_mean": mean, "staleness_max": float(len(histogram) - 1), **shares}
+            told = added(told, gap_sums(tokens, self.version if fresh else NO_VERSION))
+        norm = self.masters.clip(self.settings.grad_clip)
+        if not (torch.isfinite(loss) and torch.isfinite(norm)):
+            sums.skip()
+            log.warning("step.skipped", version=self.version + 1, loss=float(loss), gradient_norm=float(norm))
+            return
+        sums.add_step(told, loss, norm)
+        self.masters.step(learning_rate(self.settings, self.version + 1))
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

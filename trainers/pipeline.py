@@ -24,9 +24,10 @@ from schemas.records import ClaimCheck, WeightsPublished
 from trainers.batch import TrainingSequence
 from trainers.checkpoint import Checkpoint
 from trainers.lane import Lane
-from trainers.learner import Learner, StepMetrics
+from trainers.learner import Learner
 from trainers.model import pin_threads
 from trainers.publisher import Publisher, upload_checkpoint
+from trainers.step_metrics import StepMetrics
 from trainers.window import Waiting
 
 MOST_AHEAD = 4

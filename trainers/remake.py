@@ -20,8 +20,8 @@ from infra.weights.tensors import weights_hash
 from schemas.records import BatchTrained, CheckpointPointer, NamedObject
 from trainers.checkpoint import CheckpointError, decode_checkpoint
 from trainers.groups import WholeGroup, batch_sequences, prepared
-from trainers.learner import Learner, LearnerSettings, StepMetrics
-from trainers.losses.clip import Clip
+from trainers.learner import Learner
+from trainers.step_metrics import StepMetrics
 from trainers.trained_groups import LineageBroken, trained_groups
 
 
@@ -35,34 +35,15 @@ class Remade:
     metrics: StepMetrics
 
 
-def learner_settings(recipe: Recipe, policy: str) -> LearnerSettings:
-    """Translate a policy's trainer table."""
-    settings = recipe.trainer_of(policy)
-    return LearnerSettings(
-        learning_rate=settings.learning_rate,
-        warmup_versions=settings.warmup_versions,
-        minibatches=settings.minibatches,
-        tokens_per_micro_batch=settings.micro_batch_tokens,
-        clip=Clip(settings.clip_low, settings.clip_high),
-        gradient_clip=settings.grad_clip,
-        weight_decay=settings.weight_decay,
-        betas=settings.betas,
-        seed=recipe.seed,
-        device=settings.device,
-    )
-
-
-def learner_at(
-    run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], settings: LearnerSettings
-) -> Learner:
-    """Return a learner as it was at a checkpoint; `files` hold the model's config.
+def learner_at(run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe) -> Learner:
+    """Return a learner as it was at a checkpoint, to go on under a recipe; `files` hold the model's config.
 
     Raises ObjectMissing, ObjectCorrupt, WeightsError, FilesError, and CheckpointError when the checkpoint's weights are
     not those that its pointer names.
     """
     assert pointer.checkpoint is not None  # noqa: S101 - every pointer has one
     state = decode_checkpoint(run.get(pointer.checkpoint))
-    learner = Learner(_empty_model(run, files), settings)
+    learner = Learner(_empty_model(run, files), recipe.trainer_of(pointer.policy), recipe.seed)
     learner.load_state(state)
     if (learner.version, hash_of(learner)) != (pointer.version, pointer.weights_hash):
         raise CheckpointError(
@@ -97,7 +78,7 @@ def remake(
             raise LineageBroken(f"{run.topics.batches(policy)} holds no version {learner.version + 1}")
         recipe = recipes[batch.revision]
         settings = recipe.trainer_of(policy)
-        learner.use(learner_settings(recipe, policy))
+        learner.use(settings)
         sequences = batch_sequences(map(prepared, groups), settings)
         yield Remade(batch, groups, learner.step(sequences, batch.version))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
+from infra.health import LOOK_BACK
 from infra.kafka import Message
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.process import ToldToStop
@@ -20,7 +21,7 @@ from trainers.checkpoint import CheckpointError
 from trainers.history import History, what_waited
 from trainers.learner import Learner, other_parts
 from trainers.publisher import Base, Publisher
-from trainers.remake import hash_of, learner_at, learner_settings, remake
+from trainers.remake import hash_of, learner_at, remake
 from trainers.telling import told
 from trainers.trained_groups import LineageBroken
 
@@ -42,6 +43,8 @@ class Incarnation:
     """Where to read on."""
     waiting: list[Message] = field(default_factory=list)
     """Curated records before these positions that the window held."""
+    recent: Sequence[Mapping[str, float]] = ()
+    """Metrics of the newest versions, oldest first."""
 
 
 def resume(run: Run, policy: str, history: History, stop: threading.Event) -> Incarnation:
@@ -56,7 +59,7 @@ def resume(run: Run, policy: str, history: History, stop: threading.Event) -> In
         _train_again(run, policy, learner, history, _Progress(policy, stop, tell))
     if learner.version < published.version:
         raise LineageBroken(f"{run.topics.batches(policy)} holds no version {learner.version + 1}")
-    learner.use(learner_settings(run.recipe, policy))
+    learner.use(run.recipe.trainer_of(policy))
     waiting, positions = what_waited(run, policy, history)
     tensors = learner.published()
     got = weights_hash(tensors)
@@ -65,14 +68,15 @@ def resume(run: Run, policy: str, history: History, stop: threading.Event) -> In
     if (published.weights_hash, published.epoch) == (got, epoch):
         base = Base(published.version, epoch, tensors, got, history.anchor)
     publisher = Publisher(run, policy, history.files, base, history.anchor_offset)
-    return Incarnation(learner, publisher, epoch, got, positions, waiting)
+    recent = [batch.metrics for batch in history.batches[-LOOK_BACK:]]
+    return Incarnation(learner, publisher, epoch, got, positions, waiting, recent)
 
 
 def _from_newest_checkpoint(run: Run, policy: str, history: History, files: tuple[NamedObject, ...]) -> Learner:
     """Return a learner at the newest checkpoint that can be read; an older one only costs time."""
     for version in sorted(history.checkpoints, reverse=True):
         try:
-            return learner_at(run, history.checkpoints[version], files, learner_settings(run.recipe, policy))
+            return learner_at(run, history.checkpoints[version], files, run.recipe)
         except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
             log.error("checkpoint.unusable", policy=policy, version=version, why=str(error))  # noqa: TRY400 - told
     raise LineageBroken(

@@ -16,13 +16,14 @@ from infra.errors import UsageError
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.progress import Tell
 from infra.run import Run, groups_home
+from infra.settings import Recipe
 from infra.weights.tensors import WeightsError
 from schemas.records import BatchTrained, CheckpointPointer, NamedObject
 from trainers.checkpoint import CheckpointError
 from trainers.history import History, read_history
-from trainers.learner import Learner, LearnerSettings, numerics, other_parts
+from trainers.learner import Learner, numerics, other_parts
 from trainers.model import pin_threads
-from trainers.remake import hash_of, learner_at, learner_settings, remake
+from trainers.remake import hash_of, learner_at, remake
 from trainers.trained_groups import LineageBroken
 
 Span = tuple[int | None, int | None]
@@ -144,8 +145,7 @@ def _compare(run: Run, policy: str, history: History, part: Stretch) -> Iterator
         yield from (Compared(batch.version, batch.epoch, batch.weights_hash) for batch in part.batches)
         return
     assert history.published is not None  # noqa: S101 - it came with the first checkpoint
-    settings = learner_settings(run.revisions[part.batches[0].revision], policy)
-    learner = begin_at(run, part.checkpoint, history.files, settings)
+    learner = begin_at(run, part.checkpoint, history.files, run.revisions[part.batches[0].revision])
     batches = (*part.lead, *part.batches)
     for remade in remake(groups_home(run), policy, learner, batches, run.revisions):
         batch, got = remade.batch, hash_of(learner)
@@ -155,12 +155,10 @@ def _compare(run: Run, policy: str, history: History, part: Stretch) -> Iterator
             yield Compared(batch.version, batch.epoch, batch.weights_hash, got, got == batch.weights_hash)
 
 
-def begin_at(
-    run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], settings: LearnerSettings
-) -> Learner:
+def begin_at(run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe) -> Learner:
     """Return a learner at a checkpoint. Raises LineageBroken when its object is gone or is another."""
     try:
-        return learner_at(run, pointer, files, settings)
+        return learner_at(run, pointer, files, recipe)
     except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
         raise LineageBroken(
             f"the checkpoint of version {pointer.version} cannot be read: {error}; give another --from"

@@ -20,7 +20,6 @@ from trainers.history import History, read_history, wait_for_examples
 from trainers.learner import Learner
 from trainers.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
 from trainers.publisher import Publisher, WindowMark, checkpoint, upload_files
-from trainers.remake import learner_settings
 from trainers.resume import Incarnation, resume
 from trainers.telling import told
 from trainers.warm_start import WarmStartSettings, WorkedExample, warm_start
@@ -79,7 +78,7 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     model, tokenizer = _first_model(settings, run.recipe.seed)
     if settings.warm_start is not None:
         _warm_start(run, policy, model, tokenizer, stop)
-    learner = Learner(model, learner_settings(run.recipe, policy))
+    learner = Learner(model, run.recipe.trainer_of(policy), run.recipe.seed)
     files = upload_files(run, save_model_files(model, tokenizer), stop)
     publisher = Publisher(run, policy, files)
     event = publisher.publish(learner.published(), 0, given_up=stop)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from infra.health import LARGE_GAP
+
 ENOUGH_VERSIONS = 15
 EDGE = 5
 RISE = 0.02
@@ -12,9 +14,6 @@ RISE = 0.02
 HIGH_ENOUGH = 0.9
 """Above this there is little left to rise."""
 MANY_DROPPED = 0.7
-LARGE_GAP = 0.02
-"""Mean difference of log-probabilities; on the published weights below 1e-4 is normal on a CPU, 1e-2 on a served GPU
-engine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from infra.dead_letters import REDRIVEN
+from infra.health import LOOK_BACK
 from infra.kafka import Message
 from infra.settings import Recipe
 from infra.topic_reader import Place
@@ -42,11 +43,16 @@ class Rates:
 class PolicyPulse:
     """Of one policy."""
 
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of its newest step."""
+    recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=LOOK_BACK))
+    """Metrics of its newest steps."""
     published: int = 0
     """Weights records."""
     newest_published: int = -1
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Of its newest step."""
+        return self.recent[-1] if self.recent else {}
 
 
 class Pulse:
@@ -89,7 +95,7 @@ class Pulse:
                 self._arrive(Arrival(at_ms, len(record.rewards), sum(record.lengths)))
         elif isinstance(record, BatchTrained):
             if record.version >= 0 and record.policy:
-                self.policies[record.policy].metrics = record.metrics
+                self.policies[record.policy].recent.append(record.metrics)
         elif isinstance(record, WeightsPublished) and record.policy and is_version(record):
             policy = self.policies[record.policy]
             policy.published += 1

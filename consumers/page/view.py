@@ -16,6 +16,7 @@ from consumers.page.diagnosis import Signs, why_no_rise
 from consumers.page.letters import unnumbered
 from consumers.page.pulse import PolicyPulse, Pulse, Rates
 from consumers.weights_figures import is_there
+from infra.health import findings
 from infra.settings import Recipe
 from infra.supervisor import ChildState
 from schemas.records import EvalResult
@@ -221,6 +222,7 @@ def _reasons(moment: Moment) -> list[str]:
             max_staleness=moment.recipe.trainer_of(policy).max_staleness,
             logprob_gap_mean=metrics.get("logprob_gap_mean", 0.0),
         )
-        if why := why_no_rise(signs):
-            found.append(why if len(moment.recipe.policies) == 1 else f"{policy}: {why}")
+        why = [finding.sentence for finding in findings(moment.pulse.policies[policy].recent)]
+        why += filter(None, [why_no_rise(signs)])
+        found += why if len(moment.recipe.policies) == 1 else [f"{policy}: {one}" for one in why]
     return found

@@ -9,7 +9,7 @@ import pytest
 from launched import Launched, until
 
 STEPS, GROUPS = 16, 16
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 
 
 @pytest.fixture

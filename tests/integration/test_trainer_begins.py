@@ -18,7 +18,7 @@ from infra.transactions import TransactionalWriter
 from trainers import start
 from trainers.checkpoint import CheckpointError
 from trainers.history import History, read_history
-from trainers.remake import learner_at, learner_settings
+from trainers.remake import learner_at
 
 POLICY = "solver"
 
@@ -55,7 +55,6 @@ def test_a_checkpoint_of_other_weights_than_its_pointer_names_is_refused(run: Ru
     begun = start.begin_or_resume(run, POLICY, writer, threading.Event())
     pointer = read_history(run, POLICY).checkpoint
     assert pointer is not None
-    settings = learner_settings(run.recipe, POLICY)
-    assert learner_at(run, pointer, begun.publisher.files, settings).version == 0
+    assert learner_at(run, pointer, begun.publisher.files, run.recipe).version == 0
     with pytest.raises(CheckpointError, match="its pointer says"):
-        learner_at(run, replace(pointer, weights_hash="0" * 64), begun.publisher.files, settings)
+        learner_at(run, replace(pointer, weights_hash="0" * 64), begun.publisher.files, run.recipe)

@@ -42,8 +42,8 @@ class TrainedTokens:
     kept: Tensor | None = None
     """bool[N], False where a correction rejected the token; None keeps all. See `trainers.losses.correction`."""
 
-    def part(self, index: Tensor) -> TrainedTokens:
-        """Return the tokens at `index`, int64[M] or bool[N]; it must hold whole sequences, in their order."""
+    def part(self, index: Tensor | slice) -> TrainedTokens:
+        """Return the tokens at `index`, int64[M], bool[N] or a slice; it must hold whole sequences, in their order."""
         cut = {
             name: getattr(self, name)[index]
             for name in _VECTORS

@@ -1,0 +1,133 @@
+"""Signs that a training run is not well, judged from the metrics of its versions; each with what to do about it.
+
+The metrics stand in BatchTrained, so that the trainer, the page and whoever replays a run come to the same judgement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+Metrics: TypeAlias = Mapping[str, float]
+
+LOOK_BACK = 20
+"""Versions that a judgement rests on: whoever keeps so many says what the run's whole past would say."""
+LARGE_GAP = 0.02
+"""Nats, mean over tokens; on the published weights below 1e-4 is normal on a CPU, 1e-2 on a served GPU engine."""
+LARGE_KL = 0.1
+"""Nats a token, from the weights that sampled to those that train."""
+SMALL_SAMPLE = 0.3
+"""Share of the tokens that the effective sample size comes to."""
+MANY_CLIPPED = 0.4
+MANY_TRUNCATED = 0.5
+MANY_EQUAL = 0.9
+STEEP = 10.0
+"""How many times its usual size a gradient's norm may be."""
+EDGE = 5
+FALL = 0.5
+"""Share of its best mean over EDGE versions that the reward may fall to."""
+ENTROPY_LEFT = 0.1
+"""Share of the entropy at the beginning of the look-back below which a policy has collapsed."""
+
+
+class Finding(NamedTuple):
+    """Something that is not well."""
+
+    name: str
+    """One word for it, the same whatever the figures."""
+    sentence: str
+    """What was seen, what it means, and what to do."""
+
+
+def findings(recent: Iterable[Metrics]) -> list[Finding]:
+    """Return what is not well with the newest version, worst first.
+
+    Args:
+        recent: Metrics of the last LOOK_BACK versions or fewer, oldest first, as BatchTrained holds them.
+    """
+    metrics = list(recent)
+    if not metrics:
+        return []
+    now = metrics[-1]
+    return [*_not_finite(now), *_collapse(metrics), *_steep(metrics), *_mismatch(now), *_off_policy(now), *_idle(now)]
+
+
+def _not_finite(now: Metrics) -> Iterator[Finding]:
+    if skipped := now.get("steps_skipped", 0.0):
+        yield Finding(
+            "not_finite",
+            f"{skipped:.0f} optimizer steps of this version were skipped, as loss or gradient was not finite: lower "
+            "trainer.learning_rate, and look at the batch for extreme rewards or log-probabilities.",
+        )
+
+
+def _collapse(metrics: Sequence[Metrics]) -> Iterator[Finding]:
+    entropies = [one["entropy"] for one in metrics if "entropy" in one]
+    if len(entropies) > EDGE and entropies[-1] < ENTROPY_LEFT * entropies[0]:
+        yield Finding(
+            "entropy_collapse",
+            f"Entropy has fallen from {entropies[0]:.3f} to {entropies[-1]:.3f} in {len(entropies) - 1} versions, the "
+            "policy settles on few answers: raise the loss's clip_high or trainer.entropy, hold it by trainer.kl, or "
+            "lower trainer.learning_rate.",
+        )
+    rewards = [one["reward_mean"] for one in metrics if "reward_mean" in one]
+    means = [sum(rewards[end - EDGE : end]) / EDGE for end in range(EDGE, len(rewards) + 1)]
+    if means and means[-1] < FALL * max(means):
+        yield Finding(
+            "reward_collapse",
+            f"Mean reward has fallen from {max(means):.2f} to {means[-1]:.2f} within {len(rewards)} versions: begin "
+            "again from a version before, with a lower trainer.learning_rate or trainer.max_staleness.",
+        )
+
+
+def _steep(metrics: Sequence[Metrics]) -> Iterator[Finding]:
+    usual = sorted(one["grad_norm_mean"] for one in metrics[:-1] if "grad_norm_mean" in one)
+    largest = metrics[-1].get("grad_norm_max", 0.0)
+    if len(usual) >= EDGE and largest > STEEP * usual[len(usual) // 2]:
+        yield Finding(
+            "steep",
+            f"The norm of a gradient was {largest:.3g}, and {usual[len(usual) // 2]:.3g} is usual: trainer.grad_clip "
+            "has cut it. If it comes again, lower trainer.learning_rate.",
+        )
+
+
+def _mismatch(now: Metrics) -> Iterator[Finding]:
+    gap = now.get("logprob_gap_mean", 0.0)
+    if gap > LARGE_GAP:
+        yield Finding(
+            "mismatch",
+            f"Engine and trainer are {gap:.2g} apart in the log-probability of tokens of the very same weights: check "
+            "that both have the same model, tokenizer, sampling temperature and precision; until then let "
+            'trainer.correction = "tis" make up for it.',
+        )
+
+
+def _off_policy(now: Metrics) -> Iterator[Finding]:
+    sample, divergence = now.get("ess_share", 1.0), now.get("kl_k3", 0.0)
+    if sample < SMALL_SAMPLE or divergence > LARGE_KL:
+        yield Finding(
+            "off_policy",
+            f"The data are far from the policy (effective sample size {sample:.0%}, KL {divergence:.3g}): lower "
+            'trainer.max_staleness or trainer.learning_rate, or take trainer.loss = "m2po" or "decoupled_ppo".',
+        )
+    clipped = now.get("clip_fraction", 0.0)
+    if clipped > MANY_CLIPPED:
+        yield Finding(
+            "clipped",
+            f"{clipped:.0%} of the tokens are clipped and teach nothing: lower trainer.learning_rate, "
+            "trainer.minibatches or trainer.max_staleness.",
+        )
+
+
+def _idle(now: Metrics) -> Iterator[Finding]:
+    truncated, equal = now.get("truncated_share", 0.0), now.get("zero_variance_share", 0.0)
+    if truncated > MANY_TRUNCATED:
+        yield Finding(
+            "truncated", f"{truncated:.0%} of the trajectories were cut off at their limit: raise rollout.max_tokens."
+        )
+    if equal > MANY_EQUAL:
+        yield Finding(
+            "equal_rewards",
+            f"{equal:.0%} of the batch's groups have one reward throughout and teach nothing: put drop_zero_variance "
+            "into the chain, or take tasks that are neither solved nor hopeless.",
+        )

@@ -1,0 +1,66 @@
+import pytest
+
+from infra.health import LOOK_BACK, findings
+
+WELL = {
+    "entropy": 0.5,
+    "reward_mean": 0.6,
+    "grad_norm_mean": 0.2,
+    "grad_norm_max": 0.4,
+    "logprob_gap_mean": 1e-6,
+    "ess_share": 0.95,
+    "kl_k3": 1e-3,
+    "clip_fraction": 0.01,
+    "steps_skipped": 0.0,
+    "truncated_share": 0.1,
+    "zero_variance_share": 0.0,
+}
+
+
+def names(*later: dict[str, float]) -> list[str]:
+    past = [WELL] * (LOOK_BACK - len(later))
+    return [finding.name for finding in findings([*past, *(WELL | one for one in later)])]
+
+
+def test_a_run_that_is_well_has_no_findings() -> None:
+    assert names(WELL) == []
+    assert findings([]) == []
+    assert findings([{}]) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "name"),
+    [
+        ({"steps_skipped": 1.0}, "not_finite"),
+        ({"entropy": 0.04}, "entropy_collapse"),
+        ({"grad_norm_max": 2.1}, "steep"),
+        ({"logprob_gap_mean": 0.03}, "mismatch"),
+        ({"ess_share": 0.2}, "off_policy"),
+        ({"kl_k3": 0.2}, "off_policy"),
+        ({"clip_fraction": 0.5}, "clipped"),
+        ({"truncated_share": 0.6}, "truncated"),
+        ({"zero_variance_share": 1.0}, "equal_rewards"),
+    ],
+)
+def test_each_sign_is_found_alone_and_by_its_figure(now: dict[str, float], name: str) -> None:
+    assert names(now) == [name]
+
+
+def test_a_reward_that_falls_by_half_and_stays_down_is_a_collapse_and_one_bad_version_is_not() -> None:
+    assert names({"reward_mean": 0.0}) == []
+    assert names(*[{"reward_mean": 0.2}] * 5) == ["reward_collapse"]
+
+
+def test_a_policy_that_never_got_anything_right_has_not_collapsed() -> None:
+    assert findings([WELL | {"reward_mean": 0.0}] * LOOK_BACK) == []
+
+
+def test_at_the_beginning_of_a_run_nothing_is_compared_with_what_is_not_there() -> None:
+    assert [finding.name for finding in findings([WELL, WELL | {"entropy": 0.01, "grad_norm_max": 9.0}])] == []
+
+
+def test_the_worst_comes_first_and_every_sentence_says_what_to_do() -> None:
+    found = findings([*[WELL] * 10, WELL | {"steps_skipped": 2.0, "clip_fraction": 0.9}])
+    assert [finding.name for finding in found] == ["not_finite", "clipped"]
+    assert found[0].sentence.startswith("2 optimizer steps")
+    assert all(": " in finding.sentence for finding in found)
