@@ -1,40 +1,79 @@
 """Policy losses as pure functions over flat vectors of trained tokens, found by the names of a recipe.
 
-tokens.py       what goes in: TrainedTokens; what comes out: TokenLoss; the denominators: Totals
-ppo.py, ...     one family of losses each, by name in LOSSES
-aggregation.py  from terms of tokens to a scalar, by name in AGGREGATIONS
-divergence.py   KL to a reference policy, by name in DIVERGENCES
-metrics.py      what is told beside a loss
-objective.py    all of it together: `policy_loss`
+tokens.py          what goes in: TrainedTokens; what comes out: TokenLoss; the denominators: Totals
+ppo.py             LOSSES: ppo
+decoupled.py       LOSSES: decoupled_ppo, and the policy it may interpolate
+m2po.py            LOSSES: m2po, and its bounds of a whole minibatch
+sequence_ratio.py  LOSSES: gspo, gmpo
+soft.py            LOSSES: cispo, sapo, dppo, gpg
+correction.py      CORRECTIONS: tis, mis, icepop, rejection, veto
+divergence.py      DIVERGENCES, to a reference policy: k1, k2, k3
+aggregation.py     AGGREGATIONS, from terms of tokens to a scalar: token_mean, sequence_mean, sequence_sum, constant
+metrics.py         what is told beside a loss
+objective.py       all of it together: `policy_loss`
 """
 
 from trainers.losses.aggregation import AGGREGATIONS, constant, sequence_mean, sequence_sum, token_mean
-from trainers.losses.divergence import DIVERGENCES, k1, k2, k3
+from trainers.losses.correction import (
+    CORRECTIONS,
+    Correction,
+    effective_sample_size,
+    icepop,
+    mis,
+    rejection,
+    tis,
+    veto,
+)
+from trainers.losses.decoupled import decoupled_ppo, interpolated_proximal
+from trainers.losses.divergence import DIVERGENCES, cost_to_go, k1, k2, k3
+from trainers.losses.m2po import M2Bounds, m2po, m2po_bounds
 from trainers.losses.metrics import added, means
 from trainers.losses.objective import LOSSES, Objective, objective_of, policy_loss
 from trainers.losses.ppo import ppo
+from trainers.losses.sequence_ratio import gmpo, gspo
+from trainers.losses.soft import cispo, dppo, gpg, sapo
 from trainers.losses.tokens import TokenLoss, Totals, TrainedTokens, log_ratio, totals_of
 
 __all__ = [
     "AGGREGATIONS",
+    "CORRECTIONS",
     "DIVERGENCES",
     "LOSSES",
+    "Correction",
+    "M2Bounds",
     "Objective",
     "TokenLoss",
     "Totals",
     "TrainedTokens",
     "added",
+    "cispo",
     "constant",
+    "cost_to_go",
+    "decoupled_ppo",
+    "dppo",
+    "effective_sample_size",
+    "gmpo",
+    "gpg",
+    "gspo",
+    "icepop",
+    "interpolated_proximal",
     "k1",
     "k2",
     "k3",
     "log_ratio",
+    "m2po",
+    "m2po_bounds",
     "means",
+    "mis",
     "objective_of",
     "policy_loss",
     "ppo",
+    "rejection",
+    "sapo",
     "sequence_mean",
     "sequence_sum",
+    "tis",
     "token_mean",
     "totals_of",
+    "veto",
 ]

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from trainers.losses.tokens import sequence_places, sequence_sums
+
 MAX_LOG_GAP = 10.0
 
 
@@ -27,6 +29,15 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     """Take e^-x - 1 + x, x clamped to +-10: float[N] of float[N]; never negative."""
     gap = _gap(logprobs, reference)
     return torch.expm1(-gap) + gap
+
+
+def cost_to_go(values: Tensor, sequences: Tensor) -> Tensor:
+    """Sum float[N] `values` from each token to the end of its sequence: float[N]; `sequences` as in TrainedTokens."""
+    exact = values.double()
+    places = sequence_places(sequences)
+    before = exact.cumsum(0) - exact
+    ends = sequence_sums(exact, sequences).cumsum(0)
+    return (ends[places] - before).to(values.dtype)
 
 
 def _gap(logprobs: Tensor, reference: Tensor) -> Tensor:

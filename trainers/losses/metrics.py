@@ -51,8 +51,17 @@ def added(sums: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, T
 
 
 def means(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return means over tokens, and the largest values; `tokens`, the count, stays as it is."""
+    """Return means over tokens, and the largest values; `tokens`, the count, stays as it is.
+
+    Of importance weights, also `weight_chi2`, their mean square - 1, and `weight_ess`, the effective sample size
+    (sum w)^2 / sum w^2 as a share of the tokens.
+    """
     tokens = sums["tokens"].clamp(min=1)
-    return {
+    told = {
         name: value if name.endswith("_max") or name == "tokens" else value / tokens for name, value in sums.items()
     }
+    if "weight_square_mean" in told:
+        square = told.pop("weight_square_mean")
+        told["weight_chi2"] = square - 1
+        told["weight_ess"] = told["weight_mean"].square() / square.clamp(min=torch.finfo(torch.float64).tiny)
+    return told

@@ -1,15 +1,15 @@
-"""A policy loss put together by the names of a recipe: loss, aggregation, KL, entropy.
+"""A policy loss put together by the names of a recipe: loss, aggregation, correction, KL, entropy.
 
 `policy_loss` is the one call for a batch that is held whole. A learner that cuts its minibatches makes an `Objective`
-once, asks it for the `totals` of each minibatch, and for the `share` of each micro-batch.
+once, asks it for the `bounds` and `totals` of each whole minibatch, and for the `share` of each micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,29 +17,54 @@ from torch import Tensor
 from infra.errors import UsageError
 from infra.named import check_options, named
 from trainers.losses.aggregation import AGGREGATIONS
-from trainers.losses.divergence import DIVERGENCES
+from trainers.losses.correction import (
+    CORRECTIONS,
+    Correction,
+    log_weights_of,
+    perplexity_ratio,
+    weight_metrics,
+)
+from trainers.losses.decoupled import decoupled_ppo
+from trainers.losses.divergence import DIVERGENCES, cost_to_go
+from trainers.losses.m2po import M2Bounds, m2po, m2po_bounds
 from trainers.losses.metrics import added, means
 from trainers.losses.ppo import ppo
+from trainers.losses.sequence_ratio import gmpo, gspo
+from trainers.losses.soft import cispo, dppo, gpg, sapo
 from trainers.losses.tokens import Count, TokenLoss, Totals, TrainedTokens, log_ratio, totals_of
 
 Loss: TypeAlias = Callable[..., TokenLoss]
 Table: TypeAlias = Mapping[str, Any]
 """As in a recipe: `use`, and the options of what it names."""
 
-LOSSES: dict[str, Loss] = {"ppo": ppo}
+LOSSES: dict[str, Loss] = {
+    "ppo": ppo,
+    "decoupled_ppo": decoupled_ppo,
+    "m2po": m2po,
+    "gspo": gspo,
+    "gmpo": gmpo,
+    "cispo": cispo,
+    "sapo": sapo,
+    "dppo": dppo,
+    "gpg": gpg,
+}
 """By the name in a recipe; each is called with TrainedTokens and its options."""
-OWN_AGGREGATION: dict[str, str] = {}
-"""The aggregation of the paper, where that is not the token mean."""
+OWN_AGGREGATION = {"gspo": "sequence_mean", "gmpo": "sequence_mean"}
+"""The aggregation without which a loss is not its paper's; of all others, the token mean."""
+PLACES = ("loss", "reward")
 
 
-def policy_loss(
+def policy_loss(  # noqa: PLR0913 - one for each table of a recipe
     tokens: TrainedTokens,
     use: str = "ppo",
     aggregation: str | Table | None = None,
     *,
+    correction: str | Table | Sequence[Table] | None = None,
     kl: Table | None = None,
     entropy: float = 0.0,
+    count_rejected: bool = False,
     totals: Totals | None = None,
+    bounds: M2Bounds | None = None,
     **options: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the scalar loss to be minimised, with its gradient, and its metrics as means over these tokens.
@@ -48,80 +73,193 @@ def policy_loss(
         tokens: N tokens of whole sequences.
         use: A name of LOSSES, or `package.module:function` of the same shape.
         aggregation: A name of AGGREGATIONS, or a table of `use` and its options; None: the one of the loss's paper.
-        kl: Table of a KL term to the reference policy: `use` (k1, k2, k3), `weight`, and `unbiased = true` to multiply
-            by pi_theta / pi_b, which makes value and gradient right off policy (arXiv 2512.02556).
+        correction: A name of CORRECTIONS, or a table of `use` and its options, or several tables: weights multiply,
+            and a token that one rejects is rejected. With weights, the loss's ratio is to the proximal policy.
+        kl: Table of a KL term to the reference policy: `use` (k1, k2, k3; default k3), `weight` (1e-3), `place`: "loss"
+            or "reward", and `unbiased = true` to multiply the loss term by pi_theta / pi_b, which makes value and
+            gradient right off policy (arXiv 2512.02556). In the reward, weight * KL of pi_b to pi_ref is taken from
+            the reward of each token and so, summed to the end of its sequence, from its advantage.
         entropy: Weight of an entropy bonus.
+        count_rejected: Keep rejected tokens in the denominator: then many rejections make a smaller step.
         totals: Of the minibatch that these tokens are a part of; None: they are the whole.
+        bounds: Of that minibatch, where `use` is m2po.
         options: Of the loss.
 
-    Raises UsageError for a name or an option that there is not, with those there are.
+    A rejected token is out of everything: the policy term, KL, entropy, and the statistics of its sequence. Raises
+    UsageError for a name or an option that there is not, with those there are.
     """
-    objective = objective_of({"use": use, **options}, aggregation, kl=kl, entropy=entropy)
-    loss, sums = objective.share(tokens, totals or objective.totals(tokens))
+    table = {"use": use, **options}
+    objective = objective_of(
+        table, aggregation, correction=correction, kl=kl, entropy=entropy, count_rejected=count_rejected
+    )
+    loss, sums = objective.share(tokens, totals or objective.totals(tokens, bounds), bounds)
     return loss, means(sums)
 
 
 @dataclass(frozen=True, slots=True)
 class Kl:
-    """A KL term of the loss; checked, as a recipe gives it. Raises UsageError."""
+    """A KL term; its fields are what a recipe may say. Raises UsageError."""
 
     use: str = "k3"
     weight: float = 1e-3
+    place: str = "loss"
     unbiased: bool = False
 
     def __post_init__(self) -> None:
         named("kl", self.use, DIVERGENCES)
-        if self.weight < 0:
-            raise UsageError(f"kl: weight must be at least 0, got {self.weight}")
+        if self.weight < 0 or self.place not in PLACES:
+            raise UsageError(
+                f"kl: weight must be at least 0 and place one of {', '.join(PLACES)}, got {self.weight}, {self.place!r}"
+            )
+        if self.unbiased and self.place == "reward":
+            raise UsageError("kl: unbiased is of the loss; in the reward, the tokens' own policy is what is measured")
 
     def terms(self, tokens: TrainedTokens) -> Tensor:
-        """Per token, float[N], without the weight."""
+        """Per token, float[N], without the weight: of pi_theta in the loss, of pi_b in the reward."""
         if tokens.reference is None:
             raise UsageError("kl: the tokens have no log-probabilities of a reference policy")
-        terms = DIVERGENCES[self.use](tokens.logprobs, tokens.reference)
+        policy = tokens.logprobs if self.place == "loss" else tokens.behaviour
+        terms = DIVERGENCES[self.use](policy, tokens.reference)
         return terms * log_ratio(tokens.logprobs, tokens.behaviour).exp() if self.unbiased else terms
+
+
+class _Prepared(NamedTuple):
+    tokens: TrainedTokens
+    weights: Tensor | None
+    metrics: dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
     """A policy loss with its options, its names found and its options checked: see `objective_of`."""
 
-    loss: Loss
-    aggregate: Callable[..., Tensor]
+    loss: partial[TokenLoss]
+    aggregate: partial[Tensor]
+    corrections: tuple[partial[Correction], ...] = ()
     kl: Kl | None = None
     entropy: float = 0.0
+    count_rejected: bool = False
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Of the optional fields of TrainedTokens, those that this objective cannot do without."""
+        needs = {name for name in ("proximal", "versions", "reference", "entropies") if not self._does_without(name)}
+        return frozenset(needs | ({"proximal"} if self.corrections else set()))
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether `bounds` or `totals` depend on the log-probabilities under the weights being trained.
+
+        Then each optimizer step begins with a forward pass over its whole minibatch. Else `totals` may be asked with
+        any numbers as `TrainedTokens.logprobs`. The `rejected` of a loss of one's own must not depend on them.
+        """
+        options = self.loss.keywords
+        guesses = self.loss.func is decoupled_ppo and options.get("proximal") == "interpolated"
+        masks = options.get("behaviour_action") != "clamp" and not self.count_rejected
+        return self.loss.func in _BOUNDS or (guesses and masks)
 
     @torch.no_grad()
-    def totals(self, tokens: TrainedTokens, all_sequences: Count | None = None) -> Totals:
-        """Return the denominators of a minibatch from all its tokens; `all_sequences` if some have no token in it."""
-        return totals_of(tokens.sequences, tokens.kept, all_sequences)
+    def bounds(self, tokens: TrainedTokens) -> M2Bounds | None:
+        """Return what the loss must know of a whole minibatch, from all its tokens; None: nothing.
 
-    def share(self, tokens: TrainedTokens, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
+        `bounds.part(index)` goes with `tokens.part(index)`.
+        """
+        find = _BOUNDS.get(self.loss.func)
+        return None if find is None else find(self._prepared(tokens.detached()).tokens, **self.loss.keywords)
+
+    @torch.no_grad()
+    def totals(
+        self, tokens: TrainedTokens, bounds: M2Bounds | None = None, all_sequences: Count | None = None
+    ) -> Totals:
+        """Return the denominators of a minibatch from all its tokens.
+
+        Args:
+            tokens: All of the minibatch, or of a rank's part of it: totals add up.
+            bounds: What `bounds` returned for the minibatch.
+            all_sequences: Sequences of the minibatch, also those without a token here; None: there are none such.
+        """
+        kept = None if self.count_rejected else self._after_loss(tokens.detached(), bounds).tokens.kept
+        return totals_of(tokens.sequences, kept, all_sequences)
+
+    def share(
+        self, tokens: TrainedTokens, totals: Totals, bounds: M2Bounds | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a part's share of the loss (the shares of a minibatch add up to it), and metrics as sums over tokens.
 
         See `trainers.losses.metrics` for how metrics are put together.
         """
-        terms, metrics, rejected = self.loss(tokens)
-        tokens = tokens.without(rejected)
-        count = {"tokens": torch.full((), tokens.logprobs.numel(), dtype=torch.float64, device=terms.device)}
-        metrics = added(metrics, count)
+        prepared, terms, metrics = self._after_loss(tokens, bounds)
+        metrics["tokens"] = torch.full((), terms.numel(), dtype=torch.float64, device=terms.device)
         if self.kl is not None:
             divergence = self.kl.terms(tokens)
-            terms = terms + self.kl.weight * divergence
             metrics["reference_kl"] = divergence.detach().double().sum()
+            if self.kl.place == "loss":
+                terms = terms + self.kl.weight * divergence
         if tokens.entropies is not None:
             metrics["entropy"] = tokens.entropies.detach().double().sum()
         if self.entropy:
             if tokens.entropies is None:
                 raise UsageError("entropy: the tokens have no entropies")
             terms = terms - self.entropy * tokens.entropies
-        if tokens.kept is not None:
-            terms = torch.where(tokens.kept, terms, torch.zeros_like(terms))
-        return self.aggregate(terms, tokens.sequences, tokens.kept, totals), metrics
+        if prepared.kept is not None:
+            terms = torch.where(prepared.kept, terms, torch.zeros_like(terms))
+            metrics["rejected_fraction"] = (~prepared.kept).sum().double()
+        kept = None if self.count_rejected else prepared.kept
+        return self.aggregate(terms, tokens.sequences, kept, totals), metrics
+
+    def _after_loss(self, tokens: TrainedTokens, bounds: M2Bounds | None) -> _Terms:
+        """Return the loss's terms under the correction's weights, and the tokens without any that is rejected."""
+        prepared, weights, metrics = self._prepared(tokens)
+        terms, told, rejected = self.loss(prepared) if bounds is None else self.loss(prepared, bounds)
+        if weights is not None:
+            terms = weights * terms
+        return _Terms(prepared.without(rejected), terms, added(metrics, told))
+
+    def _prepared(self, tokens: TrainedTokens) -> _Prepared:
+        """Return the tokens as the loss is to see them."""
+        seen = tokens
+        if self.kl is not None and self.kl.place == "reward":
+            cost = cost_to_go(self.kl.terms(tokens).detach(), tokens.sequences)
+            seen = replace(seen, advantages=seen.advantages - self.kl.weight * cost)
+        if not self.corrections:
+            return _Prepared(seen, None, {})
+        log_weights = log_weights_of(tokens)
+        weights = None
+        for correct in self.corrections:
+            factors, rejected = correct(tokens)
+            seen = seen.without(rejected)
+            if factors is not None:
+                weights = factors if weights is None else weights * factors
+        metrics = weight_metrics(log_weights, log_weights.exp() if weights is None else weights)
+        metrics["weight_perplexity_ratio"] = perplexity_ratio(tokens).double().sum()
+        if weights is not None:
+            near = tokens.logprobs if tokens.proximal is None else tokens.proximal
+            seen = replace(seen, behaviour=near.detach())
+        return _Prepared(seen, weights, metrics)
+
+    def _does_without(self, name: str) -> bool:
+        tokens, totals = _example()
+        try:
+            self.share(replace(tokens, **{name: None}), totals)  # type: ignore[arg-type]  # each may be None
+        except (UsageError, TypeError, AttributeError):  # the last two: a loss of one's own that did not look
+            return False
+        return True
+
+
+class _Terms(NamedTuple):
+    tokens: TrainedTokens
+    terms: Tensor
+    metrics: dict[str, Tensor]
 
 
 def objective_of(
-    loss: str | Table = "ppo", aggregation: str | Table | None = None, *, kl: Table | None = None, entropy: float = 0.0
+    loss: str | Table = "ppo",
+    aggregation: str | Table | None = None,
+    *,
+    correction: str | Table | Sequence[Table] | None = None,
+    kl: Table | None = None,
+    entropy: float = 0.0,
+    count_rejected: bool = False,
 ) -> Objective:
     """Put an objective together from what a recipe says; the parameters are those of `policy_loss`.
 
@@ -130,20 +268,24 @@ def objective_of(
     found, use = _with_options("loss", loss, LOSSES)
     own = OWN_AGGREGATION.get(use, "token_mean")
     aggregate, _ = _with_options("aggregation", own if aggregation is None else aggregation, AGGREGATIONS)
+    several = [correction] if isinstance(correction, str | Mapping) else (correction or [])
+    corrections = tuple(_with_options("correction", table, CORRECTIONS)[0] for table in several)
     if kl is not None:
-        check_options("kl", _kl, kl)
-    objective = Objective(found, aggregate, None if kl is None else Kl(**kl), entropy)
-    objective.share(*_example())  # says of values out of range what the functions themselves say
+        takes = [field.name for field in fields(Kl)]
+        for name in kl.keys() - set(takes):
+            raise UsageError(f"kl: no option {name!r}; it takes {', '.join(takes)}")
+    objective = Objective(found, aggregate, corrections, None if kl is None else Kl(**kl), entropy, count_rejected)
+    tokens, totals = _example()
+    weighs = any(correct(tokens).weights is not None for correct in corrections)
+    if weighs and found.func is decoupled_ppo:
+        raise UsageError("decoupled_ppo weighs by pi_prox / pi_b itself: a correction beside it may only reject")
+    objective.share(tokens, totals)  # says of values out of range what the functions themselves say
     return objective
-
-
-def _kl(*, use: str = "k3", weight: float = 1e-3, unbiased: bool = False) -> None:
-    """Have the parameters of Kl."""
 
 
 def _with_options(
     where: str, table: str | Table, shipped: Mapping[str, Callable[..., Any]]
-) -> tuple[Callable[..., Any], str]:
+) -> tuple[partial[Any], str]:
     options = {"use": table} if isinstance(table, str) else dict(table)
     if "use" not in options:
         raise UsageError(f"{where}: `use` is missing; take one of {', '.join(shipped)}")
@@ -161,3 +303,6 @@ def _example() -> tuple[TrainedTokens, Totals]:
         zeros, zeros, zeros, numbers, proximal=zeros, reference=zeros, entropies=zeros, versions=numbers, version=0
     )
     return tokens, Totals(2, 1, 1)
+
+
+_BOUNDS: Mapping[Callable[..., Any], Callable[..., M2Bounds]] = {m2po: m2po_bounds}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
 from infra.errors import UsageError
 from trainers.losses.metrics import clip_metrics, ratio_metrics
 from trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio
+
+Bound: TypeAlias = float | Tensor
 
 
 def ppo(
@@ -20,8 +24,8 @@ def ppo(
 
     Args:
         tokens: N tokens.
-        clip_low: Below 1; at most 1.
-        clip_high: Above 1. The default pair is DAPO's clip-higher (arXiv 2503.14476); the PPO paper's is 0.2 / 0.2.
+        clip_low: Within 0..1.
+        clip_high: At least 0. The default pair is DAPO's clip-higher (arXiv 2503.14476); the PPO paper's is 0.2 / 0.2.
         dual_clip: c > 1: where A < 0 the loss is at most -c A (arXiv 1912.09729; its c is 3). None: no such bound.
     """
     check_clip(clip_low, clip_high)
@@ -29,21 +33,26 @@ def ppo(
     ratio = delta.exp()
     terms = surrogate(ratio, tokens.advantages, clip_low, clip_high)
     metrics = ratio_metrics(delta) | clip_metrics(ratio, tokens.advantages, clip_low, clip_high)
-    if dual_clip is not None:
-        if dual_clip <= 1:
-            raise UsageError(f"dual_clip must be above 1, got {dual_clip}")
-        bound = -dual_clip * tokens.advantages
-        bounded = (tokens.advantages < 0) & (terms > bound)
-        terms = torch.where(bounded, bound, terms)
-        metrics["dual_clip_fraction"] = bounded.sum().double()
-    return TokenLoss(terms, metrics)
+    terms, bounded = dual_clipped(terms, tokens.advantages, dual_clip)
+    return TokenLoss(terms, metrics | bounded)
 
 
-def surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+def surrogate(ratio: Tensor, advantages: Tensor, low: Bound, high: Bound) -> Tensor:
     """Take max(-A ratio, -A clip(ratio, 1 - low, 1 + high)): float[N] of two float[N]."""
     free = -advantages * ratio
-    bound = -advantages * ratio.clamp(1 - low, 1 + high)
+    bound = -advantages * torch.clamp(ratio, 1 - low, 1 + high)  # type: ignore[arg-type]  # both numbers or both tensors
     return torch.where(bound > free, bound, free)
+
+
+def dual_clipped(terms: Tensor, advantages: Tensor, bound: float | None) -> tuple[Tensor, dict[str, Tensor]]:
+    """Hold the terms of tokens with A < 0 to at most -bound A; None leaves them. The second is a metric of it."""
+    if bound is None:
+        return terms, {}
+    if bound <= 1:
+        raise UsageError(f"dual_clip must be above 1, got {bound}")
+    most = -bound * advantages
+    held = (advantages < 0) & (terms > most)
+    return torch.where(held, most, terms), {"dual_clip_fraction": held.sum().double()}
 
 
 def check_clip(low: float, high: float) -> None:

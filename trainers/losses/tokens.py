@@ -146,6 +146,22 @@ def sequence_sums(values: Tensor, sequences: Tensor) -> Tensor:
     return torch.zeros_like(values).index_add(0, sequence_places(sequences), values)
 
 
+def per_sequence_sum(values: Tensor, tokens: TrainedTokens) -> Tensor:
+    """Sum float[N] `values` over the kept tokens of each token's sequence: float[N]."""
+    counted = values if tokens.kept is None else torch.where(tokens.kept, values, torch.zeros_like(values))
+    return sequence_sums(counted, tokens.sequences)[sequence_places(tokens.sequences)]
+
+
+def per_sequence_mean(values: Tensor, tokens: TrainedTokens) -> Tensor:
+    """Return the mean of float[N] `values` over the kept tokens of each token's sequence, 0 of none: float[N]."""
+    return per_sequence_sum(values, tokens) / per_sequence_sum(torch.ones_like(values), tokens).clamp(min=1)
+
+
+def per_sequence_any(flags: Tensor, tokens: TrainedTokens) -> Tensor:
+    """Return whether any kept token of each token's sequence has its flag, bool[N] of bool[N]."""
+    return per_sequence_sum(flags.to(tokens.behaviour.dtype), tokens) > 0
+
+
 def log_ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:
     """Log pi_theta - log pi_b, held to +-20 (no gradient beyond) so that its exponential stays finite."""
     delta = logprobs - behaviour

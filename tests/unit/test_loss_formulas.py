@@ -1,0 +1,455 @@
+"""Each loss and correction against the numbers of its paper or of its authors' code, worked out by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from infra.errors import UsageError
+from trainers.losses import (
+    TrainedTokens,
+    cispo,
+    cost_to_go,
+    decoupled_ppo,
+    dppo,
+    effective_sample_size,
+    gmpo,
+    gpg,
+    gspo,
+    icepop,
+    interpolated_proximal,
+    m2po,
+    m2po_bounds,
+    mis,
+    policy_loss,
+    rejection,
+    sapo,
+    tis,
+    veto,
+)
+from trainers.losses.correction import perplexity_ratio
+
+
+def vector(numbers: list[float]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def tokens_of(delta: list[float], advantages: list[float] | None = None, **more: Any) -> TrainedTokens:
+    behaviour = vector([-1.0] * len(delta))
+    sequences = torch.zeros(len(delta), dtype=torch.int64)
+    return TrainedTokens(
+        (behaviour + vector(delta)).requires_grad_(),
+        behaviour,
+        vector(advantages or [1.0] * len(delta)),
+        **{"sequences": sequences, **more},
+    )
+
+
+def weighed(weights: list[float], sequences: list[int] | None = None) -> TrainedTokens:
+    proximal = vector([math.log(weight) - 1 for weight in weights])
+    numbers = torch.tensor(sequences or [0] * len(weights))
+    return tokens_of([0.0] * len(weights), proximal=proximal, sequences=numbers)
+
+
+# ---------------------------------------------------------------------------------------------------- decoupled PPO
+
+
+def test_the_proximal_policy_lies_on_the_line_between_behaviour_and_current() -> None:
+    near = interpolated_proximal(vector([-0.7]), vector([-1.0]), torch.tensor([3]), 5)
+    assert near.tolist() == pytest.approx([-0.8])
+
+
+@pytest.mark.parametrize(
+    ("generated_by", "proximal"),
+    [(5, -1.0), (6, -1.0), (7, -1.0), (-1, -1.0), (4, -0.85)],
+    ids=["by pi_prox itself", "by the version being made", "by one after it", "unknown", "one version before"],
+)
+def test_where_versions_leave_no_line_the_proximal_policy_is_the_behaviour(generated_by: int, proximal: float) -> None:
+    near = interpolated_proximal(vector([-0.7]), vector([-1.0]), torch.tensor([generated_by]), 5)
+    assert near.tolist() == pytest.approx([proximal])
+
+
+def test_decoupled_ppo_clips_around_the_proximal_policy_and_weighs_by_the_way_to_it() -> None:
+    tokens = tokens_of([math.log(3.0)], proximal=vector([math.log(2.0) - 1]))
+    terms, _, rejected = decoupled_ppo(tokens)  # u = 1.5, clipped to 1.2; w = 2
+    assert terms.tolist() == pytest.approx([-2.4])
+    assert rejected is not None
+    assert not rejected.any()
+
+
+BEHAVIOUR = [6.0, 0.5, 0.25]
+MEAN = 0.75 ** (1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ({}, [0, 0.5, 0.25]),
+        ({"behaviour_upper": None}, BEHAVIOUR),
+        ({"behaviour_lower": 0.3}, [0, 0.5, 0]),
+        ({"behaviour_action": "clamp", "behaviour_lower": 0.3}, [5, 0.5, 0.3]),
+        ({"behaviour_level": "sequence"}, [MEAN] * 3),
+        ({"behaviour_level": "sequence", "behaviour_upper": 0.9}, [0, 0, 0]),
+        ({"behaviour_level": "sequence", "behaviour_upper": 0.9, "behaviour_action": "clamp"}, [0.9] * 3),
+        ({"behaviour_metric": "k1", "behaviour_upper": 1.0}, [6, 0.5, 0]),  # -log w = -1.79, 0.69, 1.39
+        ({"behaviour_metric": "k2", "behaviour_upper": 0.9}, [0, 0.5, 0]),  # 1.605, 0.240, 0.961
+        ({"behaviour_metric": "k3", "behaviour_upper": 0.5}, [0, 0.5, 0]),  # 3.208, 0.193, 0.636
+        ({"behaviour_metric": "k3", "behaviour_level": "sequence", "behaviour_upper": 1.3}, [0, 0, 0]),  # 1.346
+        ({"behaviour_metric": "k3", "behaviour_level": "sequence", "behaviour_upper": 1.4}, BEHAVIOUR),
+    ],
+)
+def test_the_behaviour_weight_is_bounded_as_asked(options: dict[str, Any], weights: list[float]) -> None:
+    near = vector([math.log(weight) - 1 for weight in BEHAVIOUR])
+    tokens = tokens_of([float(gap) for gap in near + 1], proximal=near)  # u = 1
+    terms, _, rejected = decoupled_ppo(tokens, **options)
+    assert (-terms).tolist() == pytest.approx(weights)
+    assert rejected is not None
+    assert rejected.tolist() == [weight == 0 for weight in weights]
+
+
+# --------------------------------------------------------------------------------------------------------- corrections
+
+GOLDEN = [0.5, 1.2, 3.0]
+
+
+def test_truncated_importance_sampling() -> None:
+    assert tis(weighed(GOLDEN), cap=2).weights.tolist() == pytest.approx([0.5, 1.2, 2.0])
+    assert tis(weighed(GOLDEN), level="sequence", cap=2).weights.tolist() == pytest.approx([1.8] * 3)
+    assert tis(weighed(GOLDEN), level="sequence", cap=1.5).weights.tolist() == pytest.approx([1.5] * 3)
+
+
+def test_masked_importance_sampling() -> None:
+    weights, rejected = mis(weighed(GOLDEN), cap=2)
+    assert weights[:2].tolist() == pytest.approx([0.5, 1.2])
+    assert rejected.tolist() == [False, False, True]
+    assert mis(weighed(GOLDEN), level="sequence", cap=1.5).rejected.all()
+
+
+def test_icepop_masks_on_both_sides() -> None:
+    weights, rejected = icepop(weighed([0.1, *GOLDEN, 6.0]))
+    assert weights[1:4].tolist() == pytest.approx(GOLDEN)
+    assert rejected.tolist() == [True, False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "rejected"),
+    [
+        ({}, [False, False, True]),
+        ({"high": 3.5}, [False, False, False]),
+        ({"high": 3.5, "low": 1.0}, [True, False, False]),
+        ({"level": "sequence"}, [False] * 3),
+        ({"level": "sequence", "high": 1.7}, [True] * 3),
+        ({"level": "geometric"}, [True] * 3),
+        ({"level": "geometric", "high": 1.21645}, [False] * 3),
+        ({"level": "geometric", "high": 1.21643}, [True] * 3),
+    ],
+)
+def test_rejection(options: dict[str, Any], rejected: list[bool]) -> None:
+    correction = rejection(weighed(GOLDEN), **options)
+    assert correction.weights is None
+    assert correction.rejected.tolist() == rejected
+
+
+def test_a_veto_takes_the_sequences_of_hopeless_tokens_out() -> None:
+    tokens = weighed([1.0, 9e-5, 1.0, 1.1e-4], [0, 0, 1, 1])
+    assert veto(tokens).rejected.tolist() == [True, True, False, False]
+
+
+def test_the_effective_sample_size() -> None:
+    assert effective_sample_size(vector(GOLDEN)).item() == pytest.approx(2.06642, abs=1e-5)
+    assert effective_sample_size(vector([])).item() == 0
+
+
+def test_the_ratio_of_perplexities() -> None:
+    assert perplexity_ratio(weighed(GOLDEN)).tolist() == pytest.approx([1 / 1.21644] * 3, abs=1e-5)
+
+
+def test_what_a_correction_tells() -> None:
+    _, told = policy_loss(weighed(GOLDEN), correction="mis")
+    assert told["weight_ess"].item() == pytest.approx(2.06642 / 3, abs=1e-5)
+    assert told["weight_chi2"].item() == pytest.approx(10.69 / 3 - 1)
+    assert told["weight_mean"].item() == pytest.approx(4.7 / 3)
+    assert told["weight_max"].item() == pytest.approx(3)
+    assert told["weight_kl_k1"].item() == pytest.approx(-math.log(1.8) / 3)
+    assert told["weight_kl_k3"].item() == pytest.approx((4.7 - 3 - math.log(1.8)) / 3)
+    assert told["weight_perplexity_ratio"].item() == pytest.approx(1 / 1.21644, abs=1e-5)
+    assert told["rejected_fraction"].item() == pytest.approx(1 / 3)
+
+
+def test_rejected_tokens_are_counted_only_when_asked_for() -> None:
+    tokens = weighed(GOLDEN)
+    out, _ = policy_loss(tokens, "gpg", correction="mis")
+    counted, _ = policy_loss(tokens, "gpg", correction="mis", count_rejected=True)
+    assert out.item() == pytest.approx((0.5 + 1.2) / 2)
+    assert counted.item() == pytest.approx((0.5 + 1.2) / 3)
+
+
+def test_under_a_weighing_correction_the_ratio_is_to_the_proximal_policy() -> None:
+    tokens = tokens_of([math.log(3.0)], proximal=vector([math.log(1.5) - 1]))  # ratio 2, clipped to 1.28; w 1.5
+    assert policy_loss(tokens, correction="tis")[0].item() == pytest.approx(-1.28 * 1.5)
+    only_rejecting = policy_loss(tokens, correction={"use": "veto"}, clip_high=9.0)[0]
+    assert only_rejecting.item() == pytest.approx(-3)
+
+
+def test_without_a_proximal_policy_the_weight_is_of_the_policy_as_it_is() -> None:
+    tokens = tokens_of([math.log(1.5)])
+    loss, _ = policy_loss(tokens, correction="tis")
+    (slope,) = torch.autograd.grad(loss, tokens.logprobs)
+    assert loss.item() == pytest.approx(-1.5)
+    assert slope.item() == pytest.approx(-1.5)
+
+
+def test_several_corrections_multiply_and_reject_together() -> None:
+    tokens = weighed([*GOLDEN, 1e-5, 1.0], [0, 0, 0, 1, 1])
+    loss, told = policy_loss(tokens, "gpg", correction=[{"use": "tis", "cap": 1.0}, {"use": "veto"}])
+    assert loss.item() == pytest.approx((0.5 + 1 + 1) / 3)
+    assert told["rejected_fraction"].item() == pytest.approx(2 / 5)
+
+
+# ---------------------------------------------------------------------------------------------------------------- M2PO
+
+DELTAS = [0.05, 0.1, 0.2, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "low", "high"),
+    [
+        ({"variant": "cap_suffix", "budget": 0.01}, 0.09516, 0.10517),
+        ({"variant": "cap", "budget": 0.04}, 0.181269, 0.221403),
+        ({"variant": "cap", "budget": 0.04, "floor_low": 0.3, "floor_high": 0.5}, 0.3, 0.5),
+        ({"variant": "cap_exact", "budget": 0.04}, 0.23782, 0.31203),
+        ({"variant": "cap_suffix", "budget": 0.3}, 0.95, 20.0),
+        ({"variant": "cap_suffix", "budget": 0.001}, 1 - math.exp(-0.05), math.exp(0.05) - 1),
+        ({"variant": "cap", "budget": 0.3}, 1 - math.exp(-20), math.exp(20) - 1),
+        ({"variant": "cap", "budget": 0.0025}, 0.0, 0.0),
+        ({"variant": "cap", "budget": 0.002501}, 1 - math.exp(-0.05), math.exp(0.05) - 1),
+        ({"variant": "mask", "budget": 0.01}, 1 - math.exp(-20), math.exp(20) - 1),
+    ],
+)
+def test_m2po_bounds_the_ratio_by_the_second_moment(options: dict[str, Any], low: float, high: float) -> None:
+    bounds = m2po_bounds(tokens_of(DELTAS), **options)
+    assert bounds.low.item() == pytest.approx(low, abs=1e-5)
+    assert bounds.high.item() == pytest.approx(high, abs=1e-5, rel=1e-5)
+    assert bounds.moment.item() == pytest.approx(0.2605)
+
+
+def test_m2po_looks_only_at_tokens_that_go_against_the_trust_region() -> None:
+    deltas = [*DELTAS, -3.0, 3.0, 2.0, -0.5]
+    tokens = tokens_of(deltas, [1, 1, 1, 1, 1, 1, -1, 0, -1])  # the last joins V, those before it do not
+    bounds = m2po_bounds(tokens)
+    assert bounds.moment.item() == pytest.approx((5 * 0.2605 + 0.25) / 6)
+    assert bounds.high.item() == pytest.approx(math.exp(0.2) - 1)
+
+
+def test_m2po_cuts_the_gradient_of_what_goes_beyond() -> None:
+    tokens = tokens_of([0.05, 1.0])
+    loss, told = policy_loss(tokens, "m2po", budget=0.04)
+    (slope,) = torch.autograd.grad(loss, tokens.logprobs)
+    assert slope.tolist() == pytest.approx([-math.exp(0.05) / 2, 0])
+    assert told["m2"].item() == pytest.approx((0.0025 + 1) / 2)
+    assert told["m2_log_high"].item() == pytest.approx(0.05)
+    assert told["m2_log_low"].item() == pytest.approx(-0.05)
+    assert told["clip_fraction_high"].item() == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("variant", ["cap", "cap_suffix"])
+def test_the_token_that_sets_the_bound_keeps_its_gradient(variant: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    behaviour = -torch.rand(200, dtype=dtype) * 5
+    logprobs = (behaviour + torch.rand(200, dtype=dtype)).requires_grad_()
+    tokens = TrainedTokens(logprobs, behaviour, torch.ones(200, dtype=dtype), torch.arange(200) // 7)
+    for budget in torch.linspace(0.01, 0.3, 30).tolist():
+        bounds = m2po_bounds(tokens, variant=variant, budget=budget)
+        loss, _ = policy_loss(tokens, "m2po", variant=variant, budget=budget)
+        (slope,) = torch.autograd.grad(loss, logprobs)
+        delta = (logprobs - behaviour).detach().double()
+        reach = torch.log1p(bounds.high)
+        assert (slope != 0).tolist() == (delta <= reach).tolist()
+        assert ((delta - reach).abs() < 2e-6).any()
+
+
+@pytest.mark.parametrize(
+    ("deltas", "budget", "kept"),
+    [
+        (DELTAS, 0.01, [True, True, False, False, False]),
+        (DELTAS, 0.3, [True] * 5),
+        (DELTAS, 0.0, [True, False, False, False, False]),
+        ([0.3, -0.3, 0.1, 0.3], 0.07, [False, True, True, True]),
+        ([0.3, -0.3, 0.3], 0.01, [False, False, True]),
+    ],
+    ids=["golden", "within budget", "one is always kept", "of equal ones the first goes", "all equal"],
+)
+def test_m2po_masks_the_largest(deltas: list[float], budget: float, kept: list[bool]) -> None:
+    tokens = tokens_of(deltas)
+    bounds = m2po_bounds(tokens, variant="mask", budget=budget)
+    assert bounds.kept is not None
+    assert bounds.kept.tolist() == kept
+    terms, _, rejected = m2po(tokens, variant="mask", budget=budget)
+    assert rejected is not None
+    assert rejected.tolist() == [not stays for stays in kept]
+    assert terms.tolist() == pytest.approx([-math.exp(gap) * stays for gap, stays in zip(deltas, kept, strict=True)])
+
+
+def test_m2po_masks_by_the_proximal_policy_where_there_is_one() -> None:
+    tokens = tokens_of([0.0] * 5, proximal=vector([gap - 1 for gap in DELTAS]))
+    bounds = m2po_bounds(tokens, variant="mask", budget=0.01)
+    assert bounds.kept is not None
+    assert bounds.kept.tolist() == [True, True, False, False, False]
+
+
+# ------------------------------------------------------------------------------------------------------ whole sequences
+
+
+def test_gspo_has_one_ratio_for_a_sequence() -> None:
+    tokens = tokens_of([0.1, -0.2, 0.4])
+    terms, _, _ = gspo(tokens, clip_low=0.5, clip_high=0.5)
+    assert terms.tolist() == pytest.approx([-1.10517] * 3, abs=1e-5)
+    clipped, _, _ = gspo(tokens)
+    assert clipped.tolist() == pytest.approx([-1.0004] * 3)
+
+
+def test_gspo_gives_every_sequence_the_same_weight() -> None:
+    tokens = tokens_of([0.1, -0.2, 0.4, 0.0], [1, 1, 1, -2], sequences=torch.tensor([0, 0, 0, 1]))
+    loss, _ = policy_loss(tokens, "gspo", clip_high=0.5)
+    by_tokens, _ = policy_loss(tokens, "gspo", "token_mean", clip_high=0.5)
+    assert loss.item() == pytest.approx((-1.10517 + 2) / 2, abs=1e-5)
+    assert by_tokens.item() == pytest.approx((3 * -1.10517 + 2) / 4, abs=1e-5)
+
+
+def test_gspo_token_is_the_same_with_each_tokens_own_advantage() -> None:
+    found = []
+    for form in ("sequence", "token"):
+        tokens = tokens_of([0.1, -0.2, 0.4])
+        loss, _ = policy_loss(tokens, "gspo", clip_high=0.5, form=form)
+        found.append((loss.item(), *torch.autograd.grad(loss, tokens.logprobs)[0].tolist()))
+    assert found[0] == pytest.approx(found[1])
+    own, _, _ = gspo(tokens_of([0.0, 0.0], [1, 3]), form="token")
+    mean, _, _ = gspo(tokens_of([0.0, 0.0], [1, 3]))
+    assert own.tolist() == [-1, -3]
+    assert mean.tolist() == [-2, -2]
+
+
+@pytest.mark.parametrize(
+    ("advantage", "clipped"), [(2.0, [0.1, -0.9, 0.4]), (-2.0, [0.1, -0.4, 0.7]), (0.0, [0.0, 0.0, 0.0])]
+)
+def test_gmpo_clips_in_log_space_and_takes_the_geometric_mean(advantage: float, clipped: list[float]) -> None:
+    terms, _, _ = gmpo(tokens_of([0.1, -0.9, 0.7], [advantage] * 3))
+    assert terms.tolist() == pytest.approx([-advantage * math.exp(sum(clipped) / 3)] * 3)
+
+
+# -------------------------------------------------------------------------------------------------- gates and weights
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "loss"), [(1, 1, -2.0), (1, 1.5, -2.48984), (-1, 0.5, 1.41594), (0, 3, 0)]
+)
+def test_sapo_fades_the_gradient_out(advantage: float, ratio: float, loss: float) -> None:
+    terms, _, _ = sapo(tokens_of([math.log(ratio)], [advantage]))
+    assert terms.item() == pytest.approx(loss, abs=1e-5)
+
+
+def test_the_slope_of_sapo_is_one_where_the_policies_agree() -> None:
+    for advantage in (1.0, -1.0):
+        tokens = tokens_of([0.0], [advantage])
+        (slope,) = torch.autograd.grad(sapo(tokens).terms.sum(), tokens.logprobs)
+        assert slope.item() == pytest.approx(-advantage)
+
+
+def test_cispo_clips_the_weight_and_keeps_the_gradient() -> None:
+    tokens = tokens_of([math.log(1.5), math.log(0.2)], [1, 2])
+    terms, told, _ = cispo(tokens, clip_high=0.28)
+    (slope,) = torch.autograd.grad(terms.sum(), tokens.logprobs)
+    assert slope.tolist() == pytest.approx([-1.28, -0.4])
+    assert told["clip_fraction_high"].item() == 1
+    bounded, told, _ = cispo(tokens, clip_low=0.5)
+    (slope,) = torch.autograd.grad(bounded.sum(), tokens.logprobs)
+    assert slope.tolist() == pytest.approx([-1.5, -1.0])
+    assert told["clip_fraction_low"].item() == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "theta", "advantage", "masked"),
+    [
+        ({}, 0.45, 1, True),
+        ({}, 0.35, 1, False),
+        ({}, 0.45, -1, False),
+        ({"threshold": 0.1}, 0.05, -1, True),
+        ({"threshold": 0.1}, 0.05, 0, True),
+        ({"variant": "ipo"}, 0.35, -1, True),
+        ({"variant": "ipo"}, 0.05, 1, True),
+        ({"variant": "ipo", "threshold": 0.3}, 0.35, 1, False),
+    ],
+)
+def test_dppo_masks_by_the_change_of_probability(
+    options: dict[str, Any], theta: float, advantage: float, masked: bool
+) -> None:
+    tokens = TrainedTokens(vector([math.log(theta)]), vector([math.log(0.2)]), vector([advantage]), torch.tensor([0]))
+    terms, told, _ = dppo(tokens, kl_tau=0.5, adv_tau=2.0, **options)
+    penalty = 0.5 * math.log(theta / 0.2) ** 2
+    assert terms.item() == pytest.approx(penalty - (0 if masked else 2 * advantage * theta / 0.2))
+    assert told["masked_fraction"].item() == masked
+
+
+def test_gpg_is_the_plain_policy_gradient() -> None:
+    tokens = tokens_of([0.3], [2])
+    assert gpg(tokens).terms.item() == pytest.approx(1.4)
+
+
+# --------------------------------------------------------------------------------------------------- KL in the reward
+
+
+def test_costs_add_up_from_a_token_to_the_end_of_its_sequence() -> None:
+    assert cost_to_go(vector([1, 2, 3, 10, 20]), torch.tensor([0, 0, 0, 1, 1])).tolist() == [6, 5, 3, 30, 20]
+    assert cost_to_go(vector([]), torch.zeros(0, dtype=torch.int64)).tolist() == []
+
+
+def test_kl_in_the_reward_lowers_advantages_without_a_gradient_of_its_own() -> None:
+    reference = vector([-1.1, -1.3])  # behaviour is -1: k1 = 0.1, 0.3
+    tokens = tokens_of([0.0, 0.0], [1, 1], reference=reference)
+    loss, told = policy_loss(tokens, "gpg", kl={"use": "k1", "weight": 0.5, "place": "reward"})
+    (slope,) = torch.autograd.grad(loss, tokens.logprobs)
+    assert slope.tolist() == pytest.approx([-(1 - 0.5 * 0.4) / 2, -(1 - 0.5 * 0.3) / 2])
+    assert told["reference_kl"].item() == pytest.approx(0.2)
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ({"use": "m2po", "variant": "cup"}, "variant is one of cap, cap_exact, cap_suffix, mask"),
+        ({"use": "m2po", "floor_low": 1.0}, "floor_low"),
+        ({"use": "m2po", "bounds_of": 3}, "it takes variant, budget, floor_low, floor_high"),
+        ({"use": "gspo", "form": "word"}, "form is sequence or token"),
+        ({"use": "gmpo", "clip_low": -1}, "clip_low and clip_high must be at least 0"),
+        ({"use": "cispo", "clip_low": 2}, "clip_low in 0..1"),
+        ({"use": "sapo", "tau_negative": 0}, "tau must be above 0"),
+        ({"use": "dppo", "variant": "tv"}, "variant is dppo or ipo"),
+        ({"use": "gpg", "clip_low": 0.1}, "no option 'clip_low'; it takes none"),
+        ({"use": "decoupled_ppo", "proximal": "guessed"}, "forward or interpolated"),
+        ({"use": "decoupled_ppo", "behaviour_metric": "k4"}, "behaviour_metric one of ratio, k1, k2, k3"),
+        ({"use": "decoupled_ppo", "behaviour_metric": "k3", "behaviour_action": "clamp"}, "cannot go with k3"),
+        ({"use": "decoupled_ppo", "behaviour_lower": 6}, "behaviour_lower 6 is above"),
+        ({"use": "decoupled_ppo", "correction": "tis"}, "a correction beside it may only reject"),
+        ({"correction": "tix"}, "correction: no 'tix'; take one of t"),
+        ({"correction": {"use": "tis", "cap": 0}}, "tis: cap must be above 0"),
+        ({"correction": {"use": "tis", "level": "word"}}, "level is token or sequence"),
+        ({"correction": {"use": "rejection", "level": "word"}}, "level is one of token, sequence, geometric"),
+        ({"correction": {"use": "veto", "high": 3}}, "no option 'high'; it takes low"),
+        ({"kl": {"place": "advantage"}}, "place one of loss, reward"),
+        ({"kl": {"place": "reward", "unbiased": True}}, "unbiased is of the loss"),
+    ],
+)
+def test_what_cannot_be_is_said(call: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        policy_loss(tokens_of([0.0]), **call)
+
+
+def test_the_lack_of_a_proximal_policy_is_said() -> None:
+    with pytest.raises(UsageError, match="no proximal log-probabilities"):
+        policy_loss(tokens_of([0.0]), "decoupled_ppo")
+    with pytest.raises(UsageError, match="no versions"):
+        policy_loss(tokens_of([0.0]), "decoupled_ppo", proximal="interpolated")

@@ -1,0 +1,139 @@
+"""Decoupled PPO: the trust region around one policy, the samples from another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from infra.errors import UsageError
+from trainers.losses.correction import weight_metrics, within
+from trainers.losses.metrics import clip_metrics, ratio_metrics
+from trainers.losses.ppo import dual_clipped, surrogate
+from trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio, per_sequence_mean
+
+
+def decoupled_ppo(  # noqa: PLR0913 - each is a key of the recipe
+    tokens: TrainedTokens,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    proximal: str = "forward",
+    behaviour_level: str = "token",
+    behaviour_action: str = "mask",
+    behaviour_metric: str = "ratio",
+    behaviour_upper: float | None = 5.0,
+    behaviour_lower: float | None = None,
+) -> TokenLoss:
+    """Decoupled PPO (arXiv 2110.00641; AReaL, arXiv 2505.24298): PPO's loss of u times w.
+
+    w max(-A u, -A clip(u, 1 - clip_low, 1 + clip_high)), u = pi_theta / pi_prox, w = pi_prox / pi_b without gradient.
+    The trust region is around the weights that the version began with, so staleness does not count against it; the
+    weight w makes up for who sampled.
+
+    Args:
+        tokens: N tokens with `proximal`, or with `versions` and `version` to interpolate it.
+        clip_low: As in `ppo`.
+        clip_high: As in `ppo`.
+        dual_clip: As in `ppo`.
+        proximal: "forward": TrainedTokens.proximal; "interpolated": `interpolated_proximal`, without that forward pass.
+        behaviour_level: "token", or "sequence": the metric of all tokens is that of their sequence; for the ratio, the
+            geometric mean, which is also the weight then; for the others, the mean.
+        behaviour_action: "mask" takes tokens out of bounds out; "clamp" holds the weight to the bounds (ratio only).
+        behaviour_metric: "ratio" w, "k1" = -log w, "k2" = (log w)^2 / 2, "k3" = w - 1 - log w.
+        behaviour_upper: Of the metric; None: no bound.
+        behaviour_lower: Of the metric; None: no bound.
+    """
+    near = _proximal(tokens, proximal)
+    log_weights = log_ratio(near, tokens.behaviour)
+    weights, kept = behaviour_weights(
+        log_weights,
+        tokens,
+        level=behaviour_level,
+        action=behaviour_action,
+        metric=behaviour_metric,
+        bounds=(behaviour_lower, behaviour_upper),
+    )
+    delta = log_ratio(tokens.logprobs, near)
+    ratio = delta.exp()
+    terms = surrogate(ratio, tokens.advantages, clip_low, clip_high)
+    metrics = ratio_metrics(delta) | clip_metrics(ratio, tokens.advantages, clip_low, clip_high)
+    metrics |= weight_metrics(log_weights, weights)
+    terms, bounded = dual_clipped(terms, tokens.advantages, dual_clip)
+    zeros = torch.zeros_like(terms)
+    return TokenLoss(torch.where(kept, weights * terms, zeros), metrics | bounded, ~kept)
+
+
+def behaviour_weights(
+    log_weights: Tensor,
+    tokens: TrainedTokens,
+    *,
+    level: str,
+    action: str,
+    metric: str,
+    bounds: tuple[float | None, float | None],
+) -> tuple[Tensor, Tensor]:
+    """Return the weight float[N] and whether a token is within bounds, bool[N]; options as in `decoupled_ppo`."""
+    if level not in ("token", "sequence") or action not in ("mask", "clamp") or metric not in _METRICS:
+        raise UsageError(
+            f"behaviour_level is token or sequence, behaviour_action mask or clamp, behaviour_metric one of "
+            f"{', '.join(_METRICS)}; got {level}, {action}, {metric}"
+        )
+    if action == "clamp" and metric != "ratio":
+        raise UsageError(f"behaviour_action clamp holds the ratio to its bounds: it cannot go with {metric}")
+    if level == "sequence":
+        if metric == "ratio":
+            log_weights = per_sequence_mean(log_weights, tokens)
+            found = log_weights.exp()
+        else:
+            found = per_sequence_mean(_METRICS[metric](log_weights), tokens)
+    else:
+        found = _METRICS[metric](log_weights)
+    low, high = (-torch.inf if bounds[0] is None else bounds[0]), (torch.inf if bounds[1] is None else bounds[1])
+    if low > high:
+        raise UsageError(f"behaviour_lower {low} is above behaviour_upper {high}")
+    weights = log_weights.exp()
+    if action == "clamp":
+        return weights.clamp(low, high), torch.ones_like(weights, dtype=torch.bool)
+    return weights, within(found, low, high)
+
+
+def interpolated_proximal(logprobs: Tensor, behaviour: Tensor, versions: Tensor, version: int) -> Tensor:
+    """Guess log pi_prox on the line from log pi_b to log pi_theta (A-3PO, arXiv 2512.06547): float[N], no gradient.
+
+    log pi_b + alpha (log pi_theta - log pi_b), alpha = (v_prox - v_b) / (v_theta - v_b) within 0..1, and 0 where
+    v_theta <= v_b or v_b is not known.
+
+    Args:
+        logprobs: float[N], log pi_theta.
+        behaviour: float[N], log pi_b.
+        versions: int[N], v_b; -1 where it is not known.
+        version: v_prox, the version that is served while v_theta = version + 1 is being made.
+    """
+    age = version + 1 - versions
+    known = (age > 0) & (versions >= 0)
+    alpha = ((version - versions).to(logprobs.dtype) / age.clamp(min=1)).clamp(0, 1)
+    alpha = torch.where(known, alpha, torch.zeros_like(alpha))
+    return behaviour + alpha * (logprobs.detach() - behaviour)
+
+
+def _proximal(tokens: TrainedTokens, how: str) -> Tensor:
+    if how == "forward":
+        if tokens.proximal is None:
+            raise UsageError("decoupled_ppo: the tokens have no proximal log-probabilities")
+        return tokens.proximal
+    if how != "interpolated":
+        raise UsageError(f"decoupled_ppo: proximal is forward or interpolated, got {how!r}")
+    if tokens.versions is None or tokens.version is None:
+        raise UsageError("decoupled_ppo: the tokens have no versions to interpolate the proximal policy from")
+    return interpolated_proximal(tokens.logprobs, tokens.behaviour, tokens.versions, tokens.version)
+
+
+_METRICS: dict[str, Callable[[Tensor], Tensor]] = {
+    "ratio": torch.exp,
+    "k1": torch.neg,
+    "k2": lambda log_weights: log_weights.square() / 2,
+    "k3": lambda log_weights: torch.expm1(log_weights) - log_weights,
+}

@@ -1,0 +1,175 @@
+"""M2PO (arXiv 2510.01161): very stale data, held by a bound on the second moment of the log ratio.
+
+The bound is of a whole minibatch, over all its micro-batches and ranks: `m2po_bounds` finds it once, `m2po` is given
+it. delta = log pi_theta - log pi_b. V are the tokens that go against the trust region: A > 0 and rho > 1, or A < 0 and
+rho < 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from infra.errors import UsageError
+from trainers.losses.metrics import clip_metrics, ratio_metrics
+from trainers.losses.ppo import surrogate
+from trainers.losses.tokens import MAX_LOG_RATIO, TokenLoss, TrainedTokens, log_ratio
+
+VARIANTS = ("cap", "cap_exact", "cap_suffix", "mask")
+
+
+@dataclass(frozen=True, slots=True)
+class M2Bounds:
+    """What a whole minibatch allows its tokens."""
+
+    low: Tensor
+    """Scalar: the ratio is clipped to [1 - low, 1 + high]."""
+    high: Tensor
+    """Scalar."""
+    moment: Tensor
+    """float64 scalar: the mean of delta^2 over V, or over all tokens for a mask, before any bound."""
+    kept: Tensor | None = None
+    """bool[N] of the whole minibatch; None: all."""
+
+    def part(self, index: Tensor) -> M2Bounds:
+        """Return what `TrainedTokens.part(index)` needs."""
+        return self if self.kept is None else replace(self, kept=self.kept[index])
+
+
+def m2po(
+    tokens: TrainedTokens,
+    bounds: M2Bounds | None = None,
+    *,
+    variant: str = "cap",
+    budget: float = 0.04,
+    floor_low: float = 0.0,
+    floor_high: float = 0.0,
+) -> TokenLoss:
+    """PPO's surrogate of pi_theta / pi_b, clipped or masked as far as the second moment asks for.
+
+    Args:
+        tokens: N tokens.
+        bounds: Of the minibatch that they are a part of; None: they are the whole.
+        variant: "cap", the authors' code: the largest sample value T with sum over V of min(delta^2, T^2) below
+            budget |V|, ratio clipped to [e^-T, e^T], and to nothing where V is within budget as it is; T = 0 where no
+            value fits. "cap_exact" solves for T instead of taking a sample value. "cap_suffix", AstraFlow's: the
+            largest delta of V after dropping the largest ones until the mean of the rest is below budget; ratio within
+            [0.05, 21] at most. "mask", AReaL's: over all tokens, with pi_prox for pi_theta where the tokens have it,
+            drop the largest delta^2, of equal ones the first, until the mean of the rest is below budget; one is kept.
+        budget: 0.04 for the authors; 0.01 or 0.004 for AstraFlow.
+        floor_low: The cap is never tighter than 1 - floor_low. The authors' default is 0.3; their runs have it off.
+        floor_high: The cap is never tighter than 1 + floor_high. The authors' default is 0.5; their runs have it off.
+    """
+    if bounds is None:
+        bounds = m2po_bounds(tokens, variant=variant, budget=budget, floor_low=floor_low, floor_high=floor_high)
+    delta = log_ratio(tokens.logprobs, tokens.behaviour)
+    ratio = delta.exp()
+    low, high = bounds.low.to(ratio.dtype), bounds.high.to(ratio.dtype)
+    terms = surrogate(ratio, tokens.advantages, low, high)
+    metrics = ratio_metrics(delta) | clip_metrics(ratio, tokens.advantages, low, high)
+    with torch.no_grad():
+        told = {"m2": bounds.moment, "m2_log_low": torch.log1p(-bounds.low), "m2_log_high": torch.log1p(bounds.high)}
+        metrics |= {name: value.double() * delta.numel() for name, value in told.items()}
+    if bounds.kept is None:
+        return TokenLoss(terms, metrics)
+    return TokenLoss(torch.where(bounds.kept, terms, torch.zeros_like(terms)), metrics, ~bounds.kept)
+
+
+@torch.no_grad()
+def m2po_bounds(
+    tokens: TrainedTokens,
+    *,
+    variant: str = "cap",
+    budget: float = 0.04,
+    floor_low: float = 0.0,
+    floor_high: float = 0.0,
+) -> M2Bounds:
+    """Find the bounds from all tokens of a minibatch; parameters as of `m2po`."""
+    if variant not in VARIANTS or budget < 0:
+        raise UsageError(f"m2po: variant is one of {', '.join(VARIANTS)}, budget at least 0; got {variant}, {budget}")
+    if not (0 <= floor_low < 1 and floor_high >= 0):
+        raise UsageError(f"m2po: floor_low must be in 0..1 and floor_high at least 0, got {floor_low}, {floor_high}")
+    counted = torch.ones_like(tokens.logprobs, dtype=torch.bool) if tokens.kept is None else tokens.kept
+    if variant == "mask":
+        now = tokens.logprobs if tokens.proximal is None else tokens.proximal
+        kept, moment = _mask(log_ratio(now, tokens.behaviour).double().square(), counted, budget)
+        return M2Bounds(*_range(moment.new_full((), MAX_LOG_RATIO)), moment, kept)
+    delta = log_ratio(tokens.logprobs, tokens.behaviour).double()
+    against = counted & (((tokens.advantages > 0) & (delta > 0)) | ((tokens.advantages < 0) & (delta < 0)))
+    squares = delta.square()
+    number = against.sum()
+    moment = torch.where(against, squares, 0.0).sum() / number.clamp(min=1)
+    within = moment <= budget
+    if variant == "cap_suffix":
+        reach = _suffix(*_ascending(squares, against), budget)
+        low, high = _range(_beyond(reach, tokens.logprobs.dtype))
+        low, high = torch.where(within, 1.0, low).clamp(max=0.95), torch.where(within, torch.inf, high).clamp(max=20.0)
+    else:
+        solve = _sample_value if variant == "cap" else _solved
+        reach = solve(*_ascending(squares, against), budget)
+        low, high = _range(torch.where(within, MAX_LOG_RATIO, _beyond(reach, tokens.logprobs.dtype)))
+    return M2Bounds(low.clamp(min=floor_low), high.clamp(min=floor_high), moment)
+
+
+def _range(reach: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (low, high) of the ratio range [e^-reach, e^reach]; at MAX_LOG_RATIO it holds every ratio."""
+    return -torch.expm1(-reach), torch.expm1(reach)
+
+
+def _beyond(reach: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `reach` and a rounding error more: the token whose delta it is keeps its gradient, not by chance."""
+    return torch.where(reach > 0, reach + 8 * torch.finfo(dtype).eps, reach)
+
+
+def _ascending(squares: Tensor, among: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort float64[N] `squares` of the bool[N] tokens: values, then infinity; which are values; how many."""
+    values = torch.where(among, squares, torch.inf).sort().values
+    number = among.sum()
+    return values, torch.arange(values.numel(), device=values.device) < number, number
+
+
+def _sample_value(values: Tensor, there: Tensor, number: Tensor, budget: float) -> Tensor:
+    """Return the largest T with sum min(delta^2, T^2) < budget * number, T^2 one of the values; 0 if there is none."""
+    values = torch.where(there, values, 0.0)
+    above = number - torch.arange(1, values.numel() + 1, device=values.device)
+    capped_sums = values.cumsum(0) + values * above
+    return _largest_root(torch.where(there & (capped_sums < budget * number), values, 0.0))
+
+
+def _solved(values: Tensor, there: Tensor, number: Tensor, budget: float) -> Tensor:
+    """Return T with sum min(delta^2, T^2) = budget * number.
+
+    That sum is the least of the lines (sum of the k smallest) + (number - k) T^2, so T^2 is the largest solution.
+    """
+    values = torch.where(there, values, 0.0)
+    before = values.cumsum(0) - values
+    left = (number - torch.arange(values.numel(), device=values.device)).clamp(min=1)
+    return _largest_root(torch.where(there, (budget * number - before) / left, 0.0))
+
+
+def _suffix(values: Tensor, there: Tensor, number: Tensor, budget: float) -> Tensor:  # noqa: ARG001 - as the others
+    """Return the largest T so that the mean of the values up to T^2 is below budget; if there is none, the smallest."""
+    values = torch.where(there, values, 0.0)
+    means = values.cumsum(0) / torch.arange(1, values.numel() + 1, device=values.device)
+    fits = there & (means < budget)
+    fits[:1] |= there[:1]
+    return _largest_root(torch.where(fits, values, 0.0))
+
+
+def _largest_root(squares: Tensor) -> Tensor:
+    return squares.max().sqrt() if squares.numel() else squares.new_zeros(())
+
+
+def _mask(squares: Tensor, counted: Tensor, budget: float) -> tuple[Tensor, Tensor]:
+    """Return which tokens stay, and the mean before."""
+    number = counted.sum()
+    values, order = torch.where(counted, squares, -1.0).sort(descending=True, stable=True)
+    places = torch.arange(values.numel(), device=values.device)
+    sums_of_rest = values.clamp(min=0).flip(0).cumsum(0).flip(0)
+    means_of_rest = sums_of_rest / (number - places).clamp(min=1)
+    dropped = ((means_of_rest >= budget) & (places < number)).sum().clamp(max=(number - 1).clamp(min=0))
+    ranks = torch.empty_like(order).scatter_(0, order, places)
+    moment = sums_of_rest[:1].sum() / number.clamp(min=1)
+    return counted & (ranks >= dropped), moment

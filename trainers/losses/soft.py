@@ -1,0 +1,91 @@
+"""Losses that hold the ratio by a gate or a weight instead of PPO's clip."""
+
+from __future__ import annotations
+
+import torch
+
+from infra.errors import UsageError
+from trainers.losses.metrics import ratio_metrics
+from trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio
+
+
+def cispo(tokens: TrainedTokens, *, clip_low: float | None = None, clip_high: float = 4.0) -> TokenLoss:
+    """CISPO (MiniMax-M1, arXiv 2506.13585): -sg(clip(rho, 1 - clip_low, 1 + clip_high)) A log pi_theta.
+
+    The weight is clipped and not the gradient, so that every token keeps one; rho = pi_theta / pi_b.
+
+    Args:
+        tokens: N tokens.
+        clip_low: None: no lower bound, as in the paper.
+        clip_high: The weight is at most 1 + clip_high: 5 by default, as in ScaleRL (arXiv 2510.13786).
+    """
+    if clip_high < 0 or (clip_low is not None and not 0 <= clip_low <= 1):
+        raise UsageError(f"cispo: clip_high must be at least 0 and clip_low in 0..1, got {clip_high} and {clip_low}")
+    delta = log_ratio(tokens.logprobs, tokens.behaviour).detach()
+    ratio = delta.exp()
+    weights = ratio.clamp(None if clip_low is None else 1 - clip_low, 1 + clip_high)
+    metrics = ratio_metrics(delta) | {
+        "clip_fraction_low": (weights > ratio).sum().double(),
+        "clip_fraction_high": (weights < ratio).sum().double(),
+        "clip_fraction": (weights != ratio).sum().double(),
+    }
+    return TokenLoss(-weights * tokens.advantages * tokens.logprobs, metrics)
+
+
+def sapo(tokens: TrainedTokens, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> TokenLoss:
+    """SAPO (arXiv 2511.20347): -A (4 / tau) sigmoid(tau (rho - 1)), rho = pi_theta / pi_b.
+
+    4 / tau makes the slope 1 at rho = 1. tau is tau_positive where A > 0, else tau_negative: a bad token's gradient
+    fades faster.
+    """
+    if not (tau_positive > 0 and tau_negative > 0):
+        raise UsageError(f"sapo: tau must be above 0, got {tau_positive} and {tau_negative}")
+    delta = log_ratio(tokens.logprobs, tokens.behaviour)
+    positive = tokens.advantages > 0
+    distance = delta.exp() - 1
+    gates = torch.where(
+        positive,
+        torch.sigmoid(tau_positive * distance) * (4 / tau_positive),
+        torch.sigmoid(tau_negative * distance) * (4 / tau_negative),
+    )
+    return TokenLoss(-gates * tokens.advantages, ratio_metrics(delta))
+
+
+def dppo(
+    tokens: TrainedTokens,
+    *,
+    variant: str = "dppo",
+    threshold: float | None = None,
+    adv_tau: float = 1.0,
+    kl_tau: float = 1e-3,
+) -> TokenLoss:
+    """DPPO with KL (arXiv 2602.04879, 2602.02276): -mask adv_tau A rho + kl_tau (log rho)^2, rho = pi_theta / pi_b.
+
+    p are the probabilities of the token under either policy. The second term is on all tokens, masked or not.
+
+    Args:
+        tokens: N tokens.
+        variant: "dppo": mask 0 where A > 0 and p_theta - p_b > threshold, or A <= 0 and p_b - p_theta > threshold.
+            "ipo": mask 0 where |p_theta - p_b| > threshold, whatever the sign of A.
+        threshold: None: 0.2 for dppo, 0.1 for ipo.
+        adv_tau: Weight of the policy term.
+        kl_tau: Weight of the squared log ratio.
+    """
+    thresholds = {"dppo": 0.2, "ipo": 0.1}
+    if variant not in thresholds:
+        raise UsageError(f"dppo: variant is dppo or ipo, got {variant!r}")
+    threshold = thresholds[variant] if threshold is None else threshold
+    delta = log_ratio(tokens.logprobs, tokens.behaviour)
+    change = tokens.logprobs.detach().exp() - tokens.behaviour.exp()
+    if variant == "dppo":
+        change = torch.where(tokens.advantages > 0, change, -change)
+    masked = change > threshold if variant == "dppo" else change.abs() > threshold
+    terms = -adv_tau * tokens.advantages * delta.exp()
+    terms = torch.where(masked, torch.zeros_like(terms), terms) + kl_tau * delta.square()
+    return TokenLoss(terms, ratio_metrics(delta) | {"masked_fraction": masked.sum().double()})
+
+
+def gpg(tokens: TrainedTokens) -> TokenLoss:
+    """Plain policy gradient, -A log pi_theta (REINFORCE; GPG, arXiv 2504.02546): no ratio, so no trust region."""
+    delta = log_ratio(tokens.logprobs.detach(), tokens.behaviour)
+    return TokenLoss(-tokens.advantages * tokens.logprobs, ratio_metrics(delta))
