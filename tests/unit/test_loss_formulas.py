@@ -422,7 +422,7 @@ def test_kl_in_the_reward_lowers_advantages_without_a_gradient_of_its_own() -> N
     [
         ({"use": "m2po", "variant": "cup"}, "variant is one of cap, cap_exact, cap_suffix, mask"),
         ({"use": "m2po", "floor_low": 1.0}, "floor_low"),
-        ({"use": "m2po", "bounds_of": 3}, "it takes variant, budget, floor_low, floor_high"),
+        ({"use": "m2po", "budgets": 3}, "no option .budgets.; it takes budget,"),
         ({"use": "gspo", "form": "word"}, "form is sequence or token"),
         ({"use": "gmpo", "clip_low": -1}, "clip_low and clip_high must be at least 0"),
         ({"use": "cispo", "clip_low": 2}, "clip_low in 0..1"),

@@ -209,7 +209,7 @@ def test_metrics_add_up_over_parts_of_a_minibatch() -> None:
     ("call", "told"),
     [
         ({"use": "pppo"}, "loss: no 'pppo'; take one of ppo"),
-        ({"use": "ppo", "clip_hi": 0.3}, "loss ppo: no option 'clip_hi'; it takes clip_low, clip_high, dual_clip"),
+        ({"use": "ppo", "clip_hi": 0.3}, "loss ppo: no option 'clip_hi'; it takes clip_high, clip_low, dual_clip"),
         ({"use": "ppo", "clip_low": 1.5}, "clip_low must be in 0..1"),
         ({"use": "ppo", "dual_clip": 0.5}, "dual_clip must be above 1"),
         ({"aggregation": "tokens_mean"}, "aggregation: no 'tokens_mean'; take one of token_mean"),
