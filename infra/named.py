@@ -41,7 +41,7 @@ def check_options(where: str, function: Callable[..., Any], options: Mapping[str
         return
     for name in options:
         if name not in takes:
-            nearest = difflib.get_close_matches(name, takes, n=len(takes), cutoff=0.0)
+            nearest = difflib.get_close_matches(name, takes, n=len(takes) or 1, cutoff=0.0)
             raise UsageError(f"{where}: no option {name!r}; it takes {', '.join(nearest) or 'none'}")
     for name, parameter in takes.items():
         if parameter.default is parameter.empty and name not in options:
