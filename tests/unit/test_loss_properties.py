@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from infra.errors import UsageError
 from trainers.losses import (
     AGGREGATIONS,
     CORRECTIONS,
     DIVERGENCES,
     LOSSES,
     Objective,
+    Totals,
     TrainedTokens,
     added,
     interpolated_proximal,
@@ -105,7 +107,7 @@ def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut(loss: dict[str, 
     for number, aggregation in enumerate(AGGREGATION_TABLES):
         objective = all_terms(loss, aggregation, correction, count_rejected=number % 2 == 1)
         bounds = objective.bounds(tokens)
-        totals = objective.totals(tokens, bounds, len(LENGTHS) + 2)
+        totals = objective.totals(tokens, len(LENGTHS) + 2, bounds)
         whole, sums = objective.share(tokens, totals, bounds)
         shares: Tensor = torch.zeros((), dtype=torch.float64)
         told: dict[str, Tensor] = {}
@@ -129,6 +131,12 @@ def test_means_of_micro_batch_means_would_be_another_loss() -> None:
     assert sum(alone) / 2 != pytest.approx(policy_loss(tokens)[0].item(), rel=1e-3)
 
 
+def test_a_part_without_the_bounds_of_its_minibatch_is_refused() -> None:
+    objective, tokens = objective_of("m2po"), random_tokens(1)
+    with pytest.raises(UsageError, match="bounds of the whole minibatch are missing"):
+        objective.share(tokens, Totals(22, 7, 7))
+
+
 # ------------------------------------------------------------------------------------------------- finite differences
 
 STOPPED = ("cispo", "form: token", "interpolated")
@@ -143,7 +151,7 @@ def test_the_gradient_is_that_of_the_value(loss: dict[str, Any], aggregation: di
     tokens = random_tokens(3)
     objective = objective_of(loss, aggregation, correction={"use": "rejection", "high": 3.0}, entropy=0.1)
     bounds = objective.bounds(tokens)
-    totals = objective.totals(tokens, bounds)
+    totals = objective.totals(tokens, None, bounds)
 
     def value(logprobs: Tensor, entropies: Tensor) -> Tensor:
         return objective.share(replace(tokens, logprobs=logprobs, entropies=entropies), totals, bounds)[0]
@@ -307,6 +315,8 @@ def test_nothing_asks_the_device_for_a_number(loss: Any, aggregation: dict[str, 
     tokens = replace(tokens, **{name: value.detach().to("meta") for name, value in there.items()})
     objective = all_terms(loss, aggregation, correction)
     bounds = objective.bounds(tokens)
-    share, told = objective.share(tokens, objective.totals(tokens, bounds), bounds)  # would raise: there is no number
+    share, told = objective.share(
+        tokens, objective.totals(tokens, None, bounds), bounds
+    )  # would raise: there is no number
     assert share.is_meta
     assert means(told)["ratio_mean"].is_meta

@@ -33,7 +33,7 @@ class M2Bounds:
     kept: Tensor | None = None
     """bool[N] of the whole minibatch; None: all."""
 
-    def part(self, index: Tensor) -> M2Bounds:
+    def part(self, index: Tensor | slice) -> M2Bounds:
         """Return what `TrainedTokens.part(index)` needs."""
         return self if self.kept is None else replace(self, kept=self.kept[index])
 

@@ -92,7 +92,8 @@ def policy_loss(  # noqa: PLR0913 - one for each table of a recipe
     objective = objective_of(
         table, aggregation, correction=correction, kl=kl, entropy=entropy, count_rejected=count_rejected
     )
-    loss, sums = objective.share(tokens, totals or objective.totals(tokens, bounds), bounds)
+    bounds = bounds or objective.bounds(tokens)
+    loss, sums = objective.share(tokens, totals or objective.totals(tokens, None, bounds), bounds)
     return loss, means(sums)
 
 
@@ -169,14 +170,14 @@ class Objective:
 
     @torch.no_grad()
     def totals(
-        self, tokens: TrainedTokens, bounds: M2Bounds | None = None, all_sequences: Count | None = None
+        self, tokens: TrainedTokens, all_sequences: Count | None = None, bounds: M2Bounds | None = None
     ) -> Totals:
         """Return the denominators of a minibatch from all its tokens.
 
         Args:
             tokens: All of the minibatch, or of a rank's part of it: totals add up.
-            bounds: What `bounds` returned for the minibatch.
             all_sequences: Sequences of the minibatch, also those without a token here; None: there are none such.
+            bounds: What `bounds` returned for the minibatch.
         """
         kept = None if self.count_rejected else self._after_loss(tokens.detached(), bounds).tokens.kept
         return totals_of(tokens.sequences, kept, all_sequences)
@@ -186,7 +187,8 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a part's share of the loss (the shares of a minibatch add up to it), and metrics as sums over tokens.
 
-        See `trainers.losses.metrics` for how metrics are put together.
+        See `trainers.losses.metrics` for how metrics are put together. Raises UsageError without what it needs, such
+        as the bounds of the minibatch: a part's own would depend on how the minibatch was cut.
         """
         prepared, terms, metrics = self._after_loss(tokens, bounds)
         metrics["tokens"] = torch.full((), terms.numel(), dtype=torch.float64, device=terms.device)
@@ -209,6 +211,8 @@ class Objective:
 
     def _after_loss(self, tokens: TrainedTokens, bounds: M2Bounds | None) -> _Terms:
         """Return the loss's terms under the correction's weights, and the tokens without any that is rejected."""
+        if bounds is None and self.loss.func in _BOUNDS:
+            raise UsageError("m2po: the bounds of the whole minibatch are missing; ask `Objective.bounds` for them")
         prepared, weights, metrics = self._prepared(tokens)
         terms, told, rejected = self.loss(prepared) if bounds is None else self.loss(prepared, bounds)
         if weights is not None:
@@ -239,8 +243,9 @@ class Objective:
 
     def _does_without(self, name: str) -> bool:
         tokens, totals = _example()
+        bounds = self.bounds(tokens)
         try:
-            self.share(replace(tokens, **{name: None}), totals)  # type: ignore[arg-type]  # each may be None
+            self.share(replace(tokens, **{name: None}), totals, bounds)  # type: ignore[arg-type]  # each may be None
         except (UsageError, TypeError, AttributeError):  # the last two: a loss of one's own that did not look
             return False
         return True
@@ -279,7 +284,9 @@ def objective_of(
     weighs = any(correct(tokens).weights is not None for correct in corrections)
     if weighs and found.func is decoupled_ppo:
         raise UsageError("decoupled_ppo weighs by pi_prox / pi_b itself: a correction beside it may only reject")
-    objective.share(tokens, totals)  # says of values out of range what the functions themselves say
+    objective.share(
+        tokens, totals, objective.bounds(tokens)
+    )  # says of values out of range what the functions themselves say
     return objective
 
 
