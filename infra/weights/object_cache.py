@@ -23,6 +23,10 @@ TRIES = 3
 POLL_S = 0.02
 STUCK_S = 15.0
 """Whoever fetches and gets not one byte for so long is waited for no more: it is stopped, or its store is away."""
+MOST_FILES = 16_384
+"""Beyond these, too, the oldest go: a small model's deltas take no room, but time to be looked through."""
+SLACK = 16
+"""A process looks for room again when it has brought in this fraction of what there may be: looking takes a while."""
 LONGEST_FETCH_S = 86_400.0
 """What was begun before that, and is not whole, its process left behind when it was killed."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -43,7 +47,7 @@ class Uncached:
 
 
 class ObjectCache:
-    """A folder of objects, each under its sha256, shared by processes.
+    """A folder of objects, each under its sha256, shared by processes; in 256 folders, by how their names begin.
 
     A file appears whole and verified; what is in it later is not hashed again here, since whoever uses weights hashes
     them anyway, and says `drop` where they are not what they should be.
@@ -51,12 +55,15 @@ class ObjectCache:
     Args:
         store: Where objects come from.
         folder: Made when it is missing.
-        most_bytes: Beyond these, what was not used for longest goes; an object that is larger than that stays alone.
+        most_bytes: Beyond these, and a SLACK-th for each process, what was not used for longest goes; an object that is
+            larger than that stays alone.
     """
 
     def __init__(self, store: ObjectStore, folder: Path, most_bytes: int) -> None:
         self._store, self._folder, self._most_bytes = store, folder, most_bytes
         self._told = False
+        self._brought: tuple[int, int] | None = None
+        """Bytes and files that were fetched since room was looked for; None at first."""
 
     def get(self, claim: ClaimCheck) -> memoryview:
         """Return an object, mapped from its file; it stays readable when the file goes. Raises as `ObjectStore.get`.
@@ -68,7 +75,8 @@ class ObjectCache:
         path = self._path(claim)
         try:
             found = self._mapped(claim, path)
-            self._make_room(keep=claim.sha256)
+            if self._may_be_full():
+                self._make_room(keep=claim.sha256)
         except OSError as error:
             if not self._told:
                 log.warning("weights_cache.unusable", folder=str(self._folder), why=str(error))
@@ -77,8 +85,8 @@ class ObjectCache:
         return found
 
     def _mapped(self, claim: ClaimCheck, path: Path) -> memoryview:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with self._locked(claim.sha256[:2]):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._locked(path.parent):
             for _ in range(TRIES):
                 # Others make room meanwhile, without this lock: what is open stays.
                 with suppress(FileNotFoundError), path.open("rb") as file:
@@ -87,6 +95,8 @@ class ObjectCache:
                         size = claim.size_bytes
                         return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
                 self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
+                if self._brought is not None:
+                    self._brought = (self._brought[0] + claim.size_bytes, self._brought[1] + 1)
         raise FileNotFoundError(f"{path} went {TRIES} times as soon as it was there")
 
     def drop(self, claim: ClaimCheck) -> None:
@@ -98,38 +108,45 @@ class ObjectCache:
         """Return an object's file. What a record says becomes no path before it was looked at."""
         if not _SHA256.fullmatch(claim.sha256):
             raise ObjectCorrupt(f"the claim on {claim.key[:80]!r} names no sha256: {claim.sha256[:80]!r}")
-        return self._folder / claim.sha256
+        return self._folder / claim.sha256[:2] / claim.sha256
+
+    def _may_be_full(self) -> bool:
+        if self._brought is None:
+            return True
+        size, files = self._brought
+        return size * SLACK > self._most_bytes or files * SLACK > MOST_FILES
 
     def _make_room(self, keep: str) -> None:
         """Remove what was not used for longest. Two who do so at once remove more than need be, and nothing wrong."""
-        for path in self._folder.glob("*.part"):
+        self._brought = (0, 0)
+        for path in self._folder.glob("??/*.part"):
             with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > LONGEST_FETCH_S:
                     path.unlink()
         files = []
-        for path in self._folder.glob("?" * 64):
+        for path in self._folder.glob("??/" + "?" * 64):
             with suppress(FileNotFoundError):
                 found = path.stat()
                 files.append((found.st_mtime_ns, found.st_size, path))
-        total = sum(size for _, size, _ in files)
+        total, count = sum(size for _, size, _ in files), len(files)
         for _, size, path in sorted(files):
-            if total <= self._most_bytes:
+            if total <= self._most_bytes and count <= MOST_FILES:
                 return
             if path.name != keep:
                 path.unlink(missing_ok=True)
-                total -= size
+                total, count = total - size, count - 1
 
     @contextmanager
-    def _locked(self, part: str) -> Iterator[None]:
-        """Hold the lock of a part of the objects, which its process loses when it dies.
+    def _locked(self, part: Path) -> Iterator[None]:
+        """Hold the lock of a folder of objects, which its process loses when it dies.
 
         Raises TimeoutError when whoever has it fetches nothing.
         """
-        with (self._folder / f"{part}.lock").open("ab") as file:
+        with (part / ".lock").open("ab") as file:
             self._lock(file, part)
             yield
 
-    def _lock(self, file: BinaryIO, part: str) -> None:
+    def _lock(self, file: BinaryIO, part: Path) -> None:
         before, since = self._fetched(part), time.monotonic()
         while True:
             with suppress(BlockingIOError):
@@ -138,13 +155,13 @@ class ObjectCache:
             if (now := self._fetched(part)) != before:
                 before, since = now, time.monotonic()
             elif time.monotonic() - since > STUCK_S:
-                raise TimeoutError(f"the process that holds {part}.lock has fetched nothing for {STUCK_S:.0f} s")
+                raise TimeoutError(f"the process that holds the lock of {part} has fetched nothing for {STUCK_S:.0f} s")
             time.sleep(POLL_S)
 
-    def _fetched(self, part: str) -> dict[str, int]:
+    def _fetched(self, part: Path) -> dict[str, int]:
         """Return the sizes of what is being fetched."""
         sizes = {}
-        for path in self._folder.glob(f"{part}*.part"):
+        for path in part.glob("*.part"):
             with suppress(FileNotFoundError):
                 sizes[path.name] = path.stat().st_size
         return sizes

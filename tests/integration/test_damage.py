@@ -144,7 +144,10 @@ class Scene:
 
     def cached(self, version: Version) -> Path:
         assert version.event.weights is not None
-        return self.cache / "weights" / version.event.weights.sha256
+        name = version.event.weights.sha256
+        path = self.cache / "weights" / name[:2] / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     # ---------------------------------------------------------------------------------------------------- the audit's
 

@@ -48,6 +48,14 @@ def cache_of(store: Store, folder: Path, most_bytes: int = 1 << 30) -> ObjectCac
     return ObjectCache(cast("ObjectStore", store), folder, most_bytes)
 
 
+def file_of(folder: Path, claim: ClaimCheck) -> Path:
+    return folder / claim.sha256[:2] / claim.sha256
+
+
+def files_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("??/" + "?" * 64)}
+
+
 def test_sixteen_who_ask_at_once_fetch_an_object_once(tmp_path: Path) -> None:
     store = Store(a=os.urandom(1 << 20), empty=b"")
     with ThreadPoolExecutor(16) as pool:
@@ -63,21 +71,20 @@ def test_what_was_not_used_for_longest_goes_and_stays_readable_for_who_has_it(tm
     held = {}
     for age, name in enumerate("abca"):
         held[name] = cache.get(store.claim(name))
-        os.utime(tmp_path / store.claim(name).sha256, ns=(age, age))
+        os.utime(file_of(tmp_path, store.claim(name)), ns=(age, age))
     cache.get(store.claim("d"))
-    left = {path.name for path in tmp_path.glob("?" * 64)}
-    assert left == {store.claim(name).sha256 for name in "cad"}
+    assert files_in(tmp_path) == {store.claim(name).sha256 for name in "cad"}
     assert bytes(held["b"]) == store.objects["b"]
     alone = cache_of(store, tmp_path, 10)
     assert bytes(alone.get(store.claim("b"))) == store.objects["b"]
-    assert [path.name for path in tmp_path.glob("?" * 64)] == [store.claim("b").sha256]
+    assert files_in(tmp_path) == {store.claim("b").sha256}
 
 
 def test_a_file_that_is_short_or_was_dropped_is_fetched_anew(tmp_path: Path) -> None:
     store = Store(a=b"whole")
     cache = cache_of(store, tmp_path)
     cache.get(store.claim("a"))
-    (tmp_path / store.claim("a").sha256).write_bytes(b"who")
+    file_of(tmp_path, store.claim("a")).write_bytes(b"who")
     assert bytes(cache.get(store.claim("a"))) == b"whole"
     cache.drop(store.claim("a"))
     cache.drop(store.claim("a"))
@@ -105,6 +112,35 @@ def test_where_the_folder_cannot_be_used_objects_come_from_the_store(tmp_path: P
     cache.drop(store.claim("a"))
 
 
+def test_room_is_looked_for_at_first_and_then_only_when_a_share_of_it_was_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(**{f"n{number}": os.urandom(100) for number in range(64)})
+    cache, looked = cache_of(store, tmp_path, 16 * 1000), []
+    make_room = ObjectCache._make_room
+
+    def counted(self: ObjectCache, keep: str) -> None:
+        looked.append(keep)
+        make_room(self, keep)
+
+    monkeypatch.setattr(ObjectCache, "_make_room", counted)
+    for _ in range(3):
+        for name in store.objects:
+            cache.get(store.claim(name))
+    assert looked == [store.claim(f"n{number}").sha256 for number in (0, 11, 22, 33, 44, 55)]
+
+
+def test_more_files_than_can_be_looked_through_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_cache, "MOST_FILES", 3)
+    store = Store(**{name: name.encode() for name in "abcde"})
+    cache = cache_of(store, tmp_path)
+    for age, name in enumerate("abcd"):
+        cache.get(store.claim(name))
+        os.utime(file_of(tmp_path, store.claim(name)), ns=(age, age))
+    cache.get(store.claim("e"))
+    assert files_in(tmp_path) == {store.claim(name).sha256 for name in "cde"}
+
+
 def test_a_file_that_others_remove_all_the_time_is_had_all_the_same(tmp_path: Path) -> None:
     store = Store(a=b"whole", b=b"other")
     caches = [cache_of(store, tmp_path, 1) for _ in range(4)]
@@ -115,7 +151,8 @@ def test_a_file_that_others_remove_all_the_time_is_had_all_the_same(tmp_path: Pa
 
 def test_what_a_killed_process_left_half_fetched_goes_after_a_day(tmp_path: Path) -> None:
     store = Store(a=b"whole")
-    old, young = tmp_path / "x.1.part", tmp_path / "y.2.part"
+    (tmp_path / "00").mkdir()
+    old, young = tmp_path / "00" / "x.1.part", tmp_path / "00" / "y.2.part"
     for path in (old, young):
         path.write_bytes(b"wh")
     os.utime(old, (1, 1))
@@ -139,19 +176,23 @@ def test_who_holds_the_lock_and_fetches_nothing_is_not_waited_for(
     monkeypatch.setattr(object_cache, "STUCK_S", 0.05)
     store = Store(a=b"whole")
     claim = store.claim("a")
-    with (tmp_path / f"{claim.sha256[:2]}.lock").open("ab") as held, capture_logs() as logs:
+    path = file_of(tmp_path, claim)
+    path.parent.mkdir()
+    with (path.parent / ".lock").open("ab") as held, capture_logs() as logs:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert bytes(cache_of(store, tmp_path).get(claim)) == b"whole"
     assert "has fetched nothing" in logs[0]["why"]
-    assert not (tmp_path / claim.sha256).exists(), "the folder is the other's"
+    assert not path.exists(), "the folder is the other's"
 
 
 def test_who_fetches_something_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_cache, "STUCK_S", 2.0)
     store = Store(a=b"whole")
     claim = store.claim("a")
-    part = tmp_path / f"{claim.sha256}.1.part"
-    with ThreadPoolExecutor(1) as pool, (tmp_path / f"{claim.sha256[:2]}.lock").open("ab") as held:
+    path = file_of(tmp_path, claim)
+    path.parent.mkdir()
+    part = path.with_name(f"{claim.sha256}.1.part")
+    with ThreadPoolExecutor(1) as pool, (path.parent / ".lock").open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         waiting = pool.submit(lambda: bytes(cache_of(store, tmp_path).get(claim)))
         end = time.monotonic() + 3.0
@@ -161,7 +202,7 @@ def test_who_fetches_something_is_waited_for(tmp_path: Path, monkeypatch: pytest
             time.sleep(0.2)
         assert not waiting.done()
         part.write_bytes(b"whole")
-        part.rename(tmp_path / claim.sha256)
+        part.rename(path)
         fcntl.flock(held, fcntl.LOCK_UN)
         assert waiting.result(timeout=30) == b"whole"
     assert store.fetched == {}
