@@ -25,12 +25,13 @@ from infra.revisions import first_message, settled, write_revision
 from infra.run import Run, join
 from infra.server_process import write_atomically
 from infra.servers import Servers
-from infra.settings import KAFKA_CLIENT_VARIABLE, Recipe
+from infra.settings import KAFKA_CLIENT_VARIABLE, Recipe, Trainer
 from infra.supervisor import Child, Patience, Supervisor
 from infra.topic_admin import ensure_topics
 from infra.workers import (
     CHECK_ADVANTAGE,
     CHECK_CHAIN,
+    CHECK_LOSS,
     LOAD_ENVIRONMENT,
     LOAD_WORKFLOW,
     PAGE,
@@ -50,6 +51,8 @@ GROUPS_DRAIN_S = 30.0
 """After the end of a run: workers conclude what they hold within 10 s, and the tasks of one that was killed are another
 worker's after 8 s."""
 EVALUATION_DRAIN_S = 60.0
+LOSS_KEYS = ("loss", "aggregation", "correction", "kl")
+"""Keys of `[trainer]` that name something of `trainers.losses`: only then is it worth seconds to import torch."""
 """The last version's evaluation may take longer than that: it is half of what a run is for."""
 
 log = structlog.get_logger()
@@ -303,6 +306,9 @@ def check_names(recipe: Recipe) -> None:
     for policy in recipe.policies:
         find(CHECK_CHAIN)(recipe, policy)
         find(CHECK_ADVANTAGE)(recipe, policy)
+        trainer = recipe.trainer_of(policy)
+        if any(getattr(trainer, key) != Trainer.model_fields[key].default for key in LOSS_KEYS):
+            find(CHECK_LOSS)(recipe, policy)
     for name, workflow in recipe.workflows.items():
         try:
             find(LOAD_WORKFLOW)(workflow.workflow)

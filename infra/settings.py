@@ -230,8 +230,10 @@ class Trainer(Settings):
     """What is minimised."""
     aggregation: Use | None = None
     """What the loss is a mean of; by default as in the paper of the loss."""
-    correction: Use | None = None
-    """Weights and rejection of tokens by how far the policy that trains is from the one that sampled."""
+    correction: tuple[Use, ...] = ()
+    """Weights and rejections of tokens by how far a version's base is from the policy that sampled them."""
+    count_rejected: bool = False
+    """Keep rejected tokens in the loss's denominator: many rejections make a smaller step then."""
     kl: Use | None = None
     """Divergence from the reference policy, as a term of the loss or of the reward; costs a forward pass a version."""
     entropy: float = Field(0.0, ge=0)

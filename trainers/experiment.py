@@ -26,6 +26,7 @@ from infra.topic_admin import ensure_topics
 from infra.transactions import TransactionalWriter
 from schemas import codec
 from schemas.records import BatchTrained, RecipeRevision, WeightsPublished
+from trainers.chosen_loss import check_loss
 from trainers.estimator import check_advantage
 from trainers.history import History, read_history
 from trainers.learner import Learner, numerics
@@ -110,6 +111,7 @@ def _settled(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
     recipes = [changed_recipe(recipe, into, sets) for recipe in run.revisions]
     for recipe in recipes:
         check_advantage(recipe, policy)
+        check_loss(recipe, policy)
     address = RunAddress(run.connection, into)
     before = known_revisions(address)
     _refuse_others(before, run, recipes)

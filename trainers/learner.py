@@ -20,7 +20,8 @@ from infra.settings import Trainer
 from infra.weights.tensors import Tensor
 from trainers.batch import BatchError, MicroBatch, Minibatch, TrainingSequence, minibatches, staleness
 from trainers.checkpoint import Checkpoint, CheckpointError
-from trainers.losses import TrainedTokens, added, objective_of
+from trainers.chosen_loss import objective_for
+from trainers.losses import TrainedTokens, added
 from trainers.masters import Masters, State
 from trainers.model import deterministic, from_torch, publish_weights, to_torch, token_logprobs
 from trainers.reference import ReferencePolicy
@@ -59,12 +60,8 @@ class Learner:
     def use(self, settings: Trainer) -> None:
         """Go on with other settings from the next step on; the device stays. Raises UsageError for an unknown loss."""
         self.settings = settings
-        self._objective = objective_of(
-            settings.loss.model_dump(),
-            settings.aggregation.model_dump() if settings.aggregation else None,
-            kl=settings.kl.model_dump() if settings.kl else None,
-            entropy=settings.entropy,
-        )
+        self._objective = objective_for(settings)
+        self._needs = self._objective.needs
         self.masters.use(settings)
 
     @property
@@ -154,7 +151,7 @@ class Learner:
 
     def _follow_reference(self) -> None:
         """Bring the reference policy to where it belongs before the next version is made."""
-        if self._objective.kl is None:
+        if "reference" not in self._needs:
             self._reference = None
         elif self._reference is None:
             self._reference = ReferencePolicy(self.masters.values, self._device)
@@ -165,6 +162,8 @@ class Learner:
     def _known(self, step: Minibatch) -> TrainedTokens:
         """Return all trained tokens of a minibatch, with what is known of them when the version begins."""
         tokens = self._given(step.micro_batches)
+        if "proximal" in self._needs:
+            tokens = replace(tokens, proximal=self._logprobs(step.micro_batches))
         if self._reference is not None:
             with self._reference.in_place_of(self._parameters):
                 tokens = replace(tokens, reference=self._logprobs(step.micro_batches))
@@ -185,21 +184,26 @@ class Learner:
             version=self.version,
         )
 
+    @torch.no_grad()
     def _logprobs(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
         return torch.cat([token_logprobs(self._model, micro)[0] for micro in micro_batches])
 
     def _optimize(self, step: Minibatch, known: TrainedTokens, sums: StepSums, *, fresh: bool) -> None:
         """Take an optimizer step, or none where loss or gradient is not finite."""
         self.masters.clear()
-        totals = self._objective.totals(known, step.sequences)
+        objective = self._objective
+        if objective.looks_ahead:
+            known = replace(known, logprobs=self._logprobs(step.micro_batches))
+        bounds = objective.bounds(known)
+        totals = objective.totals(known, step.sequences, bounds)
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         told: dict[str, torch.Tensor] = {}
         end = 0
         for micro in step.micro_batches:
-            begin, end = end, end + micro.targets.size
+            part, end = slice(end, end + micro.targets.size), end + micro.targets.size
             logprobs, entropies = token_logprobs(self._model, micro)
-            tokens = replace(known.part(slice(begin, end)), logprobs=logprobs, entropies=entropies)
-            share, metrics = self._objective.share(tokens, totals)
+            tokens = replace(known.part(part), logprobs=logprobs, entropies=entropies)
+            share, metrics = objective.share(tokens, totals, bounds and bounds.part(part))
             torch.autograd.backward(share)
             self.masters.take_gradients()
             loss += share.detach().double()

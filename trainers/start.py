@@ -15,6 +15,7 @@ from infra.run import Run
 from infra.settings import Policy
 from infra.topic_reader import whole_topics
 from infra.transactions import TransactionalWriter
+from trainers.chosen_loss import check_loss
 from trainers.estimator import check_advantage
 from trainers.history import History, read_history, wait_for_examples
 from trainers.learner import Learner
@@ -39,6 +40,7 @@ def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter, stop: th
     """
     pin_threads()
     check_advantage(run.recipe, policy)
+    check_loss(run.recipe, policy)
     history = read_history(run, policy)
     if history.checkpoint is not None:
         incarnation = resume(run, policy, history, stop)

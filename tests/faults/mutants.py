@@ -549,7 +549,7 @@ MUTANTS = (
         "noise-for-advantages",
         "equal rewards give exactly 0",
         "trainers/advantages.py",
-        "values.max() - values.min() > _EQUAL",
+        "values.max() - values.min() > EQUAL",
         "values.max() - values.min() > 0",
         ("tests/unit/test_advantages.py::test_equal_rewards_and_singletons_give_exactly_zero",),
     ),
