@@ -19,7 +19,7 @@ hypothesis.settings.register_profile(
 )  # how long an example takes says how busy the machine is
 hypothesis.settings.load_profile("headrace")
 
-ORDER = ("e2e", "faults", "integration", "fuzz", "containers", "unit")
+ORDER = ("e2e", "faults", "integration", "fuzz", "containers", "conformance", "unit")
 """Long files first, so that the short ones fill the lanes at the end; containers late, as their images are being built
 meanwhile."""
 TOGETHER = {"containers"}
