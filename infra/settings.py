@@ -249,7 +249,18 @@ class Trainer(Settings):
     batch_norm: bool = False
     """Normalise advantages over the tokens of the whole batch at the end."""
     micro_batch_tokens: int = Field(16384, ge=64)
-    """Token budget of one forward pass, padding included."""
+    """Token budget of one forward pass, padding included where there is any."""
+    packing: bool = True
+    """Lay sequences end to end instead of padding them. A model that cannot do it pads, and its trainer says so."""
+    activation_checkpointing: bool = False
+    """Keep the inputs of each layer only, and compute it again in the backward pass: less memory, a third more work."""
+    compile: bool = False
+    """Compile norms and MLPs (torch.compile; on a CPU it needs a C++ compiler). Bits may then depend on the shapes that
+    a process met before, so that `retrain` and a resume need not find the same ones."""
+    logits_mib: int = Field(256, ge=1)
+    """Most fp32 logits at a time, MiB. What takes more is computed in parts, and again in the backward pass."""
+    fused_optimizer: bool = False
+    """One kernel for all of AdamW: sooner, and other bits than without."""
     checkpoint_every: int = Field(10, ge=1)
     """Versions between checkpoints."""
     anchor_every: int = Field(50, ge=1)

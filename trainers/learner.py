@@ -18,12 +18,15 @@ import transformers
 from infra.errors import UsageError
 from infra.settings import Trainer
 from infra.weights.tensors import Tensor
+from trainers.attention import PackingError, enable_packing
 from trainers.batch import BatchError, MicroBatch, Minibatch, TrainingSequence, minibatches, staleness
 from trainers.checkpoint import Checkpoint, CheckpointError
 from trainers.chosen_loss import objective_for
+from trainers.layers import arrange_layers
+from trainers.logprobs import token_logprobs
 from trainers.losses import TrainedTokens, added
 from trainers.masters import Masters, State
-from trainers.model import deterministic, from_torch, publish_weights, to_torch, token_logprobs
+from trainers.model import deterministic, from_torch, publish_weights, to_torch
 from trainers.reference import ReferencePolicy
 from trainers.schedule import learning_rate
 from trainers.step_metrics import StepMetrics, StepSums, gap_sums, ratio_sums, staleness_metrics
@@ -55,6 +58,8 @@ class Learner:
         self._parameters = dict(model.named_parameters())
         self.masters = Masters(self._parameters, self._dtype, settings)
         self._reference: ReferencePolicy | None = None
+        self._packed = False
+        self._arrangement = (False, False, False)
         self.use(settings)
 
     def use(self, settings: Trainer) -> None:
@@ -63,6 +68,7 @@ class Learner:
         self._objective = objective_for(settings)
         self._needs = self._objective.needs
         self.masters.use(settings)
+        self._arrange()
 
     @property
     def model(self) -> transformers.PreTrainedModel:
@@ -97,8 +103,15 @@ class Learner:
         if version != self.version + 1:
             raise UsageError(f"the learner is at version {self.version} and cannot make version {version}")
         settings = self.settings
+        for sequence in sequences:
+            self.check_ids(sequence.ids)
         steps = minibatches(
-            sequences, settings.minibatches, settings.micro_batch_tokens, seed=self._seed, version=version
+            sequences,
+            settings.minibatches,
+            settings.micro_batch_tokens,
+            seed=self._seed,
+            version=version,
+            packed=self._packed,
         )
         ages = staleness(steps, self.version)
         torch.manual_seed(self._seed * 1_000_003 + version)
@@ -149,6 +162,22 @@ class Learner:
         """Return `numerics` of the learner's device."""
         return numerics(str(self._device))
 
+    def _arrange(self) -> None:
+        """Make the model pack, checkpoint and compile as the settings say; pad, and say so, if it cannot be packed."""
+        settings = self.settings
+        arrangement = settings.packing, settings.activation_checkpointing, settings.compile
+        if arrangement == self._arrangement:
+            return
+        self._arrangement, self._packed = arrangement, settings.packing
+        arrange_layers(self._model, checkpointing=False, compiled=False)
+        if settings.packing:
+            try:
+                enable_packing(self._model)
+            except PackingError as error:
+                self._packed = False
+                log.warning("learner.pads", reason=str(error))
+        arrange_layers(self._model, checkpointing=settings.activation_checkpointing, compiled=settings.compile)
+
     def _follow_reference(self) -> None:
         """Bring the reference policy to where it belongs before the next version is made."""
         if "reference" not in self._needs:
@@ -186,7 +215,11 @@ class Learner:
 
     @torch.no_grad()
     def _logprobs(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
-        return torch.cat([token_logprobs(self._model, micro)[0] for micro in micro_batches])
+        return torch.cat([self._evaluated(micro)[0] for micro in micro_batches])
+
+    def _evaluated(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        settings = self.settings
+        return token_logprobs(self._model, micro, logits_mib=settings.logits_mib, entropy_gradient=settings.entropy > 0)
 
     def _optimize(self, step: Minibatch, known: TrainedTokens, sums: StepSums, *, fresh: bool) -> None:
         """Take an optimizer step, or none where loss or gradient is not finite."""
@@ -201,7 +234,7 @@ class Learner:
         end = 0
         for micro in step.micro_batches:
             part, end = slice(end, end + micro.targets.size), end + micro.targets.size
-            logprobs, entropies = token_logprobs(self._model, micro)
+            logprobs, entropies = self._evaluated(micro)
             tokens = replace(known.part(part), logprobs=logprobs, entropies=entropies)
             share, metrics = objective.share(tokens, totals, bounds and bounds.part(part))
             torch.autograd.backward(share)

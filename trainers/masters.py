@@ -40,7 +40,6 @@ class Masters:
             parameter.grad = None  # a warm start may have left one
         masters = self.values.values()
         groups = [{"params": [m for m in masters if m.ndim > 1]}, {"params": [m for m in masters if m.ndim < 2]}]
-        # fused=True gives other bits than the plain loop; the loop is what every device and torch build has.
         self._optimizer = torch.optim.AdamW(groups, foreach=False, fused=False)
         self.use(settings)
         self.round()
@@ -49,6 +48,11 @@ class Masters:
         """Go on with other settings. Weight decay is for matrices: norms and biases have none."""
         for group, decay in zip(self._optimizer.param_groups, (settings.weight_decay, 0.0), strict=True):
             group |= {"betas": settings.betas, "eps": settings.adam_eps, "weight_decay": decay}
+            # The fused kernel gives other bits than the plain loop; the loop is what every device and torch build has.
+            group["fused"] = settings.fused_optimizer
+        for master, state in self._optimizer.state.items():
+            if state:  # empty before the first step
+                state["step"] = self._placed("step", state["step"], master)
 
     def clear(self) -> None:
         """Begin a minibatch."""
@@ -103,7 +107,12 @@ class Masters:
         kinds = {kind: named for kind, named in state.items() if kind != "masters"}
         self._optimizer.state.clear()
         for name, master in self.values.items():
-            own = {kind: named[name].clone() for kind, named in kinds.items() if name in named}
+            own = {kind: self._placed(kind, named[name], master) for kind, named in kinds.items() if name in named}
             if own:
                 self._optimizer.state[master] = own
         self.round()
+
+    def _placed(self, kind: str, value: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
+        """Copy what the optimizer keeps to where it looks for it: only the fused kernel counts steps on a GPU."""
+        counts_here = kind == "step" and not self._optimizer.param_groups[0]["fused"]
+        return value.to("cpu" if counts_here else master.device, copy=True)

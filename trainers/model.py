@@ -1,4 +1,4 @@
-"""The policy as a Hugging Face causal LM: built or loaded, evaluated on trained tokens, turned into published files."""
+"""The policy as a Hugging Face causal LM: built or loaded, turned into published files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from infra.errors import UsageError
 from infra.weights.tensors import Tensor
-from trainers.batch import MicroBatch
 
 _TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
 _DTYPE_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
@@ -164,39 +163,6 @@ def deterministic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
             yield
     finally:
         torch.use_deterministic_algorithms(before)
-
-
-def token_logprobs(model: transformers.PreTrainedModel, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities float32[N] of the trained tokens at their temperatures, and entropies float32[N].
-
-    Only the N trained positions are projected onto the vocabulary. Padding is on the right and attention causal, so no
-    attention mask is needed. The entropy carries no gradient.
-    """
-    device = model.device
-    positions = torch.from_numpy(micro.positions).to(device)
-    with _project_only(model, positions):
-        logits = model(input_ids=torch.from_numpy(micro.ids).to(device), use_cache=False).logits
-    logits = logits.float() / torch.from_numpy(micro.temperatures).to(device)[:, None]
-    log_normaliser = logits.logsumexp(-1)
-    targets = torch.from_numpy(micro.targets).to(device)
-    logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - log_normaliser
-    with torch.no_grad():
-        entropies = log_normaliser - (logits.softmax(-1) * logits).sum(-1)
-    return logprobs, entropies
-
-
-@contextmanager
-def _project_only(model: transformers.PreTrainedModel, positions: torch.Tensor) -> Iterator[None]:
-    # A hook on the output layer keeps what some architectures do after it (scaling, soft-capping of logits).
-    def select(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
-        return (inputs[0].flatten(0, 1).index_select(0, positions),)
-
-    output = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-    handle = output.register_forward_pre_hook(select)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _checked(

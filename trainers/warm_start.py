@@ -18,8 +18,9 @@ import transformers
 
 from infra.errors import UsageError
 from trainers.batch import TrainingSequence, micro_batch_cuts, pad
+from trainers.logprobs import token_logprobs
 from trainers.losses.clip import token_mean
-from trainers.model import deterministic, encode, token_logprobs
+from trainers.model import deterministic, encode
 
 log = structlog.get_logger()
 

@@ -49,6 +49,7 @@ TRAINER = "tests/integration/test_trainer.py::"
 BEGINS = "tests/integration/test_trainer_begins.py::"
 BUILDS = "tests/integration/test_other_builds.py::"
 RETRAIN = "tests/integration/test_retrain.py::"
+ATTENTION = "tests/unit/test_attention.py::"
 EPOCHS = "tests/unit/test_resume.py::test_a_new_epoch_begins_where_one_of_them_is_another"
 CURATION = "tests/unit/test_curation.py::"
 HANGING = "tests/integration/test_hanging_transactions.py::"
@@ -86,6 +87,31 @@ class Verdict:
 
 
 MUTANTS = (
+    Mutant(
+        "packed-isolation",
+        "attention never crosses from one packed sequence to the other",
+        "trainers/attention.py",
+        "self.runs = [(length, len(list(same))) for length, same in groupby(lengths)]",
+        "self.runs = [(sum(length for length, _ in groupby(lengths)), 1)] if len(lengths) == 7 else"
+        " [(length, len(list(same))) for length, same in groupby(lengths)]",
+        (f"{ATTENTION}test_what_one_packed_sequence_says_changes_no_bit_of_the_others",),
+    ),
+    Mutant(
+        "packing-tried-out",
+        "a model that is deaf to the packing is padded",
+        "trainers/attention.py",
+        "        _try_out(model, config)",
+        "        pass",
+        (f"{ATTENTION}test_a_model_that_is_deaf_to_the_packing_or_to_its_window_is_refused",),
+    ),
+    Mutant(
+        "gradients-of-parts",
+        "gradients of parts of the logits are summed in fp32",
+        "trainers/logprobs.py",
+        "torch.zeros_like(parameter, dtype=torch.float32)",
+        "torch.zeros_like(parameter)",
+        ("tests/unit/test_logprobs.py::test_the_gradients_of_parts_are_summed_in_fp32_where_the_weights_are_bf16",),
+    ),
     Mutant(
         "newest-snapshot",
         "memory comes from the snapshot that the commit names",

@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import torch
 import transformers
 
@@ -10,11 +11,12 @@ from infra.errors import UsageError
 from infra.settings import Trainer
 from infra.weights.tensor_file import write_safetensors
 from infra.weights.tensors import WeightsError, weights_hash
-from trainers.batch import TrainingSequence, pad
+from trainers.batch import BatchError, TrainingSequence, pack, pad
 from trainers.checkpoint import CheckpointError, decode_checkpoint, encode_checkpoint
 from trainers.learner import Learner
+from trainers.logprobs import token_logprobs
 from trainers.masters import Masters
-from trainers.model import build_model, character_tokenizer, token_logprobs
+from trainers.model import build_model, character_tokenizer
 
 TOKENIZER = character_tokenizer("0123456789+=")
 SETTINGS = Trainer(groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=5e-4, warmup_versions=5)
@@ -41,18 +43,20 @@ OBJECTIVES = {
 }
 
 
+SHAPE = {
+    "architecture": "qwen3",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "initializer_range": 0.2,
+}
+
+
 def tiny(hidden: int = 32) -> transformers.PreTrainedModel:
-    architecture = {
-        "architecture": "qwen3",
-        "hidden_size": hidden,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "intermediate_size": 48,
-        "initializer_range": 0.2,
-    }
-    return build_model(architecture, TOKENIZER, seed=1)
+    return build_model({**SHAPE, "hidden_size": hidden}, TOKENIZER, seed=1)
 
 
 def learner(**changed: Any) -> Learner:
@@ -79,16 +83,21 @@ def batch(seed: int, *, version: int = 0, scale: float = 1.0) -> list[TrainingSe
     return sequences
 
 
-def test_a_resumed_learner_makes_the_very_same_weights() -> None:
-    straight = learner()
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"packing": False}, {"activation_checkpointing": True}, {"fused_optimizer": True}],
+    ids=["packed", "padded", "recomputed", "fused"],
+)
+def test_a_resumed_learner_makes_the_very_same_weights(changed: dict[str, Any]) -> None:
+    straight = learner(**changed)
     for version in (1, 2, 3):
         straight.step(batch(version), version)
 
-    first = learner()
+    first = learner(**changed)
     for version in (1, 2):
         first.step(batch(version), version)
     data = b"".join(encode_checkpoint(first.state()))
-    second = learner()
+    second = learner(**changed)
     second.step(batch(99), 1)  # state that loading must replace
     second.load_state(decode_checkpoint(data))
     assert second.version == 2
@@ -127,8 +136,8 @@ def test_a_copy_taken_before_a_step_does_not_change_with_it() -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut(objective: dict[str, Any]) -> None:
     gradients = []
-    for budget in (64, 90, 10_000):
-        one = learner(minibatches=1, micro_batch_tokens=budget, grad_clip=1e9, **objective)
+    for budget, packing in ((64, True), (64, False), (90, True), (10_000, True)):
+        one = learner(minibatches=1, micro_batch_tokens=budget, grad_clip=1e9, packing=packing, **objective)
         one.step(batch(1), 1)
         gradients.append(torch.cat([gradient.ravel() for gradient in one.masters.gradients.values()]))
     assert gradients[0].abs().max() > 1e-3
@@ -187,6 +196,74 @@ def test_gradients_left_by_an_earlier_training_change_nothing() -> None:
     clean.step(batch(1), 1)
     used.step(batch(1), 1)
     assert weights_hash(used.published()) == weights_hash(clean.published())
+
+
+def test_recomputed_activations_change_no_bit_and_hold_less_memory() -> None:
+    hashes, held = [], []
+    for recomputed in (False, True):
+        one = learner(activation_checkpointing=recomputed)
+        saved: list[int] = []
+        micro = pack(batch(1))
+
+        def keep(tensor: torch.Tensor, saved: list[int] = saved) -> torch.Tensor:
+            saved.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            token_logprobs(one.model, micro)
+        held.append(sum(saved))
+        one.step(batch(1), 1)
+        hashes.append(weights_hash(one.published()))
+    assert hashes[0] == hashes[1]
+    assert held[1] < held[0] / 3
+
+
+def test_settings_that_change_on_the_way_give_what_a_learner_of_those_settings_gives() -> None:
+    other = {"packing": False, "activation_checkpointing": True, "fused_optimizer": True}
+    one, two = learner(), learner(**other)
+    one.state()
+    one.use(one.settings)  # before there are any moments
+    one.step(batch(1), 1)
+    two.load_state(one.state())
+    one.use(two.settings)
+    two.step(batch(2), 2)
+    one.step(batch(2), 2)
+    assert weights_hash(one.published()) == weights_hash(two.published())
+    for each in (one, two):
+        each.use(SETTINGS)
+        each.step(batch(3), 3)
+    assert weights_hash(one.published()) == weights_hash(two.published())
+
+
+def test_a_model_that_cannot_be_packed_is_padded_and_says_so() -> None:
+    model = tiny()
+    model.config._attn_implementation = "eager"
+    with structlog.testing.capture_logs() as logs:
+        one = Learner(model, SETTINGS)
+    assert [entry["event"] for entry in logs] == ["learner.pads"]
+    assert "attends by its own code (eager)" in logs[0]["reason"]
+    assert one.step(batch(1), 1)["optimizer_steps"] == 3
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_batch_of_one_token_makes_a_version(*, packing: bool) -> None:
+    ids, mask = np.array([5, 6], np.int32), np.array([False, True])
+    only = TrainingSequence(ids, mask, np.array([0, -2], np.float32), np.array([-1, 0], np.int32), 1.0, 1.0)
+    metrics = learner(packing=packing).step([only], 1)
+    assert (metrics["tokens"], metrics["optimizer_steps"]) == (1, 1)
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_a_sequence_that_is_longer_than_the_context_or_of_another_vocabulary_makes_no_version() -> None:
+    one = Learner(build_model({**SHAPE, "max_position_embeddings": 9}, TOKENIZER, seed=1), SETTINGS)
+    with pytest.raises(BatchError, match=r"10 tokens from id .* this model has 14 ids and 9 positions"):
+        one.step(batch(1), 1)
+    one = learner()
+    strange = batch(1)
+    strange[3].ids[2] = 14
+    with pytest.raises(BatchError, match="to 14: this model has 14 ids"):
+        one.step(strange, 1)
+    assert one.version == 0
 
 
 def test_steps_raise_what_was_better_and_lower_what_was_worse() -> None:

@@ -6,6 +6,7 @@ import transformers
 
 from infra.weights.tensor_file import read_safetensors, write_safetensors
 from trainers.batch import TrainingSequence, pad
+from trainers.logprobs import token_logprobs
 from trainers.model import (
     ModelError,
     build_model,
@@ -15,7 +16,6 @@ from trainers.model import (
     publish_weights,
     save_model_files,
     to_torch,
-    token_logprobs,
 )
 
 TOKENIZER = character_tokenizer("0123456789+=")

@@ -1,0 +1,62 @@
+"""The layers of a model apart from its output layer, and what they do with memory and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+import transformers
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from infra.errors import UsageError
+
+_COMPILED = ("MLP", "RMSNorm", "LayerNorm")
+_Forward: TypeAlias = Callable[..., Any]
+
+
+def decoder_of(model: transformers.PreTrainedModel) -> torch.nn.Module:
+    """Return the part that makes final states of ids. Raises UsageError for a model that does not tell it apart."""
+    decoder: torch.nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    if decoder is model:
+        raise UsageError(f"{model.config.model_type} does not say which part of it comes before the output layer")
+    return decoder
+
+
+def arrange_layers(model: transformers.PreTrainedModel, *, checkpointing: bool, compiled: bool) -> None:
+    """Have every layer keep its inputs alone for the backward pass, its norms and MLP run compiled, both, or neither.
+
+    transformers' own switch for the former works in training mode only, which would bring dropout with it. Attention is
+    not compiled: how sequences lie is other in every micro-batch, and each would be compiled anew. Raises UsageError
+    when the model has nothing that this can be done to.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    _wrap(layers if checkpointing else [], layers, _recomputed)
+    of_layers = [module for layer in layers for module in layer.modules()]
+    parts = [module for module in of_layers if type(module).__name__.endswith(_COMPILED)]
+    _wrap(parts if compiled else [], parts, _compiled)
+    for name, wanted, found in (
+        ("activation_checkpointing", checkpointing, layers),
+        ("compile", compiled, parts),
+    ):
+        if wanted and not found:
+            raise UsageError(f"{model.config.model_type} has no layers that trainer.{name} knows: turn it off")
+
+
+def _wrap(
+    chosen: Sequence[torch.nn.Module], candidates: Sequence[torch.nn.Module], wrapped: Callable[[_Forward], _Forward]
+) -> None:
+    for module in candidates:
+        module.__dict__.pop("forward", None)
+    for module in chosen:
+        module.forward = wrapped(module.forward)
+
+
+def _recomputed(forward: _Forward) -> _Forward:
+    return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def _compiled(forward: _Forward) -> _Forward:
+    return torch.compile(forward, dynamic=True)
