@@ -1,0 +1,77 @@
+"""The objective that a recipe names; and the page of the losses, which must be true."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from infra.errors import UsageError
+from infra.settings import Trainer
+from trainers.chosen_loss import objective_for
+from trainers.losses import CORRECTIONS, LOSSES, TrainedTokens, totals_of
+
+PAGE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()
+
+
+def trainer(**table: Any) -> Trainer:
+    return Trainer.model_validate(table)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"loss": "m2p"}, r"\[trainer\] loss: no 'm2p'; take one of m2po"),
+        ({"loss": {"use": "m2po", "budgt": 1}}, "no option 'budgt'; it takes budget"),
+        ({"loss": {"use": "ppo", "clip_low": 2}}, "clip_low must be in 0..1"),
+        ({"aggregation": "token_men"}, "aggregation: no 'token_men'; take one of token_mean"),
+        ({"aggregation": "constant"}, "'length' is missing"),
+        ({"correction": ["tsi"]}, "correction: no 'tsi'; take one of tis"),
+        ({"correction": ["tis"], "loss": "decoupled_ppo"}, "may only reject"),
+        ({"kl": {"use": "k4"}}, "kl: no 'k4'; take one of k"),
+        ({"kl": {"use": "k3", "place": "gradient"}}, "place one of loss, reward"),
+    ],
+)
+def test_what_a_recipe_may_not_ask_for_is_said_with_what_it_may(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        objective_for(trainer(**table))
+
+
+def test_a_bare_name_is_a_table_of_that_name() -> None:
+    assert trainer(loss="gspo").loss == trainer(loss={"use": "gspo"}).loss
+
+
+def test_the_table_on_the_page_of_losses_is_a_trainers() -> None:
+    table = tomllib.loads(PAGE.partition("```toml\n")[2].partition("```")[0])["trainer"]
+    objective = objective_for(trainer(**table))
+    assert objective.kl is not None
+    assert {key for key in table if table[key] == getattr(trainer(), key)} >= {"count_rejected", "entropy", "schedule"}
+
+
+def test_the_page_lists_every_loss_with_its_parameters_and_every_correction() -> None:
+    rows = {row[1].strip(" `"): row[3] for line in PAGE.splitlines() if len(row := line.split("|")) == 6}
+    assert rows.keys() - {"use", "---"} == LOSSES.keys()
+    for name, function in LOSSES.items():
+        own = inspect.signature(function).parameters.keys() - {"tokens", "bounds"}
+        assert all(f"`{one}`" in rows[name] for one in own), name
+    assert all(f"`{name}`" in PAGE for name in CORRECTIONS)
+
+
+def test_the_code_on_the_page_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    called, _, rest = PAGE.partition("```python\n")[2].partition("```")
+    found: dict[str, Any] = {}
+    exec(called, found)  # noqa: S102 - ours
+    assert torch.isfinite(found["loss"])
+    module = ModuleType("my_page")
+    exec(rest.partition("```python\n")[2].partition("```")[0], module.__dict__)  # noqa: S102 - ours
+    monkeypatch.setitem(sys.modules, "my_page", module)
+    objective = objective_for(trainer(loss={"use": "my_page:squared", "scale": 3.0}))
+    ones = torch.ones(2)
+    tokens = TrainedTokens(ones * 0.5, ones * 0.5, ones, torch.tensor([0, 1]))
+    assert objective.share(tokens, totals_of(tokens.sequences))[0].item() == pytest.approx(-1.0)
