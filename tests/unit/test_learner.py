@@ -40,6 +40,7 @@ OBJECTIVES = {
     "kl in the reward": {"kl": {"use": "k1", "weight": 0.1, "place": "reward"}},
     "sequence mean": {"aggregation": "sequence_mean"},
     "constant": {"aggregation": {"use": "constant", "length": 12}},
+    "entropy": {"entropy": 0.01},
 }
 
 
