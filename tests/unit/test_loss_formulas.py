@@ -234,6 +234,13 @@ def test_m2po_bounds_the_ratio_by_the_second_moment(options: dict[str, Any], low
     assert bounds.moment.item() == pytest.approx(0.2605)
 
 
+def test_m2po_caps_strictly_below_the_budget_and_lets_what_is_on_it_be() -> None:
+    both = tokens_of([0.25, 0.5])  # capped at 0.25, the mean square is 0.0625; as it is, 0.15625
+    assert m2po_bounds(both, budget=0.0625).high.item() == 0
+    assert m2po_bounds(both, budget=0.0626).high.item() == pytest.approx(math.exp(0.25) - 1)
+    assert m2po_bounds(both, budget=0.15625).high.item() == pytest.approx(math.exp(20) - 1)
+
+
 def test_m2po_looks_only_at_tokens_that_go_against_the_trust_region() -> None:
     deltas = [*DELTAS, -3.0, 3.0, 2.0, -0.5]
     tokens = tokens_of(deltas, [1, 1, 1, 1, 1, 1, -1, 0, -1])  # the last joins V, those before it do not

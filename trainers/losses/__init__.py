@@ -9,11 +9,13 @@ soft.py            LOSSES: cispo, sapo, dppo, gpg
 correction.py      CORRECTIONS: tis, mis, icepop, rejection, veto
 divergence.py      DIVERGENCES, to a reference policy: k1, k2, k3
 aggregation.py     AGGREGATIONS, from terms of tokens to a scalar: token_mean, sequence_mean, sequence_sum, constant
+auxiliary.py       a critic's loss, the load balance of experts
 metrics.py         what is told beside a loss
 objective.py       all of it together: `policy_loss`
 """
 
 from trainers.losses.aggregation import AGGREGATIONS, constant, sequence_mean, sequence_sum, token_mean
+from trainers.losses.auxiliary import load_balance, value_loss
 from trainers.losses.correction import (
     CORRECTIONS,
     Correction,
@@ -60,6 +62,7 @@ __all__ = [
     "k1",
     "k2",
     "k3",
+    "load_balance",
     "log_ratio",
     "m2po",
     "m2po_bounds",
@@ -75,5 +78,6 @@ __all__ = [
     "tis",
     "token_mean",
     "totals_of",
+    "value_loss",
     "veto",
 ]

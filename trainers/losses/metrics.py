@@ -13,9 +13,10 @@ from torch import Tensor
 
 @torch.no_grad()
 def ratio_metrics(delta: Tensor) -> dict[str, Tensor]:
-    """Tell of a log ratio to the policy that sampled, float[N] `delta`: ratio_mean, ratio_max, kl_k1 and kl_k3.
+    """Tell of a loss's log ratio, float[N] `delta` to its pi_old: ratio_mean, ratio_max, kl_k1 and kl_k3.
 
-    kl_* is KL(pi_old || pi_theta): k1 = -delta, k3 = e^delta - 1 - delta (Schulman, "Approximating KL divergence").
+    pi_old is the policy that sampled, or pi_prox where weights make up for the way to it. kl_* is
+    KL(pi_old || pi_theta): k1 = -delta, k3 = e^delta - 1 - delta (Schulman, "Approximating KL divergence").
     """
     delta = delta.double()
     ratio = delta.exp()
