@@ -56,12 +56,19 @@ def apply(
 ) -> None:
     """Apply deltas to a folder of weights and write the result as another, checked before and after.
 
+    A delta whose result the folder holds already changes nothing, which is said.
+
     Example: [bold]headrace weights apply step-10/ step-11.delta step-12.delta step-12/[/]
     """
     from infra.weights import offline
 
-    found = offline.apply(base, deltas, out)
-    typer.echo(json.dumps({"weights_hash": found}) if as_json else f"{out}: whole, weights hash {found}")
+    done = offline.apply(base, deltas, out)
+    if as_json:
+        typer.echo(json.dumps({"weights_hash": done.weights_hash, "unneeded": [str(path) for path in done.unneeded]}))
+        return
+    typer.echo(f"{out}: whole, weights hash {done.weights_hash}")
+    for path in done.unneeded:
+        typer.echo(f"{path}: nothing to apply, the folder already holds these weights")
 
 
 @app.command()

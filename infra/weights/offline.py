@@ -36,6 +36,15 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
+class Applied:
+    """A folder that was written."""
+
+    weights_hash: str
+    unneeded: tuple[Path, ...]
+    """Deltas that changed nothing, as their results were held already."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     """An object that is whole."""
 
@@ -52,9 +61,10 @@ class Verified:
 def encode(base: Path, new: Path, out: Path, label: Label) -> Written:
     """Write the delta object that leads from one folder of weights to another.
 
-    Raises UsageError when `out` exists, WeightsError when a folder is not whole or not what it promises, and
-    NeedsAnchor when the two do not have the same tensors.
+    Raises UsageError when `out` exists or a folder does not, WeightsError when a folder is not whole or not what it
+    promises, and NeedsAnchor when the two do not have the same tensors.
     """
+    _require(base, new)
     if out.exists():
         raise UsageError(f"{out} exists: name a file that does not")
     if not out.parent.is_dir():
@@ -72,12 +82,14 @@ def encode(base: Path, new: Path, out: Path, label: Label) -> Written:
     return Written(read_delta(data).header, full, len(data))
 
 
-def apply(base: Path, deltas: Sequence[Path], out: Path) -> str:
-    """Write the folder that deltas make of another, whole or not at all; return its `weights_hash`.
+def apply(base: Path, deltas: Sequence[Path], out: Path) -> Applied:
+    """Write the folder that deltas make of another, whole or not at all.
 
-    Config and tokenizer are those of the base. Raises UsageError when `out` exists, and WeightsError when the base is
-    not whole or not what it promises, when a delta is damaged or belongs elsewhere, or its result is not what it says.
+    Config and tokenizer are those of the base. Raises UsageError when `out` exists, or the base or a delta does not, and
+    WeightsError when the base is not whole or not what it promises, when a delta is damaged or belongs elsewhere, or
+    its result is not what it says.
     """
+    _require(base, *deltas)
     opened = [open_delta(path) for path in deltas]
     source = open_weights(base)
     with made_whole(out) as folder:
@@ -86,21 +98,25 @@ def apply(base: Path, deltas: Sequence[Path], out: Path) -> str:
         write_weights(source.tensors, folder, UNKNOWN)
         copied = open_weights(folder, writable=True)
         held = HeldWeights(copied.tensors, _hash_as_promised(base, source), copy=False)
+        unneeded = []
         for path, delta in zip(deltas, opened, strict=True):
             try:
-                held.apply(delta)
+                if not held.apply(delta):
+                    unneeded.append(path)
             except WeightsError as error:
                 raise type(error)(f"{path}: {error}") from error
         for file in copied.files.values():
             file.flush()
         restamp(folder, held.weights_hash)
-    return held.weights_hash
+    return Applied(held.weights_hash, tuple(unneeded))
 
 
 def verify(place: Path) -> Verified:
-    """Read a delta object, a safetensors file or a folder of weights to its last byte. Raises WeightsError."""
-    if not place.exists():
-        raise WeightsError(f"{place} is not there")
+    """Read a delta object, a safetensors file or a folder of weights to its last byte.
+
+    Raises UsageError when it does not exist, WeightsError for any damage.
+    """
+    _require(place)
     if _begins_as_delta(place):
         delta = open_delta(place)
         for head, content in split(delta):
@@ -112,10 +128,17 @@ def verify(place: Path) -> Verified:
     try:
         found = open_weights(place)
     except WeightsError as error:
-        if place.is_dir():
+        if place.is_dir() or not place.stat().st_size:
             raise
         raise WeightsError(f"{error}; and it does not begin as a delta object does") from error
     return Verified("weights", _hash_as_promised(place, found), promised=bool(found.promised))
+
+
+def _require(*places: Path) -> None:
+    """Raise UsageError for the first that does not exist: nothing is damaged, another name is wanted."""
+    for place in places:
+        if not place.exists():
+            raise UsageError(f"{place} is not there: name a file or folder that is")
 
 
 def _hash_as_promised(place: Path, found: WeightsFolder) -> str:

@@ -75,14 +75,42 @@ def test_a_delta_applied_to_its_own_result_changes_nothing(
     chain: tuple[Path, list[Path], Path], tmp_path: Path
 ) -> None:
     _, deltas, last = chain
-    offline.apply(last, deltas[1:], tmp_path / "out")
+    made = CliRunner().invoke(app, ["apply", str(last), str(deltas[1]), str(tmp_path / "out")])
+    assert made.exit_code == 0
+    assert f"{deltas[1]}: nothing to apply, the folder already holds these weights" in made.output
     assert offline.verify(tmp_path / "out").weights_hash == weights_hash(open_weights(last).tensors)
+    assert offline.apply(chain[0], [deltas[0], *deltas], tmp_path / "twice").unneeded == (deltas[0],)
+    assert offline.apply(chain[0], deltas, tmp_path / "once").unneeded == ()
 
 
-def refused(call: object, *words: object) -> None:
+def refused(call: object, *words: object) -> str:
     with pytest.raises(HeadraceError) as caught:
         call(*words)  # type: ignore[operator]
     assert caught.value.exit_code == (2 if isinstance(caught.value, UsageError) else 1)
+    return str(caught.value)
+
+
+def test_what_is_not_there_at_all_is_a_usage_error_and_no_damage(
+    chain: tuple[Path, list[Path], Path], tmp_path: Path
+) -> None:
+    base, deltas, _ = chain
+    nowhere, out = tmp_path / "nothere", tmp_path / "out"
+    for call, words in (
+        (offline.verify, (nowhere,)),
+        (offline.encode, (base, nowhere, out, Label())),
+        (offline.encode, (nowhere, base, out, Label())),
+        (offline.apply, (nowhere, deltas, out)),
+        (offline.apply, (base, [deltas[0], nowhere], out)),
+    ):
+        with pytest.raises(UsageError, match=f"^{nowhere} is not there: "):
+            call(*words)  # type: ignore[operator]
+    assert not out.exists()
+
+
+def test_an_empty_file_is_called_empty_and_nothing_else(tmp_path: Path) -> None:
+    empty = tmp_path / "step.delta"
+    empty.touch()
+    assert refused(offline.verify, empty) == f"{empty} is empty"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "swapped", "empty", "missing", "other file", "folder"])
