@@ -67,6 +67,18 @@ class Compaction:
             return ()
         return (self._merged, *rest) if self._merged else rest
 
+    def why_nothing(self) -> str:
+        """Say for people why nothing is due."""
+        if self.left_out:
+            return f"left out until the next anchor: {self.left_out}"
+        if self._anchor is None:
+            return "no version is published yet"
+        since = self._merged or self._anchor
+        count = sum(delta.version > since.version for delta in self._deltas)
+        what = "one delta follows" if count == 1 else f"{count} deltas follow"
+        which = "the last that is merged" if self._merged else "the last anchor"
+        return f"{what} version {since.version}, {which}, and {self._every} may go unmerged (--every)"
+
     def refuse(self, event: WeightsPublished, why: str) -> None:
         """Take in that an object of `due` is bad: of a merged one the deltas are there still, of a delta nothing is."""
         if event.kind == MERGED and event.weights is not None:

@@ -8,9 +8,10 @@ once make the same bytes and say the same twice.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException
 from consumers.compaction import Compaction
 from infra.failpoints import reach
 from infra.kafka import KafkaAway, Message, open_producer, translate
-from infra.log import configure_logging
+from infra.log import configure_logging, warn_in_sentences
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.opened_run import OpenedRun, opened_run
 from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
@@ -57,6 +58,7 @@ class Compactor:
         self._stop = stop
         self._run, self._objects = run, run.weights_cache
         self._chains = {run.topics.weights(policy): Compaction(every) for policy in policies}
+        self._policies = dict(zip(self._chains, policies, strict=True))
         self._producer = open_producer(run.connection, COMPONENT)
         self._reader = TopicReader(run.connection, whole_topics(run.connection, self._chains), COMPONENT)
 
@@ -97,6 +99,10 @@ class Compactor:
                     chain.take(event)
                     announced.append(event)
         return announced
+
+    def why_nothing(self) -> dict[str, str]:
+        """Return policy to why nothing is due."""
+        return {policy: self._chains[topic].why_nothing() for topic, policy in self._policies.items()}
 
     def _merged(self, chain: Compaction, parts: tuple[WeightsPublished, ...]) -> WeightsPublished | None:
         """Return the word of a merged delta that is in the store; None when one of its parts is bad."""
@@ -182,8 +188,11 @@ class Compactor:
         self._reader.close()
 
 
-def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.Event, *, once: bool) -> None:
-    """Merge what is due until told to stop, or `once` and then say stop. Raises as `Compactor.merge_due`."""
+def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.Event, *, once: bool) -> list[str]:
+    """Merge what is due until told to stop, or `once` and then say stop. Raises as `Compactor.merge_due`.
+
+    Returns what came of each policy, in lines for people; none where it was told to stop.
+    """
     run = join_to_write(opened.run.address, JOIN_PATIENCE_S, stop)
     if opened.rests:  # its store was started for this, maybe at another address than its recipe names
         run = replace(run, store_address=opened.run.store_address)
@@ -193,14 +202,29 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
         while not stop.is_set():
             announced = compactor.merge_due()
             if once:
-                log.info("compact.done", run=run.address.run, merged=len(announced), every=every)
                 stop.set()
-            else:
-                compactor.follow(TURN_S)
+                return in_lines(announced, compactor.why_nothing())
+            compactor.follow(TURN_S)
+    return []
+
+
+def in_lines(announced: Sequence[WeightsPublished], why_nothing: Mapping[str, str]) -> list[str]:
+    """Say what was merged, and of the policies of which nothing was, why."""
+    lines = [
+        f"{one.policy}: merged versions {one.base_version} to {one.version} into {claim_of(one).size_bytes:,} bytes"
+        for one in announced
+    ]
+    idle = why_nothing.keys() - {one.policy for one in announced}
+    return lines + [f"{policy}: nothing to merge: {why_nothing[policy]}" for policy in sorted(idle)]
 
 
 def main(run: str | None, data: Path | None, policy: str | None, every: int, *, once: bool) -> None:
     """Compact a run, given by its address or folder, until a signal or, with `once`, until nothing is due."""
-    configure_logging(COMPONENT)
+    told: list[str] = []
+    if once:
+        warn_in_sentences()
+    else:
+        configure_logging(COMPONENT)
     with opened_run(run, data, store=True) as opened:
-        keep_running(lambda stop: compact(opened, policy, every, stop, once=once), stop_on_signals())
+        keep_running(lambda stop: told.extend(compact(opened, policy, every, stop, once=once)), stop_on_signals())
+    sys.stdout.writelines(f"{line}\n" for line in told)

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from consumers.lineage import read_records
-from consumers.weights_figures import median_of
+from consumers.weights_figures import is_there, median_of
 from infra.retired import WEIGHTS, read_retired
 from infra.run import Run
 from infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, cheapest, is_version, link_of, size_of
@@ -70,7 +71,7 @@ class VersionWeights:
 def weights_history(run: Run, policy: str | None) -> dict[str, Any]:
     """Return what `headrace weights --json` prints.
 
-    That is versions, those left out, merged deltas, what a joiner of now fetches, and what each worker serves.
+    That is versions, those left out, merged deltas, what a joiner of now fetches, and what running workers serve.
     """
     name = run.policy(policy)
     trained = {batch.version for batch in read_records(run, run.topics.batches(name), BatchTrained)}
@@ -95,14 +96,15 @@ def weights_history(run: Run, policy: str | None) -> dict[str, Any]:
         "bytes": {kind: sum(one.bytes for one in versions if one.kind == kind) for kind in (ANCHOR, DELTA)}
         | {MERGED: sum(one.bytes for one in merged)},
         "join": {"objects": len(way), "bytes": sum(link.size_bytes for link in way)},
-        "served": served(statuses, name),
+        "served": served(statuses, name, time.time_ns() // 1_000_000),
     }
 
 
-def served(statuses: Iterable[WorkerStatus], policy: str) -> dict[str, int]:
-    """Return worker to the version that it serves, as last heard of."""
+def served(statuses: Iterable[WorkerStatus], policy: str, now_ms: int) -> dict[str, int]:
+    """Return worker to the version that it serves, of those that are there; `now_ms` is wall time since the epoch."""
     newest = {one.worker: one for one in statuses}
-    return {name: one.versions[policy] for name, one in sorted(newest.items()) if policy in one.versions}
+    there = {name: one for name, one in sorted(newest.items()) if is_there(one, now_ms)}
+    return {name: one.versions[policy] for name, one in there.items() if policy in one.versions}
 
 
 def _told(statuses: Iterable[WorkerStatus], policy: str) -> defaultdict[int, dict[str, TakenWeights]]:

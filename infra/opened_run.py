@@ -10,7 +10,7 @@ from pathlib import Path
 from infra.data_folder import DataFolder, RunNotes, only_folder
 from infra.embedded_kafka import EmbeddedKafka
 from infra.embedded_store import EmbeddedStore
-from infra.errors import UsageError
+from infra.errors import Unavailable, UsageError
 from infra.kafka import RunAddress, parse_run
 from infra.revisions import run_names
 from infra.run import Run, join
@@ -48,7 +48,8 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
     folder = DataFolder(data) if data else only_folder()
     notes = replace(folder.require(), run=address) if address else folder.require()
     if folder.owner() is not None:
-        yield OpenedRun(_joined(parse_run(notes.address)), rests=False)
+        with _maybe_ending(folder):
+            yield OpenedRun(_joined(parse_run(notes.address)), rests=False)
         return
     with ExitStack() as started:
         if notes.embedded_kafka or store:
@@ -58,6 +59,16 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
             server = started.enter_context(EmbeddedStore(folder.store))
             run = replace(run, store_address=server.address(run.recipe.store.bucket, run.store_address.prefix))
         yield OpenedRun(run, rests=True)
+
+
+@contextmanager
+def _maybe_ending(folder: DataFolder) -> Iterator[None]:
+    """Say with servers that are away what to do: those of a run stop a little before `up` lets go of its folder."""
+    try:
+        yield
+    except Unavailable as error:
+        again = f"the run in {folder.root} may just be ending or beginning: give the command again"
+        raise type(error)(f"{error}; {again}") from error
 
 
 def _woken(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:

@@ -85,9 +85,9 @@ def encode(base: Path, new: Path, out: Path, label: Label) -> Written:
 def apply(base: Path, deltas: Sequence[Path], out: Path) -> Applied:
     """Write the folder that deltas make of another, whole or not at all.
 
-    Config and tokenizer are those of the base. Raises UsageError when `out` exists, or the base or a delta does not, and
-    WeightsError when the base is not whole or not what it promises, when a delta is damaged or belongs elsewhere, or
-    its result is not what it says.
+    Config and tokenizer are those of the base. Raises UsageError when `out` exists, or the base or a delta does not,
+    and WeightsError when the base is not whole or not what it promises, when a delta is damaged or belongs elsewhere,
+    or its result is not what it says.
     """
     _require(base, *deltas)
     opened = [open_delta(path) for path in deltas]

@@ -99,7 +99,7 @@ class Published:
 
     def compact(self, every: int) -> list[WeightsPublished]:
         """Compact once; return all merged deltas that are announced."""
-        compact(OpenedRun(self.run, rests=False), None, every, threading.Event(), once=True)
+        self.told = compact(OpenedRun(self.run, rests=False), None, every, threading.Event(), once=True)
         return self.merged()
 
     def objects(self) -> set[str]:
@@ -183,7 +183,11 @@ def test_a_joiner_fetches_the_anchor_one_merged_delta_and_what_came_since(run: R
     asked = joined(published)
     assert asked == [events[0].weights, first.weights, events[41].weights, events[42].weights]
     assert sum(claim.size_bytes for claim in asked) <= 1.3 * asked[0].size_bytes
+    assert published.told == [f"solver: merged versions 0 to 40 into {object_of(first).size_bytes:,} bytes"]
     assert published.compact(every=16) == [first], "two deltas may go unmerged"
+    assert published.told == [
+        "solver: nothing to merge: 2 deltas follow version 40, the last that is merged, and 16 may go unmerged (--every)"
+    ]
 
     published.deltas(15)
     before, second = published.compact(every=16)

@@ -202,6 +202,24 @@ def test_what_cannot_be_is_refused_before_anything_is_started(
     assert sentence in said
 
 
+def test_servers_that_are_away_of_a_run_that_goes_on_may_be_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def away(*_given: Any) -> Any:
+        raise KafkaAway("listing topics: no answer from Kafka")
+
+    monkeypatch.setattr(opened_run, "_joined", away)
+    folder = DataFolder(tmp_path)
+    folder.write(RunNotes(run="r", bootstrap="127.0.0.1:1", embedded_kafka=True))
+    with folder.owned():
+        code, said = refused(capsys, "lineage", "--group", "sums:1", "--data", str(tmp_path))
+    assert code == 1
+    assert said == (
+        f"error: listing topics: no answer from Kafka; the run in {tmp_path} may just be ending or beginning: give the "
+        "command again\n"
+    )
+
+
 def test_the_answer_is_printed_before_the_servers_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def opened(*_given: Any, **_more: Any) -> Iterator[OpenedRun]:

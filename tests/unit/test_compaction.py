@@ -76,6 +76,20 @@ def test_what_came_before_any_anchor_is_passed_over() -> None:
     assert due(told(*deltas(1, 9), event(9, MERGED, base=0))) == []
 
 
+def test_why_nothing_is_due_is_said_for_people() -> None:
+    assert told().why_nothing() == "no version is published yet"
+    few = told(event(0, ANCHOR), *deltas(1, 2))
+    assert few.why_nothing() == "2 deltas follow version 0, the last anchor, and 3 may go unmerged (--every)"
+    merged = told(event(0, ANCHOR), *deltas(1, 5), event(4, MERGED, base=0))
+    assert merged.why_nothing() == (
+        "one delta follows version 4, the last that is merged, and 3 may go unmerged (--every)"
+    )
+    holed = told(event(0, ANCHOR), event(2, base=1))
+    assert holed.why_nothing() == (
+        "left out until the next anchor: the delta of version 2 does not lead on from version 0"
+    )
+
+
 def test_a_hole_in_the_chain_leaves_the_stretch_out_until_the_next_anchor() -> None:
     for broken in (event(3, base=1), event(3, epoch=1), replace(event(3), weights=None)):
         compaction = told(event(0, ANCHOR), *deltas(1, 2), broken, *deltas(4, 9))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from consumers.weights_figures import FRESH_MS, RECENT, WeightsFigures, WeightsFold
+from consumers.weights_history import served
 from schemas.records import ClaimCheck, TakenWeights, WeightsPublished, WorkerStatus
 
 NOW_MS = 1_000_000
@@ -46,6 +47,12 @@ def test_workers_that_are_there_tell_how_far_they_are_apart() -> None:
     found = fold.figures("p", NOW_MS)
     assert (found.skew, found.behind, found.greatest_skew) == (1, 1, 3)
     assert fold.figures("p", NOW_MS + FRESH_MS).skew == 0, "nobody is there"
+
+
+def test_a_worker_that_stopped_or_fell_silent_serves_nothing() -> None:
+    told = [status("a", 5), status("b", 5), replace(status("b", 5), state="stopped"), status("c", 4)]
+    told += [replace(status("d", 3), updated_ms=NOW_MS - FRESH_MS)]
+    assert served(told, "p", NOW_MS) == {"a": 5, "c": 4}
 
 
 def test_a_status_that_comes_again_counts_once_and_old_ones_are_forgotten() -> None:
