@@ -1,15 +1,15 @@
 """Updates as training makes them: a small policy that learns sums by the loop's own parts, without the topics.
 
-The model (3 million parameters, weights of a usual size) first learns from worked examples until it answers a part of
-the sums. Then, at each learning rate from the same start, the in-process engine plays groups with the weights of the
-newest version, GRPO turns their rewards into advantages, and the learner makes the next version in four AdamW steps on
-fp32 masters. What it publishes is what a trainer would.
+The model first learns from worked examples until it answers a part of the sums. Then the in-process engine plays groups
+with the weights of the newest version, or of one some versions older, their rewards become advantages, and the learner
+makes the next version in four AdamW steps on fp32 masters. What it publishes is what a trainer would.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -22,10 +22,11 @@ from infra.settings import Trainer
 from infra.weights.tensors import Tensor
 from producers.engines.contract import Generation, Sampling
 from producers.engines.torch_engine import TorchEngine
-from trainers.advantages import Member, grpo
+from trainers.advantages import Member
 from trainers.batch import TrainingSequence
+from trainers.groups import PreparedGroup, batch_sequences
 from trainers.learner import Learner
-from trainers.model import build_model, character_tokenizer, encode
+from trainers.model import build_model, character_tokenizer, encode, to_torch
 from trainers.warm_start import WarmStartSettings, WorkedExample, warm_start
 
 LEARNING_RATES = (1e-6, 3e-6, 1e-5)
@@ -39,12 +40,15 @@ class Training:
     """How large the model and its batches are."""
 
     hidden: int = 256
+    """Of a model of 3 million parameters with weights of a usual size, as `layers` and `initializer_range` are."""
     layers: int = 4
+    initializer_range: float = 0.02
     groups: int = 16
     """Of a batch."""
     reward_low: float = 0.3
     reward_high: float = 0.6
     """Of the start, as in recipes."""
+    seed: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +78,10 @@ def started(training: Training, tell: Callable[[str], None]) -> Start:
         "head_dim": training.hidden // 4,
         "max_position_embeddings": 64,
         "tie_word_embeddings": True,
+        "initializer_range": training.initializer_range,
     }
-    tokenizer = character_tokenizer(ALPHABET)
-    model, environment = build_model(architecture, tokenizer, seed=1), Arithmetic(seed=1)
+    tokenizer, seed = character_tokenizer(ALPHABET), training.seed
+    model, environment = build_model(architecture, tokenizer, seed=seed), Arithmetic(seed=seed)
     examples = [environment.example(index) for index in range(EXAMPLES + HELD_OUT)]
     worked = [WorkedExample(example.prompt, example.completion) for example in examples]
 
@@ -84,28 +89,39 @@ def started(training: Training, tell: Callable[[str], None]) -> Start:
         if reward is not None:
             tell(f"warm start, step {step}: reward {reward:.2f}")
 
-    settings = WarmStartSettings(low=training.reward_low, high=training.reward_high, max_new_tokens=MAX_TOKENS)
+    low, high = training.reward_low, training.reward_high
+    settings = WarmStartSettings(low=low, high=high, max_new_tokens=MAX_TOKENS, seed=seed)
     reward = warm_start(model, tokenizer, worked[:EXAMPLES], worked[EXAMPLES:], settings, after_step).reward
     return Start(model, tokenizer, environment, reward)
 
 
-def versions(start: Start, training: Training, learning_rate: float) -> Iterator[tuple[dict[str, Tensor], float]]:
-    """Yield the published weights of version 0, 1, 2 ... and the mean reward of the groups that made each."""
-    learner = Learner(copy.deepcopy(start.model), Trainer(learning_rate=learning_rate))
-    yield learner.published(), start.reward
+def versions(
+    start: Start, training: Training, settings: Trainer, *, staleness: int = 0
+) -> Iterator[tuple[dict[str, Tensor], float]]:
+    """Yield the published weights of version 0, 1, 2 ... and the mean reward of the groups that made each.
+
+    Version v is made of what version v - 1 - `staleness` played, as far as there was one.
+    """
+    learner = Learner(copy.deepcopy(start.model), settings, training.seed)
+    published: deque[tuple[int, dict[str, Tensor]]] = deque([(0, learner.published())], maxlen=staleness + 1)
+    yield published[0][1], start.reward
     engine = TorchEngine({"policy": start.model.config})
     try:
         for version in count(1):
-            engine.load("policy", version - 1, dict(learner.model.named_parameters()))
+            older, weights = published[0]
+            engine.load("policy", older, {name: to_torch(tensor) for name, tensor in weights.items()})
             problems = range((version - 1) * training.groups, version * training.groups)
-            batch, rewards = _played(engine, start, problems)
+            batch, rewards = _played(engine, start, problems, settings)
             learner.step(batch, version)
-            yield learner.published(), float(np.mean(rewards))
+            published.append((version, learner.published()))
+            yield published[-1][1], float(np.mean(rewards))
     finally:
         engine.close()
 
 
-def _played(engine: TorchEngine, start: Start, numbers: range) -> tuple[list[TrainingSequence], list[float]]:
+def _played(
+    engine: TorchEngine, start: Start, numbers: range, settings: Trainer
+) -> tuple[list[TrainingSequence], list[float]]:
     """Play each problem several times, all at once; return what is trained on, and the rewards.
 
     Groups that teach nothing stay in, with advantages of 0: AdamW does not mind how large a gradient is.
@@ -113,16 +129,19 @@ def _played(engine: TorchEngine, start: Start, numbers: range) -> tuple[list[Tra
     problems = [start.environment.problem("train", number) for number in numbers]
     prompts = [encode(start.tokenizer, problem.prompt) for problem in problems]
     answers = asyncio.run(_answers(engine, prompts, int(start.tokenizer.eos_token_id), numbers.start * SAMPLES))
-    sequences: list[TrainingSequence] = []
+    groups: list[PreparedGroup] = []
     rewards: list[float] = []
     for place, (problem, prompt) in enumerate(zip(problems, prompts, strict=True)):
         group = answers[place * SAMPLES : (place + 1) * SAMPLES]
         texts = [str(start.tokenizer.decode(answer.ids, skip_special_tokens=True)) for answer in group]
         scores = [start.environment.score(problem, text).reward for text in texts]
-        advantages = grpo([Member(index, "solver", reward) for index, reward in enumerate(scores)])
-        sequences += [_sequence(prompt, one, float(a), place) for one, a in zip(group, advantages, strict=True)]
+        members = tuple(
+            Member(index, "solver", reward, length=len(answer.ids))
+            for index, (reward, answer) in enumerate(zip(scores, group, strict=True))
+        )
+        groups.append(PreparedGroup(members, tuple(_sequence(prompt, answer) for answer in group)))
         rewards += scores
-    return sequences, rewards
+    return batch_sequences(groups, settings), rewards
 
 
 async def _answers(engine: TorchEngine, prompts: list[list[int]], eos: int, seed: int) -> list[Generation]:
@@ -131,7 +150,7 @@ async def _answers(engine: TorchEngine, prompts: list[list[int]], eos: int, seed
     return await asyncio.gather(*(engine.generate("policy", prompt, sampling, seed=one) for one, prompt in asked))
 
 
-def _sequence(prompt: list[int], answer: Generation, advantage: float, place: int) -> TrainingSequence:
+def _sequence(prompt: list[int], answer: Generation) -> TrainingSequence:
     before = len(prompt)
     versions = np.repeat(*np.array(answer.version_runs, np.int32).T)
     return TrainingSequence(
@@ -139,7 +158,6 @@ def _sequence(prompt: list[int], answer: Generation, advantage: float, place: in
         mask=np.arange(before + len(answer.ids)) >= before,
         behaviour_logprobs=np.concatenate([np.zeros(before, np.float32), answer.logprobs]),
         versions=np.concatenate([np.full(before, -1, np.int32), versions]),
-        advantage=advantage,
+        advantage=0.0,
         temperature=1.0,
-        group=place,
     )

@@ -45,7 +45,7 @@ from rich.table import Table
 from benchmarks.weight_costs import PeakMemory, Row, Tell, measure_formats, measure_memory, sizes
 from benchmarks.weight_sets import packed
 from infra.log import configure_logging
-from infra.settings import LOG_LEVEL_VARIABLE
+from infra.settings import LOG_LEVEL_VARIABLE, Trainer
 from infra.weights.delta import encode_delta, read_delta, threads
 from infra.weights.delta_header import Label
 from infra.weights.held import HeldWeights
@@ -120,7 +120,10 @@ def measure_training(hidden: int, count: int, tell: Tell) -> Trainings:
     training = Training(hidden=hidden)
     start = started(training, tell)
     tell(f"{start.parameters:,} parameters, reward {start.reward:.2f}")
-    found = [trained(versions(start, training, rate), rate, count, tell) for rate in LEARNING_RATES]
+    found = []
+    for rate in LEARNING_RATES:
+        made = versions(start, training, Trainer(learning_rate=rate))
+        found.append(trained(made, rate, count, tell))
     return Trainings(start.parameters, start.reward, tuple(found))
 
 
