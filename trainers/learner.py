@@ -214,7 +214,6 @@ class Learner:
         )
 
     @torch.no_grad()
-    @torch.no_grad()
     def _logprobs(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
         return torch.cat([self._evaluated(micro)[0] for micro in micro_batches])
 
