@@ -23,7 +23,6 @@ NAME = "headrace_packed"
 _KINDS = {"full_attention", "sliding_attention"}
 _HARMLESS = {"is_causal", "position_ids", "use_cache", "cache_position", "output_attentions", "output_router_logits"}
 _FLASH_DTYPES = {torch.bfloat16, torch.float16}
-_FLASH_HEAD = 256
 _PROBE = (5, 3)
 _NEAR = 0.05
 """Of the largest value: bf16 strays by a tenth of it, attention that crosses sequences by ten times as much."""
@@ -106,7 +105,8 @@ def attend(
         raise PackingError(f"{type(module).__name__} asks for {strange or 'dropout or attention that is not causal'}")
     if window is not None:
         packing.windows.add(window)
-    if query.is_cuda and query.dtype in _FLASH_DTYPES and query.shape[-1] == value.shape[-1] <= _FLASH_HEAD:
+    size = query.shape[-1]
+    if query.is_cuda and query.dtype in _FLASH_DTYPES and size == value.shape[-1] and size <= 256 and size % 8 == 0:
         return _by_flash(query, key, value, packing, window, scaling), None
     return _by_runs(module, (query, key, value), packing, window, scaling), None
 

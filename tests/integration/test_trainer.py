@@ -146,10 +146,12 @@ def test_a_curated_record_that_cannot_be_used_is_a_dead_letter_and_training_goes
     producer.produce(run.topics.curated("solver"), b"garbage", partition=0)
     assert producer.flush(30) == 0
     torn, early = replace(curated(4), group=curated(4).group[:-9]), curated(8, version=7)
-    feed(run, [torn, early])
+    longer_than_the_context = curated(12, lengths=(65, 66))
+    feed(run, [torn, early, longer_than_the_context])
     feed(run, [curated(number) for number in range(4)])
     until(lambda: len(batches(run)) == 1, train(run))
-    assert [letter.reason for letter in read_letters(run)] == ["undecodable", "unusable", "unusable"]
+    assert [letter.reason for letter in read_letters(run)] == ["undecodable", "unusable", "unusable", "unusable"]
+    assert any("this model has 52 ids and 64 positions" in letter.detail for letter in read_letters(run))
 
 
 def test_the_word_that_the_run_is_over_makes_the_trainer_discard_what_it_holds(

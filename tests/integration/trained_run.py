@@ -93,12 +93,12 @@ def until(condition: Callable[[], bool], process: BaseProcess, timeout_s: float 
         time.sleep(0.1)
 
 
-def curated(number: int, version: int = 0, stale: int = 1) -> CuratedGroup:
+def curated(number: int, version: int = 0, stale: int = 1, lengths: tuple[int, int] = (4, 12)) -> CuratedGroup:
     """A group of four random sequences; what the engine would have said does not matter to these tests."""
     draw = np.random.default_rng(number)
     trajectories = []
     for i in range(4):
-        length = int(draw.integers(4, 12))
+        length = int(draw.integers(*lengths))
         ids = draw.integers(2, 50, length).astype(np.int32)
         logprobs = np.concatenate([np.zeros(2), -draw.random(length - 2) * 4]).astype(np.float32)
         spans = (Span("prompt", 2), Span("generated", length - 2, finish_reason="length", sampling=Sampling()))
