@@ -346,6 +346,11 @@ def test_gmpo_clips_in_log_space_and_takes_the_geometric_mean(advantage: float, 
     assert terms.tolist() == pytest.approx([-advantage * math.exp(sum(clipped) / 3)] * 3)
 
 
+def test_gmpo_leaves_a_token_without_advantage_out_of_the_product() -> None:
+    terms, _, _ = gmpo(tokens_of([0.1, 0.3], [1, 0]))
+    assert terms.tolist() == pytest.approx([-0.5 * math.exp(0.1 / 2)] * 2)
+
+
 # -------------------------------------------------------------------------------------------------- gates and weights
 
 
