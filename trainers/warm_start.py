@@ -19,7 +19,6 @@ import transformers
 from infra.errors import UsageError
 from trainers.batch import TrainingSequence, micro_batch_cuts, pad
 from trainers.logprobs import token_logprobs
-from trainers.losses.clip import token_mean
 from trainers.model import deterministic, encode
 
 log = structlog.get_logger()
@@ -146,7 +145,7 @@ class _Student:
         with deterministic(self._model.device, torch.float32):
             for cut in micro_batch_cuts(batch, self._settings.tokens_per_micro_batch):
                 logprobs, _ = token_logprobs(self._model, pad(cut))
-                torch.autograd.backward(token_mean(-logprobs, tokens))
+                torch.autograd.backward(-logprobs.sum() / tokens)
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0, foreach=False)
         self._optimizer.step()
 
