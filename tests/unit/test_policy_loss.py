@@ -26,9 +26,6 @@ from trainers.losses import (
     token_mean,
     totals_of,
 )
-from trainers.losses.clip import Clip, metric_sums, ppo_clip
-from trainers.losses.clip import token_mean as learner_mean
-from trainers.losses.tokens import log_ratio
 
 
 def tokens_of(delta: list[float], advantages: list[float], **more: Any) -> TrainedTokens:
@@ -63,27 +60,6 @@ def test_dual_clip_bounds_the_loss_of_a_bad_token_and_of_no_good_one() -> None:
     terms, metrics, _ = ppo(tokens, clip_low=0.2, clip_high=9, dual_clip=3)
     assert terms.tolist() == pytest.approx([3, -5])
     assert metrics["dual_clip_fraction"].item() == 1
-
-
-def test_ppo_gives_the_learner_the_same_bits_as_before_it_had_a_name() -> None:
-    torch.manual_seed(1)
-    logprobs, behaviour = -torch.rand(2, 4001).exp()
-    advantages = torch.randn(4001)
-    found = []
-    for new in (True, False):
-        leaf = logprobs.clone().requires_grad_()
-        if new:
-            tokens = TrainedTokens(leaf, behaviour, advantages, torch.arange(4001) // 9)
-            loss, metrics = objective_of("ppo", "token_mean").share(tokens, Totals(9001, 7, 7))
-        else:
-            delta = log_ratio(leaf, behaviour)
-            loss = learner_mean(ppo_clip(delta, advantages, Clip()), 9001)
-            metrics = metric_sums(delta, advantages, Clip())
-        torch.autograd.backward(loss)
-        found.append((loss, leaf.grad, [metrics[name] for name in ("ratio_mean", "clip_fraction", "kl_k1", "kl_k3")]))
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
-    assert found[0][2] == found[1][2]
 
 
 # ------------------------------------------------------------------------------------------------------- divergence
