@@ -85,10 +85,25 @@ class RunFigures:
     wasted_tokens: int
     """Of those what the workers know to be wasted: for episodes that failed or were cancelled. A lower bound, as nobody
     tells of what a killed worker had under way."""
+    delivered_tokens: int = 0
+    """Of those what a group brought to a curator or the evaluator."""
     unnumbered_letters: dict[str, int] = field(default_factory=dict)
     """Dead letters by reason that `groups` does not count, as they name no training number; without those sent back."""
     weights: dict[str, WeightsFigures] = field(default_factory=dict)
     """Policy to how its versions get to the workers."""
+
+    @property
+    def drained(self) -> bool:
+        """Whether the run has ended and no training group is in flight."""
+        return bool(self.ended) and not self.groups.in_flight
+
+    def wasted(self) -> int:
+        """Return how many generated tokens were for nothing, killed work and repetitions included.
+
+        It is what no group brought to a curator or the evaluator. Of a run that has not drained, and where the
+        generated ones are not all known any more, it is what the workers themselves know to be wasted: a lower bound.
+        """
+        return max(self.wasted_tokens, self.tokens - self.delivered_tokens if self.drained else 0)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
@@ -113,6 +128,8 @@ class Figures:
         self._rewards: dict[str, defaultdict[int, _Mean]] = {p: defaultdict(_Mean) for p in recipe.policies}
         self._curated: Counter[str] = Counter()
         """Policy to groups that curators saw."""
+        self._curated_tokens = 0
+        """Of those groups."""
         self._positions: dict[str, dict[Place, int]] = {}
         self._ended = ""
         self._newest_ms = 0
@@ -176,6 +193,7 @@ class Figures:
         if outcome.level != "group" or outcome.component != "curate" or outcome.use:
             return
         self._curated[outcome.policy] += 1
+        self._curated_tokens += sum(outcome.lengths)
         if outcome.rewards and outcome.policy in self._rewards:
             self._rewards[outcome.policy][outcome.head_version].add(outcome.rewards)
 
@@ -209,6 +227,7 @@ class Figures:
             evals=tuple(self._evals),
             tokens=sum(generated for generated, _ in self._tokens.values()),
             wasted_tokens=sum(wasted for _, wasted in self._tokens.values()),
+            delivered_tokens=self._curated_tokens + round(sum(map(_tokens_of, self._evals))),
             unnumbered_letters=self._audit.unnumbered.by_reason(),
             weights={policy: self._weights.figures(policy, now_ms) for policy in self.recipe.policies},
         )
@@ -239,6 +258,11 @@ class _Mean:
     @property
     def value(self) -> float:
         return self.total / self.count if self.count else 0.0
+
+
+def _tokens_of(result: EvalResult) -> float:
+    """Return how many tokens were generated for an evaluation."""
+    return result.mean_length * (result.problems * result.samples - result.failures)
 
 
 def _pooled(means: list[_Mean]) -> float:

@@ -52,7 +52,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> dict[str, Any]:
         "tokens_per_s": round(rates.tokens, 1),
         "samples_per_s": round(rates.samples, 1),
         "tokens": figures.tokens,
-        "wasted_tokens": wasted_tokens(figures, pulse),
+        "wasted_tokens": figures.wasted(),
         "dead_letters": pulse.dead_letters,
         "unnumbered_letters": figures.unnumbered_letters,
         "cpu_s": {name: round(used["process"], 1) for name, used in effort.cpu.items()},
@@ -79,16 +79,6 @@ def policy_block(figures: RunFigures, policy: str) -> dict[str, Any]:
             if one.policy == policy
         ],
     }
-
-
-def wasted_tokens(figures: RunFigures, pulse: Pulse) -> int:
-    """Return how many generated tokens no group brought to a curator or the evaluator, of a run that has drained.
-
-    Killed work and repetitions are in it. Where the generated ones are not all known any more, it is what the workers
-    themselves knew to be wasted.
-    """
-    evaluated = sum(one.mean_length * (one.problems * one.samples - one.failures) for one in figures.evals)
-    return max(figures.wasted_tokens, figures.tokens - pulse.tokens - round(evaluated))
 
 
 def eval_ends(evals: Sequence[EvalResult]) -> tuple[float | None, float | None]:

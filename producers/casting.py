@@ -31,7 +31,8 @@ RETRY_S = 1.0
 class Casting:
     """How to make a cast.
 
-    `engine_opened` is called as soon as there is an engine, which the caller closes.
+    `engine_opened` is called as soon as there is an engine, which the caller closes; `doing` is told what comes next,
+    for the worker's status.
     """
 
     run: Run
@@ -43,21 +44,27 @@ class Casting:
     follower: WeightFollower
     pauses: Pauses
     engine_opened: Callable[[Engine], None]
+    doing: Callable[[str], None]
 
     async def cast(self, folder: Path, stop: threading.Event) -> Cast | None:
         """Wait for version 0 of every policy, or a later one; None when told to stop before."""
         folders = {policy: folder / policy for policy in self.policies}
+        self._begin("reads which versions are published")
         for policy in self.policies:
             if not await self._files(policy, folders[policy], stop):
                 return None
+        self._begin(f"imports the engine {self.rollout.engine}")
         await asyncio.to_thread(import_engine, self.rollout.engine)
+        self._begin("builds the engine")
         tokenizers = {policy: await asyncio.to_thread(Tokenizer, folders[policy]) for policy in self.policies}
         engine, build = await asyncio.to_thread(open_engine, folders, self.rollout, self.concurrency)
         self.engine_opened(engine)
+        self._begin(self._awaited(engine))
         self.follower.serve(engine)
-        while set(self.policies) - set(engine.versions()):
+        while awaited := self._awaited(engine):
             if stop.is_set():
                 return None
+            self.doing(awaited)
             await asyncio.sleep(TURN_S)
         log.info("worker.ready", engine=build, versions=engine.versions())
         return Cast(
@@ -69,6 +76,16 @@ class Casting:
             region=self.region,
             head=lambda policy: self.follower.head.get(policy, -1),
         )
+
+    def _begin(self, what: str) -> None:
+        log.info("worker.preparing", what=what)
+        self.doing(what)
+
+    def _awaited(self, engine: Engine) -> str:
+        """Say which weights the engine lacks; empty when it has some of every policy."""
+        missing = [policy for policy in self.policies if policy not in engine.versions()]
+        wanted = ", ".join(f"{policy} version {self.follower.head.get(policy, -1)}" for policy in missing)
+        return f"takes the weights of {wanted}" if wanted else ""
 
     async def _files(self, policy: str, folder: Path, stop: threading.Event) -> bool:
         """Fetch a policy's files; False when told to stop before they are there."""

@@ -96,6 +96,8 @@ class RolloutWorker:
         self.producer = RecordProducer(run.connection, f"{options.name}.groups", self.watch)
         self._script = script
         self._phase: Literal["starting", "waiting", "rolling", "draining", "stopped"] = "starting"
+        self._doing = ""
+        """What is done before the first task."""
         self._engine: Engine | None = None
         self._intake: TaskIntake | None = None
         self._concluder: Concluder | None = None
@@ -212,6 +214,9 @@ class RolloutWorker:
         def engine_opened(engine: Engine) -> None:
             self._engine = engine
 
+        def doing(what: str) -> None:
+            self._doing = what
+
         return Casting(
             run=self.run,
             policies=self._script.policies,
@@ -222,6 +227,7 @@ class RolloutWorker:
             follower=self.follower,
             pauses=self.pauses,
             engine_opened=engine_opened,
+            doing=doing,
         )
 
     def _open_intake(self) -> TaskIntake:
@@ -337,6 +343,10 @@ class RolloutWorker:
 
     def _post_status(self) -> None:
         word, detail = str(self._phase), self._stalled or self.pauses.detail
+        if word == "waiting":
+            detail = detail or self._doing
+        elif word == "rolling" and self._intake is not None and not self._intake.partitions:
+            detail = detail or "waits for partitions"
         if word == "rolling" and (behind := self._behind()):
             word, detail = "behind", "; ".join(filter(None, (behind, detail)))
         watches = [self.watch] + ([self._intake.watch] if self._intake is not None else [])
@@ -382,6 +392,7 @@ def main(run: str, workflow: str | None, name: str | None, region: str, concurre
         check_name("region", region)
     worker = name or f"{socket.gethostname()}-{os.getpid()}"
     configure_logging("rollout", worker=worker)
+    log.info("worker.starting", run=str(address))
 
     def join_and_play(stop: threading.Event) -> None:
         joined = join_to_write(address, JOIN_PATIENCE_S, stop)

@@ -165,6 +165,11 @@ class TaskIntake(threading.Thread):
 
     # ------------------------------------------------------------------------------------------ the other threads
 
+    @property
+    def partitions(self) -> int:
+        """How many are ours."""
+        return len(self._held)
+
     def done(self, started: StartedTask) -> None:
         """Say that all records of a task are acknowledged."""
         self._done.append(started)

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from consumers.page.chart import by_version, chart
 from consumers.page.letters import unnumbered
+from consumers.page.tables import wasted
 from consumers.page.weights_page import in_words
 
 CHART_WIDTH = 64
@@ -96,8 +97,7 @@ def _facts(summary: Mapping[str, Any]) -> Table:
     bad = f"[bold red]does not close[/]: {proof['lost']} lost, {proof['doubled']} doubled"
     table.add_row("audit", good if proof["ok"] else bad)
     table.add_row("speed", f"{summary['samples_per_s']:,.0f} trajectories/s, {summary['tokens_per_s']:,.0f} tokens/s")
-    wasted = summary["wasted_tokens"] / max(1, summary["tokens"])
-    table.add_row("wasted", f"{wasted:.1%} of {summary['tokens']:,} generated tokens: failed, cancelled or done twice")
+    table.add_row("wasted", wasted(summary["wasted_tokens"], summary["tokens"], is_all=not groups["in_flight"]))
     table.add_row(
         "the log's share",
         f"{summary['log_share']:.1%} of the loops' time, {summary['log_cpu_share']:.1%} of all CPU time",

@@ -119,11 +119,6 @@ class Pulse:
             sum(group.tokens for group in self._recent) / span_s,
         )
 
-    @property
-    def tokens(self) -> int:
-        """Generated tokens of all groups that curators saw."""
-        return self._total.tokens
-
     def mean_rates(self) -> Rates:
         """Return the rates from the first group to the last, pauses of the run left out."""
         worked_ms = sum(end - begin for begin, end in self._stretches)

@@ -36,15 +36,24 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     table.add_row("lag", " · ".join(f"{topic} {count}" for topic, count in status["lag"].items()) or "none")
     for one in status["evals"][-3:]:
         table.add_row("held out", f"{one['policy']} {one['avg_at_k']:.2f} at version {one['version']}")
+    if status["tokens"]:
+        told = wasted(status["wasted_tokens"], status["tokens"], is_all=status["wasted_is_all"])
+        table.add_row("wasted", told)
     for policy, one in status["weights"].items():
         if one["published"]:
             table.add_row("weights", Text(f"{policy}: {in_words(one)}"))
     for worker in status["workers"]:
-        made = f", {worker['tokens']:,} tokens, {worker['wasted_tokens']:,} of them wasted" if worker["tokens"] else ""
+        made = f", {worker['tokens']:,} tokens since it started" if worker["tokens"] else ""
         detail = f" ({worker['detail']})" if worker["detail"] else ""
         state = _lost(worker) if worker["gone"] else worker["state"]
         table.add_row("worker", f"{worker['worker']} {state}{detail}{made}")
     return table
+
+
+def wasted(count: int, tokens: int, *, is_all: bool) -> str:
+    """Say how many of the tokens that all workers generated were for nothing; at least, where not all are known."""
+    least = "" if is_all else "at least "
+    return f"{least}{count / max(1, tokens):.1%} of {tokens:,} generated tokens: failed, cancelled or done twice"
 
 
 def _lost(worker: Mapping[str, Any]) -> str:

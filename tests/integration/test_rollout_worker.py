@@ -152,7 +152,7 @@ def versions(group: TrajectoryGroup) -> set[int]:
 
 
 def test_every_task_becomes_one_record_whose_key_headers_partition_and_tokens_are_right(
-    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn, tmp_path: Path
 ) -> None:
     run = make_run(bootstrap, store, tiny_recipe(run_name))
     issue(run, *(task(run, number) for number in range(12)))
@@ -193,6 +193,19 @@ def test_every_task_becomes_one_record_whose_key_headers_partition_and_tokens_ar
     assert status.tokens > 24
     assert status.wasted_tokens == 0
     assert {"encode", "decode", "produce", "consume", "commit", "generate", "wait"} <= set(status.seconds)
+    said = [codec.decode(m.value, WorkerStatus) for m in read_all(run.connection, [run.topics.workers])]
+    assert all(one.detail for one in said if one.state == "waiting"), "who waits says for what"
+    log = [json.loads(line) for line in (tmp_path / "w1.log").read_text().splitlines()]
+    steps = [line.get("what", line["event"]) for line in log if line["event"].startswith("worker.")]
+    assert [step for step in steps if step != "files of solver"] == [
+        "worker.starting",
+        "reads which versions are published",
+        "imports the engine torch",
+        "builds the engine",
+        "takes the weights of solver version 0",
+        "worker.ready",
+        "worker.stopped",
+    ]
 
 
 def test_the_same_task_gives_the_same_tokens_and_every_sample_its_own(

@@ -171,3 +171,27 @@ def test_tokens_of_all_lives_of_all_workers_are_added_up() -> None:
         )
         log.say(TOPICS.workers, status, worker.encode())
     assert (log.read().tokens, log.read().wasted_tokens) == (137, 15)
+
+
+def test_what_no_group_brought_to_its_reader_was_wasted_once_the_run_has_drained() -> None:
+    log = Log()
+    log.issued(1)
+    for started_ms, tokens, wasted in ((1, 60, 0), (2, 50, 3)):  # of the first life nobody told what it had under way
+        log.say(
+            TOPICS.workers,
+            WorkerStatus(run_id="r", worker="a", started_ms=started_ms, tokens=tokens, wasted_tokens=wasted),
+            b"a",
+        )
+    log.say(
+        TOPICS.evals("solver"),
+        EvalResult(run_id="r", policy="solver", problems=3, samples=2, failures=1, mean_length=4.0),
+    )
+    assert (log.read().delivered_tokens, log.read().wasted()) == (20, 3), "the run goes on: some may be on its way"
+    log.say(TOPICS.recipe, RecipeRevision(run_id="r", ended="steps"))
+    assert log.read().wasted() == 3, "a group is in flight"
+    outcome = Outcome(
+        run_id="r", stream="sums", number=0, policy="solver", verdict="dropped", reason="zero_variance",
+        component="curate", rewards=(1.0, 1.0), lengths=(30, 40),
+    )  # fmt: skip
+    log.say(TOPICS.outcomes("solver"), outcome)
+    assert (log.read().delivered_tokens, log.read().wasted()) == (90, 20)

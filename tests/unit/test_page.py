@@ -229,9 +229,10 @@ def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:
     status = moment.figures.to_json()
     here, gone = ({**worker, "gone": gone} for worker in status["workers"] for gone in (False, True))
 
-    shown = drawn(status_table({**status, "workers": [here, gone]}))
+    shown = drawn(status_table({**status, "workers": [here, gone], "wasted_is_all": False}))
 
-    assert "rollout-sums-0 behind (two versions), 200 tokens, 5 of them wasted" in shown
+    assert "at least 2.5% of 200 generated tokens: failed, cancelled or done twice" in shown
+    assert "rollout-sums-0 behind (two versions), 200 tokens since it started" in shown
     assert "rollout-sums-0 gone, behind when it was last heard of at 2023-11-14 22:13:20 UTC" in shown
 
 

@@ -12,7 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from infra.errors import UsageError
+from infra.kafka import Outgoing
 from infra.settings import Recipe, Rollout
+from infra.stopwatch import Stopwatch
 from producers.engines.contract import VersionGone
 from producers.engines.registry import open_engine
 from producers.episodes import Outcome
@@ -22,8 +24,10 @@ from producers.slots import Slots
 from producers.threads import EpisodeThreads
 from producers.version_holds import VersionHolds
 from producers.watchdog import LONGEST_STEP_S, Stalled, StallWatch, Watchdog, stall_limit_s
-from producers.worker_status import Tally
-from schemas.records import Failure
+from producers.worker_status import Reporter, Tally
+from schemas import codec
+from schemas.records import Failure, WorkerStatus
+from schemas.topics import Topics
 
 
 def test_places_are_given_back_one_by_one_and_never_twice() -> None:
@@ -220,6 +224,35 @@ def test_a_worker_that_makes_nothing_stalls_also_while_new_weights_cannot_be_had
         RolloutWorker._watch_stall(worker, now)
     with pytest.raises(Stalled, match="no token for 60 s"):
         RolloutWorker._watch_stall(worker, 259)
+
+
+def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:
+    posted: list[WorkerStatus] = []
+
+    def post(record: Outgoing) -> None:
+        posted.append(codec.decode(record.value, WorkerStatus))
+
+    intake = SimpleNamespace(partitions=0, watch=Stopwatch())
+    worker: Any = SimpleNamespace(
+        pauses=Pauses(), tally=Tally(), watch=Stopwatch(), slots=Slots(4), follower=SimpleNamespace(taken={}),
+        run=SimpleNamespace(topics=Topics("r")), options=SimpleNamespace(name="w"), producer=SimpleNamespace(post=post),
+        _reporter=Reporter("r", "w", "sums", ""), _behind=lambda: "", _engine=None, _intake=intake, _open={},
+        _phase="waiting", _doing="imports the engine torch", _stalled="", _report_at=0.0,
+    )  # fmt: skip
+    RolloutWorker._post_status(worker)
+    worker.pauses.begin("files of solver", "no version is published yet")
+    RolloutWorker._post_status(worker)
+    worker.pauses.end("files of solver")
+    worker._phase = "rolling"
+    RolloutWorker._post_status(worker)
+    intake.partitions = 2
+    RolloutWorker._post_status(worker)
+    assert [(one.state, one.detail) for one in posted] == [
+        ("waiting", "imports the engine torch"),
+        ("waiting", "files of solver: no version is published yet"),
+        ("rolling", "waits for partitions"),
+        ("rolling", ""),
+    ]
 
 
 def test_a_worker_may_be_silent_for_twice_an_episode_and_never_for_less_than_a_minute() -> None:
