@@ -104,6 +104,7 @@ def up(
       [bold]log-probability gap[/]: of engine and trainer, on tokens of the same weights
       [bold]zero_variance[/]: all members had one reward, so nothing is learnt
       [bold]run_end[/]: a group that was not trained on before the run was over
+      a worker's groups: all that it finished, evaluations too
       a dot in the chart: a version of which no group came
     """
     from infra.data_folder import data_folder_of

@@ -76,6 +76,9 @@ def test_audit_and_status_agree_from_the_topics_alone(finished: Finished) -> Non
     assert told["state"] == "finished"
     assert told["versions"] == {"solver": VERSIONS}
     assert told["groups"] == finished.summary["groups"]
+    assert told["wasted_is_all"] is True
+    for key in ("tokens", "wasted_tokens"):
+        assert told[key] == finished.summary[key]
     assert told["policies"]["solver"]["produced"] == told["groups"]["issued"]
     assert [worker["worker"] for worker in told["workers"]] == ["rollout-sums-0"], "a trainer is no worker"
     assert told.keys() >= {"run", "state", "versions", "groups", "lag", "workers"}
