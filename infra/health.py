@@ -24,6 +24,8 @@ MANY_EQUAL = 0.9
 STEEP = 10.0
 """How many times its usual size a gradient's norm may be."""
 EDGE = 5
+SMALL_FALL = 0.1
+"""A reward that falls by less may only be noise."""
 FALL = 0.5
 """Share of its best mean over EDGE versions that the reward may fall to."""
 ENTROPY_LEFT = 0.1
@@ -72,7 +74,7 @@ def _collapse(metrics: Sequence[Metrics]) -> Iterator[Finding]:
         )
     rewards = [one["reward_mean"] for one in metrics if "reward_mean" in one]
     means = [sum(rewards[end - EDGE : end]) / EDGE for end in range(EDGE, len(rewards) + 1)]
-    if means and means[-1] < FALL * max(means):
+    if means and max(means) - means[-1] > SMALL_FALL and means[-1] < FALL * max(means):
         yield Finding(
             "reward_collapse",
             f"Mean reward has fallen from {max(means):.2f} to {means[-1]:.2f} within {len(rewards)} versions: begin "
@@ -98,7 +100,7 @@ def _mismatch(now: Metrics) -> Iterator[Finding]:
             "mismatch",
             f"Engine and trainer are {gap:.2g} apart in the log-probability of tokens of the very same weights: check "
             "that both have the same model, tokenizer, sampling temperature and precision; until then let "
-            'trainer.correction = "tis" make up for it.',
+            'trainer.correction = ["tis"] make up for it.',
         )
 
 

@@ -191,7 +191,7 @@ class Curate(Settings):
 
 
 class Reference(Settings):
-    """How the reference policy goes along with the policy; at first it is version 0."""
+    """How the reference policy goes along with the policy; at first it is the policy as the kl term found it."""
 
     refresh_every: int = Field(0, ge=0)
     """Versions after which it becomes the policy as it is; 0 for never."""

@@ -48,7 +48,6 @@ class Learner:
 
     def __init__(self, model: transformers.PreTrainedModel, settings: Trainer, seed: int = 1) -> None:
         self.version = 0
-        self._seed = seed
         self._device = torch.device(settings.device)
         if self._device.type == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
@@ -60,11 +59,11 @@ class Learner:
         self._reference: ReferencePolicy | None = None
         self._packed = False
         self._arrangement = (False, False, False)
-        self.use(settings)
+        self.use(settings, seed)
 
-    def use(self, settings: Trainer) -> None:
+    def use(self, settings: Trainer, seed: int) -> None:
         """Go on with other settings from the next step on; the device stays. Raises UsageError for an unknown loss."""
-        self.settings = settings
+        self.settings, self._seed = settings, seed
         self._objective = objective_for(settings)
         self._needs = self._objective.needs
         self.masters.use(settings)
@@ -118,15 +117,16 @@ class Learner:
         before, sums = self.masters.state(), StepSums()
         try:
             with deterministic(self._device, self._dtype):
-                self._follow_reference()
-                known = [self._known(step) for step in steps]
-                for number, (step, tokens) in enumerate(zip(steps, known, strict=True)):
-                    self._optimize(step, tokens, sums, fresh=number == 0)
+                self._have_reference()
+                for step, tokens in zip(steps, self._known(steps), strict=True):
+                    self._optimize(step, tokens, sums)
         except Exception:
             self.masters.drop_gradients()
             self.masters.load(before)
             raise
         self.version = version
+        if self._reference is not None:
+            self._reference.follow(self.masters.values, version, settings.reference)
         rate = learning_rate(settings, version)
         return {"learning_rate": rate, **sums.means(), **staleness_metrics(ages.tolist())}
 
@@ -178,25 +178,24 @@ class Learner:
                 log.warning("learner.pads", reason=str(error))
         arrange_layers(self._model, checkpointing=settings.activation_checkpointing, compiled=settings.compile)
 
-    def _follow_reference(self) -> None:
-        """Bring the reference policy to where it belongs before the next version is made."""
+    def _have_reference(self) -> None:
         if "reference" not in self._needs:
             self._reference = None
         elif self._reference is None:
             self._reference = ReferencePolicy(self.masters.values, self._device)
-        else:
-            self._reference.follow(self.masters.values, self.version, self.settings.reference)
 
     @torch.no_grad()
-    def _known(self, step: Minibatch) -> TrainedTokens:
-        """Return all trained tokens of a minibatch, with what is known of them when the version begins."""
-        tokens = self._given(step.micro_batches)
+    def _known(self, steps: Sequence[Minibatch]) -> list[TrainedTokens]:
+        """Return all trained tokens of each minibatch, with what is known of them when the version begins."""
+        known = [self._given(step.micro_batches) for step in steps]
         if "proximal" in self._needs:
-            tokens = replace(tokens, proximal=self._logprobs(step.micro_batches))
+            proximal = [self._logprobs(step.micro_batches) for step in steps]
+            known = [replace(tokens, proximal=one) for tokens, one in zip(known, proximal, strict=True)]
         if self._reference is not None:
             with self._reference.in_place_of(self._parameters):
-                tokens = replace(tokens, reference=self._logprobs(step.micro_batches))
-        return tokens
+                reference = [self._logprobs(step.micro_batches) for step in steps]
+            known = [replace(tokens, reference=one) for tokens, one in zip(known, reference, strict=True)]
+        return known
 
     def _given(self, micro_batches: Sequence[MicroBatch]) -> TrainedTokens:
         def joined(parts: Iterable[npt.NDArray[Any]]) -> torch.Tensor:
@@ -205,7 +204,8 @@ class Learner:
         firsts = np.cumsum([0, *(micro.sequences[-1] + 1 for micro in micro_batches)])
         behaviour = joined(micro.behaviour for micro in micro_batches)
         return TrainedTokens(
-            logprobs=behaviour,  # until they are evaluated
+            logprobs=behaviour,  # until they are evaluated, as the entropies
+            entropies=torch.zeros_like(behaviour),
             behaviour=behaviour,
             advantages=joined(micro.advantages for micro in micro_batches),
             sequences=joined(micro.sequences + first for micro, first in zip(micro_batches, firsts, strict=False)),
@@ -221,7 +221,7 @@ class Learner:
         settings = self.settings
         return token_logprobs(self._model, micro, logits_mib=settings.logits_mib, entropy_gradient=settings.entropy > 0)
 
-    def _optimize(self, step: Minibatch, known: TrainedTokens, sums: StepSums, *, fresh: bool) -> None:
+    def _optimize(self, step: Minibatch, known: TrainedTokens, sums: StepSums) -> None:
         """Take an optimizer step, or none where loss or gradient is not finite."""
         self.masters.clear()
         objective = self._objective
@@ -242,7 +242,7 @@ class Learner:
             loss += share.detach().double()
             told = added(added(told, metrics), ratio_sums(tokens))
             # Before the first update, at tokens of these very weights, engine and trainer should agree.
-            told = added(told, gap_sums(tokens, self.version if fresh else NO_VERSION))
+            told = added(told, gap_sums(tokens, NO_VERSION if sums.steps else self.version))
         norm = self.masters.clip(self.settings.grad_clip)
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
             sums.skip()

@@ -78,7 +78,7 @@ def remake(
             raise LineageBroken(f"{run.topics.batches(policy)} holds no version {learner.version + 1}")
         recipe = recipes[batch.revision]
         settings = recipe.trainer_of(policy)
-        learner.use(settings)
+        learner.use(settings, recipe.seed)
         sequences = batch_sequences(map(prepared, groups), settings)
         yield Remade(batch, groups, learner.step(sequences, batch.version))
 

@@ -59,7 +59,7 @@ def resume(run: Run, policy: str, history: History, stop: threading.Event) -> In
         _train_again(run, policy, learner, history, _Progress(policy, stop, tell))
     if learner.version < published.version:
         raise LineageBroken(f"{run.topics.batches(policy)} holds no version {learner.version + 1}")
-    learner.use(run.recipe.trainer_of(policy))
+    learner.use(run.recipe.trainer_of(policy), run.recipe.seed)
     waiting, positions = what_waited(run, policy, history)
     tensors = learner.published()
     got = weights_hash(tensors)

@@ -35,6 +35,11 @@ class StepSums:
         self._sums = added(self._sums, {**sums, "loss": loss * sums["tokens"]})
         self._norms.append(norm)
 
+    @property
+    def steps(self) -> int:
+        """How many were taken."""
+        return len(self._norms)
+
     def skip(self) -> None:
         """Count a step that was not taken."""
         self._skipped += 1
@@ -68,7 +73,8 @@ def ratio_sums(tokens: TrainedTokens) -> dict[str, torch.Tensor]:
     """Tell of rho = pi_theta / pi_b: its square, for the effective sample size (sum w)^2 / sum w^2, and a histogram."""
     ratio = log_ratio(tokens.logprobs.double(), tokens.behaviour.double()).exp()
     edges = torch.tensor(RATIO_EDGES, dtype=ratio.dtype, device=ratio.device)
-    counts = torch.bucketize(ratio, edges).bincount(minlength=len(RATIO_EDGES) + 1).double()
+    bins = torch.arange(len(RATIO_EDGES) + 1, device=ratio.device)
+    counts = (torch.bucketize(ratio, edges)[:, None] == bins).sum(0).double()
     bounds = ["0", *(f"{edge:g}" for edge in RATIO_EDGES), "inf"]
     names = [f"ratio_share_{low}_to_{high}" for low, high in pairwise(bounds)]
     return {"ess_ratio": ratio.sum(), "ess_square": ratio.square().sum(), **dict(zip(names, counts, strict=True))}

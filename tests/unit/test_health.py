@@ -51,6 +51,11 @@ def test_a_reward_that_falls_by_half_and_stays_down_is_a_collapse_and_one_bad_ve
     assert names(*[{"reward_mean": 0.2}] * 5) == ["reward_collapse"]
 
 
+def test_rewards_below_zero_and_noise_around_it_are_no_collapse() -> None:
+    assert findings([WELL | {"reward_mean": -1.0}] * LOOK_BACK) == []
+    assert names(*[{"reward_mean": 0.05}] * 10, *[{"reward_mean": 0.02}] * 10) == []
+
+
 def test_a_policy_that_never_got_anything_right_has_not_collapsed() -> None:
     assert findings([WELL | {"reward_mean": 0.0}] * LOOK_BACK) == []
 

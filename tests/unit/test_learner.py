@@ -190,6 +190,30 @@ def test_a_step_that_fails_leaves_the_whole_version_as_it_was(monkeypatch: pytes
     assert weights_hash(one.published()) == weights_hash(untouched.published())
 
 
+def test_a_step_that_fails_leaves_the_reference_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    averaged = {"kl": {"use": "k3", "weight": 0.1}, "reference": {"decay": 0.5}}
+    one, untouched = learner(**averaged), learner(**averaged)
+    for each in (one, untouched):
+        each.step(batch(1), 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(one.masters, "clip", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            one.step(batch(2), 2)
+    for each in (one, untouched):
+        each.step(batch(2), 2)
+    assert b"".join(encode_checkpoint(one.state())) == b"".join(encode_checkpoint(untouched.state()))
+
+
+def test_a_recipe_of_another_seed_orders_the_groups_by_it() -> None:
+    other, changed = Learner(tiny(), SETTINGS, seed=2), learner()
+    changed.use(SETTINGS, 2)
+    for each in (other, changed):
+        each.step(batch(1), 1)
+    first = learner()
+    first.step(batch(1), 1)
+    assert weights_hash(changed.published()) == weights_hash(other.published()) != weights_hash(first.published())
+
+
 def test_gradients_left_by_an_earlier_training_change_nothing() -> None:
     trained = tiny()
     torch.autograd.backward(trained(torch.tensor([[3, 4, 5]])).logits.square().sum())
@@ -223,15 +247,15 @@ def test_settings_that_change_on_the_way_give_what_a_learner_of_those_settings_g
     other = {"packing": False, "activation_checkpointing": True, "fused_optimizer": True}
     one, two = learner(), learner(**other)
     one.state()
-    one.use(one.settings)  # before there are any moments
+    one.use(one.settings, 1)  # before there are any moments
     one.step(batch(1), 1)
     two.load_state(one.state())
-    one.use(two.settings)
+    one.use(two.settings, 1)
     two.step(batch(2), 2)
     one.step(batch(2), 2)
     assert weights_hash(one.published()) == weights_hash(two.published())
     for each in (one, two):
-        each.use(SETTINGS)
+        each.use(SETTINGS, 1)
         each.step(batch(3), 3)
     assert weights_hash(one.published()) == weights_hash(two.published())
 

@@ -55,7 +55,7 @@ def label(table: Any) -> str:
 
 
 def weighs_twice(loss: dict[str, Any], correction: Any) -> bool:
-    return loss["use"] == "decoupled_ppo" and label(correction).replace("use: ", "").startswith(
+    return loss["use"] in ("decoupled_ppo", "m2po") and label(correction).replace("use: ", "").startswith(
         ("tis", "mis", "ice", "[")
     )
 
@@ -290,6 +290,7 @@ def test_one_token_is_enough_and_none_is_a_loss_of_zero(loss: dict[str, Any]) ->
         ({"loss": {"use": "decoupled_ppo", "proximal": "interpolated"}}, {"versions"}, True),
         ({"loss": {"use": "decoupled_ppo", "proximal": "interpolated"}, "count_rejected": True}, {"versions"}, False),
         ({"loss": "m2po"}, set(), True),
+        ({"loss": {"use": "m2po", "variant": "mask"}}, {"proximal"}, False),
         ({"correction": "tis"}, {"proximal"}, False),
         ({"kl": {"weight": 0.1}, "entropy": 0.1}, {"reference", "entropies"}, False),
     ],

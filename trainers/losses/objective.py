@@ -112,6 +112,8 @@ class Kl:
             raise UsageError(
                 f"kl: weight must be at least 0 and place one of {', '.join(PLACES)}, got {self.weight}, {self.place!r}"
             )
+        if not isinstance(self.unbiased, bool):
+            raise UsageError(f"kl: unbiased is true or false, got {self.unbiased!r}")
         if self.unbiased and self.place == "reward":
             raise UsageError("kl: unbiased is of the loss; in the reward, the tokens' own policy is what is measured")
 
@@ -145,19 +147,24 @@ class Objective:
     def needs(self) -> frozenset[str]:
         """Of the optional fields of TrainedTokens, those that this objective cannot do without."""
         needs = {name for name in ("proximal", "versions", "reference", "entropies") if not self._does_without(name)}
-        return frozenset(needs | ({"proximal"} if self.corrections else set()))
+        return frozenset(needs | ({"proximal"} if self.corrections or self._masks_by_moment else set()))
+
+    @property
+    def _masks_by_moment(self) -> bool:
+        return self.loss.func is m2po and self.loss.keywords.get("variant") == "mask"
 
     @property
     def looks_ahead(self) -> bool:
         """Whether `bounds` or `totals` depend on the log-probabilities under the weights being trained.
 
         Then each optimizer step begins with a forward pass over its whole minibatch. Else `totals` may be asked with
-        any numbers as `TrainedTokens.logprobs`. The `rejected` of a loss of one's own must not depend on them.
+        any numbers as `TrainedTokens.logprobs`. The `rejected` of a loss of one's own must depend neither on them nor
+        on the entropies.
         """
         options = self.loss.keywords
         guesses = self.loss.func is decoupled_ppo and options.get("proximal") == "interpolated"
         masks = options.get("behaviour_action") != "clamp" and not self.count_rejected
-        return self.loss.func in _BOUNDS or (guesses and masks)
+        return (self.loss.func in _BOUNDS and not self._masks_by_moment) or (guesses and masks)
 
     @torch.no_grad()
     def bounds(self, tokens: TrainedTokens) -> M2Bounds | None:
@@ -281,12 +288,12 @@ def objective_of(
             raise UsageError(f"kl: no option {name!r}; it takes {', '.join(takes)}")
     objective = Objective(found, aggregate, corrections, None if kl is None else Kl(**kl), entropy, count_rejected)
     tokens, totals = _example()
-    weighs = any(correct(tokens).weights is not None for correct in corrections)
-    if weighs and found.func is decoupled_ppo:
-        raise UsageError("decoupled_ppo weighs by pi_prox / pi_b itself: a correction beside it may only reject")
-    objective.share(
-        tokens, totals, objective.bounds(tokens)
-    )  # says of values out of range what the functions themselves say
+    weighing = sum(correct(tokens).weights is not None for correct in corrections)
+    if weighing > 1:
+        raise UsageError("correction: only one of them may weigh: two would be pi_prox / pi_b twice")
+    if weighing and found.func in (decoupled_ppo, m2po):
+        raise UsageError(f"{use} makes up for pi_b itself: a correction beside it may only reject")
+    objective.share(tokens, totals, objective.bounds(tokens))  # values out of range are for the functions to refuse
     return objective
 
 
