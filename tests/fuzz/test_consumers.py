@@ -72,6 +72,7 @@ from schemas.records import (
 )
 from trainers.batch import minibatches
 from trainers.component import Trainer, candidate_of
+from trainers.groups import batch_sequences
 from trainers.learner import Learner
 from trainers.window import Window
 
@@ -305,7 +306,8 @@ def test_a_trainer_takes_in_what_can_be_trained_on_and_buries_the_rest(fuzz: Fuz
         told = [fits(outgoing) for outgoing in one.handle(message)]
         assert all(isinstance(record, DeadLetter | BatchTrained) for record in told)
         for entry in one.window.take(len(one.window)) or []:
-            assert minibatches(candidate_of(entry).sequences, 1, 4096, seed=1, version=4)
+            sequences = batch_sequences([candidate_of(entry).prepared], one.settings)
+            assert minibatches(sequences, 1, 4096, seed=1, version=4)
 
     fuzz.run("trainer", 0.02, make, check)
 
