@@ -97,6 +97,9 @@ class Generation:
     """stop | length | cancelled."""
     sampling: records.Sampling
     """How it was sampled."""
+    routing: npt.NDArray[np.uint8 | np.uint16] | None = None
+    """uint8 or uint16 [P+T-1, layers, experts per token]: the experts of all P tokens before it and of its own but the
+    last; None where the engine records none."""
 
 
 class Actor(Protocol):

@@ -33,6 +33,7 @@ class Transcript:
         self._spans: list[records.Span] = []
         self._logprobs: list[npt.NDArray[np.float32]] = []
         self._runs: list[tuple[int, int]] = []
+        self._routing: list[npt.NDArray[np.uint8 | np.uint16]] = []
 
     @property
     def ids(self) -> list[int]:
@@ -65,6 +66,8 @@ class Transcript:
                 f"a generation of {length} tokens has {len(generation.logprobs)} log-probabilities and versions for "
                 f"{counted}",
             )
+        if generation.routing is not None:
+            self._route(generation.routing, length)
         span = records.Span("generated", length, self.turn, reward, generation.finish_reason, generation.sampling)
         self._append(span, generation.ids, generation.logprobs.astype(np.float32, copy=False))
         self._runs.extend(generation.version_runs)
@@ -82,7 +85,25 @@ class Transcript:
             reward=reward,
             baseline=baseline,
             spans=tuple(self._spans),
+            routing=self._recorded(),
         )
+
+    def _route(self, routing: npt.NDArray[np.uint8 | np.uint16], length: int) -> None:
+        """Keep the experts of tokens that no earlier generation told of: those that predicted the token after it."""
+        if len(routing) != len(self._ids) + length - 1:
+            raise TranscriptError(
+                f"a generation of {length} tokens after {len(self._ids)} tells the experts of {len(routing)}, not of "
+                "all but the last: go on from `ids`",
+            )
+        self._routing.append(routing[sum(map(len, self._routing)) :])
+
+    def _recorded(self) -> records.Routing | None:
+        if not self._routing:
+            return None
+        whole = np.concatenate(self._routing)
+        tokens, layers, per_token = whole.shape
+        little_endian = whole.astype(whole.dtype.newbyteorder("<"), copy=False)
+        return records.Routing(little_endian.tobytes(), whole.dtype.name, tokens, layers, per_token)
 
     def _given(self, kind: str, ids: Ids) -> None:
         if len(ids):

@@ -31,6 +31,7 @@ from infra.topic_admin import ensure_topics
 from infra.workers import (
     CHECK_ADVANTAGE,
     CHECK_CHAIN,
+    CHECK_EXPERTS,
     CHECK_LOSS,
     LOAD_ENVIRONMENT,
     LOAD_WORKFLOW,
@@ -309,6 +310,8 @@ def check_names(recipe: Recipe) -> None:
         trainer = recipe.trainer_of(policy)
         if any(getattr(trainer, key) != Trainer.model_fields[key].default for key in LOSS_KEYS):
             find(CHECK_LOSS)(recipe, policy)
+        if trainer.replay_routing or trainer.router_aux:
+            find(CHECK_EXPERTS)(recipe, policy)
     for name, workflow in recipe.workflows.items():
         try:
             find(LOAD_WORKFLOW)(workflow.workflow)

@@ -153,6 +153,9 @@ class Rollout(Settings):
     """Episodes that one worker runs at once."""
     episode_limit_s: float = Field(120.0, gt=0)
     """An episode that takes longer has failed."""
+    record_routing: bool = False
+    """Record the experts of every token, where a policy has experts, for a trainer that replays them (`docs/moe.md`):
+    a byte for each layer and expert of a token."""
     inline_limit_bytes: int = Field(512 * 1024, ge=1024, le=4 << 20)
     """A larger group goes to the store, its record carries a claim check."""
 
@@ -240,6 +243,10 @@ class Trainer(Settings):
     """Weight of an entropy bonus."""
     reference: Reference = Reference()
     """The reference policy, where the KL term needs one."""
+    replay_routing: bool = False
+    """Send every token to the experts that the engine sent it to; needs `rollout.record_routing`."""
+    router_aux: float = Field(0.0, ge=0)
+    """Weight of the loss that has experts used alike, 1e-3 to 1e-2 where it is used; costs a forward pass more."""
     advantage: Use = Use(use="grpo")
     """From rewards to advantages: one of `trainers/advantages.py`, or your own as `package.module:function`."""
     group_by: Literal["task", "task+role", "task+role+turn"] = "task"
@@ -395,7 +402,11 @@ class Recipe(Settings):
                         f"{', '.join(self.policies)}",
                     )
         for policy in self.policies:
-            self.trainer_of(policy)
+            if self.trainer_of(policy).replay_routing and not self.rollout.record_routing:
+                raise ValueError(
+                    f"the trainer of {policy} is to replay routing that nobody records: set "
+                    "rollout.record_routing = true"
+                )
         return self
 
     def trainer_of(self, policy: str) -> Trainer:

@@ -84,4 +84,4 @@ class EngineActor:
         self.tokens += len(made.ids)
         if made.finish_reason == "cancelled":
             raise TimeoutError(f"the episode's time was over after {len(made.ids)} tokens of call {self.calls}")
-        return Generation(made.ids, made.logprobs, made.version_runs, made.finish_reason, sampling)
+        return Generation(made.ids, made.logprobs, made.version_runs, made.finish_reason, sampling, made.routing)

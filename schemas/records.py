@@ -102,6 +102,22 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts to which the engine sent tokens of a sequence, in every layer that has experts."""
+
+    ids: bytes = b""
+    """Ids of experts, `dtype`[tokens, layers, per_token] in C order."""
+    dtype: str = "uint8"
+    """uint8, or uint16 where a layer has more than 256 experts."""
+    tokens: int = 0
+    """The sequence's first so many; the last token is not among them, since nothing was computed of it."""
+    layers: int = 0
+    """Layers with experts, in the model's order."""
+    per_token: int = 0
+    """Experts per token."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sequence:
     """Tokens that one forward pass sees. Arrays are aligned with `ids`, 0 or -1 where nothing was generated."""
 
@@ -125,6 +141,8 @@ class Sequence:
     """Where the tokens come from, in order."""
     attachments: tuple[Attachment, ...] = ()
     """What goes with this sequence."""
+    routing: Routing | None = None
+    """Where its tokens went in a mixture of experts, when the recipe has it recorded."""
 
 
 @dataclass(frozen=True, slots=True)

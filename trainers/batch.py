@@ -23,6 +23,7 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
+Experts = npt.NDArray[np.uint8 | np.uint16]
 
 
 class BatchError(HeadraceError):
@@ -46,6 +47,8 @@ class TrainingSequence:
     temperature: float
     group: int = 0
     """Place of its group in the batch; sequences of one group are never split over minibatches."""
+    routing: Experts | None = None
+    """uint8 or uint16 [n, layers, experts per token]: where the engine sent its first n <= T tokens."""
 
     def __post_init__(self) -> None:
         shapes = {array.shape for array in (self.ids, self.mask, self.behaviour_logprobs, self.versions)}
@@ -59,6 +62,8 @@ class TrainingSequence:
             raise BatchError(f"temperature {self.temperature} must be > 0, advantage {self.advantage} finite")
         if (self.versions[self.mask] < 0).any() or not np.isfinite(self.behaviour_logprobs[self.mask]).all():
             raise BatchError("a generated token lacks its weight version or a finite log-probability")
+        if self.routing is not None and (self.routing.ndim != 3 or len(self.routing) > self.ids.size):
+            raise BatchError(f"routing of shape {self.routing.shape} for {self.ids.size} tokens")
 
     @property
     def advantages(self) -> Float32s:
@@ -87,8 +92,13 @@ class MicroBatch:
     """int32[N], the version that generated it."""
     sequences: Int64s
     """int64[N], which sequence of the micro-batch it is of, 0..S-1, non-decreasing."""
+    inputs: Int64s
+    """int64[I], where in the flattened ids the tokens are that are not padding."""
     lengths: tuple[int, ...] = ()
     """Inputs of each packed sequence, T in all; empty when padded."""
+    routing: npt.NDArray[np.int16] | None = None
+    """int16[ids.size, layers, experts per token]: the experts of each flattened input, -1 where none are known; None
+    where none are for any."""
 
     @property
     def position_ids(self) -> Int64s:
@@ -189,8 +199,24 @@ def _lined_up(sequences: Sequence[TrainingSequence], ids: Int64s, starts: Int64s
         temperatures=temperatures[owners],
         versions=np.concatenate([sequence.versions for sequence in sequences])[mask].astype(np.int32),
         sequences=owners,
+        inputs=np.concatenate([start + np.arange(_inputs(one)) for start, one in zip(starts, sequences, strict=True)]),
         lengths=tuple(lengths),
+        routing=_routing(sequences, starts, ids.size),
     )
+
+
+def _routing(sequences: Sequence[TrainingSequence], starts: Int64s, size: int) -> npt.NDArray[np.int16] | None:
+    shapes = {sequence.routing.shape[1:] for sequence in sequences if sequence.routing is not None}
+    if not shapes:
+        return None
+    if len(shapes) > 1:
+        raise BatchError(f"routing of several shapes in one batch: {sorted(shapes)}")
+    flat = np.full((size, *shapes.pop()), -1, np.int16)
+    for start, sequence in zip(starts.tolist(), sequences, strict=True):
+        if sequence.routing is not None:
+            known = sequence.routing[: _inputs(sequence)]
+            flat[start : start + len(known)] = known
+    return flat
 
 
 def staleness(steps: Sequence[Minibatch], base_version: int) -> Int64s:

@@ -152,6 +152,7 @@ class Trainer:
             raise BatchError("it has no token to train on")
         for sequence in sequences:
             self.learner.check_ids(sequence.ids)
+            self.learner.check_routing(sequence)
         newest = max(int(sequence.versions.max()) for sequence in sequences)
         if newest > self.learner.version:
             raise BatchError(f"it has tokens of version {newest}, and {self.learner.version} is the newest there is")

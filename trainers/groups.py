@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from infra.settings import Trainer
-from schemas.records import CuratedGroup, Sequence, TrajectoryGroup
+from schemas.records import CuratedGroup, Routing, Sequence, TrajectoryGroup
 from trainers.advantages import Member
-from trainers.batch import BatchError, Float32s, TrainingSequence
+from trainers.batch import BatchError, Experts, Float32s, TrainingSequence
 from trainers.estimator import estimator_of
+
+_ROUTING_BYTES = {"uint8": 1, "uint16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,12 @@ def batch_sequences(groups: Iterable[PreparedGroup], settings: Trainer) -> list[
     advantages = estimator_of(settings)(members)
     kept = (each for each, member in zip(advantages, members, strict=True) if member.kept)
     return [
-        replace(sequence, group=place, advantage=_advantage(sequence, next(kept)))
+        replace(
+            sequence,
+            group=place,
+            advantage=_advantage(sequence, next(kept)),
+            routing=sequence.routing if settings.replay_routing else None,
+        )
         for place, group in enumerate(batch)
         for sequence in group.sequences
     ]
@@ -133,6 +140,7 @@ def _training_sequence(sequence: Sequence) -> TrainingSequence:
         versions=token_versions(sequence),
         advantage=0.0,
         temperature=temperatures.pop() if len(temperatures) == 1 else 1.0,
+        routing=None if sequence.routing is None else routed_experts(sequence.routing),
     )
 
 
@@ -140,6 +148,15 @@ def loss_mask(sequence: Sequence) -> npt.NDArray[np.bool_]:
     """Return bool[T], True on generated spans. Raises BatchError when the spans do not cover the ids."""
     kinds = np.array([span.kind == "generated" for span in sequence.spans], np.bool_)
     return np.repeat(kinds, _covering([span.length for span in sequence.spans], sequence.ids.size, "spans"))
+
+
+def routed_experts(routing: Routing) -> Experts:
+    """Return the experts [tokens, layers, per_token], a view. Raises BatchError when its bytes are other than told."""
+    shape = (routing.tokens, routing.layers, routing.per_token)
+    width = _ROUTING_BYTES.get(routing.dtype)
+    if width is None or min(shape) < 0 or math.prod(shape) * width != len(routing.ids):
+        raise BatchError(f"{len(routing.ids)} bytes of routing are no {routing.dtype}{list(shape)}")
+    return np.frombuffer(routing.ids, f"<u{width}").reshape(shape)
 
 
 def token_versions(sequence: Sequence) -> npt.NDArray[np.int32]:

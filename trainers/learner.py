@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from infra.errors import UsageError
+from infra.experts import compute_experts_plainly
 from infra.settings import Trainer
 from infra.weights.tensors import Tensor
 from trainers.attention import PackingError, enable_packing
@@ -28,6 +29,7 @@ from trainers.losses import TrainedTokens, added
 from trainers.masters import Masters, State
 from trainers.model import deterministic, from_torch, publish_weights, to_torch
 from trainers.reference import ReferencePolicy
+from trainers.routing import Routers
 from trainers.schedule import learning_rate
 from trainers.step_metrics import StepMetrics, StepSums, gap_sums, ratio_sums, staleness_metrics
 
@@ -53,7 +55,9 @@ class Learner:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
         self._dtype = compute_dtype(self._device)
         torch.nn.Module.to(model, self._device)
+        compute_experts_plainly(model)
         self._model = model
+        self._routers = Routers(model)
         self._parameters = dict(model.named_parameters())
         self.masters = Masters(self._parameters, self._dtype, settings)
         self._reference: ReferencePolicy | None = None
@@ -63,6 +67,7 @@ class Learner:
 
     def use(self, settings: Trainer, seed: int) -> None:
         """Go on with other settings from the next step on; the device stays. Raises UsageError for an unknown loss."""
+        self._routers.use(settings)
         self.settings, self._seed = settings, seed
         self._objective = objective_for(settings)
         self._needs = self._objective.needs
@@ -84,6 +89,10 @@ class Learner:
                 f"{positions} positions"
             )
 
+    def check_routing(self, sequence: TrainingSequence) -> None:
+        """Raise BatchError for recorded routing that is to be replayed and is not of this model."""
+        self._routers.check(sequence)
+
     def published(self, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return the current version's weights as bf16, by HF name: a copy that later steps leave alone.
 
@@ -104,6 +113,7 @@ class Learner:
         settings = self.settings
         for sequence in sequences:
             self.check_ids(sequence.ids)
+            self.check_routing(sequence)
         steps = minibatches(
             sequences,
             settings.minibatches,
@@ -124,6 +134,8 @@ class Learner:
             self.masters.drop_gradients()
             self.masters.load(before)
             raise
+        finally:
+            self._routers.rest()
         self.version = version
         if self._reference is not None:
             self._reference.follow(self.masters.values, version, settings.reference)
@@ -219,13 +231,17 @@ class Learner:
 
     def _evaluated(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         settings = self.settings
-        return token_logprobs(self._model, micro, logits_mib=settings.logits_mib, entropy_gradient=settings.entropy > 0)
+        with self._routers.following(micro, self._device):
+            return token_logprobs(
+                self._model, micro, logits_mib=settings.logits_mib, entropy_gradient=settings.entropy > 0
+            )
 
     def _optimize(self, step: Minibatch, known: TrainedTokens, sums: StepSums) -> None:
         """Take an optimizer step, or none where loss or gradient is not finite."""
         self.masters.clear()
         objective = self._objective
-        if objective.looks_ahead:
+        self._routers.begin_count()
+        if objective.looks_ahead or self.settings.router_aux:
             known = replace(known, logprobs=self._logprobs(step.micro_batches))
         bounds = objective.bounds(known)
         totals = objective.totals(known, step.sequences, bounds)
@@ -237,6 +253,11 @@ class Learner:
             logprobs, entropies = self._evaluated(micro)
             tokens = replace(known.part(part), logprobs=logprobs, entropies=entropies)
             share, metrics = objective.share(tokens, totals, bounds and bounds.part(part))
+            if self.settings.router_aux:
+                imbalance = self._routers.imbalance()
+                share = share + self.settings.router_aux * imbalance
+                # Metrics are means over tokens.
+                metrics = {**metrics, "router_imbalance": imbalance.detach().double() * len(known.behaviour)}
             torch.autograd.backward(share)
             self.masters.take_gradients()
             loss += share.detach().double()

@@ -13,12 +13,16 @@ import tokenizers
 import torch
 import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.core_model_loading import revert_weight_conversion
 
 from infra.errors import UsageError
+from infra.experts import in_files
 from infra.weights.tensors import Tensor
 
 _TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
 _DTYPE_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
+_UNDECLARED = {"qwen3_moe": ("head_dim",)}
+"""Settings that a model reads, and its published config files hold, although its config class does not declare them."""
 
 
 class ModelError(UsageError):
@@ -66,9 +70,10 @@ def build_model(
     options = dict(architecture)
     name = options.pop("architecture", None)
     try:
-        known = transformers.AutoConfig.for_model(str(name)).to_dict()
+        default = transformers.AutoConfig.for_model(str(name))
     except ValueError as error:
         raise ModelError(f"model.architecture = {name!r} is not one that transformers knows") from error
+    known = {*default.to_dict(), *default.attribute_map, *_UNDECLARED.get(str(name), ())}
     for key in options:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
@@ -114,12 +119,14 @@ def save_model_files(
 def publish_weights(masters: Mapping[str, torch.Tensor], into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Copy fp32 masters, rounded to bf16 as they are published; tied weights are there once, as in `masters`.
 
+    Names and shapes are those of Hugging Face files: of experts, a matrix each.
+
     Args:
-        masters: By HF name, on any device.
+        masters: By the model's own names, on any device.
         into: What an earlier call returned and nobody needs any more. Memory that is used again costs a third of
             memory that is new: the system has no pages to clear.
     """
-    return {name: _rounded(master.detach(), into[name] if into else None) for name, master in masters.items()}
+    return {name: _rounded(part.detach(), into[name] if into else None) for name, part in in_files(masters).items()}
 
 
 def _rounded(master: torch.Tensor, spare: Tensor | None) -> Tensor:
@@ -178,6 +185,21 @@ def _checked(
     stray = [name for name, tensor in model.state_dict().items() if tensor.data_ptr() not in parameters]
     if stray:
         raise ModelError(f"the model keeps state that is not a weight and would not be published: {stray}")
+    _check_layout(model)
     # Dropout would make the ratio of an unchanged policy differ from 1.
     model.train(False)
     return model
+
+
+def _check_layout(model: transformers.PreTrainedModel) -> None:
+    """Refuse a model of experts whose files hold them in another way than the one that is published."""
+    shapes = {name: torch.empty(tensor.shape, device="meta") for name, tensor in model.named_parameters()}
+    if all(tensor.ndim < 3 for tensor in shapes.values()):  # those of experts have three
+        return
+    ours, theirs = in_files(shapes), revert_weight_conversion(model, shapes)
+    if {name: tensor.shape for name, tensor in ours.items()} != {name: part.shape for name, part in theirs.items()}:
+        other = sorted(ours.keys() ^ theirs.keys())[:4]
+        raise ModelError(
+            f"files of {model.config.model_type} hold weights in a layout that is not published here ({other}), so "
+            "that engines could not read them; take a model with the layout of qwen3_moe"
+        )

@@ -63,7 +63,8 @@ class Request:
 class Rows:
     """The running requests. Arrays are [capacity, ...]; methods work on the live part."""
 
-    def __init__(self) -> None:
+    def __init__(self, routing: Sequence[int] = (0, 0), routing_dtype: npt.DTypeLike = np.uint8) -> None:
+        """Begin without rows. `routing` is (layers, experts per token), 0 each where none is recorded."""
         self.requests: list[Request] = []
         self.length: Ints = np.zeros(0, np.int64)  # tokens so far, prompt included
         self.prompt: Ints = np.zeros(0, np.int64)
@@ -72,6 +73,7 @@ class Rows:
         self.is_sound = np.zeros(0, np.bool_)  # all numbers so far are finite
         self.ids = np.zeros((0, 0), np.int32)  # prompt and generated tokens
         self.logprobs = np.zeros((0, 0), np.float32)  # in the column of their token
+        self.routing = np.zeros((0, 0, *routing), routing_dtype)  # in the column of the token that was routed
         self.stop = np.zeros((0, 1), np.int64)  # padded with -1
         self._index: Ints = np.zeros(0, np.int64)
 
@@ -85,6 +87,7 @@ class Rows:
         for name in ("length", "prompt", "limit", "stream", "is_sound"):
             setattr(self, name, _grown(getattr(self, name), (rows,)))
         self.ids, self.logprobs = _grown(self.ids, (rows, columns)), _grown(self.logprobs, (rows, columns))
+        self.routing = _grown(self.routing, (rows, columns, *self.routing.shape[2:]))
         self.stop = _grown(self.stop, (rows, stop_ids), fill=-1)
         self._index = np.arange(rows)
 
@@ -111,11 +114,13 @@ class Rows:
         made = (self.length - self.prompt)[: len(self)].astype(np.uint64)
         return sampler.uniforms(self.stream[: len(self)], made + np.arange(count, dtype=np.uint64)[:, None])
 
-    def extend(self, tokens: Ints, logprobs: npt.NDArray[np.float32]) -> None:
-        """Add k tokens to each row: [n, k]."""
+    def extend(self, tokens: Ints, logprobs: npt.NDArray[np.float32], routing: npt.NDArray[Any] | None = None) -> None:
+        """Add k tokens to each row, [n, k], and where those before each of them were routed."""
         n, count = tokens.shape
         at = self._index[:n, None], self.length[:n, None] + np.arange(count)
         self.ids[at], self.logprobs[at] = tokens, logprobs
+        if routing is not None:
+            self.routing[at[0], at[1] - 1] = routing
         self.length[:n] += count
         self.is_sound[:n] &= np.isfinite(logprobs).all(1)
 
@@ -141,7 +146,9 @@ class Rows:
             reason = "cancelled"
         elif ids.size and int(ids[-1]) in request.sampling.stop_ids:
             reason = "stop"
-        return Generation(ids, self.logprobs[row, begin:end].copy(), _run_lengths(request.runs, ids.size), reason)
+        routing = self.routing[row, : end - 1].copy() if self.routing.size else None
+        runs = _run_lengths(request.runs, ids.size)
+        return Generation(ids, self.logprobs[row, begin:end].copy(), runs, reason, routing)
 
     def remove(self, rows: Sequence[int]) -> tuple[list[int], list[int]]:
         """Drop rows; the last ones move into the holes. Returns (sources, targets) for the cache to follow."""
@@ -150,7 +157,7 @@ class Rows:
         targets = [row for row in rows if row < left]
         sources = [row for row in range(left, len(self)) if row not in gone]
         flat = (self.length, self.prompt, self.limit, self.stream, self.is_sound)
-        for array in (*flat, self.ids, self.logprobs, self.stop):
+        for array in (*flat, self.ids, self.logprobs, self.routing, self.stop):
             array[targets] = array[sources]
         for source, target in zip(sources, targets, strict=True):
             self.requests[target] = self.requests[source]

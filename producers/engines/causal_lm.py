@@ -12,9 +12,11 @@ import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from infra.experts import compute_experts_plainly, in_files, routers_of
 from infra.weights.tensors import Tensor
 from producers.engines.contract import EngineError
 from producers.engines.light_modules import lighten, plain_head
+from producers.engines.routing import RoutingRecord
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16}
 ModelSource = PreTrainedConfig | str | Path
@@ -24,7 +26,7 @@ Staged = list[tuple[str, torch.Tensor]]
 class CausalLM:
     """One set of weights with the forward passes that the engine needs."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, record_routing: bool = False) -> None:
         model.eval().requires_grad_(False)
         self.model = model
         config = self.model.config.get_text_config()
@@ -33,15 +35,18 @@ class CausalLM:
         self.context = int(config.max_position_embeddings)
         self.device: torch.device = self.model.device
         self.dtype: torch.dtype = self.model.dtype
+        compute_experts_plainly(self.model)
         lighten(self.model, self.context)
         self._head = plain_head(self.model)
         self._kinds, self._window = _attention(config)
         self._columns = torch.arange(self.context, device=self.device)
+        self.routing = RoutingRecord(model) if record_routing and routers_of(model) else None
+        """Of the last forward pass; None for a model without experts too."""
         self._closed = torch.tensor(torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
         self._open = torch.zeros((), dtype=self.dtype, device=self.device)
 
     @classmethod
-    def build(cls, source: ModelSource, device: str, dtype: torch.dtype) -> CausalLM:
+    def build(cls, source: ModelSource, device: str, dtype: torch.dtype, *, record_routing: bool = False) -> CausalLM:
         """From a config (random weights, to be loaded) or from a local path in HF layout; EngineError if neither."""
         if isinstance(source, PreTrainedConfig):
             source = copy.deepcopy(source)  # transformers writes the dtype into it
@@ -51,7 +56,7 @@ class CausalLM:
         else:
             raise EngineError(f"{source} is not a folder; give a model config or a local folder in Hugging Face layout")
         with torch.no_grad():
-            return cls(model.to(device))
+            return cls(model.to(device), record_routing=record_routing)
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, width: int, cache: Any) -> torch.Tensor:
         """Logits float32[b, V] of the last position; ids and positions are int64[b, T], keys are 0..width-1."""
@@ -93,26 +98,33 @@ class CausalLM:
     def stage(self, weights: Mapping[str, Any]) -> Staged:
         """Check names, shapes and finiteness, copy in the compute dtype; nothing is applied. Raises EngineError.
 
-        Values: torch tensors, `infra.weights.Tensor`, or arrays (uint16 arrays hold the bits of bfloat16). Of tied
-        parameters one name is enough. Memory: that of the model once more, until the old weights are let go of.
+        Names are those of Hugging Face files. Values: torch tensors, `infra.weights.Tensor`, or arrays (uint16 arrays
+        hold the bits of bfloat16). Of tied parameters one name is enough. Memory: that of the model once more, until
+        the old weights are let go of.
         """
-        own = self.model.state_dict()
+        held = self.model.state_dict()
+        own = in_files(held)
         unknown = sorted(set(weights) - set(own))
         given = {own[name].data_ptr() for name in weights if name in own}
         missing = sorted(name for name, tensor in own.items() if name not in weights and tensor.data_ptr() not in given)
         if unknown or missing:
             raise EngineError(
                 f"weights do not fit the model: missing {missing[:5]}, unknown {unknown[:5]}; "
-                "publish every parameter under its Hugging Face name, from the same config"
+                "publish every parameter under its name in Hugging Face files, from the same config"
             )
-        staged: Staged = []
+        staged = [
+            (name, torch.empty_like(tensor))
+            for name, tensor in held.items()
+            if any(part in weights for part in in_files({name: tensor}))
+        ]
+        places = in_files(dict(staged))
         for name, value in weights.items():
             tensor = _as_tensor(value)
             if tensor.shape != own[name].shape:
                 raise EngineError(f"{name} has shape {tuple(tensor.shape)}, the model {tuple(own[name].shape)}")
             if not bool(torch.isfinite(tensor).all()):
                 raise EngineError(f"{name} holds numbers that are not finite; these weights are not served")
-            staged.append((name, torch.empty_like(own[name]).copy_(tensor)))
+            places[name].detach().copy_(tensor)
         return staged
 
     def apply(self, staged: Staged) -> None:

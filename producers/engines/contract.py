@@ -68,6 +68,9 @@ class Generation:
     """(version, length) pairs in order; lengths sum to T"""
     finish_reason: FinishReason
     """cancelled: the deadline passed; what was generated until then is here"""
+    routing: npt.NDArray[np.uint8 | np.uint16] | None = None
+    """uint8 or uint16 [P+T-1, layers, experts per token]: the experts to which a model that has some sent the P tokens
+    of the prompt and the generated ones but the last; None where none is recorded"""
 
 
 @dataclass(frozen=True, slots=True)

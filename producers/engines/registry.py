@@ -30,7 +30,9 @@ def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) 
 
     from producers.engines.torch_engine import TorchEngine, TorchEngineSettings
 
-    settings = TorchEngineSettings(max_batch=min(concurrency, MOST_ROWS), device=rollout.device)
+    settings = TorchEngineSettings(
+        max_batch=min(concurrency, MOST_ROWS), device=rollout.device, record_routing=rollout.record_routing
+    )
     configs = {
         policy: transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         for policy, folder in folders.items()

@@ -35,6 +35,7 @@ class Stride:
         self._stop = to_device(stop, lm.device) if stop.max() >= 0 else None
         self._tokens: list[torch.Tensor] = []
         self._logprobs: list[torch.Tensor] = []
+        self._routing: list[torch.Tensor] = []
 
     def step(self) -> bool:
         """Draw one token for each row; whether the stride is over."""
@@ -43,6 +44,8 @@ class Stride:
         tokens, logprobs = sample(logits, self._draw, self._uniforms[len(self._tokens)])
         self._tokens.append(tokens)
         self._logprobs.append(logprobs)
+        if self._lm.routing is not None:
+            self._routing.append(self._lm.routing.chosen())
         self._ids = tokens[:, None]
         self._positions += 1
         self._cells += 1
@@ -54,7 +57,9 @@ class Stride:
     def settle(self, rows: Rows) -> None:
         """Hand the tokens to the rows."""
         if self._tokens:
-            rows.extend(torch.stack(self._tokens, 1).cpu().numpy(), torch.stack(self._logprobs, 1).cpu().numpy())
+            routing = torch.stack(self._routing, 1).cpu().numpy() if self._routing else None
+            tokens, logprobs = torch.stack(self._tokens, 1), torch.stack(self._logprobs, 1)
+            rows.extend(tokens.cpu().numpy(), logprobs.cpu().numpy(), routing)
 
 
 def draw_of(samplings: Sequence[Sampling], device: torch.device) -> Draw:

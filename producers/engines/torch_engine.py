@@ -56,6 +56,8 @@ class TorchEngineSettings:
     """Prompt tokens, padding included, in one forward."""
     max_held: int = 2
     """Weight sets per policy kept beside the served one."""
+    record_routing: bool = False
+    """Tell the experts of every token, where a policy has experts; held sets, which nothing is trained on, do not."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "prefill_tokens", "max_held"):
@@ -84,7 +86,8 @@ class TorchEngine:
         dtype = getattr(torch, self._settings.compute_dtype)
         self._served: dict[str, WeightSet] = {}
         for policy, source in policies.items():
-            self._served[policy] = self._weight_set(CausalLM.build(source, self._settings.device, dtype))
+            lm = CausalLM.build(source, self._settings.device, dtype, record_routing=self._settings.record_routing)
+            self._served[policy] = self._weight_set(lm)
             if isinstance(source, str | Path):
                 self._served[policy].version = 0
         self._held: dict[tuple[str, int], WeightSet] = {}

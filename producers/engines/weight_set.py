@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from producers.engines.batch import Request, Rows
 from producers.engines.causal_lm import CausalLM, Staged, padded
 from producers.engines.contract import EngineError, Generation
 from producers.engines.kv_slots import SlotCache, to_device
+from producers.engines.routing import RoutingRecord
 from producers.engines.sampler import Draw
 from producers.engines.stride import Stride, draw_of
 
@@ -32,7 +34,7 @@ class WeightSet:
         self.prompt_tokens = 0
         self.recomputed_tokens = 0
         self.waiting: deque[Request] = deque()
-        self.rows = Rows()
+        self.rows = Rows() if lm.routing is None else Rows(lm.routing.shape, lm.routing.dtype)
         self._max_batch = max_batch
         self._prefill_tokens = prefill_tokens
         self._cache = SlotCache(lm.n_layers)
@@ -51,7 +53,7 @@ class WeightSet:
         self.version = version
         for row, request in enumerate(self.rows.requests):
             request.starts_version(version, int(self.rows.length[row] - self.rows.prompt[row]))
-        self.recomputed_tokens += self._fill(0)
+        self.recomputed_tokens += self._fill(0, is_again=True)
 
     def step(self) -> Ended:
         """Let waiting requests join, then one token for every running one; returns those that ended."""
@@ -105,7 +107,7 @@ class WeightSet:
         self._draw = None
         self._fill(first)
 
-    def _fill(self, first: int) -> int:
+    def _fill(self, first: int, *, is_again: bool = False) -> int:
         """Compute the cached states of all rows from `first` on, equal prefixes once; returns tokens computed."""
         prefixes = list(self.rows.prefixes(first))
         computed, begin = 0, 0
@@ -123,9 +125,18 @@ class WeightSet:
                 share = np.array([order[prefix.tobytes()] for prefix in prefixes[begin:end]])
                 self._cache.expect_prefill(first + begin, to_device(share, self.lm.device), width)
                 self.lm.fill(to_device(padded(list(distinct.values()), width), self.lm.device), self._cache)
+                if self.lm.routing is not None and not is_again:
+                    # A token that is computed again keeps the experts that predicted the token after it.
+                    self._keep_routing(self.lm.routing, first + begin, share, width)
                 computed += sum(map(len, distinct.values()))
             begin = end
         return computed
+
+    def _keep_routing(self, record: RoutingRecord, first: int, share: npt.NDArray[np.int64], width: int) -> None:
+        """Note where the prefixes that were just computed went; row first+i has the share[i]th of them."""
+        chosen = record.chosen().cpu().numpy()
+        by_prefix = chosen.reshape(-1, width, *chosen.shape[1:])
+        self.rows.routing[first : first + len(share), :width] = by_prefix[share]
 
     def _end(self, over: list[int]) -> Ended:
         ended: Ended = []

@@ -58,6 +58,8 @@ COMPACTION = "tests/unit/test_compaction.py::"
 AUDIT = "tests/unit/test_audit.py::"
 GC = "tests/integration/test_gc.py::"
 RETENTION = "tests/unit/test_retention.py::"
+EXPERTS = "tests/unit/test_experts.py::"
+ROUTING = "tests/unit/test_routing.py::"
 DEAD = f"{CURATION}test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes"
 UNDONE = f"{RUN_LOOP}test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
 
@@ -610,6 +612,46 @@ MUTANTS = (
         "replace(member, group=place) for place, group",
         "member for place, group",
         ("tests/unit/test_groups.py::test_the_sequences_of_a_batch_stand_group_after_group_with_their_places",),
+    ),
+    Mutant(
+        "experts-as-the-model-holds-them",
+        "published weights have the layout of Hugging Face files",
+        "trainers/model.py",
+        "for name, part in in_files(masters).items()",
+        "for name, part in masters.items()",
+        (f"{EXPERTS}test_a_published_folder_is_read_by_plain_transformers_and_by_the_engine",),
+    ),
+    Mutant(
+        "experts-of-the-newest-weights",
+        "a token keeps the experts that predicted the token after it",
+        "producers/engines/weight_set.py",
+        "self._fill(0, is_again=True)",
+        "self._fill(0)",
+        (f"{ROUTING}test_a_swap_and_a_held_set_leave_the_experts_that_predicted_a_token",),
+    ),
+    Mutant(
+        "recomputed-elsewhere",
+        "a recomputation goes to the experts of its forward pass",
+        "trainers/routing.py",
+        "if not torch.is_grad_enabled():\n                self._given",
+        "if True:\n                self._given",
+        (f"{ROUTING}test_recomputed_activations_replay_the_same_experts_to_the_bit",),
+    ),
+    Mutant(
+        "routing-of-any-model",
+        "routing that is not of the model makes no version",
+        "trainers/component.py",
+        "self.learner.check_routing(sequence)",
+        "pass",
+        ("tests/fuzz/test_consumers.py::test_what_would_have_stopped_a_trainer_is_buried",),
+    ),
+    Mutant(
+        "balance-of-a-part",
+        "the load balance does not depend on how a minibatch is cut",
+        "trainers/routing.py",
+        "self._load += torch.stack(",
+        "self._load = torch.stack(",
+        (f"{ROUTING}test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut_or_laid_out",),
     ),
     Mutant(
         "untried-estimator",

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from minio.error import S3Error
 from mutations import INTS, TEXTS, Fuzz, altered, altered_headers, altered_json, distorted, example, memory_limit
 
@@ -61,6 +62,7 @@ from schemas.records import (
     Outcome,
     Position,
     RecipeRevision,
+    Routing,
     Sampling,
     Sequence,
     Span,
@@ -74,6 +76,7 @@ from trainers.batch import minibatches
 from trainers.component import Trainer, candidate_of
 from trainers.groups import batch_sequences
 from trainers.learner import Learner
+from trainers.routing import Routers
 from trainers.window import Window
 
 pytestmark = pytest.mark.timeout(1200)  # seconds, on a machine that does nothing else
@@ -83,7 +86,8 @@ RECIPE = Recipe.model_validate(
         "name": "t",
         "policies": {"solver": {"path": "/models/any"}},
         "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
-        "trainer": {"max_staleness": 2, "groups_per_batch": 2, "minibatches": 1},
+        "rollout": {"record_routing": True},
+        "trainer": {"max_staleness": 2, "groups_per_batch": 2, "minibatches": 1, "replay_routing": True},
         "evaluate": {"problems": 3, "samples": 2},
         "store": {"cache_gib": 0},
     }
@@ -132,7 +136,13 @@ def sequence() -> Sequence:
         logprobs=np.array([0, 0, -0.5, -0.25], np.float32),
         version_runs=np.array([-1, 2, 3, 2], np.int32),
         spans=(Span("prompt", 2), Span("generated", 2, finish_reason="stop", sampling=Sampling())),
+        routing=routed([0, 1, 2, 0, 1, 3]),
     )
+
+
+def routed(experts: list[int], layers: int = 1) -> Routing:
+    """Where two tokens, or three, went: to two of four experts each."""
+    return Routing(bytes(experts), "uint8", len(experts) // 2 // layers, layers, 2)
 
 
 def group(number: int = 0, **more: Any) -> TrajectoryGroup:
@@ -276,11 +286,37 @@ def test_an_evaluator_folds_a_group_or_gives_a_dead_letter(fuzz: Fuzz) -> None:
 # -------------------------------------------------------------------------------------------------------------- trainer
 
 
+class OneTopKRouter(torch.nn.Module):
+    """As transformers' routers are, with equal gates."""
+
+    num_experts, top_k, norm_topk_prob = 4, 2, True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(4, 8))
+
+    def forward(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        shape = (len(states), 2)
+        return torch.zeros(len(states), 4), torch.full(shape, 0.5), torch.arange(2).expand(shape)
+
+
+def routers() -> Routers:
+    model = torch.nn.ModuleList([OneTopKRouter()])
+    model.config = cast("Any", SimpleNamespace(model_type="one"))
+    made = Routers(cast("Any", model))
+    made.use(RECIPE.trainer_of("solver"))
+    return made
+
+
+ROUTERS = routers()
+
+
 def trainer() -> Trainer:
     """A trainer without a model or a topic: all that taking groups in needs."""
     config = SimpleNamespace(vocab_size=32, max_position_embeddings=64)
-    learner = SimpleNamespace(version=3, _model=SimpleNamespace(config=config))
+    learner = SimpleNamespace(version=3, _model=SimpleNamespace(config=config), _routers=ROUTERS)
     learner.check_ids = lambda ids: Learner.check_ids(cast("Learner", learner), ids)
+    learner.check_routing = lambda sequence: Learner.check_routing(cast("Learner", learner), sequence)
     made = Trainer.__new__(Trainer)
     made.run, made.policy, made.settings = RUN, "solver", RECIPE.trainer_of("solver")
     made.learner, made._watch = cast("Learner", learner), Stopwatch()
@@ -331,6 +367,12 @@ def of_sequence(**changed: Any) -> TrajectoryGroup:
         (of_sequence(ids=np.array([5, 6, 7, -1], np.int32)), {}),
         (of_sequence(logprobs=np.array([0, 0, np.nan, 0], np.float32)), {}),
         (of_sequence(spans=(Span("prompt", 2), Span("generated", 2, sampling=Sampling(temperature=np.nan)))), {}),
+        (of_sequence(routing=routed([0, 1, 2, 0, 1])), {}),
+        (of_sequence(routing=routed([0, 1, 2, 0, 1, 4])), {}),
+        (of_sequence(routing=routed([0, 1, 2, 2, 1, 3])), {}),
+        (of_sequence(routing=routed([0, 1, 2, 0], layers=2)), {}),
+        (of_sequence(routing=routed([0, 1] * 5)), {}),
+        (of_sequence(routing=replace(routed([0, 1]), tokens=2**40)), {}),
         (group(), {"rewards": (0.0, 1.0)}),
         (group(), {"rewards": (1e308, -1e308, 0.0)}),
         (group(), {"rewards": (float("inf"), 0.0, 0.0)}),
@@ -338,7 +380,7 @@ def of_sequence(**changed: Any) -> TrajectoryGroup:
         (group(), {"kept": ()}),
         (group(trajectories=()), {"rewards": (), "kept": ()}),
     ],
-    ids=range(15),
+    ids=range(21),
 )
 def test_what_would_have_stopped_a_trainer_is_buried(made: TrajectoryGroup, changed: dict[str, Any]) -> None:
     one = trainer()

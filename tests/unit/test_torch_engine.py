@@ -15,8 +15,10 @@ from transformers import (
     MistralConfig,
     PreTrainedConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
+from infra.experts import in_files
 from infra.weights.tensors import Tensor
 from producers.engines.contract import Engine, EngineError, Generation, Sampling, VersionGone
 from producers.engines.sampler import Draw, Filters, sample, stream, uniforms
@@ -53,7 +55,7 @@ def make_model(config: PreTrainedConfig, seed: int) -> Model:
 
 
 def weights_of(model: Model) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in model.named_parameters()}
+    return {name: tensor.clone() for name, tensor in in_files(dict(model.named_parameters())).items()}
 
 
 MODELS = [make_model(qwen3(), seed) for seed in range(3)]
@@ -140,8 +142,9 @@ def test_log_probabilities_are_those_of_a_plain_forward(engine: TorchEngine, tem
         LlamaConfig(**SIZES),
         MistralConfig(**SIZES, sliding_window=7),
         qwen3(use_sliding_window=True, sliding_window=7, max_window_layers=1),
+        Qwen3MoeConfig(**SIZES, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True),
     ],
-    ids=["llama", "mistral-window", "qwen3-mixed"],
+    ids=["llama", "mistral-window", "qwen3-mixed", "qwen3-moe"],
 )
 def test_other_decoders_work(config: PreTrainedConfig) -> None:
     model = make_model(config, 3)

@@ -1,0 +1,57 @@
+"""Which experts a model sent its tokens to, told by its routers."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infra.experts import routers_of
+from producers.engines.contract import EngineError
+
+NARROW = 256
+"""So many experts have ids of one byte."""
+
+
+class RoutingRecord:
+    """What the routers of a model chose in its last forward pass.
+
+    Raises EngineError for routers that do not say what they choose.
+    """
+
+    def __init__(self, model: Any) -> None:
+        routers = routers_of(model)
+        self.shape = len(routers), int(routers[0].top_k)
+        """(layers, experts per token)"""
+        self.dtype: npt.DTypeLike = np.uint8 if routers[0].num_experts <= NARROW else np.uint16
+        self._wide = torch.uint8 if self.dtype is np.uint8 else torch.uint16
+        self._chosen: dict[int, Any] = {}
+        for layer, router in enumerate(routers):
+            router.register_forward_hook(partial(self._take, layer))
+        self._try_out(model)
+
+    def chosen(self) -> torch.Tensor:
+        """Return the experts uint8 or uint16 [n, layers, experts per token] of the last forward pass's n tokens."""
+        return torch.stack([self._chosen[layer] for layer in range(self.shape[0])], 1).to(self._wide)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RoutingRecord:
+        """Return what the routers of a copied model tell, which nobody asks: tensors of a pass cannot be copied."""
+        copied = copy.copy(self)
+        copied._chosen = {}  # noqa: SLF001 - it is one of us
+        return copied
+
+    def _take(self, layer: int, _router: Any, _given: Any, told: Any) -> None:
+        self._chosen[layer] = told[-1]
+
+    def _try_out(self, model: Any) -> None:
+        model.base_model(input_ids=torch.tensor([[0, 1]], device=model.device), use_cache=False)
+        for told in self._chosen.values():
+            if told.shape != (2, self.shape[1]) or told.is_floating_point():
+                raise EngineError(
+                    f"routers of {model.config.model_type} do not say which experts they choose: leave "
+                    "rollout.record_routing out"
+                )

@@ -1,0 +1,89 @@
+"""Published weights of a mixture of experts are those of Hugging Face files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.core_model_loading import revert_weight_conversion
+
+from infra.experts import in_files
+from infra.weights.tensor_file import write_safetensors
+from producers.engines.causal_lm import CausalLM
+from producers.engines.contract import EngineError
+from trainers.model import ModelError, build_model, character_tokenizer, publish_weights, save_model_files, to_torch
+
+TOKENIZER = character_tokenizer("0123456789+=")
+TINY: dict[str, Any] = {
+    "architecture": "qwen3_moe",
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+    "initializer_range": 0.2,
+    "tie_word_embeddings": True,
+}
+OTHER_LAYOUT = {
+    "architecture": "mixtral",
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 24,
+    "num_local_experts": 4,
+}
+
+
+def tiny(**changed: Any) -> transformers.PreTrainedModel:
+    return build_model({**TINY, **changed}, TOKENIZER, seed=1)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_expert_is_published_as_files_have_it(tied: bool) -> None:
+    model = tiny(tie_word_embeddings=tied)
+    own = dict(model.named_parameters())
+    theirs, ours = revert_weight_conversion(model, own), in_files(own)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert all(part.is_contiguous() for part in ours.values()), "a view, of which no copy is made"
+    assert "model.layers.0.mlp.experts.3.up_proj.weight" in ours
+    assert "model.layers.1.mlp.up_proj.weight" in ours, "a layer without experts"
+
+
+def test_a_published_folder_is_read_by_plain_transformers_and_by_the_engine(tmp_path: Path) -> None:
+    model = tiny()
+    published = publish_weights(dict(model.named_parameters()))
+    again = publish_weights(
+        dict(model.named_parameters()), publish_weights(dict(tiny(norm_topk_prob=False).named_parameters()))
+    )
+    assert again == published, "memory that is used again"
+    for name, content in save_model_files(model, TOKENIZER).items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "model.safetensors").write_bytes(write_safetensors(published))
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    for (name, weight), expected in zip(read.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(weight, expected.to(torch.bfloat16)), name
+
+    engine = CausalLM.build(read.config, "cpu", torch.float32)
+    engine.apply(engine.stage(published))
+    for (name, weight), expected in zip(engine.model.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(weight, expected.to(torch.bfloat16).float()), name
+    published.pop("model.layers.2.mlp.experts.1.gate_proj.weight")
+    with pytest.raises(EngineError, match=r"missing \['model.layers.2.mlp.experts.1.gate_proj.weight'\]"):
+        engine.stage(published)
+    with pytest.raises(EngineError, match=r"unknown \['model.layers.0.mlp.experts.down_proj"):
+        engine.stage({name: to_torch(tensor) for name, tensor in published.items()} | dict(model.named_parameters()))
+
+
+def test_a_model_whose_files_hold_its_experts_otherwise_is_refused() -> None:
+    with pytest.raises(ModelError, match="files of mixtral hold weights in a layout that is not published here"):
+        build_model(OTHER_LAYOUT, TOKENIZER, seed=1)

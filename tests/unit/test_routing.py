@@ -1,0 +1,437 @@
+"""A mixture of experts in training: what the engine chose, replayed, and experts that are used alike."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from envs.contract import Generation
+from envs.transcript import Transcript, TranscriptError
+from infra.errors import UsageError
+from infra.experts import routers_of
+from infra.launcher import check_names
+from infra.settings import Recipe, Trainer
+from infra.weights.tensors import weights_hash
+from producers.engines.contract import Generation as Made
+from producers.engines.contract import Sampling
+from producers.engines.torch_engine import TorchEngine, TorchEngineSettings
+from schemas import codec
+from schemas.records import CuratedGroup, Routing, Sequence, Span, Trajectory, TrajectoryGroup
+from trainers.batch import BatchError, TrainingSequence, pack, pad
+from trainers.checkpoint import decode_checkpoint, encode_checkpoint
+from trainers.groups import WholeGroup, prepared, routed_experts
+from trainers.learner import Learner
+from trainers.logprobs import token_logprobs
+from trainers.model import build_model, character_tokenizer
+
+TOKENIZER = character_tokenizer("0123456789+=")
+LAYERS, EXPERTS, PER_TOKEN = 2, 8, 2
+TINY: dict[str, Any] = {
+    "architecture": "qwen3_moe",
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": PER_TOKEN,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+    "initializer_range": 0.2,
+    "max_position_embeddings": 64,
+}
+SETTINGS = Trainer(groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=5e-3)
+REPLAY, BALANCE = {"replay_routing": True}, {"router_aux": 0.1}
+
+
+def learner(**changed: Any) -> Learner:
+    return Learner(build_model(TINY, TOKENIZER, seed=1), Trainer.model_validate(SETTINGS.model_dump() | changed))
+
+
+def batch(seed: int) -> list[TrainingSequence]:
+    """Sequences with experts that no router would choose, but every fourth without."""
+    draw, sequences = np.random.default_rng(seed), []
+    for index in range(24):
+        length = int(draw.integers(4, 12))
+        mask = np.arange(length) >= 3
+        experts = draw.random((length - 1, LAYERS, EXPERTS)).argsort(-1)[..., :PER_TOKEN].astype(np.uint8)
+        sequences.append(
+            TrainingSequence(
+                ids=draw.integers(2, 14, length).astype(np.int32),
+                mask=mask,
+                behaviour_logprobs=np.where(mask, draw.normal(-2.5, 0.3, length), 0).astype(np.float32),
+                versions=np.where(mask, 0, -1).astype(np.int32),
+                advantage=float(draw.normal()),
+                temperature=1.0,
+                group=index // 4,
+                routing=None if index % 4 == 3 else experts,
+            )
+        )
+    return sequences
+
+
+# --------------------------------------------------------------------------------------------------------- the engine
+
+
+def played(engine: TorchEngine, *prompts: list[int], sampling: Sampling) -> list[Made]:
+    async def gather() -> list[Made]:
+        calls = (engine.generate("p", ids, sampling, seed=seed) for seed, ids in enumerate(prompts))
+        return list(await asyncio.gather(*calls))
+
+    return asyncio.run(gather())
+
+
+def plain_routing(one: Learner, ids: list[int]) -> np.ndarray[Any, Any]:
+    """What the model's own routers choose in one forward pass over all but the last id."""
+    chosen: list[torch.Tensor] = []
+    routers = [module for name, module in one.model.named_modules() if name.endswith("mlp.gate")]
+    hooks = [router.register_forward_hook(lambda *call: chosen.append(call[-1][-1])) for router in routers]
+    with torch.no_grad():
+        one.model(input_ids=torch.tensor([ids[:-1]]), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(chosen, 1).numpy()
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[tuple[list[int], Made]]:
+    one = learner()
+    engine = TorchEngine({"p": one.model.config}, TorchEngineSettings(max_batch=5, record_routing=True))
+    try:
+        engine.load("p", 0, one.published())
+        prompts = [[2, 3, 4], [5], [2, 3, 4], list(range(2, 14))] * 3
+        made = played(engine, *prompts, sampling=Sampling(max_tokens=40))
+    finally:
+        engine.close()
+    return list(zip(prompts, made, strict=True))
+
+
+def test_the_engine_tells_the_experts_of_every_token_but_the_last(recorded: list[tuple[list[int], Made]]) -> None:
+    one = learner()
+    for prompt, made in recorded:
+        assert made.routing is not None
+        assert made.routing.dtype == np.uint8
+        assert made.routing.shape == (len(prompt) + len(made.ids) - 1, LAYERS, PER_TOKEN)
+        expected = plain_routing(one, [*prompt, *made.ids.tolist()])
+        np.testing.assert_array_equal(np.sort(made.routing), np.sort(expected))
+
+
+def test_a_swap_and_a_held_set_leave_the_experts_that_predicted_a_token() -> None:
+    one, two = learner(), learner()
+    two.step(batch(1), 1)
+    engine = TorchEngine({"p": one.model.config}, TorchEngineSettings(record_routing=True))
+
+    async def play() -> Made:
+        call = asyncio.create_task(engine.generate("p", [2, 3, 4], Sampling(max_tokens=60), seed=0))
+        while engine.stats().generated_tokens < 5:  # noqa: ASYNC110 - the engine has no event to wait for
+            await asyncio.sleep(0.0005)
+        await asyncio.to_thread(engine.hold, "p", 0)
+        await engine.generate("p", [2, 3, 4], Sampling(max_tokens=9), seed=0, version=0)
+        await asyncio.to_thread(engine.load, "p", 1, two.published())
+        return await call
+
+    try:
+        engine.load("p", 0, one.published())
+        made = asyncio.run(play())
+    finally:
+        engine.close()
+    assert made.routing is not None
+    assert [version for version, _ in made.version_runs] == [0, 1]
+    first = 2 + made.version_runs[0][1]
+    ids = [2, 3, 4, *made.ids.tolist()]
+    np.testing.assert_array_equal(np.sort(made.routing[:first]), np.sort(plain_routing(one, ids)[:first]))
+    np.testing.assert_array_equal(np.sort(made.routing[first:]), np.sort(plain_routing(two, ids)[first:]))
+
+
+def test_a_model_without_experts_has_nothing_to_record() -> None:
+    dense = build_model({**TINY, "mlp_only_layers": [0, 1, 2]}, TOKENIZER, seed=1)
+    engine = TorchEngine({"p": dense.config}, TorchEngineSettings(record_routing=True))
+    try:
+        engine.load("p", 0, dict(dense.named_parameters()))
+        [made] = played(engine, [2], sampling=Sampling(max_tokens=3))
+    finally:
+        engine.close()
+    assert made.routing is None
+
+
+# --------------------------------------------------------------------------------------------------------- the record
+
+
+def generation(length: int, routing: np.ndarray[Any, Any] | None) -> Generation:
+    ids = np.arange(length, dtype=np.int32)
+    return Generation(ids, np.zeros(length, np.float32), ((0, length),), "stop", Sampling(), routing)
+
+
+def test_a_token_keeps_the_experts_that_predicted_the_one_after_it() -> None:
+    transcript = Transcript("solver")
+    transcript.prompt([7, 8])
+    transcript.generated(generation(3, np.full((4, 2, 2), 1, np.uint8)))
+    transcript.observe([9])
+    transcript.generated(generation(2, np.full((7, 2, 2), 2, np.uint8)))
+    routing = transcript.sequence().routing
+    assert routing is not None
+    experts = routed_experts(routing)
+    assert experts.shape == (7, 2, 2)
+    assert experts[:, 0, 0].tolist() == [1, 1, 1, 1, 2, 2, 2]
+    with pytest.raises(TranscriptError, match="tells the experts of 7, not of all but the last"):
+        transcript.generated(generation(2, np.full((7, 2, 2), 2, np.uint8)))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_routing_comes_back_from_a_message_as_it_was(dtype: type) -> None:
+    transcript = Transcript("solver")
+    transcript.prompt([7, 8])
+    experts = np.arange(4 * 2 * 2).reshape(4, 2, 2).astype(dtype) * (1 if dtype is np.uint8 else 100)
+    transcript.generated(generation(3, experts))
+    group = TrajectoryGroup(trajectories=(Trajectory(sequences=(transcript.sequence(),)),))
+    [trajectory] = codec.decode(codec.encode(group), TrajectoryGroup).trajectories
+    [found] = prepared(
+        WholeGroup(CuratedGroup(kept=(0,), rewards=(1.0,)), replace(group, trajectories=(trajectory,)))
+    ).sequences
+    assert found.routing is not None
+    assert found.routing.dtype == dtype
+    np.testing.assert_array_equal(found.routing, experts)
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [
+        Routing(b"\0" * 7, "uint8", 2, 2, 2),
+        Routing(b"\0" * 8, "int8", 2, 2, 2),
+        Routing(b"\0" * 8, "uint16", 2, 2, 2),
+        Routing(b"\0" * 8, "uint8", -2, -2, 2),
+        Routing(b"\0" * 16, "uint8", 4, 2, 2),
+        Routing(b"", "uint8", 2**40, 2**40, 2**40),
+    ],
+    ids=["torn", "signed", "wide", "negative", "longer than the ids", "huge"],
+)
+def test_routing_that_does_not_fit_its_sequence_is_unusable(routing: Routing) -> None:
+    spans = (Span("prompt", 1), Span("generated", 2))
+    runs, ids = np.array([-1, 1, 0, 2], np.int32), np.array([2, 3, 4], np.int32)
+    one = Sequence(ids, np.zeros(3, np.float32), runs, spans=spans, routing=routing)
+    group = TrajectoryGroup(trajectories=(Trajectory(sequences=(one,)),))
+    with pytest.raises(BatchError, match="routing"):
+        prepared(WholeGroup(CuratedGroup(kept=(0,), rewards=(1.0,)), group))
+
+
+@pytest.mark.parametrize(
+    ("experts", "message"),
+    [
+        (np.full((3, 2, 2), 1, np.uint8), "one expert twice"),
+        (np.array([[[0, 8]] * 2], np.uint8), "expert 8; this model has 8"),
+        (np.array([[[0, 300]] * 2], np.uint16), "expert 300"),
+        (np.zeros((3, 3, 2), np.uint8), "3 layers with 2 experts per token; this model has 2 with 2"),
+        (np.zeros((3, 2, 1), np.uint8), "2 layers with 1 experts per token"),
+    ],
+)
+def test_routing_of_another_model_makes_no_version(experts: Any, message: str) -> None:
+    sequences = [replace(batch(1)[0], routing=experts)]
+    one = learner(**REPLAY)
+    with pytest.raises(BatchError, match=message):
+        one.check_routing(sequences[0])
+    with pytest.raises(BatchError, match=message):
+        one.step(sequences, 1)
+    learner().step(sequences, 1)  # which looks at none
+
+
+# -------------------------------------------------------------------------------------------------------------- replay
+
+
+def training_sequences(recorded: list[tuple[list[int], Made]], *, keep: bool = True) -> list[TrainingSequence]:
+    found = []
+    for prompt, made in recorded:
+        ids = np.array([*prompt, *made.ids.tolist()], np.int32)
+        mask = np.arange(ids.size) >= len(prompt)
+        logprobs = np.concatenate([np.zeros(len(prompt), np.float32), made.logprobs])
+        versions = mask.astype(np.int32) - 1
+        found.append(TrainingSequence(ids, mask, logprobs, versions, 1.0, 1.0, 0, made.routing if keep else None))
+    return found
+
+
+@pytest.mark.parametrize("layout", [pack, pad])
+def test_replay_of_what_the_routers_choose_anyway_changes_no_bit(
+    recorded: list[tuple[list[int], Made]], layout: Any
+) -> None:
+    one, micro = learner(**REPLAY), layout(training_sequences(recorded))
+    with torch.no_grad(), one._routers.following(micro, torch.device("cpu")):
+        replayed, _ = token_logprobs(one.model, micro)
+    plain, _ = token_logprobs(one.model, micro)
+    assert torch.equal(replayed, plain)
+
+
+def test_replay_keeps_to_the_engines_experts_where_other_weights_choose_others(
+    recorded: list[tuple[list[int], Made]],
+) -> None:
+    """What replay is for: of the log-ratio to the engine's policy, none is left that comes from other experts alone."""
+    one = learner(**REPLAY)
+    one.step(batch(1), 1)
+    ids = [[*prompt, *made.ids.tolist()] for prompt, made in recorded]
+    own = [plain_routing(one, each) for each in ids]
+    moved = [np.sort(a) != np.sort(made.routing) for a, (_, made) in zip(own, recorded, strict=True)]  # type: ignore[type-var]
+    assert 0.01 < np.concatenate([each.reshape(-1) for each in moved]).mean() < 0.9
+    seen: list[torch.Tensor] = []
+    experts = [module for name, module in one.model.named_modules() if name.endswith("mlp.experts")]
+    hooks = [each.register_forward_hook(lambda *call: seen.append(call[1][1])) for each in experts]
+    for sequence in training_sequences(recorded):
+        seen.clear()
+        micro = pack([sequence])
+        with torch.no_grad(), one._routers.following(micro, torch.device("cpu")):
+            token_logprobs(one.model, micro)
+        assert sequence.routing is not None
+        np.testing.assert_array_equal(torch.stack(seen, 1).numpy(), sequence.routing)
+    for hook in hooks:
+        hook.remove()
+
+
+def gap(one: Learner, sequences: list[TrainingSequence]) -> float:
+    micro = pack(sequences)
+    with torch.no_grad(), one._routers.following(micro, torch.device("cpu")):
+        logprobs, _ = token_logprobs(one.model, micro)
+    return float((logprobs - torch.from_numpy(micro.behaviour)).abs().max())
+
+
+def test_replay_takes_out_the_gap_of_tokens_that_moved_gates_send_elsewhere(
+    recorded: list[tuple[list[int], Made]],
+) -> None:
+    gaps = {}
+    for moved in (False, True):
+        one, draw = learner(**REPLAY), torch.Generator().manual_seed(1)
+        for router in routers_of(one.model) if moved else ():
+            noise = torch.randn(router.weight.shape, generator=draw)
+            router.weight.data += 0.05 * float(router.weight.detach().std()) * noise
+        for replayed in (False, True):
+            gaps[moved, replayed] = gap(one, training_sequences(recorded, keep=replayed))
+    assert gaps[False, True] == gaps[False, False] < 1e-4
+    assert gaps[True, True] < gaps[True, False] / 2
+
+
+@pytest.mark.parametrize(
+    "objective", [REPLAY, BALANCE, REPLAY | BALANCE | {"loss": "m2po"}], ids=["replay", "balance", "both"]
+)
+def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut_or_laid_out(objective: dict[str, Any]) -> None:
+    cuts: list[dict[str, Any]] = [
+        {"micro_batch_tokens": 4096},
+        {"micro_batch_tokens": 64},
+        {"packing": False},
+        {"activation_checkpointing": True},
+    ]
+    found = []
+    for cut in cuts:
+        one = learner(**objective, **cut, minibatches=1, grad_clip=1e9)
+        metrics = one.step(batch(2), 1)
+        found.append((one.masters.gradients, metrics))
+    (expected, told), *others = found
+    for gradients, metrics in others:
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
+        assert metrics["loss"] == pytest.approx(told["loss"], abs=1e-6)
+        assert metrics.get("router_imbalance") == pytest.approx(told.get("router_imbalance"), abs=1e-6)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_resumed_learner_of_experts_makes_the_very_same_weights(packing: bool) -> None:
+    changed: dict[str, Any] = {**REPLAY, **BALANCE, "packing": packing}
+    straight, resumed = learner(**changed), learner(**changed)
+    straight.step(batch(1), 1)
+    data = b"".join(encode_checkpoint(straight.state()))
+    metrics = straight.step(batch(2), 2)
+    resumed.step(batch(9), 1)
+    resumed.load_state(decode_checkpoint(data))
+    assert resumed.step(batch(2), 2) == metrics
+    assert weights_hash(resumed.published()) == weights_hash(straight.published())
+    assert b"".join(encode_checkpoint(resumed.state())) == b"".join(encode_checkpoint(straight.state()))
+
+
+def test_recomputed_activations_replay_the_same_experts_to_the_bit() -> None:
+    hashes = []
+    for recomputed in (False, True):
+        one = learner(**REPLAY, **BALANCE, activation_checkpointing=recomputed)
+        one.step(batch(1), 1)
+        hashes.append(weights_hash(one.published()))
+    assert hashes[0] == hashes[1]
+
+
+# ------------------------------------------------------------------------------------------------------------- balance
+
+
+def test_the_load_balance_is_that_of_switch_transformers_layer_by_layer() -> None:
+    one = learner(router_aux=1.0, minibatches=1, micro_batch_tokens=64, grad_clip=1e9)
+    sequences = [replace(sequence, advantage=0.0) for sequence in batch(3)]
+    told = one.step(sequences, 1)
+    plain = learner()
+    layers: list[Any] = []
+    routers = [module for name, module in plain.model.named_modules() if name.endswith("mlp.gate")]
+    for router in routers:
+        router.register_forward_hook(lambda _, __, output: layers.append(output))
+    tokens: list[list[Any]] = [[], []]
+    for sequence in sequences:
+        layers.clear()
+        plain.model(input_ids=torch.from_numpy(sequence.ids[None, :-1]).long(), use_cache=False)
+        for of_layer, (logits, _, chosen) in zip(tokens, layers, strict=True):
+            of_layer.append((logits.softmax(-1), torch.nn.functional.one_hot(chosen, EXPERTS).sum(1)))
+    expected = []
+    for of_layer in tokens:
+        probabilities, sent = (torch.cat(each).double() for each in zip(*of_layer, strict=True))
+        expected.append(EXPERTS * (sent.mean(0) / PER_TOKEN * probabilities.mean(0)).sum())
+    value = torch.stack(expected).mean()
+    assert told["router_imbalance"] == pytest.approx(float(value.detach()), rel=1e-6)
+    assert told["loss"] == pytest.approx(float(value.detach()), rel=1e-6)
+    value.backward()  # type: ignore[no-untyped-call]
+    for name, parameter in plain.model.named_parameters():
+        if parameter.grad is not None and name in one.masters.gradients:
+            torch.testing.assert_close(one.masters.gradients[name], parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_the_auxiliary_loss_has_experts_used_more_alike() -> None:
+    found = []
+    for weight in (1e-9, 0.1):
+        one = learner(router_aux=weight, learning_rate=3e-3)
+        metrics = [one.step(batch(1), version)["router_imbalance"] for version in range(1, 9)]
+        found.append(metrics[-1])
+    assert found[1] < found[0] - 0.02
+    assert found[1] >= 1 - 1e-6
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def recipe(model: dict[str, Any], *, record: bool = True, **trainer: Any) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "r",
+            "policies": {"p": {"model": model, "alphabet": "01"}},
+            "workflows": {"w": {"env": "arithmetic", "policies": {"p": "p"}}},
+            "rollout": {"record_routing": record},
+            "trainer": trainer,
+        }
+    )
+
+
+@pytest.mark.parametrize("wanted", [REPLAY, BALANCE])
+def test_what_experts_are_needed_for_is_refused_without_them(wanted: dict[str, Any]) -> None:
+    check_names(recipe(TINY, **wanted))
+    dense = {"architecture": "qwen3", "hidden_size": 32}
+    with pytest.raises(UsageError, match="has no effect: qwen3 has no experts"):
+        check_names(recipe(dense, **wanted))
+    without = build_model({**TINY, "mlp_only_layers": [0, 1, 2]}, TOKENIZER, seed=1)
+    with pytest.raises(UsageError, match="has no effect: qwen3_moe has no experts"):
+        Learner(without, Trainer.model_validate(SETTINGS.model_dump() | wanted))
+
+
+def test_a_recipe_that_replays_and_does_not_record_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"set rollout.record_routing = true"):
+        recipe(TINY, record=False, **REPLAY)
+
+
+def test_routers_that_weigh_experts_in_another_way_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = learner()
+    [router, *_] = [module for name, module in one.model.named_modules() if name.endswith("mlp.gate")]
+    plain = router.forward
+    monkeypatch.setattr(router, "forward", lambda states: (plain(states)[0], plain(states)[1] * 2, plain(states)[2]))
+    with pytest.raises(UsageError, match="those of qwen3_moe weigh experts in another way"):
+        one.use(Trainer.model_validate(SETTINGS.model_dump() | REPLAY), 1)
