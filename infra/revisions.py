@@ -50,11 +50,22 @@ def settled(
             "another run by --data or --set name=, or remove this one by `headrace clean`"
         )
     if differing:
+        _refuse_other_adapters(Recipe.from_json(newest.recipe), recipe)
         return revision_of(newest.run_id, newest.revision + 1, recipe, store)
     if newest.store != store or untold(before):
         # The recipe's own text: another build may not know the keys that this one has.
         return replace(newest, store=store, schemas=codec.schema_texts(), created_ms=time.time_ns() // 1_000_000)
     return None
+
+
+def _refuse_other_adapters(old: Recipe, new: Recipe) -> None:
+    """Raise UsageError for a policy of another adapter: checkpoints hold the old one, engines have its shape."""
+    for name, policy in old.policies.items():
+        if name in new.policies and policy.lora != new.policies[name].lora:
+            raise UsageError(
+                f"policies.{name}.lora cannot change within a run, whose checkpoints and weights are those of the "
+                "adapter that it began with: put it back, or begin another run by --set name="
+            )
 
 
 def join_to_write(address: RunAddress, patience_s: float, stop: threading.Event) -> Run:

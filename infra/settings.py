@@ -89,6 +89,20 @@ class WarmStart(Settings):
     """Of AdamW."""
 
 
+class Lora(Settings):
+    """Train a low-rank adapter alone: a layer computes W x + (alpha / rank) B A x, of which W is frozen."""
+
+    rank: int = Field(8, ge=1)
+    """Rows of A and columns of B."""
+    alpha: float = Field(16.0, gt=0)
+    """Scale of the adapter, by its rank."""
+    targets: tuple[str, ...] = ()
+    """Linear layers by the end of their names, as `q_proj` or `layers.0.mlp.up_proj`; empty for all but the head's."""
+    publish: Literal["adapter", "merged"] = "adapter"
+    """What a version is: the adapter alone, which an engine puts on the base; or whole weights, W + (alpha / rank) B A
+    rounded to bf16, which any engine takes as they are. The trainer computes with what is published."""
+
+
 class Policy(Settings):
     """A policy: where its first weights come from."""
 
@@ -100,6 +114,8 @@ class Policy(Settings):
     """Characters of a character tokenizer, for a model built from `model`."""
     warm_start: WarmStart | None = None
     """Supervised start; none by default."""
+    lora: Lora | None = None
+    """Train an adapter alone; by default everything is trained. Fixed for a run."""
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Keys of `[trainer]` that differ for this policy."""
 

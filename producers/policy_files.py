@@ -12,7 +12,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from infra.object_store import ObjectStore
-from infra.weights.files import FilesError, write_files
+from infra.weights.files import FilesError, files_to_serve, write_files
 from infra.weights.object_cache import Uncached
 from schemas.records import WeightsPublished
 
@@ -21,9 +21,12 @@ NAMES_OF_EOS = ("config.json", "generation_config.json")
 
 
 def fetch_policy_files(store: ObjectStore, published: WeightsPublished, folder: Path) -> Path:
-    """Write config and tokenizer into a folder, verified; return it. Raises FilesError, StoreError and Unavailable."""
+    """Write config and tokenizer into a folder, and the base of an adapter; all verified. Return the folder.
+
+    Raises FilesError, StoreError and Unavailable.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    write_files(published.files, folder, Uncached(store).get)
+    write_files(files_to_serve(published.files), folder, Uncached(store).get)
     return folder
 
 

@@ -17,6 +17,7 @@ import transformers
 
 from infra.errors import UsageError
 from infra.experts import compute_experts_plainly
+from infra.lora import published_names
 from infra.settings import Trainer
 from infra.weights.tensors import Tensor
 from trainers.attention import PackingError, enable_packing
@@ -25,6 +26,7 @@ from trainers.checkpoint import Checkpoint, CheckpointError
 from trainers.chosen_loss import objective_for
 from trainers.layers import arrange_layers
 from trainers.logprobs import token_logprobs
+from trainers.lora import Adapter
 from trainers.losses import TrainedTokens, added
 from trainers.masters import Masters, State
 from trainers.model import deterministic, from_torch, publish_weights, to_torch
@@ -45,10 +47,12 @@ class Learner:
     `model` becomes the compute copy: it always holds the published (bf16-rounded) values, in fp32 on a CPU and in bf16
     on a GPU, so that engine and trainer evaluate the same function. The masters start from its unrounded values.
     Nothing depends on a random state that survives a step, so a checkpoint is masters, moments, the reference policy
-    where there is one, and the version.
+    where there is one, and the version. Of a model with an adapter these are of the adapter alone.
     """
 
-    def __init__(self, model: transformers.PreTrainedModel, settings: Trainer, seed: int = 1) -> None:
+    def __init__(
+        self, model: transformers.PreTrainedModel, settings: Trainer, seed: int = 1, adapter: Adapter | None = None
+    ) -> None:
         self.version = 0
         self._device = torch.device(settings.device)
         if self._device.type == "cuda":
@@ -56,9 +60,13 @@ class Learner:
         self._dtype = compute_dtype(self._device)
         torch.nn.Module.to(model, self._device)
         compute_experts_plainly(model)
-        self._model = model
+        self._model, self._adapter = model, adapter
         self._routers = Routers(model)
-        self._parameters = dict(model.named_parameters())
+        own = dict(model.named_parameters())
+        self._parameters = {name: own[in_model] for name, in_model in published_names(own).items()}
+        for parameter in own.values():
+            if adapter is not None and not parameter.requires_grad:
+                parameter.data = parameter.data.to(self._dtype)
         self.masters = Masters(self._parameters, self._dtype, settings)
         self._reference: ReferencePolicy | None = None
         self._packed = False
@@ -99,6 +107,8 @@ class Learner:
         Args:
             into: What an earlier call returned; its memory is written to, where it is not needed any more.
         """
+        if self._adapter is not None:
+            return self._adapter.published(self.masters.values, into)
         return publish_weights(self.masters.values, into)
 
     def step(self, sequences: Sequence[TrainingSequence], version: int) -> StepMetrics:

@@ -17,6 +17,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from infra.errors import UsageError
 from infra.experts import in_files
+from infra.weights.files import ADAPTER_CONFIG
 from infra.weights.tensors import Tensor
 
 _TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -91,6 +92,8 @@ def build_model(
 
 def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
     """Load an fp32 model and its tokenizer from a local folder in HF layout. Raises ModelError; never downloads."""
+    if (path / ADAPTER_CONFIG).exists():
+        raise ModelError(f"{path} holds an adapter beside its model: merge the two, as peft's merge_and_unload does")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
         model = transformers.AutoModelForCausalLM.from_pretrained(

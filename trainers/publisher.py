@@ -16,6 +16,7 @@ import structlog
 
 from infra.failpoints import reach
 from infra.kafka import Outgoing
+from infra.object_store import Content
 from infra.run import Run
 from infra.weights.delta import NeedsAnchor, encode_delta, read_delta
 from infra.weights.delta_header import Label
@@ -50,7 +51,7 @@ class Publisher:
     Args:
         run: Whose store and topic.
         policy: Which.
-        files: Config and tokenizer, which go beside every anchor.
+        files: Config and tokenizer, and an adapter's base, which go beside every anchor.
         base: The newest published version; None publishes the next one whole.
         anchor_offset: Where the newest anchor's record stands on its topic.
         shard_bytes: Larger anchors are cut into several files, as Hugging Face's tools do it.
@@ -165,9 +166,9 @@ class Publisher:
 
 
 def upload_files(
-    run: Run, files: Mapping[str, bytes], given_up: threading.Event | None = None
+    run: Run, files: Mapping[str, Content], given_up: threading.Event | None = None
 ) -> tuple[NamedObject, ...]:
-    """Store config and tokenizer, which go beside every anchor; equal files are one object.
+    """Store config and tokenizer, and an adapter's base, which go beside every anchor; equal files are one object.
 
     Raises StoreUnavailable when the store is away and this is given up.
     """

@@ -21,6 +21,7 @@ from schemas.records import BatchTrained, CheckpointPointer, NamedObject
 from trainers.checkpoint import CheckpointError, decode_checkpoint
 from trainers.groups import WholeGroup, batch_sequences, prepared
 from trainers.learner import Learner
+from trainers.lora import Adapter, load_base
 from trainers.step_metrics import StepMetrics
 from trainers.trained_groups import LineageBroken, trained_groups
 
@@ -36,14 +37,17 @@ class Remade:
 
 
 def learner_at(run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe) -> Learner:
-    """Return a learner as it was at a checkpoint, to go on under a recipe; `files` hold the model's config.
+    """Return a learner as it was at a checkpoint, to go on under a recipe.
 
-    Raises ObjectMissing, ObjectCorrupt, WeightsError, FilesError, and CheckpointError when the checkpoint's weights are
-    not those that its pointer names.
+    `files` hold the model's config, and the base of its adapter where it has one. Raises ObjectMissing, ObjectCorrupt,
+    WeightsError, FilesError, and CheckpointError when the checkpoint's weights are not those that its pointer names.
     """
     assert pointer.checkpoint is not None  # noqa: S101 - every pointer has one
     state = decode_checkpoint(run.get(pointer.checkpoint))
-    learner = Learner(_empty_model(run, files), recipe.trainer_of(pointer.policy), recipe.seed)
+    lora = recipe.policies[pointer.policy].lora
+    model = _model(run, files, is_base=lora is not None)
+    adapter = Adapter(model, lora, recipe.seed) if lora is not None else None
+    learner = Learner(model, recipe.trainer_of(pointer.policy), recipe.seed, adapter)
     learner.load_state(state)
     if (learner.version, hash_of(learner)) != (pointer.version, pointer.weights_hash):
         raise CheckpointError(
@@ -83,13 +87,15 @@ def remake(
         yield Remade(batch, groups, learner.step(sequences, batch.version))
 
 
-def _empty_model(run: Run, files: tuple[NamedObject, ...]) -> transformers.PreTrainedModel:
-    """Return a model of the published config; its weights are anything."""
+def _model(run: Run, files: tuple[NamedObject, ...], *, is_base: bool) -> transformers.PreTrainedModel:
+    """Return a model of the published config: the base beside it, or else one whose weights are anything."""
     with tempfile.TemporaryDirectory() as folder:
         write_files(files, Path(folder), run.get)
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-        config, dtype=torch.float32, attn_implementation="sdpa"
-    )
+        model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+            config, dtype=torch.float32, attn_implementation="sdpa"
+        )
+        if is_base:
+            load_base(model, Path(folder))
     model.train(mode=False)
     return model

@@ -19,6 +19,7 @@ from trainers.chosen_loss import check_loss
 from trainers.estimator import check_advantage
 from trainers.history import History, read_history, wait_for_examples
 from trainers.learner import Learner
+from trainers.lora import Adapter
 from trainers.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
 from trainers.publisher import Publisher, WindowMark, checkpoint, upload_files
 from trainers.resume import Incarnation, resume
@@ -80,8 +81,11 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     model, tokenizer = _first_model(settings, run.recipe.seed)
     if settings.warm_start is not None:
         _warm_start(run, policy, model, tokenizer, stop)
-    learner = Learner(model, run.recipe.trainer_of(policy), run.recipe.seed)
-    files = upload_files(run, save_model_files(model, tokenizer), stop)
+    seed = run.recipe.seed
+    adapter = Adapter(model, settings.lora, seed) if settings.lora is not None else None
+    learner = Learner(model, run.recipe.trainer_of(policy), seed, adapter)
+    base = adapter.files() if adapter is not None else {}
+    files = upload_files(run, {**save_model_files(model, tokenizer), **base}, stop)
     publisher = Publisher(run, policy, files)
     event = publisher.publish(learner.published(), 0, given_up=stop)
     pointer = checkpoint(run, policy, learner, WindowMark(learner.version, 0, event.weights_hash), stop)

@@ -78,7 +78,7 @@ def encode_delta(
 
     Args:
         base: Every tensor before.
-        new: Every tensor after, with the same names, dtypes and shapes.
+        new: Every tensor after, with the same names, dtypes and shapes. One that is base's own object has not changed.
         label: Goes into the header.
         hashes: `weights_hash` of base and new where they are known; computed otherwise.
         block_items: Of one block.
@@ -87,14 +87,10 @@ def encode_delta(
     Raises NeedsAnchor when a tensor appears, vanishes or changes its dtype or shape.
     """
     require_same_layout(base, new)
+    names = [name for name in sorted(new) if new[name] is not base[name]]
     with ThreadPoolExecutor(threads()) as pool:
-        coded = dict(
-            zip(
-                sorted(new),
-                _coded(pool, [(base[name], new[name]) for name in sorted(new)], block_items, find),
-                strict=True,
-            )
-        )
+        pairs = [(base[name], new[name]) for name in names]
+        coded = dict(zip(names, _coded(pool, pairs, block_items, find), strict=True))
     base_hash, new_hash = hashes or (weights_hash(base), weights_hash(new))
     heads, pieces = [], []
     for name, blocks in coded.items():

@@ -8,8 +8,8 @@ from infra.errors import UsageError
 from infra.retired import WEIGHTS, in_words, read_retired
 from infra.run import Run, read_record
 from infra.topic_reader import read_all
-from infra.weights.files import write_files
-from infra.weights.folder import made_whole, write_weights
+from infra.weights.files import ADAPTER_WEIGHTS, files_to_serve, is_adapter, write_files
+from infra.weights.folder import made_whole, write_adapter, write_weights
 from infra.weights.paths import is_version
 from infra.weights.policy_weights import PolicyWeights
 from schemas.records import WeightsPublished
@@ -17,6 +17,8 @@ from schemas.records import WeightsPublished
 
 def export(run: Run, policy: str | None, version: int | None, out: Path) -> WeightsPublished:
     """Write a version, the newest if none is given, with the files beside its anchor; return its event.
+
+    An adapter is written beside its base.
 
     Raises UsageError when there is no such version, or not any more, or `out` exists, BadWeights when no good objects
     lead to it, and FilesError when a file beside them has no plain name.
@@ -38,8 +40,13 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
         raise UsageError(
             f"`headrace gc` has retired the weights of version {target.version} of policy {name}: there are {there}"
         )
-    files = [event.files for event in versions if event.files and event.version <= target.version][-1:]
+    beside = [event.files for event in versions if event.files and event.version <= target.version][-1:]
+    files = files_to_serve(beside[0]) if beside else ()
     with made_whole(out) as folder:
-        write_weights(PolicyWeights(run.weights_cache).bring(events, target), folder, target.weights_hash)
-        write_files(files[0] if files else (), folder, run.get)
+        tensors = PolicyWeights(run.weights_cache).bring(events, target)
+        if is_adapter(files):
+            write_adapter(tensors, folder / ADAPTER_WEIGHTS, target.weights_hash)
+        else:
+            write_weights(tensors, folder, target.weights_hash)
+        write_files(files, folder, run.get)
     return target

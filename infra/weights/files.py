@@ -11,6 +11,11 @@ from infra.weights.tensor_file import is_plain_file_name
 from infra.weights.tensors import WeightsError
 from schemas.records import ClaimCheck, NamedObject, WeightsPublished
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""Beside weights that are an adapter: peft's name of what says how it is put on its base."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+"""peft's name of the file of such weights."""
+
 
 class FilesError(HeadraceError):
     """The files that a weight version names do not make a policy."""
@@ -24,6 +29,25 @@ def anchor_files(event: WeightsPublished) -> Iterator[tuple[str, ClaimCheck]]:
         yield shard.name, shard.claim
     if event.weights is not None:
         yield INDEX if event.shards else SINGLE, event.weights
+
+
+def is_adapter(files: Iterable[NamedObject]) -> bool:
+    """Tell whether the weights that files lie beside are an adapter alone."""
+    return any(file.name == ADAPTER_CONFIG for file in files)
+
+
+def files_to_serve(files: Iterable[NamedObject]) -> tuple[NamedObject, ...]:
+    """Return the files that somebody needs who has the weights that they lie beside.
+
+    The base of an adapter is among them only where the weights are an adapter alone. Where they are merged, it is there
+    for the trainer, and would take the place of the weights.
+    """
+    named = tuple(files)
+    return named if is_adapter(named) else tuple(file for file in named if not _is_weights(file.name))
+
+
+def _is_weights(name: str) -> bool:
+    return name == INDEX or name.endswith(".safetensors")
 
 
 def write_files(files: Iterable[NamedObject], folder: Path, get: Callable[[ClaimCheck], bytes | memoryview]) -> None:

@@ -132,6 +132,11 @@ def write_weights(
         _write_file(folder / name, pieces)
 
 
+def write_adapter(named: Mapping[str, Tensor], path: Path, weights_hash: str) -> None:
+    """Write an adapter's tensors into one file, as peft reads it."""
+    _write_file(path, safetensors_pieces(named, {**HF_METADATA, HASH_KEY: weights_hash}))
+
+
 def files_of(
     named: Mapping[str, Tensor], weights_hash: str, *, shard_bytes: int = SHARD_BYTES
 ) -> Iterator[tuple[str, Pieces]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,26 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from infra.experts import compute_experts_plainly, in_files, routers_of
+from infra.lora import add_adapter, published_names
+from infra.weights.files import ADAPTER_CONFIG
+from infra.weights.folder import open_weights
 from infra.weights.tensors import Tensor
 from producers.engines.contract import EngineError
 from producers.engines.light_modules import lighten, plain_head
 from producers.engines.routing import RoutingRecord
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16}
-ModelSource = PreTrainedConfig | str | Path
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """A model whose weights will be adapters: its config, and the folder of its base and of `adapter_config.json`."""
+
+    config: PreTrainedConfig
+    folder: Path
+
+
+ModelSource = PreTrainedConfig | str | Path | Adapted
 Staged = list[tuple[str, torch.Tensor]]
 
 
@@ -38,6 +53,7 @@ class CausalLM:
         compute_experts_plainly(self.model)
         lighten(self.model, self.context)
         self._head = plain_head(self.model)
+        self._names = published_names(self.model.state_dict())
         self._kinds, self._window = _attention(config)
         self._columns = torch.arange(self.context, device=self.device)
         self.routing = RoutingRecord(model) if record_routing and routers_of(model) else None
@@ -48,6 +64,8 @@ class CausalLM:
     @classmethod
     def build(cls, source: ModelSource, device: str, dtype: torch.dtype, *, record_routing: bool = False) -> CausalLM:
         """From a config (random weights, to be loaded) or from a local path in HF layout; EngineError if neither."""
+        if isinstance(source, Adapted):
+            return cls._adapted(source, device, dtype, record_routing=record_routing)
         if isinstance(source, PreTrainedConfig):
             source = copy.deepcopy(source)  # transformers writes the dtype into it
             model = AutoModelForCausalLM.from_config(source, dtype=dtype)  # type: ignore[no-untyped-call]
@@ -57,6 +75,21 @@ class CausalLM:
             raise EngineError(f"{source} is not a folder; give a model config or a local folder in Hugging Face layout")
         with torch.no_grad():
             return cls(model.to(device), record_routing=record_routing)
+
+    @classmethod
+    def _adapted(cls, source: Adapted, device: str, dtype: torch.dtype, *, record_routing: bool) -> CausalLM:
+        """With its base loaded, and an adapter to be loaded."""
+        lm = cls.build(source.config, device, dtype)
+        lm.apply(lm.stage(open_weights(source.folder).tensors))
+        with torch.random.fork_rng(devices=[]):
+            add_adapter(lm.model, json.loads((source.folder / ADAPTER_CONFIG).read_text()))
+        return cls(lm.model, record_routing=record_routing)
+
+    def copy(self) -> CausalLM:
+        """Return another set of these weights. A base that carries an adapter is frozen, so both have it in common."""
+        loaded = set(self._names.values())
+        shared = {id(base): base for name, base in self.model.named_parameters() if name not in loaded}
+        return CausalLM(copy.deepcopy(self.model, shared))
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, width: int, cache: Any) -> torch.Tensor:
         """Logits float32[b, V] of the last position; ids and positions are int64[b, T], keys are 0..width-1."""
@@ -98,11 +131,12 @@ class CausalLM:
     def stage(self, weights: Mapping[str, Any]) -> Staged:
         """Check names, shapes and finiteness, copy in the compute dtype; nothing is applied. Raises EngineError.
 
-        Names are those of Hugging Face files. Values: torch tensors, `infra.weights.Tensor`, or arrays (uint16 arrays
-        hold the bits of bfloat16). Of tied parameters one name is enough. Memory: that of the model once more, until
-        the old weights are let go of.
+        Names are those of Hugging Face files, or of an `Adapted` model those of peft's, which hold the adapter alone.
+        Values: torch tensors, `infra.weights.Tensor`, or arrays (uint16 arrays hold the bits of bfloat16). Of tied
+        parameters one name is enough. Memory: that of the weights once more, until the old ones are let go of.
         """
-        held = self.model.state_dict()
+        state = self.model.state_dict()
+        held = {name: state[in_model] for name, in_model in self._names.items()}
         own = in_files(held)
         unknown = sorted(set(weights) - set(own))
         given = {own[name].data_ptr() for name in weights if name in own}
@@ -112,12 +146,12 @@ class CausalLM:
                 f"weights do not fit the model: missing {missing[:5]}, unknown {unknown[:5]}; "
                 "publish every parameter under its name in Hugging Face files, from the same config"
             )
-        staged = [
-            (name, torch.empty_like(tensor))
+        staged = {
+            name: torch.empty_like(tensor)
             for name, tensor in held.items()
             if any(part in weights for part in in_files({name: tensor}))
-        ]
-        places = in_files(dict(staged))
+        }
+        places = in_files(staged)
         for name, value in weights.items():
             tensor = _as_tensor(value)
             if tensor.shape != own[name].shape:
@@ -125,7 +159,7 @@ class CausalLM:
             if not bool(torch.isfinite(tensor).all()):
                 raise EngineError(f"{name} holds numbers that are not finite; these weights are not served")
             places[name].detach().copy_(tensor)
-        return staged
+        return [(self._names[name], tensor) for name, tensor in staged.items()]
 
     def apply(self, staged: Staged) -> None:
         """Make staged weights the model's own. Nothing is copied: this happens between two tokens."""

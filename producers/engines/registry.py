@@ -1,8 +1,8 @@
 """Engines by the names that recipes use, imported when they are asked for.
 
 An engine is opened by a function of the policies' model folders (config and tokenizer in Hugging Face layout; no
-weights yet) and of how many episodes will run at once. It returns the engine and its build: all versions and settings
-that its numbers depend on, in one line.
+weights yet but the base of an adapter, beside its `adapter_config.json`) and of how many episodes will run at
+once. It returns the engine and its build: all versions and settings that its numbers depend on, in one line.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import difflib
 import importlib
 import threading
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 from infra.errors import UsageError
 from infra.settings import Rollout
+from infra.weights.files import ADAPTER_CONFIG
 from producers.engines.contract import Engine
 
 Opened = tuple[Engine, str]
@@ -28,20 +30,23 @@ def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) 
     import torch
     import transformers
 
+    from producers.engines.causal_lm import Adapted, ModelSource
     from producers.engines.torch_engine import TorchEngine, TorchEngineSettings
 
     settings = TorchEngineSettings(
         max_batch=min(concurrency, MOST_ROWS), device=rollout.device, record_routing=rollout.record_routing
     )
-    configs = {
-        policy: transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        for policy, folder in folders.items()
-    }
+    sources: dict[str, ModelSource] = {}
+    for policy, folder in folders.items():
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        sources[policy] = Adapted(config, folder) if (folder / ADAPTER_CONFIG).exists() else config
     build = (
         f"torch {torch.__version__} transformers {transformers.__version__} {settings.device} "
         f"{settings.compute_dtype} threads {torch.get_num_threads()}"
     )
-    return TorchEngine(configs, settings), build
+    if any(isinstance(source, Adapted) for source in sources.values()):
+        build += f" peft {version('peft')}"
+    return TorchEngine(sources, settings), build
 
 
 ENGINES: dict[str, OpenEngine] = {"torch": open_torch}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import copy
 import threading
 import time
 from collections import deque
@@ -300,7 +299,7 @@ class TorchEngine:
                 raise VersionGone(self._gone(policy, version))
             self._make_room(policy)
             with torch.inference_mode(mode=False):  # what is made in it cannot be given other weights
-                held = self._weight_set(CausalLM(copy.deepcopy(served.lm.model)))
+                held = self._weight_set(served.lm.copy())
             held.apply(staged or [], version)
             self._held[policy, version] = held
         held.holds += 1

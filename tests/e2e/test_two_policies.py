@@ -14,7 +14,7 @@ from infra.opened_run import opened_run
 from infra.run import Run
 from infra.topic_reader import read_all
 from schemas import codec
-from schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup
+from schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup, WeightsPublished
 
 HERE = Path(__file__).parent
 
@@ -57,6 +57,19 @@ def test_each_policy_has_its_own_versions_and_its_audit_closes(folder: Path) -> 
         assert found["trained"] == trained
         assert found["issued"] == trained + sum(found["discarded"].values()) + found["dead"]
         assert found["lost"] == found["doubled"] == 0
+
+
+def test_one_policy_is_an_adapter_that_trainer_and_engine_compute_alike(run: Run) -> None:
+    weights = [
+        codec.decode(m.value, WeightsPublished) for m in read_all(run.connection, [run.topics.weights("verifier")])
+    ]
+    adapter_bytes = 2 * 2 * 4 * (64 + 128 + 64 + 64)  # bf16, two layers, rank 4, in and out of q_proj and v_proj
+    assert [event.metrics["full_bytes"] for event in weights] == [adapter_bytes] * len(weights)
+    assert {"adapter_config.json", "model.safetensors"} <= {file.name for file in weights[0].files}
+    batches = [codec.decode(m.value, BatchTrained) for m in read_all(run.connection, [run.topics.batches("verifier")])]
+    gaps = [batch.metrics["logprob_gap_max"] for batch in batches if "logprob_gap_max" in batch.metrics]
+    assert gaps
+    assert max(gaps) < 1e-3
 
 
 def test_every_task_concludes_with_one_record_per_policy_tied_by_episodes(run: Run) -> None:
