@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from command import headrace
@@ -17,6 +18,7 @@ from schemas import codec
 from schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup, WeightsPublished
 
 HERE = Path(__file__).parent
+Record = TypeVar("Record", WeightsPublished, BatchTrained)
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +61,19 @@ def test_each_policy_has_its_own_versions_and_its_audit_closes(folder: Path) -> 
         assert found["lost"] == found["doubled"] == 0
 
 
-def test_one_policy_is_an_adapter_that_trainer_and_engine_compute_alike(run: Run) -> None:
-    weights = [
-        codec.decode(m.value, WeightsPublished) for m in read_all(run.connection, [run.topics.weights("verifier")])
-    ]
+def test_adapters_are_published_alone_or_merged_and_engine_and_trainer_compute_alike(run: Run) -> None:
+    def records(topic: str, kind: type[Record]) -> list[Record]:
+        return [codec.decode(message.value, kind) for message in read_all(run.connection, [topic])]
+
+    solver, verifier = (records(run.topics.weights(name), WeightsPublished) for name in ("solver", "verifier"))
     adapter_bytes = 2 * 2 * 4 * (64 + 128 + 64 + 64)  # bf16, two layers, rank 4, in and out of q_proj and v_proj
-    assert [event.metrics["full_bytes"] for event in weights] == [adapter_bytes] * len(weights)
-    assert {"adapter_config.json", "model.safetensors"} <= {file.name for file in weights[0].files}
-    batches = [codec.decode(m.value, BatchTrained) for m in read_all(run.connection, [run.topics.batches("verifier")])]
-    gaps = [batch.metrics["logprob_gap_max"] for batch in batches if "logprob_gap_max" in batch.metrics]
-    assert gaps
-    assert max(gaps) < 1e-3
+    assert {event.metrics["full_bytes"] for event in verifier} == {adapter_bytes}
+    assert {event.metrics["full_bytes"] > 100_000 for event in solver} == {True}
+    for policy in ("solver", "verifier"):
+        metrics = [batch.metrics for batch in records(run.topics.batches(policy), BatchTrained)]
+        gaps = [one["logprob_gap_max"] for one in metrics if "logprob_gap_max" in one]
+        assert gaps
+        assert max(gaps) < 1e-3
 
 
 def test_every_task_concludes_with_one_record_per_policy_tied_by_episodes(run: Run) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import make_run, tiny_recipe
+from made_run import TINY_MODEL, make_run, tiny_recipe
 from trained_run import Answer, batches, command, curated, feed, published, start_trainer, until
 
+from envs.arithmetic import ALPHABET
 from infra import opened_run
 from infra.errors import UsageError
 from infra.kafka import Connection, Message, RunAddress, open_producer
@@ -34,6 +35,8 @@ TRAINER = {
     "batch_norm": True,
 }
 """Advantages that depend on the whole batch."""
+POLICIES = {"solver": {"model": TINY_MODEL, "alphabet": ALPHABET, "lora": {"rank": 4}}}
+"""An adapter, which is made again on the base that lies in the store."""
 Change = Callable[[Message], bytes]
 
 
@@ -42,7 +45,7 @@ def trained(bootstrap: str, store_address: StoreAddress) -> Iterator[Run]:
     """A run whose trainer has made all its versions, with one thread."""
     name = f"trained-{uuid.uuid4().hex[:8]}"
     with ObjectStore(replace(store_address, prefix=f"{name}/")) as store:
-        run = make_run(bootstrap, store, tiny_recipe(name, trainer=TRAINER))
+        run = make_run(bootstrap, store, tiny_recipe(name, trainer=TRAINER, policies=POLICIES))
         feed(run, [curated(number, stale=100) for number in range(4 * STEPS)])
         process = start_trainer(run)
         until(lambda: len(batches(run)) == STEPS, process)
@@ -53,7 +56,7 @@ def trained(bootstrap: str, store_address: StoreAddress) -> Iterator[Run]:
 
 def copied(run: Run, name: str, change: Change) -> Run:
     """The same run under another name, its records changed as they are copied; empty bytes leave one out."""
-    copy = make_run(run.connection.bootstrap, run.store, tiny_recipe(name, trainer=TRAINER))
+    copy = make_run(run.connection.bootstrap, run.store, tiny_recipe(name, trainer=TRAINER, policies=POLICIES))
     pairs = [
         (getattr(run.topics, kind)("solver"), getattr(copy.topics, kind)("solver"))
         for kind in ("curated", "batches", "weights")
