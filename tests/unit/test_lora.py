@@ -153,7 +153,11 @@ def test_it_learns(publish: str) -> None:
 
 
 @pytest.mark.parametrize("publish", PUBLISH)
-@pytest.mark.parametrize("changed", [{}, {"packing": False}, {"kl": {"use": "k3", "weight": 0.1}}], ids=str)
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"packing": False}, {"activation_checkpointing": True}, {"kl": {"use": "k3", "weight": 0.1}}],
+    ids=str,
+)
 def test_a_learner_that_comes_back_makes_the_very_same_weights(
     publish: str, changed: dict[str, Any], tmp_path: Path
 ) -> None:
