@@ -34,6 +34,8 @@ from schemas.topics import eval_stream
 
 EDGE = 5
 """Versions at either end of a run whose rewards are averaged."""
+MOST_TOKENS = 2**53
+"""Of one evaluation; a result that tells of more is not believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,8 @@ class Figures:
             self._tokens[record.worker, record.started_ms] = (record.tokens, record.wasted_tokens)
             self._weights.status(record)
         elif isinstance(record, EvalResult):
-            self._evals.append(record)
+            if _believable(record):
+                self._evals.append(record)
         elif isinstance(record, RecipeRevision):
             self._ended = record.ended if record.recipe or record.ended else self._ended  # others only tell schemas
         elif isinstance(record, WeightsPublished):
@@ -258,6 +261,12 @@ class _Mean:
     @property
     def value(self) -> float:
         return self.total / self.count if self.count else 0.0
+
+
+def _believable(result: EvalResult) -> bool:
+    """Return whether a result's figures are numbers; one with others would spoil the sums that all results share."""
+    given = (result.avg_at_k, *result.pass_at_k.values(), _tokens_of(result))
+    return all(math.isfinite(value) for value in given) and 0 <= _tokens_of(result) < MOST_TOKENS
 
 
 def _tokens_of(result: EvalResult) -> float:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,6 +126,20 @@ def test_groups_versions_and_evaluations() -> None:
     assert [result.avg_at_k for result in found.evals] == [0.3]
     assert log.figures.trainer_positions == {(TOPICS.curated("solver"), 2): 9}
     json.dumps(found.to_json())
+
+
+@pytest.mark.parametrize(
+    "spoilt", [{"mean_length": math.inf}, {"mean_length": 1e308}, {"avg_at_k": math.nan}, {"pass_at_k": {"4": math.nan}}]
+)
+def test_an_evaluation_without_sound_figures_is_passed_over(spoilt: dict[str, Any]) -> None:
+    log = Log()
+    sound = EvalResult(run_id="r", policy="solver", problems=2**40, samples=2, mean_length=3.0)
+    log.say(TOPICS.evals("solver"), replace(sound, problems=10))
+    log.say(TOPICS.evals("solver"), replace(sound, **spoilt))
+    found = log.read()
+    assert [result.problems for result in found.evals] == [10]
+    assert found.delivered_tokens == 60
+    json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_a_run_runs_while_a_worker_is_there_and_is_stopped_when_none_is() -> None:
