@@ -7,8 +7,8 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -190,6 +190,10 @@ def train(
     """Learn from curated groups and publish weights; one per policy, resumed where it stopped.
 
     Example: [bold]headrace train --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
+
+    On several GPUs or machines, with the weights in shards (FSDP2), under torchrun.
+
+    Example: [bold]torchrun --nproc-per-node 8 --max-restarts 3 --no-python -- headrace train --run kafka://...[/]
     """
     workers.find(workers.TRAIN)(run, policy)
 
@@ -458,6 +462,8 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     Example: [bold]headrace retrain --data .headrace/arithmetic --into slower --set trainer.learning_rate=1e-4[/]
 
+    What torchrun trained, as many processes make again: torchrun --nproc-per-node 8 --no-python -- headrace retrain ...
+
     What --into makes is a run on the same cluster: look at it with --run NAME beside the --data of its source.
 
     Example: [bold]headrace inspect --step 3 --data .headrace/arithmetic --run slower[/]
@@ -467,7 +473,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     log_quietly()
     _check_retrain((begin, end), into, sets or ())
-    with _or_no_verdict(), opened_run(run, data, store=True) as opened:
+    with _leading(), _or_no_verdict(), opened_run(run, data, store=True) as opened:
         with progress("versions trained again") as tell:
             if into is None:
                 found: dict[str, Any] = workers.find(workers.RETRAIN)(opened.run, policy, (begin, end), tell)
@@ -565,6 +571,14 @@ def _or_no_verdict() -> Iterator[None]:
         raise
     except (HeadraceError, OSError) as error:
         raise NoVerdict(str(error)) from error
+
+
+def _leading() -> AbstractContextManager[None]:
+    """Go on in one of the processes that torchrun started; without it nothing heavy is imported for that."""
+    from infra.settings import is_alone
+
+    leading: Callable[[], AbstractContextManager[None]] = nullcontext if is_alone() else workers.find(workers.LEADING)
+    return leading()
 
 
 def _program() -> str:

@@ -40,9 +40,18 @@ FAILPOINTS_VARIABLE = "HEADRACE_FAILPOINTS"
 """Folder in which tests arm failpoints (`infra/failpoints.py`)."""
 
 
+PROCESSES_VARIABLE, LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE = "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"
+"""Of torchrun: how many processes it started for one trainer, which of this machine's this is, how often it did so."""
+
+
 def environment(name: str, default: str = "") -> str:
     """Return an environment variable; the names are above and nowhere else."""
     return os.environ.get(name, default)
+
+
+def is_alone() -> bool:
+    """Tell whether torchrun started no other process beside this one, for the same work."""
+    return environment(PROCESSES_VARIABLE, "1") == "1"
 
 
 class Settings(BaseModel):

@@ -26,10 +26,11 @@ from infra.topic_admin import ensure_topics
 from infra.transactions import TransactionalWriter
 from schemas import codec
 from schemas.records import BatchTrained, RecipeRevision, WeightsPublished
+from trainers.backends.group import numerics_here
 from trainers.chosen_loss import check_loss
 from trainers.estimator import check_advantage
 from trainers.history import History, read_history
-from trainers.learner import Learner, numerics
+from trainers.learner import Learner
 from trainers.model import pin_threads
 from trainers.publisher import Publisher, WindowMark, checkpoint
 from trainers.remake import Remade, hash_of, remake
@@ -67,7 +68,7 @@ def experiment(
     _end(target)
     made = {batch.version: batch for batch in read_history(target, name).batches}
     pairs = [(batch, made[batch.version].weights_hash) for batch in batches]
-    here = numerics(target.recipe.trainer_of(name).device)
+    here = numerics_here(target.recipe.trainer_of(name))
     return {
         "run": run.address.run,
         "into": into,

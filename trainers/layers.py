@@ -25,6 +25,11 @@ def decoder_of(model: transformers.PreTrainedModel) -> torch.nn.Module:
     return decoder
 
 
+def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the layers of which a model is a stack; none for a model that transformers has not cut up."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
 def arrange_layers(model: transformers.PreTrainedModel, *, checkpointing: bool, compiled: bool) -> None:
     """Have every layer keep its inputs alone for the backward pass, its norms and MLP run compiled, both, or neither.
 
@@ -32,7 +37,7 @@ def arrange_layers(model: transformers.PreTrainedModel, *, checkpointing: bool, 
     not compiled: how sequences lie is other in every micro-batch, and each would be compiled anew. Raises UsageError
     when the model has nothing that this can be done to.
     """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = layers_of(model)
     _wrap(layers if checkpointing else [], layers, _recomputed)
     of_layers = [module for layer in layers for module in layer.modules()]
     parts = [module for module in of_layers if type(module).__name__.endswith(_COMPILED)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from infra.experts import compute_experts_plainly
 from infra.lora import published_names
 from infra.settings import Trainer
 from infra.weights.tensors import Tensor
-from trainers.attention import PackingError, enable_packing
+from trainers.backends.contract import Backend, SingleProcess
 from trainers.batch import BatchError, MicroBatch, Minibatch, TrainingSequence, minibatches, staleness
 from trainers.checkpoint import Checkpoint, CheckpointError
 from trainers.chosen_loss import objective_for
 from trainers.layers import arrange_layers
-from trainers.logprobs import token_logprobs
+from trainers.logprobs import Scorer
 from trainers.lora import Adapter
 from trainers.losses import TrainedTokens, added
 from trainers.masters import Masters, State
@@ -51,30 +51,42 @@ class Learner:
     """
 
     def __init__(
-        self, model: transformers.PreTrainedModel, settings: Trainer, seed: int = 1, adapter: Adapter | None = None
+        self,
+        model: transformers.PreTrainedModel,
+        settings: Trainer,
+        seed: int = 1,
+        adapter: Adapter | None = None,
+        backend: Backend | None = None,
     ) -> None:
         self.version = 0
-        self._device = torch.device(settings.device)
+        self._backend = backend or SingleProcess(settings.device)
+        self._device = self._backend.device
         if self._device.type == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
         self._dtype = compute_dtype(self._device)
-        torch.nn.Module.to(model, self._device)
         compute_experts_plainly(model)
-        self._model, self._adapter = model, adapter
+        self._model, self._adapter, self._scorer = model, adapter, Scorer(model)
         self._routers = Routers(model)
-        own = dict(model.named_parameters())
-        self._parameters = {name: own[in_model] for name, in_model in published_names(own).items()}
-        for parameter in own.values():
-            if adapter is not None and not parameter.requires_grad:
-                parameter.data = parameter.data.to(self._dtype)
-        self.masters = Masters(self._parameters, self._dtype, settings)
+        unrounded = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        for parameter in model.parameters():
+            # Not model.to(dtype): that would round the rotary frequencies too.
+            parameter.data = parameter.data.to(self._dtype)
+            parameter.grad = None  # a warm start may have left one
+        self._backend.place(self._scorer)
+        own, names = dict(model.named_parameters()), published_names(unrounded)
+        self._parameters = {name: own[in_model] for name, in_model in names.items()}
+        values = {name: self._backend.spread(unrounded[names[name]], like) for name, like in self._parameters.items()}
+        self.masters = Masters(self._parameters, values, settings)
         self._reference: ReferencePolicy | None = None
         self._packed = False
         self._arrangement = (False, False, False)
-        self.use(settings, seed)
+        self._take(settings, seed)
 
     def use(self, settings: Trainer, seed: int) -> None:
         """Go on with other settings from the next step on; the device stays. Raises UsageError for an unknown loss."""
+        self._take(settings, seed)
+
+    def _take(self, settings: Trainer, seed: int) -> None:
         self._routers.use(settings)
         self.settings, self._seed = settings, seed
         self._objective = objective_for(settings)
@@ -109,7 +121,12 @@ class Learner:
         """
         if self._adapter is not None:
             return self._adapter.published(self.masters.values, into)
-        return publish_weights(self.masters.values, into)
+        published: dict[str, Tensor] = {}
+        for name, master in self.masters.values.items():
+            whole = self._backend.gather(master.detach(), torch.bfloat16)
+            if self._backend.leads:
+                published |= publish_weights({name: whole}, into)
+        return published
 
     def step(self, sequences: Sequence[TrainingSequence], version: int) -> StepMetrics:
         """Make `version` (the one after the current) from a batch, in up to `minibatches` optimizer steps.
@@ -118,12 +135,8 @@ class Learner:
         whatever fails in between, with masters, moments and published values as they were. Memory: a second copy of
         masters and moments while it runs.
         """
-        if version != self.version + 1:
-            raise UsageError(f"the learner is at version {self.version} and cannot make version {version}")
+        self.check(sequences, version)
         settings = self.settings
-        for sequence in sequences:
-            self.check_ids(sequence.ids)
-            self.check_routing(sequence)
         steps = minibatches(
             sequences,
             settings.minibatches,
@@ -152,37 +165,61 @@ class Learner:
         rate = learning_rate(settings, version)
         return {"learning_rate": rate, **sums.means(), **staleness_metrics(ages.tolist())}
 
+    def check(self, sequences: Sequence[TrainingSequence], version: int) -> None:
+        """Raise UsageError for a version that is not the next one, BatchError for a sequence that cannot be trained on."""
+        if version != self.version + 1:
+            raise UsageError(f"the learner is at version {self.version} and cannot make version {version}")
+        for sequence in sequences:
+            self.check_ids(sequence.ids)
+            self.check_routing(sequence)
+
     def state(self) -> Checkpoint:
         """Copy all that `load_state` needs; add what else must be kept to its metadata."""
         state = self.masters.state()
         if self._reference is not None:
             state["reference"] = {name: value.clone() for name, value in self._reference.values.items()}
-        tensors = {f"{kind}/{name}": from_torch(one) for kind, named in state.items() for name, one in named.items()}
+        tensors: dict[str, Tensor] = {}
+        for kind, named in state.items():
+            for name, one in named.items():
+                whole = self._backend.gather(one)
+                if self._backend.leads:
+                    tensors[f"{kind}/{name}"] = from_torch(whole)
         return Checkpoint(tensors, {"version": self.version})
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint. Raises CheckpointError, with nothing changed, when it is of another model."""
-        found: State = {}
+        version = self.check_state(checkpoint)
+        self.load_tensors(version, list(checkpoint.tensors), lambda path: to_torch(checkpoint.tensors[path]))
+
+    def check_state(self, checkpoint: Checkpoint) -> int:
+        """Return the version of a checkpoint. Raises CheckpointError when it names none, or is of another model."""
+        shapes = {name: tuple(master.shape) for name, master in self.masters.values.items()}
+        found: dict[str, dict[str, tuple[int, ...]]] = {"masters": {}}
         for path, tensor in checkpoint.tensors.items():
             kind, _, name = path.partition("/")
-            found.setdefault(kind, {})[name] = to_torch(tensor)
-        shapes = {name: master.shape for name, master in self.masters.values.items()}
-        reference = found.pop("reference", None)
-        for named in (found.get("masters", {}), *([] if reference is None else [reference])):
-            if {name: tensor.shape for name, tensor in named.items()} != shapes:
-                raise CheckpointError(
-                    "the checkpoint's weights differ from the model's in name or shape: another model's"
-                )
+            found.setdefault(kind, {})[name] = tensor.shape
+        if any(found[kind] != shapes for kind in ("masters", "reference") if kind in found):
+            raise CheckpointError("the checkpoint's weights differ from the model's in name or shape: another model's")
         version = checkpoint.metadata.get("version")
         if not isinstance(version, int):
             raise CheckpointError(f"the checkpoint names no version: {version!r}")
+        return version
+
+    def load_tensors(self, version: int, paths: Sequence[str], read: Callable[[str], torch.Tensor]) -> None:
+        """Go on from tensors of a checkpoint that was checked; `read` is asked for each, one after the other."""
+        found: State = {}
+        for path in paths:
+            kind, _, name = path.partition("/")
+            like = None if kind == "step" else self._parameters[name]
+            found.setdefault(kind, {})[name] = self._backend.spread(read(path), like)
+        reference = found.pop("reference", None)
         self.masters.load(found)
-        self._reference = None if reference is None else ReferencePolicy(reference, self._device)
+        self._reference = None if reference is None else ReferencePolicy(reference)
         self.version = version
 
     def fingerprint(self) -> dict[str, str]:
-        """Return `numerics` of the learner's device."""
-        return numerics(str(self._device))
+        """Return `numerics` of the learner's device, and what the backend adds."""
+        return {**numerics(str(self._device)), **self._backend.fingerprint}
 
     def _arrange(self) -> None:
         """Make the model pack, checkpoint and compile as the settings say; pad, and say so, if it cannot be packed."""
@@ -192,19 +229,16 @@ class Learner:
             return
         self._arrangement, self._packed = arrangement, settings.packing
         arrange_layers(self._model, checkpointing=False, compiled=False)
-        if settings.packing:
-            try:
-                enable_packing(self._model)
-            except PackingError as error:
-                self._packed = False
-                log.warning("learner.pads", reason=str(error))
+        if settings.packing and (reason := self._scorer.try_packing()):
+            self._packed = False
+            log.warning("learner.pads", reason=reason)
         arrange_layers(self._model, checkpointing=settings.activation_checkpointing, compiled=settings.compile)
 
     def _have_reference(self) -> None:
         if "reference" not in self._needs:
             self._reference = None
         elif self._reference is None:
-            self._reference = ReferencePolicy(self.masters.values, self._device)
+            self._reference = ReferencePolicy(self.masters.values)
 
     @torch.no_grad()
     def _known(self, steps: Sequence[Minibatch]) -> list[TrainedTokens]:
@@ -214,7 +248,7 @@ class Learner:
             proximal = [self._logprobs(step.micro_batches) for step in steps]
             known = [replace(tokens, proximal=one) for tokens, one in zip(known, proximal, strict=True)]
         if self._reference is not None:
-            with self._reference.in_place_of(self._parameters):
+            with self._reference.in_place_of(self.masters):
                 reference = [self._logprobs(step.micro_batches) for step in steps]
             known = [replace(tokens, reference=one) for tokens, one in zip(known, reference, strict=True)]
         return known
@@ -237,14 +271,32 @@ class Learner:
 
     @torch.no_grad()
     def _logprobs(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
-        return torch.cat([self._evaluated(micro)[0] for micro in micro_batches])
+        """Return those of all trained tokens, from whichever process evaluates them."""
+        logprobs = torch.zeros(sum(micro.targets.size for micro in micro_batches), device=self._device)
+        for part, micro, counts in self._ours(micro_batches):
+            evaluated, _ = self._evaluated(micro)
+            if counts:
+                logprobs[part] = evaluated
+        return self._backend.total(logprobs)
 
     def _evaluated(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        settings = self.settings
         with self._routers.following(micro, self._device):
-            return token_logprobs(
-                self._model, micro, logits_mib=settings.logits_mib, entropy_gradient=settings.entropy > 0
+            scores: tuple[torch.Tensor, torch.Tensor] = self._scorer(
+                micro, self.settings.logits_mib, self.settings.entropy > 0
             )
+        return scores
+
+    def _ours(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[slice, MicroBatch, bool]]:
+        """Yield our micro-batches, where their tokens stand among all, and whether they count.
+
+        All processes meet in every pass, so each takes as many: one that has none left takes another's, for nothing.
+        """
+        rank, ranks = self._backend.share
+        ends = np.cumsum([micro.targets.size for micro in micro_batches]).tolist()
+        for first in range(0, len(micro_batches), ranks):
+            place = min(first + rank, len(micro_batches) - 1)
+            micro = micro_batches[place]
+            yield slice(ends[place] - micro.targets.size, ends[place]), micro, first + rank == place
 
     def _optimize(self, step: Minibatch, known: TrainedTokens, sums: StepSums) -> None:
         """Take an optimizer step, or none where loss or gradient is not finite."""
@@ -255,11 +307,9 @@ class Learner:
             known = replace(known, logprobs=self._logprobs(step.micro_batches))
         bounds = objective.bounds(known)
         totals = objective.totals(known, step.sequences, bounds)
-        loss = torch.zeros((), dtype=torch.float64, device=self._device)
         told: dict[str, torch.Tensor] = {}
-        end = 0
-        for micro in step.micro_batches:
-            part, end = slice(end, end + micro.targets.size), end + micro.targets.size
+        _, ranks = self._backend.share
+        for part, micro, counts in self._ours(step.micro_batches):
             logprobs, entropies = self._evaluated(micro)
             tokens = replace(known.part(part), logprobs=logprobs, entropies=entropies)
             share, metrics = objective.share(tokens, totals, bounds and bounds.part(part))
@@ -268,19 +318,32 @@ class Learner:
                 share = share + self.settings.router_aux * imbalance
                 # Metrics are means over tokens.
                 metrics = {**metrics, "router_imbalance": imbalance.detach().double() * len(known.behaviour)}
-            torch.autograd.backward(share)
+            # Gradients are averaged over processes, and the shares of a minibatch are to be added up.
+            torch.autograd.backward(share * (ranks if counts else 0))
             self.masters.take_gradients()
-            loss += share.detach().double()
-            told = added(added(told, metrics), ratio_sums(tokens))
             # Before the first update, at tokens of these very weights, engine and trainer should agree.
-            told = added(told, gap_sums(tokens, NO_VERSION if sums.steps else self.version))
-        norm = self.masters.clip(self.settings.grad_clip)
+            gap = gap_sums(tokens, NO_VERSION if sums.steps else self.version)
+            one = {"loss": share.detach().double(), **metrics, **ratio_sums(tokens), **gap}
+            told = added(told, one if counts else {name: torch.zeros_like(value) for name, value in one.items()})
+        told = self._over_processes(told)
+        loss = told.pop("loss")
+        norm = self._backend.gather(self.masters.norm())
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
             sums.skip()
             log.warning("step.skipped", version=self.version + 1, loss=float(loss), gradient_norm=float(norm))
             return
         sums.add_step(told, loss, norm)
+        self.masters.clip(norm, self.settings.grad_clip)
         self.masters.step(learning_rate(self.settings, self.version + 1))
+
+    def _over_processes(self, told: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return metrics of all processes' micro-batches, as `added` puts two together."""
+        pooled: dict[str, torch.Tensor] = {}
+        for largest in (False, True):
+            names = [name for name in told if name.endswith("_max") == largest]
+            values = self._backend.total(torch.stack([told[name].double() for name in names]), largest=largest)
+            pooled |= dict(zip(names, values.unbind(), strict=True))
+        return pooled
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

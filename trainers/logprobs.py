@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import transformers
 
-from trainers.attention import Packing
+from trainers.attention import Packing, PackingError, enable_packing
 from trainers.batch import MicroBatch
 from trainers.layers import decoder_of
 
@@ -55,6 +55,26 @@ def token_logprobs(
     cut = _Cut(head, -(-len(targets) // parts))
     scored: _Scores = _InParts.apply(cut, states, targets, temperatures, *head.parameters())
     return scored
+
+
+class Scorer(torch.nn.Module):
+    """`token_logprobs` of a model, as a module: what shards a model's weights watches the calls of modules."""
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, micro: MicroBatch, logits_mib: int, entropy_gradient: bool) -> _Scores:
+        """Return `token_logprobs`."""
+        return token_logprobs(self.model, micro, logits_mib=logits_mib, entropy_gradient=entropy_gradient)
+
+    def try_packing(self) -> str:
+        """Let the model pack from now on; return why it cannot, empty when it can."""
+        try:
+            enable_packing(self.model)
+        except PackingError as error:
+            return str(error)
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,26 +18,24 @@ State: TypeAlias = dict[str, dict[str, torch.Tensor]]
 
 
 class Masters:
-    """Masters of named parameters, which become the compute copy.
+    """Masters of named parameters.
 
     Args:
-        parameters: By name, in fp32 with unrounded values, on their device.
-        dtype: In which the model computes from now on.
+        parameters: The compute copy's, by name; they are given the published values here.
+        values: float32, by the same names, where the parameters lie: the unrounded ones, kept and written to.
         settings: Of the optimizer; `use` changes them.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], dtype: torch.dtype, settings: Trainer) -> None:
+    def __init__(
+        self, parameters: Mapping[str, torch.nn.Parameter], values: Mapping[str, torch.Tensor], settings: Trainer
+    ) -> None:
         self._parameters = dict(parameters)
-        self.values = {name: p.detach().to(torch.float32, copy=True) for name, p in parameters.items()}
+        self.values = dict(values)
         """By name; written to in place."""
         self.gradients = {name: torch.zeros_like(master) for name, master in self.values.items()}
         """float32, by name: of the minibatch that is being summed up."""
         for name, master in self.values.items():
             master.grad = self.gradients[name]
-        for parameter in self._parameters.values():
-            # Not model.to(dtype): that would round the rotary frequencies too.
-            parameter.data = parameter.data.to(dtype)
-            parameter.grad = None  # a warm start may have left one
         masters = self.values.values()
         groups = [{"params": [m for m in masters if m.ndim > 1]}, {"params": [m for m in masters if m.ndim < 2]}]
         self._optimizer = torch.optim.AdamW(groups, foreach=False, fused=False)
@@ -74,9 +72,13 @@ class Masters:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def clip(self, largest: float) -> torch.Tensor:
-        """Scale the gradients down to a global L2 norm of `largest`, if they exceed it; the norm before, float32[]."""
-        return torch.nn.utils.clip_grad_norm_(self.values.values(), largest, foreach=False)
+    def norm(self) -> torch.Tensor:
+        """Return the global L2 norm of the gradients, float32[]; a part of it where they lie in parts."""
+        return torch.nn.utils.get_total_norm(self.gradients.values(), foreach=False)
+
+    def clip(self, norm: torch.Tensor, largest: float) -> None:
+        """Scale the gradients, whose global norm is `norm`, down to one of `largest` if they exceed it."""
+        torch.nn.utils.clip_grads_with_norm_(self.values.values(), largest, norm, foreach=False)
 
     def step(self, learning_rate: float) -> None:
         """Take a step, and give the model its values."""
@@ -86,9 +88,9 @@ class Masters:
         self.round()
 
     @torch.no_grad()
-    def round(self) -> None:
-        """Give the model the published values."""
-        for name, master in self.values.items():
+    def round(self, others: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Give the model the published values, or those of others rounded as these would be."""
+        for name, master in (others or self.values).items():
             self._parameters[name].copy_(master.to(torch.bfloat16))
 
     def state(self) -> State:

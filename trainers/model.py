@@ -90,6 +90,15 @@ def build_model(
     return _checked(model, tokenizer)
 
 
+def empty_model(config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:
+    """Return an fp32 model of a config, whose weights are anything."""
+    model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # untyped there
+        config, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    model.train(mode=False)
+    return model
+
+
 def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
     """Load an fp32 model and its tokenizer from a local folder in HF layout. Raises ModelError; never downloads."""
     if (path / ADAPTER_CONFIG).exists():
@@ -134,10 +143,10 @@ def publish_weights(masters: Mapping[str, torch.Tensor], into: Mapping[str, Tens
 
 def _rounded(master: torch.Tensor, spare: Tensor | None) -> Tensor:
     if spare is not None and spare.data.nbytes:
-        rounded = torch.frombuffer(spare.data, dtype=torch.bfloat16).reshape(master.shape)
+        room = torch.frombuffer(spare.data, dtype=torch.bfloat16).reshape(master.shape)
     else:
-        rounded = torch.empty(master.shape, dtype=torch.bfloat16, pin_memory=master.is_cuda)
-    return from_torch(rounded.copy_(master))
+        room = torch.empty(master.shape, dtype=torch.bfloat16, pin_memory=master.is_cuda)
+    return from_torch(room.copy_(master))
 
 
 def from_torch(tensor: torch.Tensor) -> Tensor:
@@ -165,6 +174,8 @@ def pin_threads(count: int = 0) -> None:
 @contextmanager
 def deterministic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Bit-equal results for equal inputs on equal machines: deterministic algorithms, one attention kernel."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread
     before = torch.are_deterministic_algorithms_enabled()
     flash = device.type == "cpu" or dtype is torch.bfloat16
     torch.use_deterministic_algorithms(True)

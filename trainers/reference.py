@@ -8,16 +8,17 @@ from contextlib import contextmanager
 import torch
 
 from infra.settings import Reference
+from trainers.masters import Masters
 
 
 class ReferencePolicy:
-    """Weights by name, float32 on the parameters' device; at first those of the policy.
+    """Weights by name, float32 where the masters lie; at first those of the policy.
 
     Held to what is published: every value that is evaluated is rounded to bf16.
     """
 
-    def __init__(self, masters: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        self.values = {name: master.detach().to(device, copy=True) for name, master in masters.items()}
+    def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
+        self.values = {name: value.detach().clone() for name, value in values.items()}
 
     @torch.no_grad()
     def follow(self, masters: Mapping[str, torch.Tensor], version: int, settings: Reference) -> None:
@@ -34,13 +35,10 @@ class ReferencePolicy:
                 self.values[name].lerp_(master, 1 - settings.decay)
 
     @contextmanager
-    def in_place_of(self, parameters: Mapping[str, torch.nn.Parameter]) -> Iterator[None]:
-        """Let a model compute with these weights for a while; its own come back as they were."""
-        own = {name: parameter.data for name, parameter in parameters.items()}
+    def in_place_of(self, masters: Masters) -> Iterator[None]:
+        """Let the model of these masters compute with the reference's weights for a while."""
+        masters.round(self.values)
         try:
-            for name, parameter in parameters.items():
-                parameter.data = self.values[name].to(torch.bfloat16).to(parameter.dtype)
             yield
         finally:
-            for name, parameter in parameters.items():
-                parameter.data = own[name]
+            masters.round()

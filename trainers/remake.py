@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import transformers
 
 from infra.run import Run
@@ -18,10 +17,12 @@ from infra.settings import Recipe
 from infra.weights.files import write_files
 from infra.weights.tensors import weights_hash
 from schemas.records import BatchTrained, CheckpointPointer, NamedObject
+from trainers.backends.group import new_learner
 from trainers.checkpoint import CheckpointError, decode_checkpoint
 from trainers.groups import WholeGroup, batch_sequences, prepared
 from trainers.learner import Learner
 from trainers.lora import Adapter, load_base
+from trainers.model import empty_model
 from trainers.step_metrics import StepMetrics
 from trainers.trained_groups import LineageBroken, trained_groups
 
@@ -47,7 +48,7 @@ def learner_at(run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, .
     lora = recipe.policies[pointer.policy].lora
     model = _model(run, files, is_base=lora is not None)
     adapter = Adapter(model, lora, recipe.seed) if lora is not None else None
-    learner = Learner(model, recipe.trainer_of(pointer.policy), recipe.seed, adapter)
+    learner = new_learner(model, recipe.trainer_of(pointer.policy), recipe.seed, adapter)
     learner.load_state(state)
     if (learner.version, hash_of(learner)) != (pointer.version, pointer.weights_hash):
         raise CheckpointError(
@@ -92,10 +93,7 @@ def _model(run: Run, files: tuple[NamedObject, ...], *, is_base: bool) -> transf
     with tempfile.TemporaryDirectory() as folder:
         write_files(files, Path(folder), run.get)
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-            config, dtype=torch.float32, attn_implementation="sdpa"
-        )
+        model = empty_model(config)
         if is_base:
             load_base(model, Path(folder))
-    model.train(mode=False)
     return model

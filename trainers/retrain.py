@@ -19,9 +19,10 @@ from infra.run import Run, groups_home
 from infra.settings import Recipe
 from infra.weights.tensors import WeightsError
 from schemas.records import BatchTrained, CheckpointPointer, NamedObject
+from trainers.backends.group import numerics_here
 from trainers.checkpoint import CheckpointError
 from trainers.history import History, read_history
-from trainers.learner import Learner, numerics, other_parts
+from trainers.learner import Learner, other_parts
 from trainers.model import pin_threads
 from trainers.remake import hash_of, learner_at, remake
 from trainers.trained_groups import LineageBroken
@@ -136,7 +137,7 @@ def _checkpoint_at(history: History, begin: int | None, whose: str) -> int:
 def _numerics_for(run: Run, policy: str, part: Stretch) -> dict[str, str]:
     """Return this machine's fingerprint for a stretch, with as many threads as it had."""
     pin_threads(int(part.fingerprint.get("threads", "0")))
-    return numerics(run.revisions[part.batches[0].revision].trainer_of(policy).device)
+    return numerics_here(run.revisions[part.batches[0].revision].trainer_of(policy))
 
 
 def _compare(run: Run, policy: str, history: History, part: Stretch) -> Iterator[Compared | None]:

@@ -15,10 +15,10 @@ from infra.run import Run
 from infra.settings import Policy
 from infra.topic_reader import whole_topics
 from infra.transactions import TransactionalWriter
+from trainers.backends.group import new_learner
 from trainers.chosen_loss import check_loss
 from trainers.estimator import check_advantage
 from trainers.history import History, read_history, wait_for_examples
-from trainers.learner import Learner
 from trainers.lora import Adapter
 from trainers.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
 from trainers.publisher import Publisher, WindowMark, checkpoint, upload_files
@@ -83,7 +83,7 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
         _warm_start(run, policy, model, tokenizer, stop)
     seed = run.recipe.seed
     adapter = Adapter(model, settings.lora, seed) if settings.lora is not None else None
-    learner = Learner(model, run.recipe.trainer_of(policy), seed, adapter)
+    learner = new_learner(model, run.recipe.trainer_of(policy), seed, adapter)
     base = adapter.files() if adapter is not None else {}
     files = upload_files(run, {**save_model_files(model, tokenizer), **base}, stop)
     publisher = Publisher(run, policy, files)

@@ -32,7 +32,8 @@ def main(run: str, policy: str | None = None) -> None:
     """Train one policy of a run until told to stop."""
     configure_logging("train", policy=policy or "")
     address, stop = parse_run(run), stop_on_signals()
-    from trainers.component import Trainer  # torch takes seconds to import: broker and recipe come up meanwhile
+    from trainers.backends.group import leading  # torch takes seconds to import: broker and recipe come up meanwhile
+    from trainers.component import Trainer
     from trainers.start import begin_or_resume
 
     def build_and_run(stop: threading.Event) -> None:
@@ -45,4 +46,5 @@ def main(run: str, policy: str | None = None) -> None:
             with closing(Trainer(joined, name, incarnation, watch)) as trainer:
                 drive(trainer, writer, stop, watch)
 
-    keep_running(build_and_run, stop)
+    with leading():
+        keep_running(build_and_run, stop)

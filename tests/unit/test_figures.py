@@ -129,7 +129,8 @@ def test_groups_versions_and_evaluations() -> None:
 
 
 @pytest.mark.parametrize(
-    "spoilt", [{"mean_length": math.inf}, {"mean_length": 1e308}, {"avg_at_k": math.nan}, {"pass_at_k": {"4": math.nan}}]
+    "spoilt",
+    [{"mean_length": math.inf}, {"mean_length": 1e308}, {"avg_at_k": math.nan}, {"pass_at_k": {"4": math.nan}}],
 )
 def test_an_evaluation_without_sound_figures_is_passed_over(spoilt: dict[str, Any]) -> None:
     log = Log()

@@ -196,7 +196,7 @@ def test_a_step_that_fails_leaves_the_reference_as_it_was(monkeypatch: pytest.Mo
     for each in (one, untouched):
         each.step(batch(1), 1)
     with monkeypatch.context() as patched:
-        patched.setattr(one.masters, "clip", lambda _: 1 / 0)
+        patched.setattr(one.masters, "clip", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             one.step(batch(2), 2)
     for each in (one, untouched):

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 import torch
 
-from infra.settings import Reference
+from infra.settings import Reference, Trainer
+from trainers.masters import Masters
 from trainers.reference import ReferencePolicy
 
 
@@ -14,7 +15,7 @@ def masters(value: float) -> dict[str, torch.Tensor]:
 
 def follow(**settings: Any) -> list[float]:
     """The reference's value after versions 1 to 4, which are worth 1 to 4."""
-    reference = ReferencePolicy(masters(0.0), torch.device("cpu"))
+    reference = ReferencePolicy(masters(0.0))
     seen = []
     for version in (1, 2, 3, 4):
         reference.follow(masters(float(version)), version, Reference(**settings))
@@ -35,11 +36,12 @@ def test_an_average_keeps_its_share_at_every_version() -> None:
 
 
 def test_a_model_computes_with_the_published_values_of_the_reference_for_a_while() -> None:
-    parameters = {"weight": torch.nn.Parameter(torch.tensor([1.0, 1.0]))}
-    reference = ReferencePolicy(masters(1.0001), torch.device("cpu"))
-    with suppress(RuntimeError), reference.in_place_of(parameters):
-        assert parameters["weight"].tolist() == [1.0, 1.0]  # 1.0001 is none in bf16
-        parameters["weight"].data.add_(1)
+    weight = torch.nn.Parameter(torch.zeros(2))
+    policy = Masters({"weight": weight}, masters(3.0001), Trainer())
+    reference = ReferencePolicy(masters(1.0001))
+    with suppress(RuntimeError), reference.in_place_of(policy):
+        assert weight.tolist() == [1.0, 1.0], "1.0001 is none in bf16"
         raise RuntimeError("on the way")
-    assert parameters["weight"].tolist() == [1.0, 1.0]
+    assert weight.tolist() == [3.0, 3.0]
     assert reference.values["weight"].tolist() == pytest.approx([1.0001, 1.0001])
+    assert policy.values["weight"].tolist() == pytest.approx([3.0001, 3.0001])

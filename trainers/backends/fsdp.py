@@ -1,0 +1,66 @@
+"""FSDP2: weights, masters and moments in shards over all processes, every layer whole only while it computes.
+
+Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" (2023); `torch.distributed.fsdp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from trainers.layers import layers_of
+from trainers.logprobs import Scorer
+
+
+def fingerprint(processes: int) -> Mapping[str, str]:
+    """Return what the bits of a version depend on: sums are cut by processes."""
+    return {"backend": f"fsdp2 on {processes} processes"}
+
+
+class FullyShardedBackend:
+    """Each process holds an n-th of every parameter and computes every n-th micro-batch.
+
+    Args:
+        mesh: One dimension over all processes.
+        device: Of this process.
+    """
+
+    def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
+        self._mesh = mesh
+        self.device = device
+        self.share = (mesh.get_local_rank(), mesh.size())
+        self.leads = dist.get_rank() == 0
+        self.fingerprint = fingerprint(mesh.size())
+
+    def place(self, scorer: Scorer) -> None:
+        """Shard each layer by itself, and what is outside of layers as one.
+
+        The latter is let go of after a forward pass too, or a later pass would use what it held before an update.
+        """
+        precision = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+        for module in (*layers_of(scorer.model), scorer):
+            fully_shard(module, mesh=self._mesh, mp_policy=precision, reshard_after_forward=True)
+        register_fsdp_forward_method(scorer, "try_packing")
+
+    def spread(self, whole: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+        """Scatter it from the first process, or broadcast it."""
+        here = whole.to(self.device, copy=True)
+        if isinstance(like, DTensor):
+            return distribute_tensor(here, self._mesh, like.placements)
+        dist.broadcast(here, 0, self._mesh.get_group())
+        return here
+
+    def gather(self, part: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return the whole on every process: one tensor at a time is as much as any of them holds."""
+        part = part.to(dtype or part.dtype)
+        return part.full_tensor() if isinstance(part, DTensor) else part
+
+    def total(self, values: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
+        """Return sum or maximum over all processes."""
+        dist.all_reduce(values, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, self._mesh.get_group())
+        return values

@@ -1,0 +1,202 @@
+"""The processes of one trainer that torchrun started: the first leads, the others do what it does.
+
+The leader alone talks to Kafka, and to the store; what it tells its learner to do it tells the others first, so that
+all meet in the same collectives. A process that dies takes the others with it, and torchrun's `--max-restarts` begins
+them anew: from the newest checkpoint, as after any death of a trainer.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import cache
+from typing import Any, ClassVar, TypeAlias
+
+import structlog
+import torch
+import torch.distributed as dist
+import transformers
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from infra.errors import HeadraceError, UsageError
+from infra.settings import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, Trainer, environment, is_alone
+from infra.weights.tensors import Tensor
+from trainers.backends.contract import Backend
+from trainers.backends.fsdp import FullyShardedBackend, fingerprint
+from trainers.batch import TrainingSequence
+from trainers.checkpoint import Checkpoint
+from trainers.learner import Learner, numerics
+from trainers.lora import Adapter
+from trainers.model import empty_model, pin_threads, to_torch
+from trainers.step_metrics import StepMetrics
+
+log = structlog.get_logger()
+
+_Outline: TypeAlias = Mapping[str, tuple[torch.dtype, torch.Size]]
+NO_HURRY = timedelta(days=365)
+"""How long a process waits for the leader's next word: as long as the run has nothing to train on."""
+
+
+@contextmanager
+def leading() -> Iterator[None]:
+    """Go on in the leader alone; the others do what it does, and their process ends here when it leaves.
+
+    A process that torchrun did not start among several is its own leader.
+    """
+    if is_alone():
+        yield
+        return
+    _join()
+    if dist.get_rank() > 0:
+        _follow()
+        dist.destroy_process_group()
+        raise SystemExit(0)
+    try:
+        yield
+    except HeadraceError:
+        with suppress(RuntimeError):  # those that met the same are gone
+            _say("leave")
+        raise
+    _say("leave")
+    _commands.cache_clear()
+    dist.destroy_process_group()
+
+
+def new_learner(
+    model: transformers.PreTrainedModel, settings: Trainer, seed: int, adapter: Adapter | None = None
+) -> Learner:
+    """Return a learner on all processes of this one's group, or on this one alone where there is no group.
+
+    The weights are those of `model` here, in the leader. Raises UsageError for what only one process can do.
+    """
+    if not dist.is_initialized():
+        return Learner(model, settings, seed, adapter)
+    if adapter is not None:
+        raise UsageError("an adapter (lora) is trained in one process so far: start the trainer without torchrun")
+    return LeadingLearner(model, settings, seed)
+
+
+def numerics_here(settings: Trainer) -> dict[str, str]:
+    """Return the fingerprint that a learner of these settings would have in this process."""
+    if not dist.is_initialized():
+        return numerics(settings.device)
+    return {**numerics(settings.device), **fingerprint(dist.get_world_size())}
+
+
+class LeadingLearner(Learner):
+    """The leader's: says what is to be done, and does it with the others. Call it from one thread at a time.
+
+    The others hold one learner: when another is built, this one must not be used any more.
+    """
+
+    _newest: ClassVar[LeadingLearner | None] = None
+
+    def __init__(self, model: transformers.PreTrainedModel, settings: Trainer, seed: int = 1) -> None:
+        _refuse_what_is_for_one(settings)
+        LeadingLearner._newest = self
+        _say("build", model.config, settings, seed, torch.get_num_threads())
+        super().__init__(model, settings, seed, backend=_backend(settings))
+
+    def _say(self, *command: object) -> None:
+        assert LeadingLearner._newest is self, "the others have built another learner since"  # noqa: S101 - a mistake
+        _say(*command)
+
+    def use(self, settings: Trainer, seed: int) -> None:
+        """As a learner's."""
+        _refuse_what_is_for_one(settings)
+        self._say("use", settings, seed)
+        super().use(settings, seed)
+
+    def published(self, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """As a learner's."""
+        self._say("published")
+        return super().published(into)
+
+    def step(self, sequences: Sequence[TrainingSequence], version: int) -> StepMetrics:
+        """As a learner's."""
+        self.check(sequences, version)
+        self._say("step", list(sequences), version)
+        return super().step(sequences, version)
+
+    def state(self) -> Checkpoint:
+        """As a learner's."""
+        self._say("state")
+        return super().state()
+
+    def load_state(self, checkpoint: Checkpoint) -> None:
+        """As a learner's."""
+        version = self.check_state(checkpoint)
+        whole = {path: to_torch(tensor) for path, tensor in checkpoint.tensors.items()}
+        self._say("load_outline", version, {path: (one.dtype, one.shape) for path, one in whole.items()})
+        self.load_tensors(version, list(whole), whole.__getitem__)
+
+
+class _FollowingLearner(Learner):
+    """A follower's."""
+
+    def load_outline(self, version: int, outline: _Outline) -> None:
+        """Take our parts of the tensors that the leader reads."""
+        self.load_tensors(version, list(outline), lambda path: torch.empty(outline[path][1], dtype=outline[path][0]))
+
+
+def _join() -> None:
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.set_device(int(environment(LOCAL_RANK_VARIABLE, "0")))
+    store, rank, size = next(rendezvous("env://"))
+    # torchrun keeps its store when it starts all anew: they would look for those who died at the old addresses.
+    attempt = PrefixStore(environment(RESTARTS_VARIABLE, "0"), store)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", store=attempt, rank=rank, world_size=size)
+    _commands()
+    log.info("group.joined", rank=dist.get_rank(), processes=dist.get_world_size())
+
+
+def _follow() -> None:
+    """Do what the leader says until it leaves. Signals are for the leader: it ends in good order, and we with it."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    learner: _FollowingLearner | None = None
+    while (said := _hear())[0] != "leave":
+        name, *arguments = said
+        if name == "build":
+            learner = None  # what it held is free before the next is built
+            learner = _built(*arguments)
+        else:
+            getattr(learner, name)(*arguments)
+
+
+def _built(config: transformers.PreTrainedConfig, settings: Trainer, seed: int, threads: int) -> _FollowingLearner:
+    pin_threads(threads)
+    return _FollowingLearner(empty_model(config), settings, seed, backend=_backend(settings))
+
+
+def _refuse_what_is_for_one(settings: Trainer) -> None:
+    for name in ("replay_routing", "router_aux"):
+        if getattr(settings, name):
+            raise UsageError(f"[trainer] {name} is for one process so far: start the trainer without torchrun")
+
+
+def _backend(settings: Trainer) -> Backend:
+    device = torch.device(settings.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    return FullyShardedBackend(init_device_mesh(device.type, (dist.get_world_size(),)), device)
+
+
+@cache
+def _commands() -> Any:
+    return dist.new_group(backend="gloo", timeout=NO_HURRY)
+
+
+def _say(*command: object) -> None:
+    dist.broadcast_object_list([command], 0, _commands())
+
+
+def _hear() -> tuple[Any, ...]:
+    said: list[Any] = [None]
+    dist.broadcast_object_list(said, 0, _commands())
+    return tuple(said[0])
