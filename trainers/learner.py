@@ -166,7 +166,7 @@ class Learner:
         return {"learning_rate": rate, **sums.means(), **staleness_metrics(ages.tolist())}
 
     def check(self, sequences: Sequence[TrainingSequence], version: int) -> None:
-        """Raise UsageError for a version that is not the next one, BatchError for a sequence that cannot be trained on."""
+        """Raise UsageError for a version that is not the next, BatchError for a sequence that cannot be trained on."""
         if version != self.version + 1:
             raise UsageError(f"the learner is at version {self.version} and cannot make version {version}")
         for sequence in sequences:
