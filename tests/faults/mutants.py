@@ -39,6 +39,7 @@ SLOWEST_S = 30
 """A mutant may make a test wait in vain: it then waits so long."""
 
 RUN_LOOP = "tests/integration/test_run_loop.py::"
+PRODUCER = "tests/integration/test_producer.py::"
 INTAKE = "tests/integration/test_task_intake.py::"
 EVICTIONS_FILE = "tests/integration/test_evictions.py::"
 EVICTIONS = f"{EVICTIONS_FILE}test_evictions_are_told_once_by_incarnations_that_are_fenced_and_by_those_that_resume"
@@ -186,6 +187,14 @@ MUTANTS = (
         "transactional_id=transactional_id,",
         'transactional_id=f"{transactional_id}.{time.time_ns()}",',
         (f"{RUN_LOOP}test_a_second_writer_of_the_same_id_fences_the_first",),
+    ),
+    Mutant(
+        "two-requests",
+        "what a broker refused is not held for delivered",
+        "infra/kafka.py",
+        "            max_in_flight=1,\n",
+        "",
+        (f"{PRODUCER}test_a_record_that_was_refused_is_not_held_for_delivered_because_a_later_one_was",),
     ),
     Mutant(
         "read-uncommitted",
