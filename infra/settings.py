@@ -299,6 +299,8 @@ class Trainer(Settings):
     """Versions between whole weights; those between are published as deltas. 1 publishes whole weights only."""
     anchor_share: float = Field(1.0, ge=0)
     """Whole weights are published sooner when the deltas since the last ones come to this share of them."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Processes over which every layer's matrices are cut: all that torchrun starts; 1 for one, or FSDP2."""
     device: str = "cpu"
     """Where the trainer computes."""
 

@@ -76,6 +76,7 @@ class Learner:
         own, names = dict(model.named_parameters()), published_names(unrounded)
         self._parameters = {name: own[in_model] for name, in_model in names.items()}
         values = {name: self._backend.spread(unrounded[names[name]], like) for name, like in self._parameters.items()}
+        self._spread_what_is_frozen(own, unrounded)
         self.masters = Masters(self._parameters, values, settings)
         self._reference: ReferencePolicy | None = None
         self._packed = False
@@ -119,8 +120,8 @@ class Learner:
         Args:
             into: What an earlier call returned; its memory is written to, where it is not needed any more.
         """
-        if self._adapter is not None:
-            return self._adapter.published(self.masters.values, into)
+        if self._adapter is not None and self._adapter.is_merged:
+            return self._adapter.merged(into)
         published: dict[str, Tensor] = {}
         for name, master in self.masters.values.items():
             whole = self._backend.gather(master.detach(), torch.bfloat16)
@@ -221,6 +222,13 @@ class Learner:
         """Return `numerics` of the learner's device, and what the backend adds."""
         return {**numerics(str(self._device)), **self._backend.fingerprint}
 
+    @torch.no_grad()
+    def _spread_what_is_frozen(self, own: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]) -> None:
+        if self._adapter is not None:
+            for name, parameter in own.items():
+                if not parameter.requires_grad:
+                    parameter.copy_(self._backend.spread(whole[name].to(self._dtype), parameter))
+
     def _arrange(self) -> None:
         """Make the model pack, checkpoint and compile as the settings say; pad, and say so, if it cannot be packed."""
         settings = self.settings
@@ -274,13 +282,13 @@ class Learner:
         """Return those of all trained tokens, from whichever process evaluates them."""
         logprobs = torch.zeros(sum(micro.targets.size for micro in micro_batches), device=self._device)
         for part, micro, counts in self._ours(micro_batches):
-            evaluated, _ = self._evaluated(micro)
+            evaluated, _ = self._evaluated(micro, counts=counts)
             if counts:
                 logprobs[part] = evaluated
         return self._backend.total(logprobs)
 
-    def _evaluated(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        with self._routers.following(micro, self._device):
+    def _evaluated(self, micro: MicroBatch, *, counts: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        with self._routers.following(micro, self._device, counts=counts):
             scores: tuple[torch.Tensor, torch.Tensor] = self._scorer(
                 micro, self.settings.logits_mib, self.settings.entropy > 0
             )
@@ -305,6 +313,7 @@ class Learner:
         self._routers.begin_count()
         if objective.looks_ahead or self.settings.router_aux:
             known = replace(known, logprobs=self._logprobs(step.micro_batches))
+        self._routers.end_count(self._backend.total)
         bounds = objective.bounds(known)
         totals = objective.totals(known, step.sequences, bounds)
         told: dict[str, torch.Tensor] = {}
@@ -327,7 +336,7 @@ class Learner:
             told = added(told, one if counts else {name: torch.zeros_like(value) for name, value in one.items()})
         told = self._over_processes(told)
         loss = told.pop("loss")
-        norm = self._backend.gather(self.masters.norm())
+        norm = self.masters.norm(self._backend.gather)
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
             sums.skip()
             log.warning("step.skipped", version=self.version + 1, loss=float(loss), gradient_norm=float(norm))

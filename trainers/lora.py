@@ -44,20 +44,19 @@ class Adapter:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(torch.bfloat16))
-        self._model, self._is_merged = model, settings.publish == "merged"
+        self.settings, self.seed = settings, seed
+        self._model, self.is_merged = model, settings.publish == "merged"
         self._config = adapter_config(settings.rank, settings.alpha, targets)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             add_adapter(model, self._config)
         self._layers = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
-        if self._is_merged:
+        if self.is_merged:
             for layer in self._layers.values():
                 layer.forward = partial(_merged_forward, layer)
 
-    def published(self, masters: Mapping[str, torch.Tensor], into: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """Return a version's weights as bf16; arguments as those of `publish_weights`. What is frozen is not copied."""
-        if not self._is_merged:
-            return publish_weights(masters, into)
+    def merged(self, into: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        """Return a version's whole weights as bf16; `into` as of `publish_weights`. What is frozen is not copied."""
         merged: dict[str, Tensor] = {}
         with torch.no_grad():
             for name, layer in self._layers.items():
@@ -68,7 +67,7 @@ class Adapter:
         """Return what goes beside a version's anchor by name: the base, and what says how its adapter is put on it."""
         tensors = self._base()
         base: dict[str, Content] = dict(files_of(tensors, weights_hash(tensors)))
-        return base if self._is_merged else {**base, ADAPTER_CONFIG: json.dumps(self._config, indent=2).encode()}
+        return base if self.is_merged else {**base, ADAPTER_CONFIG: json.dumps(self._config, indent=2).encode()}
 
     @cached_property
     def _frozen(self) -> dict[str, Tensor]:

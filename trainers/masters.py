@@ -6,7 +6,7 @@ function, and an update smaller than half a unit in bf16's last place is not los
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -72,9 +72,13 @@ class Masters:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def norm(self) -> torch.Tensor:
-        """Return the global L2 norm of the gradients, float32[]; a part of it where they lie in parts."""
-        return torch.nn.utils.get_total_norm(self.gradients.values(), foreach=False)
+    def norm(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Return the global L2 norm of the gradients, float32[]; `gather` makes a whole of one that lies in parts."""
+        # DTensors; to import their class takes a second.
+        apart = [gradient for gradient in self.gradients.values() if hasattr(gradient, "placements")]
+        here = [gradient for gradient in self.gradients.values() if not hasattr(gradient, "placements")]
+        norms = [gather(torch.nn.utils.get_total_norm(some, foreach=False)) for some in (apart, here) if some]
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
     def clip(self, norm: torch.Tensor, largest: float) -> None:
         """Scale the gradients, whose global norm is `norm`, down to one of `largest` if they exceed it."""

@@ -5,7 +5,7 @@ All is done by hooks on transformers' own routers, so that packed, padded and re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -40,6 +40,7 @@ class Routers:
         """int64[I], which inputs of the last pass are not padding."""
         self._load: torch.Tensor | None = None
         """int64[layers, experts], how many inputs of a minibatch each expert was sent."""
+        self._are_known = all(_weighs_as_known(router) for router in self._routers)
         for layer, router in enumerate(self._routers):
             router.register_forward_hook(partial(self._routed, layer))
 
@@ -48,8 +49,11 @@ class Routers:
         self._given = self._load = None
         self._replays, self._balances = settings.replay_routing, settings.router_aux > 0
         _refuse_without_experts(settings, bool(self._routers), self._kind)
-        if self._replays or self._balances:
-            self._try_out()
+        if (self._replays or self._balances) and not self._are_known:
+            raise UsageError(
+                "[trainer] replay_routing and router_aux know routers of a softmax and its best; those of "
+                f"{self._kind} weigh experts in another way: leave both out"
+            )
 
     def check(self, sequence: TrainingSequence) -> None:
         """Raise BatchError for routing that is to be replayed and is not this model's."""
@@ -68,10 +72,10 @@ class Routers:
             raise BatchError("routing sends a token to one expert twice")
 
     @contextmanager
-    def following(self, micro: MicroBatch, device: torch.device) -> Iterator[None]:
+    def following(self, micro: MicroBatch, device: torch.device, *, counts: bool = True) -> Iterator[None]:
         """Have the forward pass within go where the engine's went; its recomputation too, until the next or `rest`.
 
-        Inputs of a pass without gradient are counted, from `begin_count` on.
+        Inputs of a pass without gradient are counted, from `begin_count` to `end_count`, if they are to.
         """
         if not (self._replays or self._balances):
             yield
@@ -86,7 +90,7 @@ class Routers:
             self._listens = False
             if not torch.is_grad_enabled():
                 self._given = None  # nothing of this pass is computed again
-        if self._load is not None and not torch.is_grad_enabled():
+        if counts and self._load is not None and not torch.is_grad_enabled():
             experts = self._load.shape[1]
             sent = (chosen[self._inputs].flatten() for _, chosen in self._heard())
             self._load += torch.stack([torch.bincount(each, minlength=experts) for each in sent])
@@ -100,6 +104,11 @@ class Routers:
         if self._balances:
             weight = self._routers[0].weight
             self._load = torch.zeros((len(self._routers), len(weight)), dtype=torch.int64, device=weight.device)
+
+    def end_count(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Take in what was counted elsewhere: `total` sums over all processes."""
+        if self._load is not None:
+            self._load = total(self._load)
 
     def imbalance(self) -> torch.Tensor:
         """Return the last pass's part of the minibatch's load balance, float32[], a mean over layers: 1 in all at best.
@@ -129,19 +138,6 @@ class Routers:
             self._told[layer] = logits, chosen
         return logits, weights, chosen
 
-    @torch.no_grad()
-    def _try_out(self) -> None:
-        """Refuse routers that weigh their experts in another way than `_weights`."""
-        for router in self._routers:
-            size = router.weight.shape[1]
-            states = torch.linspace(-2, 3, 5 * size, device=router.weight.device).sin().view(5, size)
-            told = router(states.to(router.weight.dtype))
-            if len(told) != 3 or not torch.equal(_weights(router, told[0], told[2]), told[1]):
-                raise UsageError(
-                    "[trainer] replay_routing and router_aux know routers of a softmax and its best; those of "
-                    f"{self._kind} weigh experts in another way: leave both out"
-                )
-
 
 def check_experts(recipe: Recipe, policy: str) -> None:
     """Raise UsageError for a trainer that is to replay, or balance, the experts of a model without any."""
@@ -169,6 +165,15 @@ def _refuse_without_experts(settings: Trainer, has_experts: bool, kind: str) -> 
     for name, wanted in (("replay_routing", settings.replay_routing), ("router_aux", settings.router_aux > 0)):
         if wanted and not has_experts:
             raise UsageError(f"[trainer] {name} has no effect: {kind} has no experts")
+
+
+@torch.no_grad()
+def _weighs_as_known(router: Any) -> bool:
+    """Try out whether a router weighs its experts as `_weights` does; while its weights are still whole."""
+    size = router.weight.shape[1]
+    states = torch.linspace(-2, 3, 5 * size, device=router.weight.device).sin().view(5, size)
+    told = router(states.to(router.weight.dtype))
+    return len(told) == 3 and torch.equal(_weights(router, told[0], told[2]), told[1])
 
 
 def _weights(router: Any, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

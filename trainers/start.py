@@ -83,9 +83,9 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
         _warm_start(run, policy, model, tokenizer, stop)
     seed = run.recipe.seed
     adapter = Adapter(model, settings.lora, seed) if settings.lora is not None else None
-    learner = new_learner(model, run.recipe.trainer_of(policy), seed, adapter)
     base = adapter.files() if adapter is not None else {}
     files = upload_files(run, {**save_model_files(model, tokenizer), **base}, stop)
+    learner = new_learner(model, run.recipe.trainer_of(policy), seed, adapter)
     publisher = Publisher(run, policy, files)
     event = publisher.publish(learner.published(), 0, given_up=stop)
     pointer = checkpoint(run, policy, learner, WindowMark(learner.version, 0, event.weights_hash), stop)

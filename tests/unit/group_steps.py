@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from test_learner import SETTINGS, batch, tiny
+from test_learner import SETTINGS, SHAPE, TOKENIZER, batch
+from test_routing import TINY as EXPERTS
+from test_routing import batch as routed_batch
 
-from infra.settings import Trainer
+from infra.settings import Lora, Trainer
 from infra.weights.tensors import weights_hash
 from trainers.backends.group import leading, new_learner
+from trainers.batch import TrainingSequence
 from trainers.checkpoint import encode_checkpoint
 from trainers.learner import Learner
+from trainers.lora import Adapter
+from trainers.model import build_model
 
 CASES: dict[str, dict[str, Any]] = {
     "ppo": {},
@@ -27,29 +33,40 @@ CASES: dict[str, dict[str, Any]] = {
     "rejections in the denominator": {"correction": [{"use": "mis", "cap": 1.5}, "veto"]},
     "averaged reference": {"kl": {"use": "k3", "weight": 0.1}, "reference": {"decay": 0.5}},
     "sequences": {"loss": "gspo", "entropy": 0.01},
+    "adapter": {"learning_rate": 2e-3},
+    "experts": {"replay_routing": True, "router_aux": 0.1},
+    "matrices cut": {"tensor_parallel": 2},
+    "matrices cut, a reference": {"tensor_parallel": 2, "kl": {"use": "k3", "weight": 0.1}, "logits_mib": 1},
 }
 
 
 def made(changed: dict[str, Any]) -> Learner:
     settings = SETTINGS.model_dump() | {"micro_batch_tokens": 128} | changed
-    return new_learner(tiny(), Trainer.model_validate(settings), 1)
+    shape = EXPERTS if "router_aux" in changed else {**SHAPE, "num_key_value_heads": 2}
+    model = build_model(shape, TOKENIZER, seed=1)
+    adapter = Adapter(model, Lora(rank=2), 1) if changed == CASES["adapter"] else None
+    return new_learner(model, Trainer.model_validate(settings), 1, adapter)
+
+
+def sequences_of(changed: dict[str, Any]) -> Callable[[int], list[TrainingSequence]]:
+    return routed_batch if "router_aux" in changed else batch
 
 
 def told(changed: dict[str, Any]) -> dict[str, Any]:
     """Two versions in one go; the second of them also from the checkpoint of the first."""
-    straight = made(changed)
-    found = [straight.step(batch(1), 1)]
+    straight, sequences = made(changed), sequences_of(changed)
+    found = [straight.step(sequences(1), 1)]
     state = straight.state()
-    found.append(straight.step(batch(2), 2))
+    found.append(straight.step(sequences(2), 2))
     published, end = weights_hash(straight.published()), b"".join(encode_checkpoint(straight.state()))
     fingerprint = straight.fingerprint()
     resumed = made(changed)
-    resumed.step(batch(99), 1)  # what loading must replace
+    resumed.step(sequences(99), 1)  # what loading must replace
     resumed.load_state(state)
     return {
         "metrics": found,
         "hash": published,
-        "again": resumed.step(batch(2), 2),
+        "again": resumed.step(sequences(2), 2),
         "hash_again": weights_hash(resumed.published()),
         "state": len(end),
         "same_state": end == b"".join(encode_checkpoint(resumed.state())),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_steps import CASES, made
+from group_steps import CASES, made, sequences_of
 from test_learner import batch
 
 from trainers.checkpoint import encode_checkpoint
@@ -34,9 +34,10 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_have_the_losses_and_all_other_metrics_of_one(two: dict[str, Any], case: str) -> None:
-    one = made(CASES[case])
+    alone = {name: value for name, value in CASES[case].items() if name != "tensor_parallel"}
+    one, sequences = made(alone), sequences_of(alone)
     for version, together in enumerate(two[case]["metrics"], 1):
-        assert together == pytest.approx(one.step(batch(version), version), rel=1e-5, abs=1e-5)
+        assert together == pytest.approx(one.step(sequences(version), version), rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -50,5 +51,7 @@ def test_two_processes_make_the_very_same_bits_again_from_a_checkpoint(two: dict
 def test_what_two_processes_make_is_told_apart_and_their_checkpoints_are_one_processes_own(two: dict[str, Any]) -> None:
     one = made({})
     one.step(batch(1), 1)
-    assert two["ppo"]["fingerprint"] == {**one.fingerprint(), "backend": "fsdp2 on 2 processes"}
+    here = {**one.fingerprint(), "threads": "1"}  # as many as each of the two has
+    assert two["ppo"]["fingerprint"] == {**here, "backend": "fsdp2 on 2 processes"}
+    assert two["matrices cut"]["fingerprint"] == {**here, "backend": "tensor parallel on 2 processes"}
     assert two["ppo"]["state"] == len(b"".join(encode_checkpoint(one.state())))

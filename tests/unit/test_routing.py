@@ -429,9 +429,10 @@ def test_a_recipe_that_replays_and_does_not_record_is_refused() -> None:
 
 
 def test_routers_that_weigh_experts_in_another_way_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = learner()
-    [router, *_] = [module for name, module in one.model.named_modules() if name.endswith("mlp.gate")]
+    model = build_model(TINY, TOKENIZER, seed=1)
+    [router, *_] = routers_of(model)
     plain = router.forward
     monkeypatch.setattr(router, "forward", lambda states: (plain(states)[0], plain(states)[1] * 2, plain(states)[2]))
+    one = Learner(model, SETTINGS)
     with pytest.raises(UsageError, match="those of qwen3_moe weigh experts in another way"):
         one.use(Trainer.model_validate(SETTINGS.model_dump() | REPLAY), 1)

@@ -5,21 +5,15 @@ Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from trainers.backends.contract import FSDP, fingerprint_of
 from trainers.layers import layers_of
 from trainers.logprobs import Scorer
-
-
-def fingerprint(processes: int) -> Mapping[str, str]:
-    """Return what the bits of a version depend on: sums are cut by processes."""
-    return {"backend": f"fsdp2 on {processes} processes"}
 
 
 class FullyShardedBackend:
@@ -35,7 +29,7 @@ class FullyShardedBackend:
         self.device = device
         self.share = (mesh.get_local_rank(), mesh.size())
         self.leads = dist.get_rank() == 0
-        self.fingerprint = fingerprint(mesh.size())
+        self.fingerprint = fingerprint_of(FSDP, mesh.size())
 
     def place(self, scorer: Scorer) -> None:
         """Shard each layer by itself, and what is outside of layers as one.

@@ -23,10 +23,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from infra.errors import HeadraceError, UsageError
-from infra.settings import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, Trainer, environment, is_alone
+from infra.settings import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, Lora, Trainer, environment, is_alone
 from infra.weights.tensors import Tensor
-from trainers.backends.contract import Backend
-from trainers.backends.fsdp import FullyShardedBackend, fingerprint
+from trainers.backends.contract import FSDP, TENSOR_PARALLEL, Backend, fingerprint_of
 from trainers.batch import TrainingSequence
 from trainers.checkpoint import Checkpoint
 from trainers.learner import Learner, numerics
@@ -74,17 +73,22 @@ def new_learner(
     The weights are those of `model` here, in the leader. Raises UsageError for what only one process can do.
     """
     if not dist.is_initialized():
+        _refuse_other_numbers(settings, 1)
         return Learner(model, settings, seed, adapter)
-    if adapter is not None:
-        raise UsageError("an adapter (lora) is trained in one process so far: start the trainer without torchrun")
-    return LeadingLearner(model, settings, seed)
+    if adapter is not None and (adapter.is_merged or settings.tensor_parallel > 1):
+        raise UsageError(
+            'a lora that is published "merged", or beside trainer.tensor_parallel, is for one process so far: '
+            "start the trainer without torchrun"
+        )
+    return LeadingLearner(model, settings, seed, adapter)
 
 
 def numerics_here(settings: Trainer) -> dict[str, str]:
     """Return the fingerprint that a learner of these settings would have in this process."""
     if not dist.is_initialized():
         return numerics(settings.device)
-    return {**numerics(settings.device), **fingerprint(dist.get_world_size())}
+    backend = TENSOR_PARALLEL if settings.tensor_parallel > 1 else FSDP
+    return {**numerics(settings.device), **fingerprint_of(backend, dist.get_world_size())}
 
 
 class LeadingLearner(Learner):
@@ -95,11 +99,14 @@ class LeadingLearner(Learner):
 
     _newest: ClassVar[LeadingLearner | None] = None
 
-    def __init__(self, model: transformers.PreTrainedModel, settings: Trainer, seed: int = 1) -> None:
-        _refuse_what_is_for_one(settings)
+    def __init__(
+        self, model: transformers.PreTrainedModel, settings: Trainer, seed: int = 1, adapter: Adapter | None = None
+    ) -> None:
+        _refuse_other_numbers(settings, dist.get_world_size())
         LeadingLearner._newest = self
-        _say("build", model.config, settings, seed, torch.get_num_threads())
-        super().__init__(model, settings, seed, backend=_backend(settings))
+        lora = (adapter.settings, adapter.seed) if adapter is not None else None
+        _say("build", model.config, settings, seed, lora, torch.get_num_threads())
+        super().__init__(model, settings, seed, adapter, backend=_backend(settings))
 
     def _say(self, *command: object) -> None:
         assert LeadingLearner._newest is self, "the others have built another learner since"  # noqa: S101 - a mistake
@@ -107,7 +114,8 @@ class LeadingLearner(Learner):
 
     def use(self, settings: Trainer, seed: int) -> None:
         """As a learner's."""
-        _refuse_what_is_for_one(settings)
+        if settings.tensor_parallel != self.settings.tensor_parallel:
+            raise UsageError("trainer.tensor_parallel is fixed for a trainer's life: start it again")
         self._say("use", settings, seed)
         super().use(settings, seed)
 
@@ -169,22 +177,41 @@ def _follow() -> None:
             getattr(learner, name)(*arguments)
 
 
-def _built(config: transformers.PreTrainedConfig, settings: Trainer, seed: int, threads: int) -> _FollowingLearner:
+def _built(
+    config: transformers.PreTrainedConfig,
+    settings: Trainer,
+    seed: int,
+    lora: tuple[Lora, int] | None,
+    threads: int,
+) -> _FollowingLearner:
     pin_threads(threads)
-    return _FollowingLearner(empty_model(config), settings, seed, backend=_backend(settings))
+    model = empty_model(config)
+    adapter = None if lora is None else Adapter(model, *lora)
+    return _FollowingLearner(model, settings, seed, adapter, _backend(settings))
 
 
-def _refuse_what_is_for_one(settings: Trainer) -> None:
-    for name in ("replay_routing", "router_aux"):
-        if getattr(settings, name):
-            raise UsageError(f"[trainer] {name} is for one process so far: start the trainer without torchrun")
+def _refuse_other_numbers(settings: Trainer, processes: int) -> None:
+    asked = settings.tensor_parallel
+    if asked not in {1, processes}:
+        raise UsageError(
+            f"trainer.tensor_parallel = {asked} needs a trainer of {asked} processes, and this one has {processes}: "
+            f"torchrun --nproc-per-node {asked} --no-python -- headrace train ..."
+        )
 
 
 def _backend(settings: Trainer) -> Backend:
     device = torch.device(settings.device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    return FullyShardedBackend(init_device_mesh(device.type, (dist.get_world_size(),)), device)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    # Imported here: what they need of torch takes seconds, and a trainer of one process has no use for it.
+    if settings.tensor_parallel > 1:
+        from trainers.backends.tensor_parallel import TensorParallelBackend
+
+        return TensorParallelBackend(mesh, device)
+    from trainers.backends.fsdp import FullyShardedBackend
+
+    return FullyShardedBackend(mesh, device)
 
 
 @cache

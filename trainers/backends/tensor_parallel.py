@@ -1,0 +1,90 @@
+"""Tensor parallelism: the matrices of every layer are cut over all processes, which compute each token together.
+
+Shoeybi et al., "Megatron-LM" (2019); `torch.distributed.tensor.parallel`. What is cut and how, a model's config says
+(transformers' `base_model_tp_plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from infra.errors import UsageError
+from trainers.backends.contract import TENSOR_PARALLEL, fingerprint_of
+from trainers.layers import decoder_of
+from trainers.logprobs import Scorer
+
+SHARED = "replicated_with_grad_allreduce"
+"""Of what every process has whole and applies to its own heads alone."""
+_STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+
+
+class TensorParallelBackend:
+    """Each process holds an n-th of every layer's matrices, and all else whole.
+
+    Args:
+        mesh: One dimension over all processes.
+        device: Of this process.
+    """
+
+    share = (0, 1)
+
+    def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
+        self._mesh = mesh
+        self.device = device
+        self.leads = dist.get_rank() == 0
+        self.fingerprint = fingerprint_of(TENSOR_PARALLEL, mesh.size())
+
+    def place(self, scorer: Scorer) -> None:
+        """Cut the model as its config says. Raises UsageError for one that cannot be cut in so many parts."""
+        plan = _plan(scorer.model.config.get_text_config(), self._mesh.size())
+        scorer.to(self.device)
+        decoder = decoder_of(scorer.model)
+        parallelize_module(decoder, self._mesh, {name: _STYLES[how]() for name, how in plan.items() if how in _STYLES})
+        shared = tuple(name.rpartition(".")[2] for name, how in plan.items() if how == SHARED)
+        for name, module in decoder.named_modules():
+            if name.endswith(shared) and shared:
+                for parameter in module.parameters():
+                    parameter.register_hook(partial(_summed, self._mesh.get_group()))
+
+    def spread(self, whole: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+        """Scatter it from the first process, or broadcast it."""
+        here = whole.to(self.device, copy=True)
+        if isinstance(like, DTensor):
+            return distribute_tensor(here, self._mesh, like.placements)
+        dist.broadcast(here, 0, self._mesh.get_group())
+        return here
+
+    def gather(self, part: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return the whole on every process."""
+        part = part.to(dtype or part.dtype)
+        return part.full_tensor() if isinstance(part, DTensor) else part
+
+    def total(self, values: torch.Tensor, *, largest: bool = False) -> torch.Tensor:  # noqa: ARG002 - all have all
+        """Return them as they are: every process computes every token."""
+        return values
+
+
+def _plan(config: transformers.PreTrainedConfig, parts: int) -> dict[str, str]:
+    plan: dict[str, str] = dict(getattr(config, "base_model_tp_plan", None) or {})
+    strange = sorted(set(plan.values()) - {*_STYLES, SHARED})
+    if not plan or strange:
+        why = f"is cut by {', '.join(strange)}" if strange else "does not say how it is cut"
+        raise UsageError(f"trainer.tensor_parallel knows no way to cut {config.model_type}, which {why}: leave it at 1")
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        if (count := getattr(config, name, parts)) % parts:
+            raise UsageError(f"trainer.tensor_parallel = {parts} does not divide the model's {name}, {count}")
+    return plan
+
+
+def _summed(group: dist.ProcessGroup, gradient: torch.Tensor) -> torch.Tensor:
+    total = gradient.clone()
+    dist.all_reduce(total, group=group)
+    return total
