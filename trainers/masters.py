@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from infra.settings import Trainer
 
@@ -74,9 +75,8 @@ class Masters:
 
     def norm(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Return the global L2 norm of the gradients, float32[]; `gather` makes a whole of one that lies in parts."""
-        # DTensors; to import their class takes a second.
-        apart = [gradient for gradient in self.gradients.values() if hasattr(gradient, "placements")]
-        here = [gradient for gradient in self.gradients.values() if not hasattr(gradient, "placements")]
+        apart = [gradient for gradient in self.gradients.values() if isinstance(gradient, DTensor)]
+        here = [gradient for gradient in self.gradients.values() if not isinstance(gradient, DTensor)]
         norms = [gather(torch.nn.utils.get_total_norm(some, foreach=False)) for some in (apart, here) if some]
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 

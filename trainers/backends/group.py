@@ -26,6 +26,8 @@ from infra.errors import HeadraceError, UsageError
 from infra.settings import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, Lora, Trainer, environment, is_alone
 from infra.weights.tensors import Tensor
 from trainers.backends.contract import FSDP, TENSOR_PARALLEL, Backend, fingerprint_of
+from trainers.backends.fsdp import FullyShardedBackend
+from trainers.backends.tensor_parallel import TensorParallelBackend
 from trainers.batch import TrainingSequence
 from trainers.checkpoint import Checkpoint
 from trainers.learner import Learner, numerics
@@ -204,14 +206,7 @@ def _backend(settings: Trainer) -> Backend:
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    # Imported here: what they need of torch takes seconds, and a trainer of one process has no use for it.
-    if settings.tensor_parallel > 1:
-        from trainers.backends.tensor_parallel import TensorParallelBackend
-
-        return TensorParallelBackend(mesh, device)
-    from trainers.backends.fsdp import FullyShardedBackend
-
-    return FullyShardedBackend(mesh, device)
+    return (TensorParallelBackend if settings.tensor_parallel > 1 else FullyShardedBackend)(mesh, device)
 
 
 @cache
