@@ -32,9 +32,10 @@ from envs.arithmetic import ALPHABET, Arithmetic
 from infra.settings import Trainer
 from trainers.attention import enable_packing
 from trainers.batch import MicroBatch, TrainingSequence, minibatches, pack
-from trainers.learner import Learner, compute_dtype
+from trainers.learner import Learner
 from trainers.logprobs import LOGITS_MIB, token_logprobs
 from trainers.model import deterministic
+from trainers.numerics import compute_dtype
 
 ROUNDS = 3
 SEQUENCES = 64

@@ -265,8 +265,8 @@ class _Mean:
 
 def _believable(result: EvalResult) -> bool:
     """Return whether a result's figures are numbers; one with others would spoil the sums that all results share."""
-    given = (result.avg_at_k, *result.pass_at_k.values(), _tokens_of(result))
-    return all(math.isfinite(value) for value in given) and 0 <= _tokens_of(result) < MOST_TOKENS
+    shares = (result.avg_at_k, *result.pass_at_k.values())
+    return all(math.isfinite(share) for share in shares) and 0 <= _tokens_of(result) < MOST_TOKENS
 
 
 def _tokens_of(result: EvalResult) -> float:

@@ -52,9 +52,9 @@ GROUPS_DRAIN_S = 30.0
 """After the end of a run: workers conclude what they hold within 10 s, and the tasks of one that was killed are another
 worker's after 8 s."""
 EVALUATION_DRAIN_S = 60.0
+"""The last version's evaluation may take longer than that: it is half of what a run is for."""
 LOSS_KEYS = ("loss", "aggregation", "correction", "count_rejected", "kl", "reference", "final_share")
 """Keys of `[trainer]` that `trainers.chosen_loss` judges: only where one is set is it worth seconds to import torch."""
-"""The last version's evaluation may take longer than that: it is half of what a run is for."""
 
 log = structlog.get_logger()
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +28,7 @@ from trainers.lora import Adapter
 from trainers.losses import TrainedTokens, added
 from trainers.masters import Masters, State
 from trainers.model import deterministic, from_torch, publish_weights, to_torch
+from trainers.numerics import compute_dtype, numerics
 from trainers.reference import ReferencePolicy
 from trainers.routing import Routers
 from trainers.schedule import learning_rate
@@ -64,7 +63,6 @@ class Learner:
         if self._device.type == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
         self._dtype = compute_dtype(self._device)
-        compute_experts_plainly(model)
         self._model, self._adapter, self._scorer = model, adapter, Scorer(model)
         self._routers = Routers(model)
         unrounded = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -73,6 +71,7 @@ class Learner:
             parameter.data = parameter.data.to(self._dtype)
             parameter.grad = None  # a warm start may have left one
         self._backend.place(self._scorer)
+        compute_experts_plainly(model)  # it asks where the model computes
         own, names = dict(model.named_parameters()), published_names(unrounded)
         self._parameters = {name: own[in_model] for name, in_model in names.items()}
         values = {name: self._backend.spread(unrounded[names[name]], like) for name, like in self._parameters.items()}
@@ -137,6 +136,10 @@ class Learner:
         masters and moments while it runs.
         """
         self.check(sequences, version)
+        return self.make(sequences, version)
+
+    def make(self, sequences: Sequence[TrainingSequence], version: int) -> StepMetrics:
+        """Do what `step` does with what was checked."""
         settings = self.settings
         steps = minibatches(
             sequences,
@@ -353,47 +356,3 @@ class Learner:
             values = self._backend.total(torch.stack([told[name].double() for name in names]), largest=largest)
             pooled |= dict(zip(names, values.unbind(), strict=True))
         return pooled
-
-
-def compute_dtype(device: torch.device) -> torch.dtype:
-    """Return the type in which a device evaluates the published values."""
-    return torch.float32 if device.type == "cpu" else torch.bfloat16
-
-
-def numerics(name: str) -> dict[str, str]:
-    """Return what bit-equality depends on besides batch and settings; versions compare only where it is equal.
-
-    `name` is a device as a recipe names it. One that this machine lacks is said to be missing.
-    """
-    device = torch.device(name)
-    build = {line.strip() for line in torch.__config__.show().splitlines()}
-    found = {
-        "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
-        "mkl": next((line for line in build if "Math Kernel Library" in line), "- none").removeprefix("- "),
-        "onednn": next((line for line in build if "MKL-DNN" in line), "- none").removeprefix("- "),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cpu": _cpu_name(),
-        "threads": str(torch.get_num_threads()),
-        "device": device.type,
-        "compute_dtype": str(compute_dtype(device)).removeprefix("torch."),
-    }
-    if device.type == "cuda":
-        found["device"] = torch.cuda.get_device_name(device) if torch.cuda.is_available() else f"{name} is missing"
-        found["cuda"] = str(torch.version.cuda)
-    return found
-
-
-def other_parts(expected: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """Return `part: expected -> here` for every part in which two fingerprints differ."""
-    return [
-        f"{part}: {expected.get(part, 'none')} -> {here.get(part, 'none')}"
-        for part in dict.fromkeys((*expected, *here))
-        if expected.get(part) != here.get(part)
-    ]
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -19,7 +19,8 @@ from infra.weights.tensors import WeightsError, weights_hash
 from schemas.records import NamedObject
 from trainers.checkpoint import CheckpointError
 from trainers.history import History, what_waited
-from trainers.learner import Learner, other_parts
+from trainers.learner import Learner
+from trainers.numerics import other_parts
 from trainers.publisher import Base, Publisher
 from trainers.remake import hash_of, learner_at, remake
 from trainers.telling import told

@@ -22,8 +22,9 @@ from schemas.records import BatchTrained, CheckpointPointer, NamedObject
 from trainers.backends.group import numerics_here
 from trainers.checkpoint import CheckpointError
 from trainers.history import History, read_history
-from trainers.learner import Learner, other_parts
+from trainers.learner import Learner
 from trainers.model import pin_threads
+from trainers.numerics import other_parts
 from trainers.remake import hash_of, learner_at, remake
 from trainers.trained_groups import LineageBroken
 

@@ -15,7 +15,8 @@ from infra.kafka import KafkaAway
 from infra.process import ToldToStop, keep_running
 from schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, WeightsPublished
 from trainers.history import AnchorMark, History, _take_event
-from trainers.learner import Learner, other_parts
+from trainers.learner import Learner
+from trainers.numerics import other_parts
 from trainers.resume import _epoch, _Progress
 from trainers.retrain import _checkpoint_at
 

@@ -9,9 +9,6 @@ import torch
 
 from trainers.logprobs import Scorer
 
-FSDP, TENSOR_PARALLEL = "fsdp2", "tensor parallel"
-"""Names of backends of several processes."""
-
 
 class Backend(Protocol):
     """How a model's weights, and the micro-batches of a step, lie on processes.
@@ -46,11 +43,6 @@ class Backend(Protocol):
 
     def total(self, values: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
         """Return the sum, or the largest, of every element over the n that `share` counts."""
-
-
-def fingerprint_of(name: str, processes: int) -> Mapping[str, str]:
-    """Return what the bits of a version depend on, where sums or products are cut by processes."""
-    return {"backend": f"{name} on {processes} processes"}
 
 
 class SingleProcess:

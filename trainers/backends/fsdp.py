@@ -9,27 +9,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
 
-from trainers.backends.contract import FSDP, fingerprint_of
+from trainers.backends.mesh import MeshBackend
 from trainers.layers import layers_of
 from trainers.logprobs import Scorer
 
 
-class FullyShardedBackend:
-    """Each process holds an n-th of every parameter and computes every n-th micro-batch.
+class FullyShardedBackend(MeshBackend):
+    """Each process holds an n-th of every parameter and computes every n-th micro-batch."""
 
-    Args:
-        mesh: One dimension over all processes.
-        device: Of this process.
-    """
+    name = "fsdp2"
 
     def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
-        self._mesh = mesh
-        self.device = device
+        super().__init__(mesh, device)
         self.share = (mesh.get_local_rank(), mesh.size())
-        self.leads = dist.get_rank() == 0
-        self.fingerprint = fingerprint_of(FSDP, mesh.size())
 
     def place(self, scorer: Scorer) -> None:
         """Shard each layer by itself, and what is outside of layers as one.
@@ -40,19 +33,6 @@ class FullyShardedBackend:
         for module in (*layers_of(scorer.model), scorer):
             fully_shard(module, mesh=self._mesh, mp_policy=precision, reshard_after_forward=True)
         register_fsdp_forward_method(scorer, "try_packing")
-
-    def spread(self, whole: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
-        """Scatter it from the first process, or broadcast it."""
-        here = whole.to(self.device, copy=True)
-        if isinstance(like, DTensor):
-            return distribute_tensor(here, self._mesh, like.placements)
-        dist.broadcast(here, 0, self._mesh.get_group())
-        return here
-
-    def gather(self, part: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the whole on every process: one tensor at a time is as much as any of them holds."""
-        part = part.to(dtype or part.dtype)
-        return part.full_tensor() if isinstance(part, DTensor) else part
 
     def total(self, values: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
         """Return sum or maximum over all processes."""

@@ -25,14 +25,15 @@ from torch.distributed.rendezvous import rendezvous
 from infra.errors import HeadraceError, UsageError
 from infra.settings import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, Lora, Trainer, environment, is_alone
 from infra.weights.tensors import Tensor
-from trainers.backends.contract import FSDP, TENSOR_PARALLEL, Backend, fingerprint_of
+from trainers.backends.contract import Backend
 from trainers.backends.fsdp import FullyShardedBackend
 from trainers.backends.tensor_parallel import TensorParallelBackend
 from trainers.batch import TrainingSequence
 from trainers.checkpoint import Checkpoint
-from trainers.learner import Learner, numerics
+from trainers.learner import Learner
 from trainers.lora import Adapter
 from trainers.model import empty_model, pin_threads, to_torch
+from trainers.numerics import numerics
 from trainers.step_metrics import StepMetrics
 
 log = structlog.get_logger()
@@ -89,8 +90,7 @@ def numerics_here(settings: Trainer) -> dict[str, str]:
     """Return the fingerprint that a learner of these settings would have in this process."""
     if not dist.is_initialized():
         return numerics(settings.device)
-    backend = TENSOR_PARALLEL if settings.tensor_parallel > 1 else FSDP
-    return {**numerics(settings.device), **fingerprint_of(backend, dist.get_world_size())}
+    return {**numerics(settings.device), **_kind(settings).fingerprint_on(dist.get_world_size())}
 
 
 class LeadingLearner(Learner):
@@ -129,8 +129,8 @@ class LeadingLearner(Learner):
     def step(self, sequences: Sequence[TrainingSequence], version: int) -> StepMetrics:
         """As a learner's."""
         self.check(sequences, version)
-        self._say("step", list(sequences), version)
-        return super().step(sequences, version)
+        self._say("make", list(sequences), version)
+        return self.make(sequences, version)
 
     def state(self) -> Checkpoint:
         """As a learner's."""
@@ -205,8 +205,11 @@ def _backend(settings: Trainer) -> Backend:
     device = torch.device(settings.device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    return (TensorParallelBackend if settings.tensor_parallel > 1 else FullyShardedBackend)(mesh, device)
+    return _kind(settings)(init_device_mesh(device.type, (dist.get_world_size(),)), device)
+
+
+def _kind(settings: Trainer) -> type[FullyShardedBackend | TensorParallelBackend]:
+    return TensorParallelBackend if settings.tensor_parallel > 1 else FullyShardedBackend
 
 
 @cache

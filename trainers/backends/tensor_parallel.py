@@ -12,12 +12,10 @@ from functools import partial
 import torch
 import torch.distributed as dist
 import transformers
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from infra.errors import UsageError
-from trainers.backends.contract import TENSOR_PARALLEL, fingerprint_of
+from trainers.backends.mesh import MeshBackend
 from trainers.layers import decoder_of
 from trainers.logprobs import Scorer
 
@@ -26,21 +24,11 @@ SHARED = "replicated_with_grad_allreduce"
 _STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 
-class TensorParallelBackend:
-    """Each process holds an n-th of every layer's matrices, and all else whole.
+class TensorParallelBackend(MeshBackend):
+    """Each process holds an n-th of every layer's matrices, and all else whole."""
 
-    Args:
-        mesh: One dimension over all processes.
-        device: Of this process.
-    """
-
+    name = "tensor parallel"
     share = (0, 1)
-
-    def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
-        self._mesh = mesh
-        self.device = device
-        self.leads = dist.get_rank() == 0
-        self.fingerprint = fingerprint_of(TENSOR_PARALLEL, mesh.size())
 
     def place(self, scorer: Scorer) -> None:
         """Cut the model as its config says. Raises UsageError for one that cannot be cut in so many parts."""
@@ -50,22 +38,9 @@ class TensorParallelBackend:
         parallelize_module(decoder, self._mesh, {name: _STYLES[how]() for name, how in plan.items() if how in _STYLES})
         shared = tuple(name.rpartition(".")[2] for name, how in plan.items() if how == SHARED)
         for name, module in decoder.named_modules():
-            if name.endswith(shared) and shared:
+            if name.endswith(shared):
                 for parameter in module.parameters():
                     parameter.register_hook(partial(_summed, self._mesh.get_group()))
-
-    def spread(self, whole: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
-        """Scatter it from the first process, or broadcast it."""
-        here = whole.to(self.device, copy=True)
-        if isinstance(like, DTensor):
-            return distribute_tensor(here, self._mesh, like.placements)
-        dist.broadcast(here, 0, self._mesh.get_group())
-        return here
-
-    def gather(self, part: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the whole on every process."""
-        part = part.to(dtype or part.dtype)
-        return part.full_tensor() if isinstance(part, DTensor) else part
 
     def total(self, values: torch.Tensor, *, largest: bool = False) -> torch.Tensor:  # noqa: ARG002 - all have all
         """Return them as they are: every process computes every token."""

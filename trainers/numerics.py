@@ -1,0 +1,54 @@
+"""What the bits of a version depend on besides batch and settings, and the type in which a device computes."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import transformers
+
+
+def compute_dtype(device: torch.device) -> torch.dtype:
+    """Return the type in which a device evaluates the published values."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def numerics(name: str) -> dict[str, str]:
+    """Return what bit-equality depends on besides batch and settings; versions compare only where it is equal.
+
+    `name` is a device as a recipe names it. One that this machine lacks is said to be missing.
+    """
+    device = torch.device(name)
+    build = {line.strip() for line in torch.__config__.show().splitlines()}
+    found = {
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "mkl": next((line for line in build if "Math Kernel Library" in line), "- none").removeprefix("- "),
+        "onednn": next((line for line in build if "MKL-DNN" in line), "- none").removeprefix("- "),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu": _cpu_name(),
+        "threads": str(torch.get_num_threads()),
+        "device": device.type,
+        "compute_dtype": str(compute_dtype(device)).removeprefix("torch."),
+    }
+    if device.type == "cuda":
+        found["device"] = torch.cuda.get_device_name(device) if torch.cuda.is_available() else f"{name} is missing"
+        found["cuda"] = str(torch.version.cuda)
+    return found
+
+
+def other_parts(expected: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """Return `part: expected -> here` for every part in which two fingerprints differ."""
+    return [
+        f"{part}: {expected.get(part, 'none')} -> {here.get(part, 'none')}"
+        for part in dict.fromkeys((*expected, *here))
+        if expected.get(part) != here.get(part)
+    ]
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
