@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tiny_models import TOKENIZER
 from transformers.core_model_loading import revert_weight_conversion
 
 from infra.experts import in_files
 from infra.weights.tensor_file import write_safetensors
 from producers.engines.causal_lm import CausalLM
 from producers.engines.contract import EngineError
-from trainers.model import ModelError, build_model, character_tokenizer, publish_weights, save_model_files, to_torch
+from trainers.model import ModelError, build_model, publish_weights, save_model_files, to_torch
 
-TOKENIZER = character_tokenizer("0123456789+=")
 TINY: dict[str, Any] = {
     "architecture": "qwen3_moe",
     "hidden_size": 32,

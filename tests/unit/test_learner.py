@@ -6,6 +6,7 @@ import pytest
 import structlog
 import torch
 import transformers
+from tiny_models import SHAPE, TOKENIZER, batch
 
 from infra.errors import UsageError
 from infra.settings import Trainer
@@ -16,9 +17,8 @@ from trainers.checkpoint import CheckpointError, decode_checkpoint, encode_check
 from trainers.learner import Learner
 from trainers.logprobs import token_logprobs
 from trainers.masters import Masters
-from trainers.model import build_model, character_tokenizer
+from trainers.model import build_model
 
-TOKENIZER = character_tokenizer("0123456789+=")
 SETTINGS = Trainer(groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=5e-4, warmup_versions=5)
 
 OBJECTIVES = {
@@ -44,44 +44,12 @@ OBJECTIVES = {
 }
 
 
-SHAPE = {
-    "architecture": "qwen3",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "intermediate_size": 48,
-    "initializer_range": 0.2,
-}
-
-
 def tiny(hidden: int = 32) -> transformers.PreTrainedModel:
     return build_model({**SHAPE, "hidden_size": hidden}, TOKENIZER, seed=1)
 
 
 def learner(**changed: Any) -> Learner:
     return Learner(tiny(), Trainer.model_validate(SETTINGS.model_dump() | changed))
-
-
-def batch(seed: int, *, version: int = 0, scale: float = 1.0) -> list[TrainingSequence]:
-    draw = np.random.default_rng(seed)
-    sequences = []
-    for index in range(24):
-        length = int(draw.integers(4, 12))
-        mask = np.arange(length) >= 3
-        sequences.append(
-            TrainingSequence(
-                ids=draw.integers(2, 14, length).astype(np.int32),
-                mask=mask,
-                behaviour_logprobs=np.where(mask, draw.normal(-2.5, 0.3, length), 0).astype(np.float32),
-                versions=np.where(mask, version, -1).astype(np.int32),
-                advantage=scale * float(draw.normal()),
-                temperature=1.0,
-                group=index // 4,
-            )
-        )
-    return sequences
 
 
 @pytest.mark.parametrize(

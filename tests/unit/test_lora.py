@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from pydantic import ValidationError
+from tiny_models import SHAPE, TOKENIZER, batch
 
 from infra import revisions
 from infra.errors import UsageError
@@ -32,21 +33,9 @@ from trainers.checkpoint import CheckpointError, decode_checkpoint, encode_check
 from trainers.learner import Learner
 from trainers.logprobs import token_logprobs
 from trainers.lora import Adapter, _Merged, load_base
-from trainers.model import ModelError, build_model, character_tokenizer, load_model, save_model_files, to_torch
+from trainers.model import ModelError, build_model, load_model, save_model_files, to_torch
 
-TOKENIZER = character_tokenizer("0123456789+=")
 SETTINGS = Trainer(groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=1e-2)
-SHAPE = {
-    "architecture": "qwen3",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-}
 LORA = Lora(rank=4, alpha=8, targets=("q_proj", "mlp.down_proj"))
 PUBLISH = ("adapter", "merged")
 ADAPTED = {f"model.layers.{layer}.{name}" for layer in (0, 1) for name in ("self_attn.q_proj", "mlp.down_proj")}
@@ -75,26 +64,6 @@ def come_back(folder: Path, publish: str = "adapter", **changed: Any) -> Learner
     load_base(model, folder)
     adapter = Adapter(model, LORA.model_copy(update={"publish": publish}), 99)
     return Learner(model, Trainer.model_validate(SETTINGS.model_dump() | changed), 1, adapter)
-
-
-def batch(seed: int, *, version: int = 0) -> list[TrainingSequence]:
-    draw = np.random.default_rng(seed)
-    sequences = []
-    for index in range(24):
-        length = int(draw.integers(4, 12))
-        mask = np.arange(length) >= 3
-        sequences.append(
-            TrainingSequence(
-                ids=draw.integers(2, 14, length).astype(np.int32),
-                mask=mask,
-                behaviour_logprobs=np.where(mask, draw.normal(-2.5, 0.3, length), 0).astype(np.float32),
-                versions=np.where(mask, version, -1).astype(np.int32),
-                advantage=float(draw.normal()),
-                temperature=1.0,
-                group=index // 4,
-            )
-        )
-    return sequences
 
 
 def step(learner: Learner, version: int) -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from tiny_models import SHAPE, TOKENIZER
 
 from infra.weights.tensor_file import read_safetensors, write_safetensors
 from trainers.batch import TrainingSequence, pad
@@ -18,18 +19,7 @@ from trainers.model import (
     to_torch,
 )
 
-TOKENIZER = character_tokenizer("0123456789+=")
-TINY = {
-    "architecture": "qwen3",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "intermediate_size": 48,
-    "initializer_range": 0.2,
-    "tie_word_embeddings": True,
-}
+TINY = {**SHAPE, "tie_word_embeddings": True}
 
 
 def test_a_character_is_a_token_and_comes_back_as_itself() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_models import TOKENIZER
 
 from envs.contract import Generation
 from envs.transcript import Transcript, TranscriptError
@@ -25,9 +26,8 @@ from trainers.checkpoint import decode_checkpoint, encode_checkpoint
 from trainers.groups import WholeGroup, prepared, routed_experts
 from trainers.learner import Learner
 from trainers.logprobs import token_logprobs
-from trainers.model import build_model, character_tokenizer
+from trainers.model import build_model
 
-TOKENIZER = character_tokenizer("0123456789+=")
 LAYERS, EXPERTS, PER_TOKEN = 2, 8, 2
 TINY: dict[str, Any] = {
     "architecture": "qwen3_moe",
