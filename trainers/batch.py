@@ -44,7 +44,8 @@ class TrainingSequence:
     """int32[T], the weight version that generated the token; -1 where not generated."""
     advantage: float | Float32s
     """One for all tokens, or float32[T]."""
-    temperature: float
+    temperature: float | Float32s
+    """Of the log-probabilities: one for all tokens, or float32[T]."""
     group: int = 0
     """Place of its group in the batch; sequences of one group are never split over minibatches."""
     routing: Experts | None = None
@@ -56,9 +57,11 @@ class TrainingSequence:
             raise BatchError(f"ids, mask, log-probabilities and versions differ in shape or are empty: {shapes}")
         if self.mask[0]:
             raise BatchError("the first token of a sequence is marked as generated: nothing can predict it")
-        if np.shape(self.advantage) not in ((), self.ids.shape):
-            raise BatchError(f"{np.shape(self.advantage)} advantages for {self.ids.size} tokens")
-        if not 0 < self.temperature < np.inf or not np.isfinite(self.advantage).all():
+        for name, one in (("advantages", self.advantage), ("temperatures", self.temperature)):
+            if np.shape(one) not in ((), self.ids.shape):
+                raise BatchError(f"{np.shape(one)} {name} for {self.ids.size} tokens")
+        temperatures = np.asarray(self.temperature)
+        if not ((temperatures > 0) & np.isfinite(temperatures)).all() or not np.isfinite(self.advantage).all():
             raise BatchError(f"temperature {self.temperature} must be > 0, advantage {self.advantage} finite")
         if (self.versions[self.mask] < 0).any() or not np.isfinite(self.behaviour_logprobs[self.mask]).all():
             raise BatchError("a generated token lacks its weight version or a finite log-probability")
@@ -69,6 +72,11 @@ class TrainingSequence:
     def advantages(self) -> Float32s:
         """float32[T]."""
         return np.broadcast_to(np.asarray(self.advantage, np.float32), self.ids.shape)
+
+    @property
+    def temperatures(self) -> Float32s:
+        """float32[T]."""
+        return np.broadcast_to(np.asarray(self.temperature, np.float32), self.ids.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +197,13 @@ def _lined_up(sequences: Sequence[TrainingSequence], ids: Int64s, starts: Int64s
     mask = np.concatenate([sequence.mask for sequence in sequences])
     owners = np.repeat(np.arange(len(sequences)), [sequence.ids.size for sequence in sequences])[mask]
     places = np.concatenate([np.flatnonzero(sequence.mask) for sequence in sequences])
-    temperatures = np.array([sequence.temperature for sequence in sequences], np.float32)
     return MicroBatch(
         ids=ids,
         positions=starts[owners] + places - 1,
         targets=np.concatenate([sequence.ids for sequence in sequences])[mask].astype(np.int64),
         behaviour=np.concatenate([sequence.behaviour_logprobs for sequence in sequences])[mask].astype(np.float32),
         advantages=np.concatenate([sequence.advantages for sequence in sequences])[mask],
-        temperatures=temperatures[owners],
+        temperatures=np.concatenate([sequence.temperatures for sequence in sequences])[mask],
         versions=np.concatenate([sequence.versions for sequence in sequences])[mask].astype(np.int32),
         sequences=owners,
         inputs=np.concatenate([start + np.arange(_inputs(one)) for start, one in zip(starts, sequences, strict=True)]),

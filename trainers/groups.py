@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infra.settings import Trainer
-from schemas.records import CuratedGroup, Routing, Sequence, TrajectoryGroup
+from schemas.records import CuratedGroup, Routing, Sampling, Sequence, TrajectoryGroup
 from trainers.advantages import Member
 from trainers.batch import BatchError, Experts, Float32s, TrainingSequence
 from trainers.estimator import estimator_of
@@ -57,7 +57,7 @@ def prepared(whole: WholeGroup) -> PreparedGroup:
             reward = whole.curated.rewards[number] if sequence.reward is None else sequence.reward
             members.append(_member(sequence, number, reward, kept=number in kept))
             if number in kept:
-                sequences.append(_training_sequence(sequence))
+                sequences.append(_training_sequence(sequence, whole.group.logprob_convention))
     return PreparedGroup(tuple(members), tuple(sequences))
 
 
@@ -131,17 +131,33 @@ def _token_rewards(sequence: Sequence, mask: npt.NDArray[np.bool_], reward: floa
     return rewards
 
 
-def _training_sequence(sequence: Sequence) -> TrainingSequence:
-    temperatures = {s.sampling.temperature for s in sequence.spans if s.kind == "generated" and s.sampling}
+def _training_sequence(sequence: Sequence, convention: str) -> TrainingSequence:
     return TrainingSequence(
         ids=sequence.ids,
         mask=loss_mask(sequence),
         behaviour_logprobs=sequence.logprobs,
         versions=token_versions(sequence),
         advantage=0.0,
-        temperature=temperatures.pop() if len(temperatures) == 1 else 1.0,
+        temperature=_temperature(sequence, convention),
         routing=None if sequence.routing is None else routed_experts(sequence.routing),
     )
+
+
+def _temperature(sequence: Sequence, convention: str) -> float | Float32s:
+    """Return what divides the logits that a sequence's log-probabilities are of: one number, or float32[T]."""
+    if convention not in {"raw", "tempered", "masked"}:
+        raise BatchError(f"log-probabilities of an unknown convention, {convention!r}")
+    spans = [(span.length, span.sampling or Sampling()) for span in sequence.spans if span.kind == "generated"]
+    cut = [how for _, how in spans if (how.top_p, how.top_k, how.min_p) != (1.0, 0, 0.0)]
+    if convention == "masked" and cut:
+        raise BatchError(f"log-probabilities over the tokens that {cut[0]} left: those of the others are not known")
+    # At temperature 0, greedy, log-probabilities are those of the logits as they are.
+    divisors = {how.temperature or 1.0 for _, how in spans} if convention != "raw" else {1.0}
+    if len(divisors) < 2:
+        return divisors.pop() if divisors else 1.0
+    temperatures = np.ones(sequence.ids.size, np.float32)
+    temperatures[loss_mask(sequence)] = np.repeat([how.temperature or 1.0 for _, how in spans], [n for n, _ in spans])
+    return temperatures
 
 
 def loss_mask(sequence: Sequence) -> npt.NDArray[np.bool_]:

@@ -141,6 +141,7 @@ def test_staleness_counts_tokens_by_age_and_version_zero_has_one() -> None:
         {"behaviour_logprobs": np.array([0, np.nan], np.float32)},
         {"advantage": float("nan")},
         {"temperature": 0.0},
+        {"temperature": np.ones(3, np.float32)},
     ],
     ids=lambda change: next(iter(change)),
 )

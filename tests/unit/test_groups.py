@@ -10,7 +10,7 @@ import pytest
 
 from infra.settings import Trainer, Use
 from schemas.records import CuratedGroup, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
-from trainers.batch import BatchError
+from trainers.batch import BatchError, pack
 from trainers.groups import WholeGroup, batch_sequences, loss_mask, prepared, token_versions, training_sequences
 
 
@@ -46,6 +46,31 @@ def test_statistics_are_over_all_members_but_only_the_kept_are_trained() -> None
     found = training_sequences(whole(rewards, (0, 1)), Trainer())
     assert [s.advantage for s in found] == pytest.approx([1.62015, -0.54005], abs=1e-5)
     assert {s.temperature for s in found} == {0.7}
+
+
+def test_turns_that_were_sampled_at_several_temperatures_are_trained_each_at_its_own() -> None:
+    one = sequence()
+    warmer = replace(one, spans=(*one.spans[:3], replace(one.spans[3], sampling=Sampling(1.5))))
+    greedy = replace(one, spans=(*one.spans[:3], replace(one.spans[3], sampling=Sampling(0.0))))
+    found = training_sequences(whole((1.0, 0.0), (0, 1), (warmer,), (greedy,)), Trainer())
+    assert pack(found).temperatures.tolist() == pytest.approx([0.7, 1.5, 1.5, 0.7, 1.0, 1.0])
+
+
+def of_convention(convention: str, how: Sampling) -> set[float]:
+    spans = tuple(replace(span, sampling=how) if span.sampling else span for span in sequence().spans)
+    group = whole((1.0, 0.0), (0, 1), *((replace(sequence(), spans=spans),),) * 2)
+    group = replace(group, group=replace(group.group, logprob_convention=convention))
+    return {float(one.temperature) for one in training_sequences(group, Trainer())}
+
+
+def test_log_probabilities_are_evaluated_as_the_engine_says_that_it_took_them() -> None:
+    assert of_convention("tempered", Sampling(0.5, top_p=0.9)) == {0.5}
+    assert of_convention("raw", Sampling(0.5)) == {1.0}
+    assert of_convention("masked", Sampling(0.5)) == {0.5}, "nothing was cut"
+    with pytest.raises(BatchError, match=r"over the tokens that Sampling\(.*top_p=0.9.*\) left"):
+        of_convention("masked", Sampling(0.5, top_p=0.9))
+    with pytest.raises(BatchError, match="unknown convention, 'log2'"):
+        of_convention("log2", Sampling())
 
 
 def test_what_validation_refused_is_left_out_of_the_statistics() -> None:
