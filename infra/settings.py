@@ -234,6 +234,12 @@ class Trainer(Settings):
     """Versions to train; version 0 is the start."""
     groups_per_batch: int = Field(32, ge=1)
     """Groups per version."""
+    batch_limit_s: float = Field(0.0, ge=0)
+    """Seconds for which a free trainer waits for a whole batch; then it takes as many groups as there are, a multiple
+    of `minibatches`, and the others stay. 0 waits as long as it takes."""
+    order: Literal["edf", "fifo", "lifo", "random"] = "edf"
+    """Which of the groups that wait are trained next: those of the earliest deadline, the first or the last that came,
+    or by lot. What has grown too stale is dropped in every order."""
     minibatches: int = Field(4, ge=1)
     """Optimizer steps per version."""
     max_staleness: int = Field(1, ge=0)

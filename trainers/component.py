@@ -32,7 +32,7 @@ from trainers.publisher import WindowMark, pointer
 from trainers.resume import Incarnation
 from trainers.step_metrics import group_metrics
 from trainers.trained_groups import whole
-from trainers.window import Eviction, Waiting, Window
+from trainers.window import Eviction, Waiting, Window, next_batch
 
 log = structlog.get_logger()
 
@@ -70,7 +70,8 @@ class Trainer:
         self._reader = TopicReader(run.connection, positions, f"train.{policy}")
         self._waiting = incarnation.waiting
         """Records that the last incarnation's window held: they come before all others."""
-        self.window = Window((self.settings.max_staleness + 1) * self.settings.groups_per_batch)
+        capacity = (self.settings.max_staleness + 1) * self.settings.groups_per_batch
+        self.window = Window(capacity, self.settings.order, run.recipe.seed)
         self._evicted: list[Eviction] = []
         self._evicted_since = 0.0
         self._arrivals = 0
@@ -186,7 +187,7 @@ class Trainer:
         if self._evicted and (self._batch_waits() or time.monotonic() - self._evicted_since > EVICTIONS_WAIT_S):
             return self._report_evictions()
         if is_free and self._batch_waits():
-            self._begin_version(self.window.take(self.settings.groups_per_batch) or [])
+            self._begin_version(self.window.take(self._next_batch()) or [])
         return ()
 
     def position(self, writer: TransactionalWriter) -> None:
@@ -219,8 +220,12 @@ class Trainer:
 
     def _batch_waits(self) -> bool:
         """Tell whether there is a batch, and a learner that is free to train it."""
-        enough = len(self.window) >= self.settings.groups_per_batch
-        return enough and self._pipeline.is_free and not self._over()
+        return self._next_batch() > 0 and self._pipeline.is_free and not self._over()
+
+    def _next_batch(self) -> int:
+        """Return how many groups the next batch takes; 0 while it is to wait."""
+        full, unit, limit_s = self.settings.groups_per_batch, self.settings.minibatches, self.settings.batch_limit_s
+        return next_batch(len(self.window), full, unit, time.monotonic() - self._pipeline.free_since, limit_s)
 
     # ------------------------------------------------------------------------------------------------------- evictions
 

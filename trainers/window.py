@@ -1,11 +1,16 @@
-"""Curated groups that wait for training, earliest deadline first. No I/O."""
+"""Curated groups that wait for training, in the order in which they are served. No I/O."""
 
 from __future__ import annotations
 
 import bisect
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from hashlib import blake2b
+from typing import Literal, TypeAlias
 
+Order = Literal["edf", "fifo", "lifo", "random"]
+Rank: TypeAlias = tuple[int, int]
 Verdict = Literal["surplus", "expired", "run_end", "dead"]
 
 
@@ -34,41 +39,58 @@ class Eviction:
     verdict: Verdict
 
 
+_Ranked: TypeAlias = Callable[[Waiting], Rank]
+
+
 class Window:
-    """At most `capacity` groups, served by (deadline_version, arrival).
+    """At most `capacity` groups, served in one order; what has expired is never served.
+
+    Args:
+        capacity: Groups, at least 1.
+        order: `edf`, the earliest deadline first; `fifo`, the first to arrive; `lifo`, the last; `random`, by lot.
+            Beyond the capacity a group leaves, be it the newcomer: with `edf` the most stale, with `fifo` and `lifo`
+            the first to have arrived, with `random` the last in order.
+        seed: Of the lots: a group's depends on its identity alone, not on when it arrives.
 
     Every entry carries its own deadline, so fresh groups and replays with another staleness bound share one order.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, order: Order = "edf", seed: int = 1) -> None:
         if capacity < 1:
             raise ValueError(f"a window holds at least 1 group, got capacity {capacity}")
         self._capacity = capacity
+        self._rank, self._leaves = _rules(order, seed)
         self._entries: list[Waiting] = []
+        self._earliest: float = math.inf
+        """No entry's deadline is before it."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, entry: Waiting) -> list[Eviction]:
-        """Take one group in; beyond the capacity the most stale (it may be the newcomer) leaves as `surplus`."""
-        bisect.insort(self._entries, entry, key=_deadline)
+        """Take one group in; return what leaves as `surplus` for want of room."""
+        bisect.insort(self._entries, entry, key=self._rank)
+        self._earliest = min(self._earliest, entry.deadline_version)
         if len(self._entries) <= self._capacity:
             return []
-        stalest = min(self._entries, key=lambda waiting: (waiting.min_version, waiting.arrival))
-        self._entries.remove(stalest)
-        return [Eviction(stalest, "surplus")]
+        leaving = max(self._entries, key=self._leaves)
+        self._entries.remove(leaving)
+        return [Eviction(leaving, "surplus")]
 
     def expire(self, current_version: int) -> list[Eviction]:
         """Evict what the trainer, now at `current_version`, may no longer train on.
 
         That is current_version > deadline_version, the same as current_version - min_version > max_staleness.
         """
-        cut = bisect.bisect_left(self._entries, current_version, key=lambda waiting: waiting.deadline_version)
-        expired, self._entries = self._entries[:cut], self._entries[cut:]
+        if current_version <= self._earliest:
+            return []
+        expired = [entry for entry in self._entries if entry.deadline_version < current_version]
+        self._entries = [entry for entry in self._entries if entry.deadline_version >= current_version]
+        self._earliest = min((entry.deadline_version for entry in self._entries), default=math.inf)
         return [Eviction(entry, "expired") for entry in expired]
 
     def take(self, n: int) -> list[Waiting] | None:
-        """Take the n groups of the earliest deadlines, in order; None, and nothing taken, while fewer wait."""
+        """Take the next n groups, in order; None, and nothing taken, while fewer wait."""
         if len(self._entries) < n:
             return None
         taken, self._entries = self._entries[:n], self._entries[n:]
@@ -79,5 +101,49 @@ class Window:
         return tuple(self._entries)
 
 
-def _deadline(entry: Waiting) -> tuple[int, int]:
+def next_batch(waiting: int, full: int, unit: int, waited_s: float, limit_s: float) -> int:
+    """Return how many groups the next batch takes; 0 while it is to wait.
+
+    Args:
+        waiting: Groups in the window.
+        full: Groups of a whole batch.
+        unit: After the limit a batch of fewer is cut, a multiple of this; the others stay in the window.
+        waited_s: Seconds for which the learner has been free.
+        limit_s: Seconds; 0 for never.
+    """
+    if waiting >= full:
+        return full
+    return waiting // unit * unit if 0 < limit_s <= waited_s else 0
+
+
+def _rules(order: Order, seed: int) -> tuple[_Ranked, _Ranked]:
+    """Return how a window is sorted, and by what the largest leaves it first."""
+
+    def lot(entry: Waiting) -> Rank:
+        stream, number, use = entry.key
+        drawn = blake2b(f"{seed} {stream} {number} {use}".encode(), digest_size=8).digest()
+        return int.from_bytes(drawn, "big"), entry.arrival
+
+    rules: Mapping[Order, tuple[_Ranked, _Ranked]] = {
+        "edf": (_deadline, _age),
+        "fifo": (_arrival, _lateness),
+        "lifo": (_lateness, _lateness),
+        "random": (lot, lot),
+    }
+    return rules[order]
+
+
+def _deadline(entry: Waiting) -> Rank:
     return entry.deadline_version, entry.arrival
+
+
+def _age(entry: Waiting) -> Rank:
+    return -entry.min_version, -entry.arrival
+
+
+def _arrival(entry: Waiting) -> Rank:
+    return 0, entry.arrival
+
+
+def _lateness(entry: Waiting) -> Rank:
+    return 0, -entry.arrival

@@ -138,6 +138,20 @@ def test_stale_surplus_and_leftover_groups_each_get_one_outcome_and_the_run_ends
     assert sorted(concluded) == list(range(12))
 
 
+def test_after_its_limit_a_trainer_takes_what_there_is_and_the_rest_stays(
+    bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
+) -> None:
+    trainer = {"steps": 2, "groups_per_batch": 6, "minibatches": 2, "learning_rate": 1e-3, "batch_limit_s": 0.3}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, trainer=trainer | {"order": "fifo"}))
+    feed(run, [curated(number) for number in range(3)])
+    process = train(run)
+    until(lambda: len(batches(run)) == 1, process)
+    feed(run, [curated(3)])
+    until(lambda: len(batches(run)) == 2, process)
+    assert [len(batch.groups) for batch in batches(run)] == [2, 2]
+    assert sorted(use.number for batch in batches(run) for use in batch.groups) == list(range(4))
+
+
 def test_a_curated_record_that_cannot_be_used_is_a_dead_letter_and_training_goes_on(
     bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
 ) -> None:

@@ -1,4 +1,8 @@
-from trainers.window import Waiting, Window
+from dataclasses import replace
+
+import pytest
+
+from trainers.window import Order, Waiting, Window, next_batch
 
 
 def waiting(min_version: int, arrival: int, bound: int = 8) -> Waiting:
@@ -57,3 +61,70 @@ def test_beyond_its_capacity_the_most_stale_group_leaves_even_if_it_is_the_newco
     (newcomer,) = window.add(waiting(1, 3))
     assert newcomer.entry.arrival == 3
     assert versions(list(window.leftovers())) == [4, 5]
+
+
+def served(order: Order, *entries: Waiting, current: int = 12, seed: int = 1) -> list[int]:
+    window = Window(8, order, seed)
+    for entry in entries:
+        assert window.add(entry) == []
+    window.expire(current)
+    return versions(window.take(len(window)))
+
+
+def test_every_order_serves_what_has_not_expired_and_nothing_else() -> None:
+    arrived = [waiting(version, arrival) for arrival, version in enumerate([5, 3, 4, 6])]
+    assert served("edf", *arrived) == [4, 5, 6]
+    assert served("fifo", *arrived) == [5, 4, 6]
+    assert served("lifo", *arrived) == [6, 4, 5]
+    assert sorted(served("random", *arrived)) == [4, 5, 6]
+
+
+def test_lots_depend_on_the_seed_and_on_nothing_that_happens() -> None:
+    numbers = [waiting(number, number) for number in range(8)]
+    drawn = served("random", *numbers, current=0)
+    later = [replace(entry, arrival=7 - entry.arrival, offset=0) for entry in reversed(numbers)]
+    assert served("random", *later, current=0) == drawn != list(range(8))
+    assert len({tuple(served("random", *numbers, current=0, seed=seed)) for seed in range(20)}) > 15
+
+
+@pytest.mark.parametrize(
+    ("order", "left"), [("edf", [1, 3, 0]), ("fifo", [0, 1, 2]), ("lifo", [0, 1, 2])], ids=["edf", "fifo", "lifo"]
+)
+def test_beyond_the_capacity_each_order_has_its_own_that_leaves(order: Order, left: list[int]) -> None:
+    window, gone = Window(2, order), []
+    for arrival, version in enumerate([5, 2, 9, 3, 8]):
+        gone += [eviction.entry.arrival for eviction in window.add(waiting(version, arrival))]
+    assert gone == left
+    assert len(window) == 2
+
+
+def test_by_lot_the_last_in_order_leaves() -> None:
+    whole = [entry.arrival for entry in sorted_by_lot(range(5))]
+    window, gone = Window(2, "random"), set()
+    for arrival in range(5):
+        gone |= {eviction.entry.arrival for eviction in window.add(waiting(4, arrival))}
+    assert gone == set(whole[2:])
+
+
+def sorted_by_lot(arrivals: range) -> tuple[Waiting, ...]:
+    window = Window(8, "random")
+    for arrival in arrivals:
+        window.add(waiting(4, arrival))
+    return window.leftovers()
+
+
+@pytest.mark.parametrize(
+    ("waiting", "waited_s", "limit_s", "groups"),
+    [
+        (31, 99.0, 0.0, 0),
+        (32, 0.0, 0.0, 32),
+        (40, 0.0, 5.0, 32),
+        (31, 4.9, 5.0, 0),
+        (31, 5.0, 5.0, 28),
+        (3, 5.0, 5.0, 0),
+    ],
+)
+def test_a_batch_waits_to_be_whole_or_for_so_long_and_is_never_empty(
+    waiting: int, waited_s: float, limit_s: float, groups: int
+) -> None:
+    assert next_batch(waiting, 32, 4, waited_s, limit_s) == groups
