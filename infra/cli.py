@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from infra import workers
+from infra.cli_data import discards
 from infra.cli_options import (
     FAILED,
     JSON,
@@ -558,6 +559,7 @@ def export(
     typer.echo(json.dumps(told) if as_json else f"{out}: version {found.version}, weights hash {found.weights_hash}")
 
 
+app.command(rich_help_panel=LOOK)(discards)
 for _of_servers in (topics, store_policy, doctor):
     app.command(rich_help_panel=LOOK)(_of_servers)
 

@@ -201,6 +201,17 @@ def test_what_made_a_version_is_told_as_json_and_an_unknown_one_in_a_sentence(fi
     assert f"no step 99: there are 1 to {VERSIONS}" in unknown.stderr
 
 
+def test_what_was_discarded_is_told_and_drawn_and_adds_up_to_the_summary(finished: Finished, tmp_path: Path) -> None:
+    told = headrace("discards", "--data", finished.data, "--plot", tmp_path / "discards.svg", "--json")
+    assert told.returncode == 0, told.stderr
+    ledger = json.loads(told.stdout)["policies"]["solver"]
+    groups = finished.summary["groups"]
+    assert ledger["trained"]["groups"] == groups["trained"]
+    assert {reason: row["groups"] for reason, row in ledger["discarded"].items()} == groups["discarded"]
+    assert ledger["waiting"] == 0
+    assert "<svg" in (tmp_path / "discards.svg").read_text()
+
+
 def test_how_versions_were_published_is_told_and_one_is_a_folder_that_others_load(
     finished: Finished, tmp_path: Path
 ) -> None:

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from consumers.discards import Ledger, Moments, bias, told
+from consumers.page.discards_page import discards_page
+from consumers.page.discards_plot import plot
+from infra.errors import UsageError
+from schemas.records import BatchTrained, Eviction, GroupUse, Outcome
+
+
+def outcome(number: int, length: int, *, reason: str = "", reward: float = 1.0, head: int = 0, **more: Any) -> Outcome:
+    fields: dict[str, Any] = {
+        "stream": "sums",
+        "number": number,
+        "component": "curate",
+        "verdict": "dropped" if reason else "kept",
+        "reason": reason,
+        "lengths": (length - 1, length + 1),
+        "rewards": (reward, 0.0),
+        "min_version": 0,
+        "head_version": head,
+    }
+    return Outcome(**{**fields, **more})
+
+
+def batch(version: int, *numbers: int, gone: dict[int, str] | None = None) -> BatchTrained:
+    evictions = tuple(Eviction(GroupUse("sums", number), verdict) for number, verdict in (gone or {}).items())
+    return BatchTrained(
+        version=version, groups=tuple(GroupUse("sums", number) for number in numbers), evictions=evictions
+    )
+
+
+def a_ledger() -> Ledger:
+    ledger = Ledger()
+    for number, length in enumerate([4, 6, 20, 30, 8, 50]):
+        ledger.outcome(outcome(number, length, reward=0.5))
+    ledger.outcome(outcome(6, 3, reason="zero_variance", reward=0.0))
+    ledger.outcome(outcome(7, 40, reason="stale", head=4))
+    ledger.outcome(outcome(8, 60, reason="stale", head=6))
+    ledger.outcome(outcome(1, 9, reason="truncated", level="trajectory", lengths=(9,), rewards=(0.0,)))
+    ledger.batch(batch(1, 0, 1))
+    ledger.batch(batch(-1, gone={2: "surplus"}))
+    ledger.batch(batch(2, 4))
+    ledger.batch(batch(-1, gone={3: "expired"}))
+    return ledger
+
+
+def test_every_group_is_counted_once_under_what_became_of_it() -> None:
+    found = told(a_ledger())
+    assert found["trained"]["groups"] == 3
+    assert {reason: row["groups"] for reason, row in found["discarded"].items()} == {
+        "stale": 2,
+        "zero_variance": 1,
+        "surplus": 1,
+        "expired": 1,
+    }
+    assert {reason: row["groups"] for reason, row in found["trajectories"].items()} == {"truncated": 1}
+    assert found["waiting"] == 1
+    assert found["trained"]["length"] == pytest.approx(6)
+    assert found["discarded"]["stale"]["length"] == pytest.approx(50)
+
+
+def test_the_age_is_taken_when_the_fate_was_decided() -> None:
+    found = told(a_ledger())["discarded"]
+    assert found["stale"]["age"] == pytest.approx(5), "by the curator's clock"
+    assert (found["surplus"]["age"], found["expired"]["age"]) == (1, 2), "by the trainer's version"
+    assert told(a_ledger())["trained"]["age"] == pytest.approx(1 / 3)
+
+
+def test_uses_after_the_first_and_letters_of_the_trainer_are_not_counted_again() -> None:
+    ledger = a_ledger()
+    before = told(ledger)
+    ledger.outcome(outcome(0, 99, reason="stale", use=1))
+    ledger.outcome(outcome(3, 99, reason="expired", component="train"))
+    ledger.batch(BatchTrained(version=3, groups=(GroupUse("sums", 0, use=1), GroupUse("sums", 0))))
+    assert told(ledger) == before
+
+
+def test_lengths_rewards_and_ages_are_told_in_bins_that_add_up() -> None:
+    found = told(a_ledger())
+    assert found["trained"]["cells"] == [[4, 0.25, 0, 2], [8, 0.25, 1, 1]]
+    assert found["discarded"]["stale"]["cells"] == [[32, 0.5, 4, 1], [32, 0.5, 6, 1]]
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_what_was_never_generated_has_no_age_and_what_was_never_judged_no_reward() -> None:
+    ledger = Ledger()
+    ledger.outcome(outcome(0, 0, reason="no_trajectories", lengths=(), rewards=(math.nan,), min_version=-1))
+    row = told(ledger)["discarded"]["no_trajectories"]
+    assert (row["length"], row["reward"], row["age"], row["cells"]) == (0.0, None, None, [[0, None, None, 1]])
+
+
+def moments(values: list[float]) -> Moments:
+    found = Moments()
+    for value in values:
+        found.add(value)
+    return found
+
+
+def test_the_interval_of_a_ratio_covers_the_truth_about_as_often_as_it_says() -> None:
+    draw, covered = np.random.default_rng(0), 0
+    for _ in range(400):
+        long, short = draw.gamma(2, 15, 200), draw.gamma(2, 10, 300)
+        found = bias(moments(long.tolist()), moments(short.tolist()))
+        assert found is not None
+        assert found["ratio"] == pytest.approx(long.mean() / short.mean())
+        covered += found["low"] <= 1.5 <= found["high"]
+    assert 0.92 <= covered / 400 <= 0.98
+
+
+def test_no_ratio_is_told_where_none_follows() -> None:
+    assert bias(moments([5.0]), moments([5.0, 6.0])) is None
+    assert bias(moments([0.0, 0.0]), moments([5.0, 6.0])) is None
+
+
+def shown(found: dict[str, Any]) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(discards_page({"run": "r", "run_id": "x", "policies": {"solver": found}}))
+    return console.export_text()
+
+
+def test_the_page_names_the_bias() -> None:
+    ledger = Ledger()
+    for number in range(200):
+        ledger.outcome(outcome(number, 10 + number % 5))
+        ledger.outcome(outcome(200 + number, 30 + number % 7, reason="stale", head=3))
+    ledger.batch(batch(1, *range(200)))
+    page = shown(told(ledger))
+    assert "Discarded groups are 2.75 times as long as trained ones" in page
+    assert "training sees too few long answers" in page
+    assert "Nothing was discarded." in shown(told_of_trained_alone())
+
+
+def told_of_trained_alone() -> dict[str, Any]:
+    ledger = Ledger()
+    ledger.outcome(outcome(0, 5))
+    ledger.batch(batch(1, 0))
+    return told(ledger)
+
+
+def test_the_picture_is_drawn_and_a_bad_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    found = {"run": "r", "run_id": "x", "policies": {"solver": told(a_ledger()), "verifier": told(Ledger())}}
+    plot(found, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    for file in (tmp_path / "picture.nothing", tmp_path / "no" / "picture.png"):
+        with pytest.raises(UsageError, match=f"--plot {file}"):
+            plot(found, file)
