@@ -19,6 +19,7 @@ LARGE_KL = 0.1
 SMALL_SAMPLE = 0.3
 """Share of the tokens that the effective sample size comes to."""
 MANY_CLIPPED = 0.4
+MANY_REJECTED = 0.5
 MANY_TRUNCATED = 0.5
 MANY_EQUAL = 0.9
 STEEP = 10.0
@@ -29,7 +30,11 @@ SMALL_FALL = 0.1
 FALL = 0.5
 """Share of its best mean over EDGE versions that the reward may fall to."""
 ENTROPY_LEFT = 0.1
-"""Share of the entropy at the beginning of the look-back below which a policy has collapsed."""
+"""Share of the entropy of the run's first version, or of the look-back's, below which a policy has collapsed."""
+
+
+ENTROPY_FIRST = "entropy_first"
+"""Of the metrics: the entropy of the run's first version, which every version hands on."""
 
 
 class Finding(NamedTuple):
@@ -65,12 +70,12 @@ def _not_finite(now: Metrics) -> Iterator[Finding]:
 
 def _collapse(metrics: Sequence[Metrics]) -> Iterator[Finding]:
     entropies = [one["entropy"] for one in metrics if "entropy" in one]
-    if len(entropies) > EDGE and entropies[-1] < ENTROPY_LEFT * entropies[0]:
+    first = max(entropies[0], metrics[-1].get(ENTROPY_FIRST, 0.0)) if entropies else 0.0
+    if len(entropies) > EDGE and entropies[-1] < ENTROPY_LEFT * first:
         yield Finding(
             "entropy_collapse",
-            f"Entropy has fallen from {entropies[0]:.3f} to {entropies[-1]:.3f} in {len(entropies) - 1} versions, the "
-            "policy settles on few answers: raise the loss's clip_high or trainer.entropy, hold it by trainer.kl, or "
-            "lower trainer.learning_rate.",
+            f"Entropy has fallen from {first:.3f} to {entropies[-1]:.3f}, the policy settles on few answers: raise the "
+            "loss's clip_high or trainer.entropy, hold it by trainer.kl, or lower trainer.learning_rate.",
         )
     rewards = [one["reward_mean"] for one in metrics if "reward_mean" in one]
     means = [sum(rewards[end - EDGE : end]) / EDGE for end in range(EDGE, len(rewards) + 1)]
@@ -111,6 +116,13 @@ def _off_policy(now: Metrics) -> Iterator[Finding]:
             "off_policy",
             f"The data are far from the policy (effective sample size {sample:.0%}, KL {divergence:.3g}): lower "
             'trainer.max_staleness or trainer.learning_rate, or take trainer.loss = "m2po" or "decoupled_ppo".',
+        )
+    rejected = now.get("rejected_fraction", 0.0)
+    if rejected > MANY_REJECTED:
+        yield Finding(
+            "rejected",
+            f"{rejected:.0%} of the tokens are rejected and teach nothing: widen the bounds of trainer.correction or "
+            "of trainer.loss, or lower trainer.max_staleness.",
         )
     clipped = now.get("clip_fraction", 0.0)
     if clipped > MANY_CLIPPED:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -227,6 +227,9 @@ class Reference(Settings):
     """Share of itself that an average keeps at every version; 1 is frozen."""
 
 
+Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Trainer(Settings):
     """One trainer's algorithm and pace."""
 
@@ -244,7 +247,7 @@ class Trainer(Settings):
     """Optimizer steps per version."""
     max_staleness: int = Field(1, ge=0)
     """How many versions a token may be behind the policy that trains on it."""
-    learning_rate: float = Field(5e-6, gt=0)
+    learning_rate: float = Field(5e-6, gt=0, le=1)
     """Of AdamW, on fp32 masters."""
     warmup_versions: int = Field(0, ge=0)
     """Versions over which the learning rate rises linearly."""
@@ -254,9 +257,9 @@ class Trainer(Settings):
     """Share of the learning rate that is left at the end."""
     weight_decay: float = Field(0.01, ge=0)
     """Of AdamW, for matrices; norms and biases have none."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Share, Share] = (0.9, 0.999)
     """Of AdamW."""
-    adam_eps: float = Field(1e-8, gt=0)
+    adam_eps: float = Field(1e-8, ge=1e-30)
     """Of AdamW."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest global norm of a gradient."""

@@ -104,7 +104,8 @@ def grpo(
 ) -> Float32s:
     """GRPO (arXiv 2402.03300): (r - mu) / (sigma + eps), float32[n].
 
-    `std = sample` divides by m-1 in sigma, `population` by m. No advantage exceeds (m-1)/sqrt(m).
+    `std = sample` divides by m-1 in sigma, `population` by m. No advantage exceeds (m-1)/sqrt(m), with
+    `population` sqrt(m-1).
     """
     ddof = {"sample": 1, "population": 0}.get(std)
     if ddof is None:

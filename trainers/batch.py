@@ -142,7 +142,7 @@ def minibatches(
     trained = [sequence for sequence in sequences if sequence.mask.any()]
     if not trained:
         raise BatchError(f"version {version}: none of {len(sequences)} sequences has a token to train on")
-    groups = sorted({sequence.group for sequence in trained}, key=lambda group: _draw(seed, version, group))
+    groups = sorted({sequence.group for sequence in sequences}, key=lambda group: _draw(seed, version, group))
     assemble = pack if packed else pad
     steps = []
     for part in np.array_split(np.array(groups), min(count, len(groups))):
@@ -150,7 +150,8 @@ def minibatches(
         every = [sequence for sequence in sequences if sequence.group in chosen]
         members = [sequence for sequence in every if sequence.mask.any()]
         micro_batches = tuple(assemble(cut) for cut in micro_batch_cuts(members, token_budget, packed=packed))
-        steps.append(Minibatch(len(every), micro_batches))
+        if micro_batches:
+            steps.append(Minibatch(len(every), micro_batches))
     return tuple(steps)
 
 

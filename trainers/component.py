@@ -7,12 +7,14 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 
 import structlog
+from blake3 import blake3
 
 from infra.dead_letters import dead_letter
-from infra.health import LOOK_BACK, findings
+from infra.health import ENTROPY_FIRST, LOOK_BACK, findings
 from infra.kafka import Message, Outgoing
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.process import MustRestart
@@ -26,11 +28,13 @@ from schemas.headers import outcome_stamp
 from schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, Position, WeightsPublished
 from trainers.advantages import RewardError
 from trainers.batch import BatchError
+from trainers.estimator import AdvantageError
 from trainers.groups import PreparedGroup, WholeGroup, batch_sequences, prepared
 from trainers.pipeline import Made, Order, Pipeline
 from trainers.publisher import WindowMark, pointer
 from trainers.resume import Incarnation
 from trainers.step_metrics import group_metrics
+from trainers.token_texts import TOKENIZER_FILE
 from trainers.trained_groups import whole
 from trainers.window import Eviction, Waiting, Window, next_batch
 
@@ -139,14 +143,23 @@ class Trainer:
         try:
             with self._watch.measure("decode"):
                 candidate = self._candidate(curated)
-        except (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError) as error:
+        except (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError) as error:
             return self._bury(message, ("unusable", str(error)), entry.key)
         self._evict(self.window.add(replace(entry, payload=candidate)))
         return []
 
+    @cached_property
+    def _tokenizer_hash(self) -> str:
+        """BLAKE3 of the policy's tokenizer; empty where none was published."""
+        found = (file.claim for file in self._publisher.files if file.name == TOKENIZER_FILE)
+        claim = next(found, None)
+        return "" if claim is None else blake3(self.run.get(claim)).hexdigest()
+
     def _candidate(self, curated: CuratedGroup) -> Candidate:
         """Return the decoded group. Raises what makes it unusable."""
         group = whole(self.run, curated)
+        if group.group.tokenizer_hash and group.group.tokenizer_hash != self._tokenizer_hash:
+            raise BatchError(f"its tokens are of tokenizer {group.group.tokenizer_hash[:16]!r}, which is another one's")
         ready = prepared(group)
         sequences = batch_sequences([ready], self.settings)
         if not any(sequence.mask.any() for sequence in sequences):
@@ -294,6 +307,7 @@ class Trainer:
         self._watch.seconds["train"] += made.metrics["step_s"] + made.metrics["blocked_s"]
         metrics = {**made.metrics, **order.metrics, "log_share": log_share(self._watch.seconds)}
         metrics |= {f"seconds_{activity}": spent for activity, spent in self._watch.seconds.items()}
+        metrics |= self._first_entropy(metrics)
         record = replace(
             self._record(),
             version=version,
@@ -323,6 +337,12 @@ class Trainer:
             wait_s=round(metrics["wait_s"], 3),
         )
         return outgoing
+
+    def _first_entropy(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return that of the first version that had one: a slow collapse shows beside no newer one."""
+        told = (one.get(ENTROPY_FIRST, one.get("entropy")) for one in (*self._recent, metrics))
+        first = next((entropy for entropy in told if entropy is not None), None)
+        return {} if first is None else {ENTROPY_FIRST: first}
 
     def _say_what_is_not_well(self, metrics: Mapping[str, float]) -> None:
         before = {finding.name for finding in findings(self._recent)}

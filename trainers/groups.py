@@ -148,11 +148,13 @@ def _temperature(sequence: Sequence, convention: str) -> float | Float32s:
     if convention not in {"raw", "tempered", "masked"}:
         raise BatchError(f"log-probabilities of an unknown convention, {convention!r}")
     spans = [(span.length, span.sampling or Sampling()) for span in sequence.spans if span.kind == "generated"]
-    cut = [how for _, how in spans if (how.top_p, how.top_k, how.min_p) != (1.0, 0, 0.0)]
-    if convention == "masked" and cut:
-        raise BatchError(f"log-probabilities over the tokens that {cut[0]} left: those of the others are not known")
+    for _, how in spans:
+        if (how.top_p, how.top_k, how.min_p) != (1.0, 0, 0.0):
+            raise BatchError(f"tokens drawn from a part of the vocabulary, {how}: with which probability is not known")
+        if convention == "raw" and how.temperature not in {0.0, 1.0}:
+            raise BatchError(f"tokens drawn at temperature {how.temperature}, with log-probabilities at 1 (raw)")
     # At temperature 0, greedy, log-probabilities are those of the logits as they are.
-    divisors = {how.temperature or 1.0 for _, how in spans} if convention != "raw" else {1.0}
+    divisors = {how.temperature or 1.0 for _, how in spans}
     if len(divisors) < 2:
         return divisors.pop() if divisors else 1.0
     temperatures = np.ones(sequence.ids.size, np.float32)

@@ -131,7 +131,8 @@ class Learner:
     def step(self, sequences: Sequence[TrainingSequence], version: int) -> StepMetrics:
         """Make `version` (the one after the current) from a batch, in up to `minibatches` optimizer steps.
 
-        A step whose loss or gradient is not finite is skipped and counted (`steps_skipped`). Raises BatchError, and
+        A step whose loss or gradient is not finite is skipped and counted (`steps_skipped`); where the weights are not
+        finite at the end, all of them are, and the version has the weights of the one before. Raises BatchError, and
         whatever fails in between, with masters, moments and published values as they were. Memory: a second copy of
         masters and moments while it runs.
         """
@@ -157,6 +158,10 @@ class Learner:
                 self._have_reference()
                 for step, tokens in zip(steps, self._known(steps), strict=True):
                     self._optimize(step, tokens, sums)
+                if not torch.isfinite(self.masters.norm(self._backend.gather)):
+                    log.warning("version.not_finite", version=version)
+                    self.masters.load(before)
+                    sums.skip_all()
         except Exception:
             self.masters.drop_gradients()
             self.masters.load(before)
@@ -339,7 +344,7 @@ class Learner:
             told = added(told, one if counts else {name: torch.zeros_like(value) for name, value in one.items()})
         told = self._over_processes(told)
         loss = told.pop("loss")
-        norm = self.masters.norm(self._backend.gather)
+        norm = self.masters.gradient_norm(self._backend.gather)
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
             sums.skip()
             log.warning("step.skipped", version=self.version + 1, loss=float(loss), gradient_norm=float(norm))

@@ -6,7 +6,7 @@ function, and an update smaller than half a unit in bf16's last place is not los
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -38,14 +38,18 @@ class Masters:
         for name, master in self.values.items():
             master.grad = self.gradients[name]
         masters = self.values.values()
-        groups = [{"params": [m for m in masters if m.ndim > 1]}, {"params": [m for m in masters if m.ndim < 2]}]
-        self._optimizer = torch.optim.AdamW(groups, foreach=False, fused=False)
+        kinds = [(is_matrix, lies_apart) for lies_apart in (False, True) for is_matrix in (True, False)]
+        groups = {kind: [m for m in masters if (m.ndim > 1, isinstance(m, DTensor)) == kind] for kind in kinds}
+        # A fused kernel takes either tensors that are whole or tensors in parts.
+        decays = [{"params": some, "decays": is_matrix} for (is_matrix, _), some in groups.items() if some]
+        self._optimizer = torch.optim.AdamW(decays, foreach=False, fused=False)
         self.use(settings)
         self.round()
 
     def use(self, settings: Trainer) -> None:
         """Go on with other settings. Weight decay is for matrices: norms and biases have none."""
-        for group, decay in zip(self._optimizer.param_groups, (settings.weight_decay, 0.0), strict=True):
+        for group in self._optimizer.param_groups:
+            decay = settings.weight_decay if group["decays"] else 0.0
             group |= {"betas": settings.betas, "eps": settings.adam_eps, "weight_decay": decay}
             # The fused kernel gives other bits than the plain loop; the loop is what every device and torch build has.
             group["fused"] = settings.fused_optimizer
@@ -73,12 +77,13 @@ class Masters:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def norm(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def gradient_norm(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Return the global L2 norm of the gradients, float32[]; `gather` makes a whole of one that lies in parts."""
-        apart = [gradient for gradient in self.gradients.values() if isinstance(gradient, DTensor)]
-        here = [gradient for gradient in self.gradients.values() if not isinstance(gradient, DTensor)]
-        norms = [gather(torch.nn.utils.get_total_norm(some, foreach=False)) for some in (apart, here) if some]
-        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        return _norm(self.gradients.values(), gather)
+
+    def norm(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Return that of the masters: it is finite where all of them are, and their published values."""
+        return _norm(self.values.values(), gather)
 
     def clip(self, norm: torch.Tensor, largest: float) -> None:
         """Scale the gradients, whose global norm is `norm`, down to one of `largest` if they exceed it."""
@@ -122,3 +127,12 @@ class Masters:
         """Copy what the optimizer keeps to where it looks for it: only the fused kernel counts steps on a GPU."""
         counts_here = kind == "step" and not self._optimizer.param_groups[0]["fused"]
         return value.to("cpu" if counts_here else master.device, copy=True)
+
+
+def _norm(tensors: Iterable[torch.Tensor], gather: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    kinds: dict[bool, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault(isinstance(tensor, DTensor), []).append(tensor)
+    parts = (kinds[lies_apart] for lies_apart in (True, False) if lies_apart in kinds)
+    norms = [gather(torch.nn.utils.get_total_norm(some, foreach=False)) for some in parts]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

@@ -44,6 +44,10 @@ class StepSums:
         """Count a step that was not taken."""
         self._skipped += 1
 
+    def skip_all(self) -> None:
+        """Count those that were taken as not taken: what came of them is not kept."""
+        self._sums, self._norms, self._skipped = {}, [], self._skipped + self.steps
+
     def means(self) -> StepMetrics:
         """Return means over tokens, in one synchronisation.
 

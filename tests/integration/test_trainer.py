@@ -23,6 +23,7 @@ from infra.weights.folder import write_weights
 from infra.weights.policy_weights import PolicyWeights
 from infra.weights.tensors import weights_hash
 from schemas import codec
+from schemas.records import TrajectoryGroup
 
 Spawn = Callable[[Run], BaseProcess]
 
@@ -161,10 +162,12 @@ def test_a_curated_record_that_cannot_be_used_is_a_dead_letter_and_training_goes
     assert producer.flush(30) == 0
     torn, early = replace(curated(4), group=curated(4).group[:-9]), curated(8, version=7)
     longer_than_the_context = curated(12, lengths=(65, 66))
-    feed(run, [torn, early, longer_than_the_context])
+    of_another = replace(codec.decode(curated(16).group, TrajectoryGroup), tokenizer_hash="f00d")
+    feed(run, [torn, early, longer_than_the_context, replace(curated(16), group=codec.encode(of_another))])
     feed(run, [curated(number) for number in range(4)])
     until(lambda: len(batches(run)) == 1, train(run))
-    assert [letter.reason for letter in read_letters(run)] == ["undecodable", "unusable", "unusable", "unusable"]
+    assert [letter.reason for letter in read_letters(run)] == ["undecodable", *["unusable"] * 4]
+    assert any("its tokens are of tokenizer 'f00d'" in letter.detail for letter in read_letters(run))
     assert any("this model has 52 ids and 64 positions" in letter.detail for letter in read_letters(run))
 
 

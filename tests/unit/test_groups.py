@@ -64,11 +64,14 @@ def of_convention(convention: str, how: Sampling) -> set[float]:
 
 
 def test_log_probabilities_are_evaluated_as_the_engine_says_that_it_took_them() -> None:
-    assert of_convention("tempered", Sampling(0.5, top_p=0.9)) == {0.5}
-    assert of_convention("raw", Sampling(0.5)) == {1.0}
+    assert of_convention("tempered", Sampling(0.5)) == {0.5}
+    assert of_convention("raw", Sampling(1.0)) == {1.0}
     assert of_convention("masked", Sampling(0.5)) == {0.5}, "nothing was cut"
-    with pytest.raises(BatchError, match=r"over the tokens that Sampling\(.*top_p=0.9.*\) left"):
-        of_convention("masked", Sampling(0.5, top_p=0.9))
+    with pytest.raises(BatchError, match=r"drawn at temperature 0.5, with log-probabilities at 1"):
+        of_convention("raw", Sampling(0.5))
+    for convention, how in (("tempered", Sampling(0.5, top_p=0.9)), ("masked", Sampling(top_k=5))):
+        with pytest.raises(BatchError, match=r"drawn from a part of the vocabulary, Sampling"):
+            of_convention(convention, how)
     with pytest.raises(BatchError, match="unknown convention, 'log2'"):
         of_convention("log2", Sampling())
 

@@ -38,12 +38,20 @@ def test_a_run_that_is_well_has_no_findings() -> None:
         ({"ess_share": 0.2}, "off_policy"),
         ({"kl_k3": 0.2}, "off_policy"),
         ({"clip_fraction": 0.5}, "clipped"),
+        ({"rejected_fraction": 0.6}, "rejected"),
         ({"truncated_share": 0.6}, "truncated"),
         ({"zero_variance_share": 1.0}, "equal_rewards"),
     ],
 )
 def test_each_sign_is_found_alone_and_by_its_figure(now: dict[str, float], name: str) -> None:
     assert names(now) == [name]
+
+
+def test_a_slow_collapse_is_seen_against_the_first_version_of_the_run() -> None:
+    slowly = [WELL | {"entropy": 0.5 * 0.9**version, "entropy_first": 0.5} for version in range(300)]
+    found = [bool(findings(slowly[max(0, end - LOOK_BACK) : end])) for end in range(1, 301)]
+    assert found.index(True) == 22, "0.9^22 is below a tenth"
+    assert all(found[22:])
 
 
 def test_a_reward_that_falls_by_half_and_stays_down_is_a_collapse_and_one_bad_version_is_not() -> None:

@@ -134,6 +134,22 @@ def test_a_version_without_a_finite_step_has_the_weights_of_the_one_before() -> 
     assert (b"".join(encode_checkpoint(replace(one.state(), metadata={}))), weights_hash(one.published())) == before
 
 
+def test_weights_that_an_optimizer_step_made_infinite_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = learner()
+    one.step(batch(1), 1)
+    before = b"".join(encode_checkpoint(replace(one.state(), metadata={}))), weights_hash(one.published())
+    take = Masters.step
+
+    def overflowing(masters: Masters, rate: float) -> None:
+        take(masters, rate)
+        next(iter(masters.values.values())).view(-1)[3] = torch.inf
+
+    monkeypatch.setattr(Masters, "step", overflowing)
+    metrics = one.step(batch(2), 2)
+    assert (metrics["optimizer_steps"], metrics["steps_skipped"], one.version) == (0, 3, 2)
+    assert (b"".join(encode_checkpoint(replace(one.state(), metadata={}))), weights_hash(one.published())) == before
+
+
 def test_a_step_that_fails_leaves_the_whole_version_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     one, untouched = learner(), learner()
     before = b"".join(encode_checkpoint(one.state())), weights_hash(one.published())

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -193,6 +194,12 @@ def test_metrics_add_up_over_parts_of_a_minibatch() -> None:
         ({"aggregation": {"length": 3}}, "aggregation: `use` is missing"),
         ({"kl": {"use": "k4"}}, "kl: no 'k4'; take one of k"),
         ({"kl": {"beta": 1}}, "kl: no option 'beta'; it takes use, weight, place, unbiased"),
+        ({"kl": {"weight": math.inf}}, "kl: weight must be"),
+        ({"use": "m2po", "budget": math.nan}, r"loss m2po: budget is no number \(nan\)"),
+        ({"use": "sapo", "tau_positive": math.inf}, "sapo: tau must be above 0 and finite"),
+        ({"use": "dppo", "threshold": -2.0}, "dppo: threshold is of a change in probability"),
+        ({"correction": {"use": "icepop", "low": 5.0, "high": 0.2}}, "icepop: low 5.0 is above high 0.2"),
+        ({"correction": {"use": "rejection", "high": 0.5}}, "rejection: low 2.0 is above high 0.5"),
         ({"use": "no.such.module:loss"}, "loss: importing no.such.module failed"),
         ({"use": "trainers.losses:nothing"}, "loss: module trainers.losses has no 'nothing'"),
     ],
@@ -207,6 +214,14 @@ def test_what_a_term_needs_and_the_tokens_lack_is_said() -> None:
         policy_loss(tokens_of([0.0], [1]), kl={"use": "k3"})
     with pytest.raises(UsageError, match="no entropies"):
         policy_loss(tokens_of([0.0], [1]), entropy=0.1)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(3, 1), torch.zeros(1), torch.zeros(())], ids=["column", "one", "scalar"])
+def test_vectors_of_other_lengths_are_refused_and_not_broadcast(wrong: torch.Tensor) -> None:
+    good = tokens_of([0.0, 0.1, 0.2], [1, 1, 1])
+    for name in ("behaviour", "advantages", "sequences", "proximal"):
+        with pytest.raises(UsageError, match=rf"must all be \[N\].*{name}"):
+            replace(good, **{name: wrong})  # type: ignore[arg-type]  # each is a tensor
 
 
 def test_a_loss_of_ones_own_is_found_by_its_module() -> None:

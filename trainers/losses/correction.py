@@ -57,7 +57,7 @@ def mis(tokens: TrainedTokens, *, level: str = "token", cap: float = 2.0) -> Cor
 def icepop(tokens: TrainedTokens, *, low: float = 0.2, high: float = 5.0) -> Correction:
     """Weigh as IcePop (INTELLECT-3, arXiv 2512.16144): the token's w, and what is outside low..high is rejected."""
     weights = _weights(tokens, "token")
-    return Correction(weights, ~within(weights, _positive("icepop", "low", low), _positive("icepop", "high", high)))
+    return Correction(weights, ~within(weights, *_range("icepop", low, high)))
 
 
 def rejection(
@@ -74,7 +74,7 @@ def rejection(
     if level not in _REJECTION_HIGH:
         raise UsageError(f"rejection: level is one of {', '.join(_REJECTION_HIGH)}, got {level!r}")
     high = _positive("rejection", "high", _REJECTION_HIGH[level] if high is None else high)
-    low = _positive("rejection", "low", 1 / high if low is None else low)
+    low, high = _range("rejection", 1 / high if low is None else low, high)
     log_weights = _raw_log_weights(tokens)
     if level == "sequence":
         log_weights = per_sequence_sum(log_weights, tokens)
@@ -143,6 +143,12 @@ def _weights(tokens: TrainedTokens, level: str) -> Tensor:
     if level != "sequence":
         raise UsageError(f"correction: level is token or sequence, got {level!r}")
     return per_sequence_sum(_raw_log_weights(tokens), tokens).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _range(name: str, low: float, high: float) -> tuple[float, float]:
+    if _positive(name, "low", low) > _positive(name, "high", high):
+        raise UsageError(f"{name}: low {low} is above high {high}, so that everything is rejected")
+    return low, high
 
 
 def _positive(name: str, option: str, value: float) -> float:

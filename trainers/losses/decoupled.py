@@ -38,7 +38,8 @@ def decoupled_ppo(  # noqa: PLR0913 - each is a key of the recipe
         clip_low: As in `ppo`.
         clip_high: As in `ppo`.
         dual_clip: As in `ppo`.
-        proximal: "forward": TrainedTokens.proximal; "interpolated": `interpolated_proximal`, without that forward pass.
+        proximal: "forward": TrainedTokens.proximal; "interpolated": `interpolated_proximal`, without that forward pass
+            where no token can be rejected (clamp, no bounds, or `count_rejected`): else who is must be known ahead.
         behaviour_level: "token", or "sequence": the metric of all tokens is that of their sequence; for the ratio, the
             geometric mean, which is also the weight then; for the others, the mean.
         behaviour_action: "mask" takes tokens out of bounds out; "clamp" holds the weight to the bounds (ratio only).

@@ -6,6 +6,7 @@ once, asks it for the `bounds` and `totals` of each whole minibatch, and for the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -85,8 +86,9 @@ def policy_loss(  # noqa: PLR0913 - one for each table of a recipe
         bounds: Of that minibatch, where `use` is m2po.
         options: Of the loss.
 
-    A rejected token is out of everything: the policy term, KL, entropy, and the statistics of its sequence. Raises
-    UsageError for a name or an option that there is not, with those there are.
+    A rejected token is out of everything: the policy term, KL, entropy, and the statistics of its sequence. Of a KL in
+    the reward its share in the advantages of the tokens before it stays: it was part of what the sequence earned.
+    Raises UsageError for a name or an option that there is not, with those there are.
     """
     table = {"use": use, **options}
     objective = objective_of(
@@ -108,7 +110,7 @@ class Kl:
 
     def __post_init__(self) -> None:
         named("kl", self.use, DIVERGENCES)
-        if self.weight < 0 or self.place not in PLACES:
+        if not 0 <= self.weight < math.inf or self.place not in PLACES:
             raise UsageError(
                 f"kl: weight must be at least 0 and place one of {', '.join(PLACES)}, got {self.weight}, {self.place!r}"
             )
@@ -163,7 +165,8 @@ class Objective:
         """
         options = self.loss.keywords
         guesses = self.loss.func is decoupled_ppo and options.get("proximal") == "interpolated"
-        masks = options.get("behaviour_action") != "clamp" and not self.count_rejected
+        is_bound = options.get("behaviour_upper", 1.0) is not None or options.get("behaviour_lower") is not None
+        masks = is_bound and options.get("behaviour_action") != "clamp" and not self.count_rejected
         return (self.loss.func in _BOUNDS and not self._masks_by_moment) or (guesses and masks)
 
     @torch.no_grad()
@@ -306,6 +309,9 @@ def _with_options(
     use = options.pop("use")
     function = named(where, use, shipped)
     check_options(f"{where} {use}", function, options)
+    for name, value in options.items():
+        if isinstance(value, float) and math.isnan(value):
+            raise UsageError(f"{where} {use}: {name} is no number (nan)")
     return partial(function, **options), use
 
 

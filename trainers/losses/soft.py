@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from infra.errors import UsageError
@@ -38,8 +40,8 @@ def sapo(tokens: TrainedTokens, *, tau_positive: float = 1.0, tau_negative: floa
     4 / tau makes the slope 1 at rho = 1. tau is tau_positive where A > 0, else tau_negative: a bad token's gradient
     fades faster.
     """
-    if not (tau_positive > 0 and tau_negative > 0):
-        raise UsageError(f"sapo: tau must be above 0, got {tau_positive} and {tau_negative}")
+    if not (0 < tau_positive < math.inf and 0 < tau_negative < math.inf):
+        raise UsageError(f"sapo: tau must be above 0 and finite, got {tau_positive} and {tau_negative}")
     delta = log_ratio(tokens.logprobs, tokens.behaviour)
     positive = tokens.advantages > 0
     distance = delta.exp() - 1
@@ -75,6 +77,8 @@ def dppo(
     if variant not in thresholds:
         raise UsageError(f"dppo: variant is dppo or ipo, got {variant!r}")
     threshold = thresholds[variant] if threshold is None else threshold
+    if threshold < 0:
+        raise UsageError(f"dppo: threshold is of a change in probability, 0 or more, got {threshold}")
     delta = log_ratio(tokens.logprobs, tokens.behaviour)
     change = tokens.logprobs.detach().exp() - tokens.behaviour.exp()
     if variant == "dppo":

@@ -8,6 +8,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from infra.errors import UsageError
+
 Count: TypeAlias = int | Tensor
 """A whole number, or a scalar that stays on the device."""
 
@@ -41,6 +43,12 @@ class TrainedTokens:
     """The version whose weights `proximal` is of: the one before the version being made."""
     kept: Tensor | None = None
     """bool[N], False where a correction rejected the token; None keeps all. See `trainers.losses.correction`."""
+
+    def __post_init__(self) -> None:
+        """Refuse vectors that are not of one length: they would be broadcast, and more terms come out than tokens."""
+        shapes = {name: tuple(one.shape) for name in _VECTORS if (one := getattr(self, name)) is not None}
+        if len(set(shapes.values())) != 1 or self.logprobs.ndim != 1:
+            raise UsageError(f"the vectors of trained tokens must all be [N], and are {shapes}")
 
     def part(self, index: Tensor | slice) -> TrainedTokens:
         """Return the tokens at `index`, int64[M], bool[N] or a slice; it must hold whole sequences, in their order."""
