@@ -56,9 +56,8 @@ def test_a_pass_asks_every_source_as_a_whole(monkeypatch: pytest.MonkeyPatch) ->
     asked = {env.problem("train", index).task_id for index in range(40)}
     assert Counter(task_id.partition("/")[0] for task_id in asked) == {"easy": 6, "hard": 10}
     for size in (None, 0):
-        monkeypatch.setattr(
-            "envs.arithmetic.Judge", type("Sized", (Judge,), {"size": lambda *_, s=size: s}), raising=False
-        )
+        sized = type("Sized", (Judge,), {"size": lambda *_, found=size: found})
+        monkeypatch.setattr("envs.arithmetic.Judge", sized, raising=False)
         assert mixture(EASY, {"use": "envs.arithmetic:Judge", "name": "judge"}).size("train") == size
 
 
