@@ -153,8 +153,8 @@ class Figures:
         self._positions: dict[str, dict[Place, int]] = {}
         self._ended = ""
         self._newest_ms = 0
-        self._feeder = b"{}"
-        """Its newest state."""
+        self._feeder: tuple[Snapshot, tuple[str, int, int]] | None = None
+        """Its newest state and where that stands; read when it is asked for, as there are many and they are long."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -200,11 +200,11 @@ class Figures:
             if is_version(record):
                 self._version(record.policy, record.version)
                 self._weights.event(record)
+        elif isinstance(record, Snapshot):
+            self._feeder = record, (message.topic, message.partition, message.offset)
         else:
             self._audit.take_record(record, (message.topic, message.partition, message.offset))
-        if isinstance(record, Snapshot):
-            self._feeder = record.body
-        elif isinstance(record, Outcome):
+        if isinstance(record, Outcome):
             self._reward(record)
         elif isinstance(record, BatchTrained):
             self._version(record.policy, record.version)
@@ -229,6 +229,10 @@ class Figures:
             lag: Topic to unread records; it is asked of the broker.
             now_ms: Wall time in ms since the epoch, for which workers are still there.
         """
+        feeder: dict[str, Any] = {}
+        if self._feeder is not None:
+            self._audit.take_record(*self._feeder)
+            feeder = json.loads(self._feeder[0].body)
         policies = {
             policy: replace(counts, produced=self._curated[policy] + counts.dead)
             for policy, counts in self._audit.policies(drained=False).items()
@@ -255,7 +259,7 @@ class Figures:
             delivered_tokens=self._curated_tokens + round(sum(map(_tokens_of, self._evals))),
             unnumbered_letters=self._audit.unnumbered.by_reason(),
             weights={policy: self._weights.figures(policy, now_ms) for policy in self.recipe.policies},
-            selection={s: _selection(source) for s, source in json.loads(self._feeder).get("sources", {}).items()},
+            selection={stream: _selection(source) for stream, source in feeder.get("sources", {}).items()},
         )
 
     def _state(self, now_ms: int) -> str:

@@ -10,7 +10,8 @@ from statistics import fmean
 from schemas.records import Outcome
 
 REMEMBER = 16_384
-"""Tasks that a selector remembers by default: a snapshot of them is half a megabyte, and takes some milliseconds."""
+"""Tasks that a selector remembers by default. All of them make a snapshot of 0.4 to 0.7 MB, written in 6 to 20 ms with
+every turn that issues tasks, ten a second at the most."""
 LONGEST_ID = 32
 """Characters of a task id that is kept as it is."""
 

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import sys
+import tomllib
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envs.contract import Problem, Score, Split
 from infra.errors import UsageError
-from infra.settings import Use
+from infra.settings import Feed, Use
 from producers.selectors.contract import MOST_REJECTIONS, AcceptAll, Selector
-from producers.selectors.registry import AllOf, load_selector, load_selectors
+from producers.selectors.registry import SELECTORS, AllOf, load_selector, load_selectors
 from producers.task_source import EnvironmentFailed, TaskSource
+from schemas.records import Outcome
 
 
 class Sums:
@@ -192,3 +197,42 @@ def test_two_selectors_of_one_name_or_that_both_choose_are_refused() -> None:
 def test_an_unknown_selector_is_refused_by_name(name: str) -> None:
     with pytest.raises(UsageError, match=name):
         load_selector(Use(use=name), 1)
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "task-selectors.md").read_text()
+
+
+def test_the_selector_of_the_page_works_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    module = types.ModuleType("my_package.ask")
+    exec(code, module.__dict__)  # noqa: S102 - the project's own page
+    monkeypatch.setitem(sys.modules, "my_package.ask", module)
+    *_, own = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    [use] = Feed.model_validate(tomllib.loads(own)["feed"]).selector
+    assert use.settings == {"rest": 200}
+
+    def build() -> TaskSource:
+        return source(load_selectors([Use.model_validate({"use": use.use, "rest": 2})], 1))
+
+    problems = build()
+    for task_id in ("one-train-0", "one-train-1", "one-train-2"):
+        problems.selector.observe(Outcome(task_id=task_id))
+    again = build()
+    again.restore(json.loads(json.dumps(problems.snapshot())))
+    assert [again.draw().index for _ in range(2)] == [0, 0]
+    assert again.rejected == 2
+    with pytest.raises(UsageError, match="at least 1; got 0"):
+        load_selector(Use.model_validate({"use": use.use, "rest": 0}), 1)
+
+
+def test_the_recipes_of_the_page_can_be_read_and_its_table_has_every_selector_with_its_settings() -> None:
+    for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL):
+        tables = tomllib.loads(block)
+        uses = Feed.model_validate(tables.get("feed", {})).selector
+        load_selectors([use for use in uses if ":" not in use.use], 1)
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGE, re.MULTILINE))
+    assert rows.pop("use")
+    assert set(rows) == set(SELECTORS)
+    for name, row in rows.items():
+        settings = set(inspect.signature(type(load_selector(Use(use=name), 1))).parameters) - {"seed"}
+        assert settings <= set(re.findall(r"`(\w+)`", row)), name
