@@ -230,6 +230,8 @@ def test_the_page_tells_what_a_selector_said_once_it_rejects(moment: Moment) -> 
     assert "selected" not in drawn(page(replace(moment, figures=figures)))
     figures = replace(moment.figures, selection={"sums": Selection(40, 300, 1)})
     assert "40 selected · 300 rejected · 1 forced" in drawn(page(replace(moment, figures=figures)))
+    status = {**figures.to_json(), "wasted_is_all": False}
+    assert "sums: 40 selected · 300 rejected · 1 forced" in drawn(status_table({**status, "workers": []}))
 
 
 def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:
