@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import Counter, defaultdict
@@ -32,6 +33,8 @@ from schemas.records import (
 )
 from schemas.topics import eval_stream
 
+MOST_SHOWN = 16
+"""Entries of a selector's list or table that are told one by one; of a longer one the number is told."""
 EDGE = 5
 """Versions at either end of a run whose rewards are averaged."""
 MOST_TOKENS = 2**53
@@ -47,6 +50,19 @@ class GroupCounts:
     discarded: dict[str, int] = field(default_factory=dict)
     dead: int = 0
     in_flight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a stream's selector has said."""
+
+    selected: int = 0
+    """Problems that it took."""
+    rejected: int = 0
+    forced: int = 0
+    """Taken against it, after too many rejections in a row."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """By name of the selector what it remembers, the number of entries where there are many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +109,8 @@ class RunFigures:
     """Dead letters by reason that `groups` does not count, as they name no training number; without those sent back."""
     weights: dict[str, WeightsFigures] = field(default_factory=dict)
     """Policy to how its versions get to the workers."""
+    selection: dict[str, Selection] = field(default_factory=dict)
+    """Stream to what became of the problems that were drawn for it, as of the feeder's newest snapshot."""
 
     @property
     def drained(self) -> bool:
@@ -135,6 +153,8 @@ class Figures:
         self._positions: dict[str, dict[Place, int]] = {}
         self._ended = ""
         self._newest_ms = 0
+        self._feeder: tuple[Snapshot, tuple[str, int, int]] | None = None
+        """Its newest state and where that stands; read when it is asked for, as there are many and they are long."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -180,6 +200,8 @@ class Figures:
             if is_version(record):
                 self._version(record.policy, record.version)
                 self._weights.event(record)
+        elif isinstance(record, Snapshot):
+            self._feeder = record, (message.topic, message.partition, message.offset)
         else:
             self._audit.take_record(record, (message.topic, message.partition, message.offset))
         if isinstance(record, Outcome):
@@ -207,6 +229,10 @@ class Figures:
             lag: Topic to unread records; it is asked of the broker.
             now_ms: Wall time in ms since the epoch, for which workers are still there.
         """
+        feeder: dict[str, Any] = {}
+        if self._feeder is not None:
+            self._audit.take_record(*self._feeder)
+            feeder = json.loads(self._feeder[0].body)
         policies = {
             policy: replace(counts, produced=self._curated[policy] + counts.dead)
             for policy, counts in self._audit.policies(drained=False).items()
@@ -233,6 +259,7 @@ class Figures:
             delivered_tokens=self._curated_tokens + round(sum(map(_tokens_of, self._evals))),
             unnumbered_letters=self._audit.unnumbered.by_reason(),
             weights={policy: self._weights.figures(policy, now_ms) for policy in self.recipe.policies},
+            selection={stream: _selection(source) for stream, source in feeder.get("sources", {}).items()},
         )
 
     def _state(self, now_ms: int) -> str:
@@ -242,6 +269,21 @@ class Figures:
             busy = any(policy.in_flight for policy in self._audit.policies(drained=False).values())
             return "running" if here and busy else "finished"
         return "running" if here or starting else "stopped"
+
+
+def _selection(source: Mapping[str, Any]) -> Selection:
+    counts = {name: int(source.get(name, 0)) for name in ("selected", "rejected", "forced")}
+    return Selection(**counts, state={name: _brief(state) for name, state in source.get("selector", {}).items()})
+
+
+def _brief(state: Any) -> Any:
+    """Return what is short of a selector's state, and how long the rest is."""
+    if not isinstance(state, dict):
+        return state
+    return {
+        name: len(value) if isinstance(value, dict | list) and len(value) > MOST_SHOWN else value
+        for name, value in state.items()
+    }
 
 
 @dataclass(slots=True)

@@ -46,6 +46,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> dict[str, Any]:
             for key in ("reward_first", "reward_last", "eval_first", "eval_last")
         },
         "groups": asdict(figures.groups),
+        "selection": {stream: asdict(selection) for stream, selection in figures.selection.items()},
         "audit": {"ok": proof.ok, "lost": proof.lost, "doubled": proof.doubled},
         "log_share": round(log_share_of(figures, pulse), 4),
         "log_cpu_share": round(log_cpu_share(effort.cpu), 4),

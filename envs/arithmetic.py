@@ -122,15 +122,21 @@ TIERS = {
 class Arithmetic:
     """Problems of one or several tiers, taken in turn.
 
-    Raises ValueError for a tier that there is not.
+    `tasks` limits every tier to so many training problems, at most all, so that a run comes to the end of its data set
+    and begins again; held-out problems and worked examples stay what they are. Raises ValueError for a tier that there
+    is not.
     """
 
     name = "arithmetic"
 
-    def __init__(self, seed: int, tiers: Sequence[str] = ("sum1",), instruction: str = "") -> None:
+    def __init__(
+        self, seed: int, tiers: Sequence[str] = ("sum1",), instruction: str = "", tasks: int | None = None
+    ) -> None:
         if isinstance(tiers, str) or not tiers:
             raise ValueError(f'tiers is a list of at least one name, as in ["sum1"]; got {tiers!r}')
-        self._decks = [_Deck(_tier(name), seed) for name in tiers]
+        if tasks is not None and (not isinstance(tasks, int) or tasks < 1):
+            raise ValueError(f"tasks is the number of training problems of every tier, at least 1; got {tasks!r}")
+        self._decks = [_Deck(_tier(name), seed, tasks) for name in tiers]
         self._instruction = instruction
 
     def size(self, split: Split) -> int:
@@ -162,11 +168,16 @@ class Arithmetic:
         """Return all tiers that there are, easiest first, whichever of them this one asks."""
         return tuple(TIERS)
 
+    def asked(self) -> tuple[str, ...]:
+        """Return the tiers that it asks, easiest first."""
+        mine = {deck.tier.name for deck in self._decks}
+        return tuple(name for name in TIERS if name in mine)
+
 
 class _Deck:
     """One tier's problems, cut into splits and shuffled."""
 
-    def __init__(self, tier: Tier, seed: int) -> None:
+    def __init__(self, tier: Tier, seed: int, tasks: int | None) -> None:
         self.tier = tier
         held_out, warm_start = tier.space // 8, tier.space // 4
         self._codes = Permutation(tier.space, f"split {tier.name}")
@@ -176,13 +187,14 @@ class _Deck:
             split: Permutation(size, f"order {tier.name} {split} {0 if split == 'held_out' else seed}")
             for split, size in sizes.items()
         }
+        self._sizes = sizes | {"train": min(tasks or sizes["train"], sizes["train"])}
 
     def size(self, split: Split) -> int:
-        return len(self._orders[split])
+        return self._sizes[split]
 
     def draw(self, split: Split, index: int) -> Question:
         order = self._orders[split]
-        return self.tier.ask(self._codes[self._begin[split] + order[index % len(order)]])
+        return self.tier.ask(self._codes[self._begin[split] + order[index % self.size(split)]])
 
 
 def _tier(name: str) -> Tier:

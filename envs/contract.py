@@ -80,7 +80,10 @@ class HasTiers(Protocol):
     """An environment whose problems can be made harder while a run goes on."""
 
     def tiers(self) -> tuple[str, ...]:
-        """Return the tiers, easiest first."""
+        """Return all tiers that there are, easiest first. A setting `tiers` says which of them are asked."""
+
+    def asked(self) -> tuple[str, ...]:
+        """Return those that this one asks, easiest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from envs.contract import Environment, Workflow
 ENVIRONMENTS = {
     "arithmetic": "envs.arithmetic:Arithmetic",
     "jsonl": "envs.jsonl:JsonLines",
+    "mixture": "envs.mixture:Mixture",
     "reasoning_gym": "envs.reasoning_gym_env:ReasoningGym",
 }
 WORKFLOWS = {

@@ -197,8 +197,8 @@ class Rollout(Settings):
 class Feed(Settings):
     """Which tasks are issued, and how fast."""
 
-    selector: Use = Use(use="accept_all")
-    """Which tasks are worth a rollout."""
+    selector: tuple[Use, ...] = (Use(use="accept_all"),)
+    """Which tasks are worth a rollout: a name or `{ use = "greso", … }`, or a list of which each must agree."""
     pace: Literal["any", "all"] = "any"
     """Issue while any, or all, of a workflow's policies have room."""
     solved_share: float = Field(0.95, gt=0, le=1)
@@ -207,6 +207,18 @@ class Feed(Settings):
     """When the tasks are solved, go on with the environment's next harder tier; else the run ends as `solved`."""
     reissue_after_s: float = Field(60.0, gt=0)
     """A task that the workers committed past and nobody concluded is issued again after so long."""
+
+    @field_validator("selector", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return value if isinstance(value, list | tuple) else [value]
+
+    @field_validator("selector")
+    @classmethod
+    def _some(cls, value: tuple[Use, ...]) -> tuple[Use, ...]:
+        if not value:
+            raise ValueError('name at least one selector, as in `selector = "accept_all"`')
+        return value
 
 
 class Curate(Settings):

@@ -143,11 +143,9 @@ class FeedState:
             stream = self.pacing.next_stream()
             if stream is None:
                 break
-            source = self.sources[stream]
-            tier = source.tier
-            index, problem = source.draw()
-            number, open_task = self.pacing.issue(stream, index, tier)
-            found.append(self._training(stream, number, open_task, problem))
+            drawn = self.sources[stream].draw()
+            number, open_task = self.pacing.issue(stream, drawn.index, drawn.tier)
+            found.append(self._training(stream, number, open_task, drawn.problem))
         return found
 
     def again(self, numbers: list[tuple[str, int]]) -> list[Planned]:

@@ -33,7 +33,7 @@ from infra.stopwatch import Stopwatch
 from infra.transactions import TransactionalWriter
 from producers.feed_state import FeedState, Planned
 from producers.pacing import Overdue
-from producers.selectors import load_selector
+from producers.selectors.registry import load_selectors
 from producers.task_ledger import is_of_run
 from producers.task_source import TaskSource
 from producers.worked_examples import send_examples
@@ -220,7 +220,10 @@ def _source(run: Run, workflow: str) -> TaskSource:
         except ValueError as error:
             raise UsageError(f"workflows.{workflow}.env: {error}") from error
 
-    return TaskSource(workflow, build, load_selector(recipe.feed.selector, recipe.seed))
+    selectors = load_selectors(recipe.feed.selector, recipe.seed)
+    if selectors.chooser and recipe.feed.raise_tier:
+        raise UsageError(f"feed.raise_tier and feed.selector {selectors.chooser} both choose the tier: keep one")
+    return TaskSource(workflow, build, selectors)
 
 
 def feed(address: RunAddress, stop: threading.Event) -> None:

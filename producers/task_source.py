@@ -1,15 +1,17 @@
-"""Where a stream's problems come from: an environment, a cursor into it and a selector."""
+"""Where a stream's problems come from: an environment, cursors into its tiers and a selector."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from envs.contract import Environment, HasTiers, Problem, Split
 from infra.errors import HeadraceError, UsageError
-from producers.selectors import MOST_REJECTIONS, Selector
+from producers.selectors.contract import MOST_REJECTIONS, ChoosesTier, KnowsSize, Selector
 
 log = structlog.get_logger()
 
@@ -21,13 +23,23 @@ class EnvironmentFailed(HeadraceError):
     """An environment raised when it was asked for a problem."""
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A problem that is to be rolled out, and where it was found."""
+
+    index: int
+    tier: str
+    """Tier that the environment was set to; empty for the recipe's own."""
+    problem: Problem
+
+
 class TaskSource:
-    """Draws problems in order, over and over when they come to an end.
+    """Draws problems in order, over and over when they come to an end; every tier has its own order and cursor.
 
     Args:
         workflow: Its name, for messages.
         open_environment: Builds the environment.
-        selector: Says which problems are worth a rollout.
+        selector: Says which problems are worth a rollout, and from which tier the next comes if it chooses that.
     """
 
     def __init__(self, workflow: str, open_environment: OpenEnvironment, selector: Selector) -> None:
@@ -35,25 +47,29 @@ class TaskSource:
         self.selector = selector
         self.tier = ""
         """Tier that the feeder raised the environment to; empty for the recipe's own."""
-        self.forced = 0
-        """Problems taken against the selector."""
+        self.selected = self.rejected = self.forced = 0
+        """Problems that the selector took, those that it did not, and those taken against it."""
         self._open = open_environment
         self._environments: dict[str, Environment] = {"": open_environment({})}
-        self._cursor = 0
+        self._cursors: Counter[str] = Counter()
+        self._tell_size()
 
     @property
     def environment(self) -> Environment:
         """The environment with the recipe's own settings."""
         return self._environments[""]
 
-    def draw(self) -> tuple[int, Problem]:
-        """Return the next problem that the selector wants, with its index; after 256 rejections the next one anyway."""
+    def draw(self) -> Drawn:
+        """Return the next problem that the selector wants; after 256 rejections in a row the next one anyway."""
+        tier = self._choose()
         for _ in range(MOST_REJECTIONS):
-            index, problem = self._next()
-            if self.selector.select(problem):
-                return index, problem
+            drawn = self._next(tier)
+            if self.selector.select(drawn.problem):
+                self.selected += 1
+                return drawn
+            self.rejected += 1
         self.forced += 1
-        return self._next()
+        return self._next(tier)
 
     def problem(self, index: int, tier: str) -> Problem:
         """Return a problem that was drawn before."""
@@ -78,20 +94,30 @@ class TaskSource:
         if not isinstance(environment, HasTiers):
             return False
         order = environment.tiers()
-        asked = {self.tier} if self.tier else {self.problem(index, "").tier for index in range(len(order))}
-        hardest = max((order.index(tier) for tier in asked if tier in order), default=len(order))
-        after = order[hardest + 1 :]
+        hardest = self.tier or environment.asked()[-1]
+        after = order[order.index(hardest) + 1 :]
         if after:
             self.tier = after[0]
+            self._tell_size()
         return bool(after)
 
-    def _next(self) -> tuple[int, Problem]:
-        index = self._index(self._cursor)
-        self._cursor += 1
-        return index, self._ask("train", index, self.tier)
+    def _choose(self) -> str:
+        if not isinstance(self.selector, ChoosesTier):
+            return self.tier
+        environment = self.environment
+        return self.selector.choose(environment.asked() if isinstance(environment, HasTiers) else ()) or self.tier
 
-    def _index(self, cursor: int) -> int:
-        size = self._environment(self.tier).size("train")
+    def _tell_size(self) -> None:
+        if isinstance(self.selector, KnowsSize):
+            self.selector.on_size(self._environment(self.tier).size("train"))
+
+    def _next(self, tier: str) -> Drawn:
+        index = self._index(self._cursors[tier], tier)
+        self._cursors[tier] += 1
+        return Drawn(index, tier, self._ask("train", index, tier))
+
+    def _index(self, cursor: int, tier: str) -> int:
+        size = self._environment(tier).size("train")
         if size == 0:
             raise UsageError(f"the environment of workflow {self.workflow} has no training problem: check its settings")
         return cursor if size is None else cursor % size
@@ -113,10 +139,18 @@ class TaskSource:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as JSON has it."""
-        state = {"cursor": self._cursor, "tier": self.tier, "forced": self.forced}
-        return state | {"selector": self.selector.snapshot()}
+        return {
+            "cursors": dict(self._cursors),
+            "tier": self.tier,
+            "selected": self.selected,
+            "rejected": self.rejected,
+            "forced": self.forced,
+            "selector": self.selector.snapshot(),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take the state that `snapshot` returned."""
-        self._cursor, self.tier, self.forced = state["cursor"], state["tier"], state["forced"]
+        self._cursors, self.tier = Counter(state["cursors"]), state["tier"]
+        self.selected, self.rejected, self.forced = state["selected"], state["rejected"], state["forced"]
+        self._tell_size()
         self.selector.restore(state["selector"])

@@ -31,14 +31,18 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     )
     dropped = " · ".join(f"{count} {reason}" for reason, count in groups["discarded"].items())
     table.add_row("dropped", f"{dropped or 'none'} · {groups['dead']} dead")
+    for stream, told in status["selection"].items():
+        if told["rejected"] or told["forced"]:
+            words = " · ".join(f"{told[key]} {key}" for key in ("selected", "rejected", "forced"))
+            table.add_row("tasks", f"{stream}: {words}")
     if status["unnumbered_letters"]:
         table.add_row("letters", Text(unnumbered(status["unnumbered_letters"])))
     table.add_row("lag", " · ".join(f"{topic} {count}" for topic, count in status["lag"].items()) or "none")
     for one in status["evals"][-3:]:
         table.add_row("held out", f"{one['policy']} {one['avg_at_k']:.2f} at version {one['version']}")
     if status["tokens"]:
-        told = wasted(status["wasted_tokens"], status["tokens"], is_all=status["wasted_is_all"])
-        table.add_row("wasted", told)
+        is_all = status["wasted_is_all"]
+        table.add_row("wasted", wasted(status["wasted_tokens"], status["tokens"], is_all=is_all))
     for policy, one in status["weights"].items():
         if one["published"]:
             table.add_row("weights", Text(f"{policy}: {in_words(one)}"))

@@ -159,6 +159,10 @@ def _numbers(moment: Moment) -> Table:
     )
     dropped = " · ".join(f"{count} {reason}" for reason, count in sorted(groups.discarded.items()))
     table.add_row("dropped", dropped or "none")
+    for stream, told in figures.selection.items():
+        if told.rejected or told.forced:
+            words = f"{told.selected} selected · {told.rejected} rejected · {told.forced} forced"
+            table.add_row("tasks" if len(figures.selection) == 1 else f"tasks {stream}", words)
     if figures.unnumbered_letters:
         table.add_row("letters", Text(unnumbered(figures.unnumbered_letters)))
     if not figures.ended:  # what is unread then is nobody's any more

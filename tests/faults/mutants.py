@@ -46,6 +46,7 @@ EVICTIONS = f"{EVICTIONS_FILE}test_evictions_are_told_once_by_incarnations_that_
 LEDGER = "tests/unit/test_task_ledger.py::"
 OWNERSHIPS = "tests/unit/test_task_intake.py::"
 FEEDER = "tests/integration/test_feeder.py::"
+SELECTORS = "tests/unit/test_selectors.py::"
 TRAINER = "tests/integration/test_trainer.py::"
 BEGINS = "tests/integration/test_trainer_begins.py::"
 BUILDS = "tests/integration/test_other_builds.py::"
@@ -560,6 +561,49 @@ MUTANTS = (
         "writer.produce([self.own.snapshot(json.dumps(self.state.snapshot()).encode())])",
         "self.state.snapshot()",
         (f"{FEEDER}test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given_twice",),
+    ),
+    Mutant(
+        "selector-without-memory",
+        "what a selector learnt is part of the feeder's state",
+        "producers/task_source.py",
+        'self.selector.restore(state["selector"])',
+        "pass",
+        (
+            f"{FEEDER}test_what_a_selector_learnt_and_drew_outlives_kills_so_that_the_same_tasks_are_chosen",
+            "tests/unit/test_task_source.py::test_a_source_goes_on_where_its_snapshot_was_taken",
+        ),
+    ),
+    Mutant(
+        "draws-again",
+        "a selector's random numbers go on where they were",
+        "producers/selectors/greso.py",
+        'self.draws.count = state["draws"]',
+        "pass",
+        (f"{SELECTORS}test_a_selector_goes_on_from_its_snapshot_as_if_nothing_had_happened",),
+    ),
+    Mutant(
+        "selector-sees-kept-groups",
+        "a selector learns from dropped groups too",
+        "producers/feed_state.py",
+        'and outcome.component == "curate":',
+        'and outcome.component == "curate" and outcome.verdict == "kept":',
+        ("tests/unit/test_feed_state.py::test_the_selector_sees_every_finished_group_once_and_every_new_version",),
+    ),
+    Mutant(
+        "selector-never-forgets",
+        "what a selector remembers is bounded",
+        "producers/selectors/task_memory.py",
+        "while len(self._numbers) > self._most:",
+        "while False:",
+        (f"{SELECTORS}test_state_is_bounded_whatever_the_number_of_tasks_and_the_length_of_their_ids",),
+    ),
+    Mutant(
+        "no-forced-tasks",
+        "no selector can starve a run",
+        "producers/task_source.py",
+        "for _ in range(MOST_REJECTIONS):",
+        "for _ in range(100 * MOST_REJECTIONS):",
+        ("tests/unit/test_task_source.py::test_a_selector_skips_and_after_256_rejections_the_next_one_is_forced",),
     ),
     Mutant(
         "outcomes-outside",

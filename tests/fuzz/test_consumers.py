@@ -43,7 +43,7 @@ from producers.feed_state import FeedState
 from producers.feeder import Feeder
 from producers.follower import WeightFollower
 from producers.pauses import Pauses
-from producers.selectors import AcceptAll
+from producers.selectors.contract import AcceptAll
 from producers.slots import Reservation
 from producers.task_intake import Member, TaskIntake, _Held
 from producers.task_ledger import TaskLedger

@@ -22,7 +22,7 @@ from made_run import TINY_MODEL, make_run, tiny_recipe
 from consumers.audit.report import audit
 from consumers.evaluator import Evaluator, open_evaluator
 from consumers.figures import figures
-from envs.arithmetic import ALPHABET
+from envs.arithmetic import ALPHABET, Arithmetic
 from envs.payload import problem_from_json
 from infra.errors import UsageError
 from infra.group_offsets import committed_offsets
@@ -35,6 +35,8 @@ from infra.stopwatch import Stopwatch
 from infra.topic_reader import read_all
 from infra.transactions import TransactionalWriter
 from producers.feeder import Feeder, open_feeder
+from producers.selectors.registry import load_selectors
+from producers.task_source import TaskSource
 from schemas import codec
 from schemas.headers import Stamp, task_key, task_stamp
 from schemas.records import (
@@ -212,6 +214,43 @@ def test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given
             feed_until(run, full)
             assert numbers(run) == list(range(abandoned))
     assert audit(run).policies["solver"].issued == QUOTA + 12
+
+
+def test_what_a_selector_learnt_and_drew_outlives_kills_so_that_the_same_tasks_are_chosen(
+    make: Callable[..., Run],
+) -> None:
+    env = {"use": "arithmetic", "tiers": ["sum1"], "tasks": 10}
+    sums = {"env": env, "policies": {"solver": "solver"}}
+    run = make(feed={"selector": ["greso", "dots"]}, workflows={"sums": sums})
+    selectors = load_selectors(run.recipe.feed.selector, run.recipe.seed)
+    undisturbed = TaskSource("sums", lambda more: Arithmetic(run.recipe.seed, tasks=10), selectors)
+    expected = [undisturbed.draw().problem.task_id for _ in range(QUOTA)]
+    feed_until(run, full)
+    for first in range(0, 24, 4):
+        concluded = range(first, first + 4)
+        said = {n: {"task_id": expected[n], "rewards": (0.0, float(n % 3 == 0))} for n in concluded}
+        for fields in said.values():
+            undisturbed.selector.observe(Outcome(**fields))
+        expected += [undisturbed.draw().problem.task_id for _ in concluded]
+        say(run, *[outcome(run, n, **fields) for n, fields in said.items()])
+        with feeding(run) as (feeder, writer):
+            while feeder.state.pacing.open("solver") > QUOTA - 4:
+                for message in feeder.poll(Stopwatch()):
+                    assert list(feeder.handle(message)) == []
+            feeder.tick()
+            writer.begin()
+            feeder.position(writer)
+            writer.flush()  # and no commit: what was drawn is to be drawn again
+            feed_until(run, full)
+    assert [task.task_id for _, task in tasks(run)] == expected
+    assert undisturbed.rejected > 20, "the selectors had a say"
+    assert figures(run).selection["sums"].rejected == undisturbed.rejected
+
+
+def test_a_curriculum_and_raised_tiers_at_once_are_refused(make: Callable[..., Run]) -> None:
+    run = make(feed={"selector": "tiers", "raise_tier": True})
+    with pytest.raises(UsageError, match=r"raise_tier and feed.selector tiers both choose the tier"), feeding(run):
+        pass
 
 
 def test_a_feeder_knows_all_that_was_said_before_it_plans(make: Callable[..., Run]) -> None:

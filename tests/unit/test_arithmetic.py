@@ -172,6 +172,23 @@ def test_all_tiers_can_be_told_easiest_first() -> None:
     env = Arithmetic(1)
     assert isinstance(env, HasTiers)
     assert env.tiers()[:3] == ("sum1", "sum2", "sum3")
+    assert Arithmetic(1, ["times", "sum2"]).asked() == ("sum2", "times")
+
+
+def test_tasks_limit_what_every_tier_trains_on_and_nothing_else() -> None:
+    env, whole = Arithmetic(1, ["sum2", "gcd"], tasks=200), Arithmetic(1, ["sum2", "gcd"])
+    assert env.size("train") == 400
+    asked = prompts(env, "train", 800)
+    assert len(set(asked)) == 400
+    assert asked[:400] == asked[400:] == prompts(whole, "train", 400)
+    assert not set(asked) & set(prompts(env, "held_out", 4000))
+    for split in SPLITS[1:]:
+        assert env.size(split) == whole.size(split)
+        assert prompts(env, split, 700) == prompts(whole, split, 700)
+    assert Arithmetic(1, ["gcd"], tasks=10**6).size("train") == Arithmetic(1, ["gcd"]).size("train")
+    for wrong in (0, 2.5):
+        with pytest.raises(ValueError, match=f"tasks is the number .*got {wrong}"):
+            Arithmetic(1, tasks=wrong)  # type: ignore[arg-type]
 
 
 def test_a_tier_that_there_is_not_is_refused_with_the_nearest() -> None:

@@ -12,7 +12,7 @@ from envs.payload import problem_from_json
 from infra.settings import Feed, Recipe
 from producers.evaluation_schedule import EvaluationSchedule
 from producers.feed_state import FeedState, Planned, task_seed
-from producers.selectors import AcceptAll
+from producers.selectors.contract import AcceptAll
 from producers.solved import WINDOW, SolvedWatch
 from producers.task_source import TaskSource
 from schemas.records import BatchTrained, DeadLetter, GroupUse, Outcome, RecipeRevision, WeightsPublished
@@ -37,6 +37,9 @@ class Counting:
 class Tiered(Counting):
     def tiers(self) -> tuple[str, ...]:
         return ("low", "high")
+
+    def asked(self) -> tuple[str, ...]:
+        return (self._tier,)
 
 
 class Watching(AcceptAll):

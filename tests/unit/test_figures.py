@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from consumers.figures import Figures, RewardPoint, RunFigures
+from consumers.figures import Figures, RewardPoint, RunFigures, Selection
 from infra.kafka import Message
 from infra.settings import Recipe
 from schemas import codec
@@ -93,6 +93,17 @@ def test_first_and_last_reward_are_over_five_versions_each() -> None:
     found = log.read()
     assert found.reward_first == {"solver": pytest.approx((30 + 2 * (0 + 1 + 2 + 3 + 4)) / 13)}
     assert found.reward_last == {"solver": pytest.approx(4.0)}
+
+
+def test_what_a_selector_said_is_told_and_of_what_it_remembers_how_much_that_is() -> None:
+    log = Log()
+    assert log.read().selection == {}
+    remembers = {"greso": {"p_easy": 0.4, "counts": [1, 2, 3], "streaks": dict.fromkeys(map(str, range(17)), 1)}}
+    source = {"cursors": {"": 9}, "selected": 5, "rejected": 3, "forced": 1, "selector": remembers}
+    body = {"next": {"sums": 6}, "sources": {"sums": source}}
+    log.say(TOPICS.state, Snapshot(run_id="r", body=json.dumps(body).encode()), b"feed")
+    told = {"greso": {"p_easy": 0.4, "counts": [1, 2, 3], "streaks": 17}}
+    assert log.read().selection == {"sums": Selection(5, 3, 1, told)}
 
 
 def test_a_repeated_message_changes_nothing() -> None:

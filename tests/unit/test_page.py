@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from consumers.figures import Figures
+from consumers.figures import Figures, Selection
 from consumers.page.chart import by_version, chart
 from consumers.page.diagnosis import Signs, why_no_rise
 from consumers.page.pulse import LONGEST_GAP_MS, Pulse
@@ -223,6 +223,15 @@ def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:
         "1:15",
     ):
         assert words in shown
+
+
+def test_the_page_tells_what_a_selector_said_once_it_rejects(moment: Moment) -> None:
+    figures = replace(moment.figures, selection={"sums": Selection(40, 0, 0)})
+    assert "selected" not in drawn(page(replace(moment, figures=figures)))
+    figures = replace(moment.figures, selection={"sums": Selection(40, 300, 1)})
+    assert "40 selected · 300 rejected · 1 forced" in drawn(page(replace(moment, figures=figures)))
+    status = {**figures.to_json(), "wasted_is_all": False}
+    assert "sums: 40 selected · 300 rejected · 1 forced" in drawn(status_table({**status, "workers": []}))
 
 
 def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:

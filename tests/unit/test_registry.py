@@ -73,7 +73,7 @@ def test_a_module_that_cannot_be_imported_is_said(use: str) -> None:
 
 
 def test_settings_that_an_environment_does_not_take_are_said() -> None:
-    with pytest.raises(EnvironmentSettingsError, match="'tier'; it takes tiers, instruction"):
+    with pytest.raises(EnvironmentSettingsError, match="'tier'; it takes tiers, instruction, tasks"):
         load_environment("arithmetic", 1, {"tier": "sum1"})
     with pytest.raises(EnvironmentSettingsError, match=r"arithmetic: .*no tier 'sum_1'"):
         load_environment("arithmetic", 1, {"tiers": ["sum_1"]})

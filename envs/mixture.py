@@ -1,0 +1,157 @@
+"""Several environments as one, mixed by weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from envs.contract import Environment, GivesExamples, Problem, Score, Split, WorkedExample
+from envs.registry import load_environment
+
+MOST_DRAWS = 100_000
+"""Longest cycle of draws; more would mean weights that no run can tell apart."""
+OWN_TIER = "source_tier"
+"""Key, in a problem's `extra`, of the tier that it has in its source."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    name: str
+    environment: Environment
+    weight: int
+
+
+class Mixture:
+    """Draws from several environments in proportion to their weights.
+
+    Draw t takes the source with the largest deficit w_s * t - issued_s (w normalised, t counts this draw; ties: the
+    first listed). With whole weights w_s, of the sum W, that repeats after W draws, in which source s came w_s times.
+    So the problem at an index is a pure function of the index, and at any moment each source is within about one draw
+    of its share. A source that comes to its end begins again by itself.
+
+    Args:
+        seed: Of the run; every source is built with it.
+        sources: Tables of `use`, the environment's name; its settings; `weight`, above 0, 1 by default; and `name`,
+            which is the tier of its problems, by default what it uses. List them easiest first: a curriculum takes them
+            as tiers.
+        tiers: Names of the sources to draw from; all by default.
+
+    Raises ValueError for sources that cannot be built or told apart, and for weights in no simple proportion.
+    """
+
+    name = "mixture"
+
+    def __init__(self, seed: int, sources: Sequence[Mapping[str, Any]], tiers: Sequence[str] = ()) -> None:
+        names = [_name(number, source) for number, source in enumerate(sources, start=1)]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"sources are tables with names of their own, at least one; got {', '.join(names)}")
+        if isinstance(tiers, str) or set(tiers) - set(names):
+            raise ValueError(f"tiers is a list of names of sources, of {', '.join(names)}; got {tiers!r}")
+        self._names = tuple(names)
+        chosen = {name: source for name, source in zip(names, sources, strict=True) if not tiers or name in tiers}
+        weights = _whole_weights({name: source.get("weight", 1) for name, source in chosen.items()})
+        self._sources = [_Source(name, _build(name, seed, chosen[name]), weights[name]) for name in chosen]
+        self._cycle = _largest_deficits([source.weight for source in self._sources])
+        if all(isinstance(source.environment, GivesExamples) for source in self._sources):
+            self.example = self._example  # so that a mixture gives examples just when all its sources do
+
+    def size(self, split: Split) -> int | None:
+        """Return after how many draws each source was asked as a whole; None when one has no end, 0 when one is empty.
+
+        Smaller sources, by their weights, have come round again by then.
+        """
+        sizes = [source.environment.size(split) for source in self._sources]
+        if None in sizes:
+            return None
+        if 0 in sizes:
+            return 0
+        draws = sum(source.weight for source in self._sources)
+        rounds = [Fraction(size or 0, source.weight) for size, source in zip(sizes, self._sources, strict=True)]
+        return math.ceil(max(rounds) * draws)
+
+    def problem(self, split: Split, index: int) -> Problem:
+        """Return the problem at an index, its tier the name of its source. Raises ValueError for an empty source."""
+        source, own_index = self._place(split, index)
+        found = source.environment.problem(split, own_index)
+        extra = {**found.extra, OWN_TIER: found.tier}
+        return replace(found, task_id=f"{source.name}/{found.task_id}", tier=source.name, extra=extra)
+
+    def score(self, problem: Problem, text: str) -> Score:
+        """Let the source judge its own problem."""
+        source = next(source for source in self._sources if source.name == problem.tier)
+        extra = {key: value for key, value in problem.extra.items() if key != OWN_TIER}
+        task_id = problem.task_id.removeprefix(f"{source.name}/")
+        own = replace(problem, task_id=task_id, tier=problem.extra[OWN_TIER], extra=extra)
+        return source.environment.score(own, text)
+
+    def tiers(self) -> tuple[str, ...]:
+        """Return the names of all sources, in the order of the recipe."""
+        return self._names
+
+    def asked(self) -> tuple[str, ...]:
+        """Return the names of the sources that it draws from."""
+        return tuple(source.name for source in self._sources)
+
+    def _example(self, index: int) -> WorkedExample:
+        """Return a worked example, from the sources by weight."""
+        source, own_index = self._place("warm_start", index)
+        assert isinstance(source.environment, GivesExamples)  # noqa: S101 - checked when it was built
+        return source.environment.example(own_index)
+
+    def _place(self, split: Split, index: int) -> tuple[_Source, int]:
+        if index < 0:
+            raise ValueError(f"index must be 0 or more, got {index}")
+        rounds, place = divmod(index, len(self._cycle))
+        number, before = self._cycle[place]
+        source = self._sources[number]
+        own_index = rounds * source.weight + before
+        size = source.environment.size(split)
+        return source, own_index if size is None else own_index % max(size, 1)
+
+
+def _largest_deficits(weights: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the draws of one cycle: (number of the source, how often it was drawn before)."""
+    total = sum(weights)
+    issued = [0] * len(weights)
+    cycle = []
+    for draw in range(1, total + 1):
+        deficits = [weight * draw - total * count for weight, count in zip(weights, issued, strict=True)]
+        number = deficits.index(max(deficits))
+        cycle.append((number, issued[number]))
+        issued[number] += 1
+    return cycle
+
+
+def _whole_weights(weights: Mapping[str, Any]) -> dict[str, int]:
+    """Return whole numbers in the same proportion, as small as can be."""
+    for name, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise ValueError(f"weight of source {name} is a number above 0; got {weight!r}")
+    exact = {name: Fraction(str(weight)) for name, weight in weights.items()}
+    scale = math.lcm(*(weight.denominator for weight in exact.values()))
+    whole = {name: int(weight * scale) for name, weight in exact.items()}
+    divisor = math.gcd(*whole.values())
+    found = {name: weight // divisor for name, weight in whole.items()}
+    if sum(found.values()) > MOST_DRAWS:
+        told = ", ".join(map(str, weights.values()))
+        raise ValueError(f"weights {told}: take simpler ones, as 3 and 1 or 0.7 and 0.3")
+    return found
+
+
+def _name(number: int, source: Any) -> str:
+    if not isinstance(source, Mapping) or not isinstance(source.get("use"), str):
+        raise ValueError(  # noqa: TRY004 - a bad setting of an environment is a ValueError
+            f'source {number} is no table with `use`, as in {{ use = "arithmetic", weight = 3 }}'
+        )
+    return str(source.get("name", source["use"]))
+
+
+def _build(name: str, seed: int, source: Mapping[str, Any]) -> Environment:
+    settings = {key: value for key, value in source.items() if key not in ("use", "name", "weight")}
+    try:
+        return load_environment(source["use"], seed, settings)
+    except ValueError as error:
+        raise ValueError(f"source {name}: {error}") from error

@@ -1,0 +1,76 @@
+"""What a task selector is: which problems are worth a rollout.
+
+A selector is built as `Selector(seed=…, **settings)`, one per workflow. It says *now* or *not now* to a problem and
+learns from every finished group, also from those that a filter dropped. Its state, random numbers included, is part of
+the feeder's, so a run can be repeated. Source of the interface: arXiv 2506.02177 (GRESO).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from envs.contract import Problem
+from schemas.records import Outcome
+
+MOST_REJECTIONS = 256
+"""So many in a row, and the next problem is taken unasked: no selector can starve a run."""
+
+
+class Selector(Protocol):
+    """Decides before a rollout. What it raises ends the feeder: no task is accepted silently."""
+
+    def select(self, problem: Problem) -> bool:
+        """Tell whether the problem is worth a rollout now."""
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a finished group of the workflow, kept or dropped."""
+
+    def on_version(self, version: int) -> None:
+        """Learn that one of the workflow's policies has a version newer than any before."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state as JSON has it. It is written with every turn's tasks: keep it small."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take the state that `snapshot` returned."""
+
+
+@runtime_checkable
+class ChoosesTier(Protocol):
+    """A selector that also says where the next problem is to come from."""
+
+    def choose(self, tiers: Sequence[str]) -> str:
+        """Return one of the tiers that the recipe asks, given easiest first; empty for the environment's own order."""
+
+
+@runtime_checkable
+class KnowsSize(Protocol):
+    """A selector that goes by passes over the data set."""
+
+    def on_size(self, size: int | None) -> None:
+        """Learn how many training problems there are, None for no end: at the start, and when the tier is raised."""
+
+
+class AcceptAll:
+    """Every problem is worth a rollout. Also the base of selectors that learn only from some of the events."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def select(self, problem: Problem) -> bool:  # noqa: ARG002
+        """Return True."""
+        return True
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn nothing."""
+
+    def on_version(self, version: int) -> None:
+        """Learn nothing."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return nothing to remember."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Remember nothing."""

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.contract import GivesExamples, HasTiers
+from envs.mixture import Mixture
+from envs.payload import problem_from_json, problem_to_json
+from envs.registry import load_environment
+
+EASY = {"use": "arithmetic", "name": "easy", "tiers": ["sum1"], "tasks": 6, "weight": 3}
+HARD = {"use": "arithmetic", "name": "hard", "tiers": ["sum2", "times"], "tasks": 5}
+
+
+def mixture(*sources: dict[str, Any], **more: Any) -> Mixture:
+    return Mixture(1, sources or (EASY, HARD), **more)
+
+
+def names(env: Mixture, draws: int) -> list[str]:
+    return [env.problem("train", index).tier for index in range(draws)]
+
+
+def weighted(*weights: float) -> Mixture:
+    return mixture(*({**EASY, "name": str(number), "weight": weight} for number, weight in enumerate(weights)))
+
+
+def test_the_source_with_the_largest_deficit_is_drawn_and_the_first_listed_at_a_tie() -> None:
+    # w = (1/2, 1/3, 1/6); deficits before draw 2: (0, 2/3, 1/3), before draw 3: (1/2, 0, 1/2), and so on
+    assert names(weighted(3, 2, 1), 6) == ["0", "1", "0", "2", "1", "0"]
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1), (0.7, 0.2, 0.1), (5, 1), (0.123, 0.877)])
+def test_every_source_is_within_a_draw_of_its_share_at_any_moment(weights: tuple[float, ...]) -> None:
+    drawn: Counter[str] = Counter()
+    for draw, name in enumerate(names(weighted(*weights), 2500), start=1):
+        drawn[name] += 1
+        for number, weight in enumerate(weights):
+            assert abs(drawn[str(number)] - weight / sum(weights) * draw) <= 1
+
+
+def test_each_source_goes_on_in_its_own_order_whatever_index_is_asked_first() -> None:
+    env = mixture()
+    easy = [env.problem("train", index) for index in range(23, -1, -1)][::-1]
+    own = load_environment("arithmetic", 1, {"tiers": ["sum1"], "tasks": 6})
+    asked = [problem.task_id for problem in easy if problem.tier == "easy"]
+    assert asked == [f"easy/{own.problem('train', index).task_id}" for index in range(18)]
+
+
+def test_a_pass_asks_every_source_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = mixture()
+    assert env.size("train") == 40  # 10 of the hard ones, every fourth draw; the easy ones come round five times
+    asked = {env.problem("train", index).task_id for index in range(40)}
+    assert Counter(task_id.partition("/")[0] for task_id in asked) == {"easy": 6, "hard": 10}
+    for size in (None, 0):
+        sized = type("Sized", (Judge,), {"size": lambda *_, found=size: found})
+        monkeypatch.setattr("envs.arithmetic.Judge", sized, raising=False)
+        assert mixture(EASY, {"use": "envs.arithmetic:Judge", "name": "judge"}).size("train") == size
+
+
+def test_a_source_judges_its_own_problems_as_it_asked_them(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    lines = [{"problem": f"What is {n} and {n}?", "answer": 2 * n} for n in range(40)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    env = mixture(EASY, {"use": "jsonl", "path": str(file)})
+    seen = set()
+    for index in range(8):
+        problem = problem_from_json(problem_to_json(env.problem("train", index)))
+        seen.add(problem.tier)
+        assert env.score(problem, f"\\boxed{{{problem.answer}}}").reward == 1
+        assert env.score(problem, "\\boxed{-7}").reward == 0
+    assert seen == {"easy", "jsonl"}
+    assert not isinstance(env, GivesExamples)
+
+
+class Judge:
+    """Gives the highest reward only to the very problem that it asked."""
+
+    name = "judge"
+
+    def __init__(self, seed: int) -> None:
+        self.asked = load_environment("arithmetic", seed, {}).problem("train", 0)
+
+    def size(self, split: str) -> int:
+        return 1
+
+    def problem(self, split: str, index: int) -> Any:
+        return self.asked
+
+    def score(self, problem: Any, text: str) -> Any:
+        assert problem == self.asked
+
+
+def test_a_source_is_given_its_problem_without_what_the_mixture_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envs.arithmetic.Judge", Judge, raising=False)
+    env = mixture({"use": "envs.arithmetic:Judge", "name": "judge"})
+    env.score(env.problem("train", 0), "")
+
+
+def test_worked_examples_come_from_all_sources_by_weight() -> None:
+    env = mixture()
+    assert isinstance(env, GivesExamples)
+    prompts = [env.example(index).prompt for index in range(8)]
+    assert sum(prompt.endswith("?") for prompt in prompts) == 6  # sum1
+
+
+def test_the_sources_are_tiers_of_which_some_can_be_asked() -> None:
+    env = mixture(tiers=["hard"])
+    assert isinstance(env, HasTiers)
+    assert (env.tiers(), env.asked(), set(names(env, 4))) == (("easy", "hard"), ("hard",), {"hard"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sources": []}, "at least one"),
+        ({"sources": ["arithmetic"]}, "source 1 is no table with `use`"),
+        ({"sources": [{"use": "arithmetic"}, {"use": "arithmetic"}]}, "names of their own"),
+        ({"sources": [{**EASY, "weight": 0}]}, "weight of source easy is a number above 0; got 0"),
+        ({"sources": [{**EASY, "weight": "3"}]}, "weight of source easy"),
+        ({"sources": [{**EASY, "weight": 0.333333333}, {**HARD, "weight": 0.7}]}, "take simpler ones"),
+        ({"sources": [EASY, {"use": "arithmetic", "name": "b", "tiers": ["sum_1"]}]}, "source b: .*no tier 'sum_1'"),
+        ({"sources": [EASY], "tiers": ["harder"]}, "tiers is a list of names of sources, of easy"),
+    ],
+)
+def test_sources_that_cannot_be_mixed_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        load_environment("mixture", 1, settings)

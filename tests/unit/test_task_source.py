@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+import tomllib
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.contract import Problem, Score, Split
+from infra.errors import UsageError
+from infra.settings import Feed, Use
+from producers.selectors.contract import MOST_REJECTIONS, AcceptAll, Selector
+from producers.selectors.registry import SELECTORS, AllOf, load_selector, load_selectors
+from producers.task_source import EnvironmentFailed, TaskSource
+from schemas.records import Outcome
+
+
+class Sums:
+    """Three sums and two held-out ones, in tiers of growing numbers."""
+
+    name = "sums"
+
+    def __init__(self, tiers: tuple[str, ...] | list[str] = ("one",)) -> None:
+        self._tiers = tuple(tiers)
+
+    def size(self, split: Split) -> int | None:
+        return {"train": 3, "held_out": 2}.get(split)
+
+    def problem(self, split: Split, index: int) -> Problem:
+        if split == "held_out" and index == 1:
+            raise RuntimeError("no such file")
+        tier = self._tiers[index % len(self._tiers)]
+        return Problem(f"{tier}-{split}-{index}", f"{index}+{index}=", str(2 * index), tier)
+
+    def score(self, problem: Problem, text: str) -> Score:
+        return Score(float(text == problem.answer))
+
+    def tiers(self) -> tuple[str, ...]:
+        return ("one", "two", "three")
+
+    def asked(self) -> tuple[str, ...]:
+        return self._tiers
+
+
+class Picky(AcceptAll):
+    """Rejects all problems but those named."""
+
+    def __init__(self, seed: int, wanted: tuple[str, ...] = ()) -> None:
+        super().__init__(seed)
+        self.wanted = wanted
+        self.asked = 0
+
+    def select(self, problem: Problem) -> bool:
+        self.asked += 1
+        return problem.task_id in self.wanted
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"asked": self.asked}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.asked = state["asked"]
+
+
+def source(selector: Selector | None = None, **settings: Any) -> TaskSource:
+    return TaskSource("math", lambda more: Sums(**{**settings, **more}), selector or AcceptAll(1))
+
+
+def test_accept_all_takes_every_problem_and_begins_again_at_the_end() -> None:
+    problems = source()
+    assert [problems.draw().index for _ in range(5)] == [0, 1, 2, 0, 1]
+
+
+def test_a_selector_skips_and_after_256_rejections_the_next_one_is_forced() -> None:
+    problems = source(Picky(1, ("one-train-2",)))
+    assert problems.draw().problem.task_id == "one-train-2"
+    assert (problems.selected, problems.rejected, problems.forced) == (1, 2, 0)
+    nobody = Picky(1)
+    problems = source(nobody)
+    assert problems.draw().index == MOST_REJECTIONS % 3
+    assert (nobody.asked, problems.selected, problems.rejected, problems.forced) == (256, 0, 256, 1)
+
+
+def test_a_selector_that_raises_accepts_nothing_silently() -> None:
+    class Broken(AcceptAll):
+        def select(self, problem: Problem) -> bool:
+            raise ZeroDivisionError(problem.task_id)
+
+    with pytest.raises(ZeroDivisionError):
+        source(Broken(1)).draw()
+
+
+def test_a_source_goes_on_where_its_snapshot_was_taken() -> None:
+    first = source(Picky(1, ("one-train-1", "one-train-2")))
+    first.draw()
+    second = source(Picky(1, ("one-train-1", "one-train-2")))
+    second.restore(json.loads(json.dumps(first.snapshot())))
+    assert second.draw() == first.draw()
+    assert second.snapshot() == first.snapshot()
+
+
+def test_the_tier_rises_to_the_hardest_and_then_no_more() -> None:
+    problems = source(tiers=("one", "two"))
+    assert problems.raise_tier()
+    assert (problems.tier, problems.draw().problem.tier, problems.draw().tier) == ("three", "three", "three")
+    assert not problems.raise_tier()
+    assert problems.problem(1, "").tier == "two"  # as it was drawn before the rise
+    again = source(tiers=("one", "two"))
+    again.restore(problems.snapshot())
+    assert again.draw().problem.tier == "three"
+
+
+class Alternating(AcceptAll):
+    """Chooses one tier after the other, and wants to know the size."""
+
+    turn = 0
+    sizes: tuple[int | None, ...] = ()
+
+    def choose(self, tiers: Sequence[str]) -> str:
+        self.turn += 1
+        return tiers[self.turn % len(tiers)]
+
+    def on_size(self, size: int | None) -> None:
+        self.sizes += (size,)
+
+
+def test_a_selector_chooses_among_the_tiers_that_the_recipe_asks_and_each_has_its_own_order() -> None:
+    problems = source(Alternating(1), tiers=("one", "two"))
+    drawn = [problems.draw() for _ in range(5)]
+    assert [one.tier for one in drawn] == ["two", "one", "two", "one", "two"]
+    assert [one.problem.task_id for one in drawn[::2]] == ["two-train-0", "two-train-1", "two-train-2"]
+    assert [problems.problem(one.index, one.tier) for one in drawn] == [one.problem for one in drawn]
+    again = source(Alternating(1), tiers=("one", "two"))
+    again.restore(json.loads(json.dumps(problems.snapshot())))
+    assert [again.draw().index for _ in range(4)] == [0, 2, 1, 0]
+
+
+def test_a_selector_that_rejects_is_asked_about_the_tier_that_was_chosen() -> None:
+    both = AllOf({"a": Alternating(1), "b": Picky(1, ("two-train-2",))})
+    drawn = source(both, tiers=("one", "two")).draw()
+    assert (drawn.problem.task_id, drawn.tier) == ("two-train-2", "two")
+
+
+def test_a_selector_is_told_how_many_problems_there_are_and_again_when_the_tier_rises() -> None:
+    selector = Alternating(1)
+    problems = source(selector)
+    problems.raise_tier()
+    assert selector.sizes == (3, 3)
+
+
+def test_fewer_held_out_problems_than_asked_for_is_said_with_the_number_there_is() -> None:
+    with pytest.raises(UsageError, match=r"evaluate.problems is 128.*at most 2"):
+        source().held_out(128)
+
+
+def test_an_environment_that_raises_is_named_with_its_problem() -> None:
+    with pytest.raises(EnvironmentFailed, match=r"'sums' of workflow math gave no problem 1 of held_out: RuntimeError"):
+        source().held_out(2)
+
+
+def test_selectors_are_found_by_name_or_as_package_and_name() -> None:
+    assert isinstance(load_selector(Use(use="accept_all"), 1), AcceptAll)
+    module = types.ModuleType("own_selectors")
+    module.Picky = Picky  # type: ignore[attr-defined]
+    sys.modules["own_selectors"] = module
+    try:
+        found = load_selector(Use.model_validate({"use": "own_selectors:Picky", "wanted": ["a"]}), 1)
+        assert found.select(Problem("a", "?"))
+        with pytest.raises(UsageError, match="refuses its settings"):
+            load_selector(Use.model_validate({"use": "own_selectors:Picky", "size": 3}), 1)
+    finally:
+        del sys.modules["own_selectors"]
+
+
+def test_each_of_several_selectors_must_agree_and_their_states_are_by_name() -> None:
+    both = AllOf({"first": Picky(1, ("a", "b")), "second": Picky(1, ("b",))})
+    assert [both.select(Problem(name, "?")) for name in "abc"] == [False, True, False]
+    assert both.snapshot() == {"first": {"asked": 3}, "second": {"asked": 2}}
+    changed = AllOf({"second": Picky(1), "third": Picky(1)})
+    changed.restore(both.snapshot())
+    assert changed.snapshot() == {"second": {"asked": 2}, "third": {"asked": 0}}
+
+
+def test_two_selectors_of_one_name_or_that_both_choose_are_refused() -> None:
+    with pytest.raises(UsageError, match="each can be named once"):
+        load_selectors([Use(use="greso"), Use(use="greso")], 1)
+    with pytest.raises(UsageError, match="names a and b, each to choose the tier"):
+        AllOf({"a": Alternating(1), "b": Alternating(1)})
+
+
+@pytest.mark.parametrize("name", ["accept_al", "no.such.module:Name", "producers.selectors.registry:Nobody"])
+def test_an_unknown_selector_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        load_selector(Use(use=name), 1)
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "task-selectors.md").read_text()
+
+
+def test_the_selector_of_the_page_works_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    module = types.ModuleType("my_package.ask")
+    exec(code, module.__dict__)  # noqa: S102 - the project's own page
+    monkeypatch.setitem(sys.modules, "my_package.ask", module)
+    *_, own = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    [use] = Feed.model_validate(tomllib.loads(own)["feed"]).selector
+    assert use.settings == {"rest": 200}
+
+    def build() -> TaskSource:
+        return source(load_selectors([Use.model_validate({"use": use.use, "rest": 2})], 1))
+
+    problems = build()
+    for task_id in ("one-train-0", "one-train-1", "one-train-2"):
+        problems.selector.observe(Outcome(task_id=task_id))
+    again = build()
+    again.restore(json.loads(json.dumps(problems.snapshot())))
+    assert [again.draw().index for _ in range(2)] == [0, 0]
+    assert again.rejected == 2
+    with pytest.raises(UsageError, match="at least 1; got 0"):
+        load_selector(Use.model_validate({"use": use.use, "rest": 0}), 1)
+
+
+def test_the_recipes_of_the_page_can_be_read_and_its_table_has_every_selector_with_its_settings() -> None:
+    for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL):
+        tables = tomllib.loads(block)
+        uses = Feed.model_validate(tables.get("feed", {})).selector
+        load_selectors([use for use in uses if ":" not in use.use], 1)
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGE, re.MULTILINE))
+    assert rows.pop("use")
+    assert set(rows) == set(SELECTORS)
+    for name, row in rows.items():
+        settings = set(inspect.signature(type(load_selector(Use(use=name), 1))).parameters) - {"seed"}
+        assert settings <= set(re.findall(r"`(\w+)`", row)), name
