@@ -80,6 +80,7 @@ class Trainer:
         self._evicted_since = 0.0
         self._arrivals = 0
         self._ended = run.ended
+        self._said_over = False
         self._pipeline = Pipeline(run, incarnation.learner, incarnation.publisher)
         self._recent = deque(incarnation.recent, maxlen=LOOK_BACK)
         """Metrics of the newest versions."""
@@ -194,6 +195,7 @@ class Trainer:
             return ()
         is_free = self._pipeline.is_free  # asked before its version is: a step may end in between
         if self._over():
+            self._say_that_it_is_over()
             self._evict([Eviction(entry, "run_end") for entry in self.window.take(len(self.window)) or ()])
         else:
             self._evict(self.window.expire(self.learner.version))
@@ -230,6 +232,17 @@ class Trainer:
 
     def _over(self) -> bool:
         return bool(self._ended) or self.learner.version >= self.settings.steps
+
+    def _say_that_it_is_over(self) -> None:
+        if not self._said_over:
+            self._said_over = True
+            log.info(
+                "run.over",
+                policy=self.policy,
+                version=self.learner.version,
+                why=self._ended or "the last version is made",
+                now="groups that still come are discarded; stop this process when none is in flight",
+            )
 
     def _batch_waits(self) -> bool:
         """Tell whether there is a batch, and a learner that is free to train it."""

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from infra.child_process import die_with_parent
 from infra.errors import HeadraceError, UsageError
 from infra.settings import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, Lora, Trainer, environment, is_alone
 from infra.weights.tensors import Tensor
@@ -154,6 +155,7 @@ class _FollowingLearner(Learner):
 
 
 def _join() -> None:
+    die_with_parent()  # torchrun gives each a session of its own, so that no signal for its group reaches them
     has_gpu = torch.cuda.is_available()
     if has_gpu:
         torch.cuda.set_device(int(environment(LOCAL_RANK_VARIABLE, "0")))
