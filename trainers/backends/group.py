@@ -75,6 +75,7 @@ def leading() -> Iterator[None]:
     except HeadraceError:
         with suppress(RuntimeError):  # those that met the same are gone
             _say("leave")
+        _uploads().close()
         raise
     _say("leave")
     _leave()

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from infra.object_store import StoreUnavailable
 from infra.run import Run
 from infra.weights.tensor_file import read_safetensors, safetensors_pieces
 from infra.weights.tensors import Tensor
@@ -128,6 +129,8 @@ class _Writer(StorageWriter):
         return _done(results)
 
     def _store(self, part: Mapping[MetadataIndex, Tensor], number: int) -> list[WriteResult]:
+        if self._given_up is not None and self._given_up.is_set():
+            raise StoreUnavailable("given up while the parts of a checkpoint are stored")
         named = {_name_of(index): tensor for index, tensor in part.items()}
         claim = self._run.put(safetensors_pieces(named, {}), "checkpoints", ".safetensors", self._given_up)
         stored = NamedObject(f"{self._rank:05}-{number:05}.safetensors", claim)
