@@ -656,7 +656,9 @@ class CheckpointPointer:
     epoch: int = 0
     """Epoch of the weights in it."""
     checkpoint: ClaimCheck | None = None
-    """Masters, optimizer, scheduler, random state."""
+    """The object: masters, optimizer, scheduler, random state; or an index of those, where the parts hold them."""
+    parts: tuple[NamedObject, ...] = ()
+    """What the index names: each process of a trainer of several stores its own shards. None where it is one object."""
     weights_hash: str = ""
     """Of the published weights."""
     positions: tuple[Position, ...] = ()

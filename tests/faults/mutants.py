@@ -58,6 +58,7 @@ HANGING = "tests/integration/test_hanging_transactions.py::"
 DELTAS = "tests/unit/test_deltas.py::"
 COMPACTION = "tests/unit/test_compaction.py::"
 AUDIT = "tests/unit/test_audit.py::"
+AUDIT_OBJECTS = "tests/unit/test_audit_objects.py::"
 GC = "tests/integration/test_gc.py::"
 RETENTION = "tests/unit/test_retention.py::"
 EXPERTS = "tests/unit/test_experts.py::"
@@ -268,6 +269,41 @@ MUTANTS = (
         "if (learner.version, hash_of(learner)) != (pointer.version, pointer.weights_hash):",
         "if False:",
         (f"{BEGINS}test_a_checkpoint_of_other_weights_than_its_pointer_names_is_refused",),
+    ),
+    Mutant(
+        "gap-in-parts",
+        "a checkpoint in parts holds all of every tensor",
+        "trainers/shard_index.py",
+        "if not (inside and apart and covered):",
+        "if False:",
+        ("tests/unit/test_shards.py::test_what_is_no_index_of_a_whole_checkpoint_is_refused",),
+    ),
+    Mutant(
+        "any-part",
+        "a part holds what its index says",
+        "trainers/backends/shards.py",
+        "if tensor is None or (tensor.dtype, tensor.shape) != expected:",
+        "if tensor is None:",
+        ("tests/unit/test_shards.py::test_a_part_that_holds_something_else_than_its_index_says_is_an_error",),
+    ),
+    Mutant(
+        "parts-unseen",
+        "what keeps a checkpoint keeps its parts, and what retires it retires them",
+        "infra/weights/paths.py",
+        "whole, parts = record.checkpoint, record.parts",
+        "whole, parts = record.checkpoint, ()",
+        ("tests/unit/test_retention.py::test_the_parts_of_a_checkpoint_stay_and_go_with_it",),
+    ),
+    Mutant(
+        "parts-unaudited",
+        "an audit says which part of a checkpoint is missing",
+        "consumers/audit/objects.py",
+        "for claim in (pointer.checkpoint, *(part.claim for part in pointer.parts)):",
+        "for claim in (pointer.checkpoint,):",
+        (
+            f"{AUDIT_OBJECTS}test_a_missing_part_of_a_checkpoint_is_told",
+            f"{AUDIT_OBJECTS}test_a_deep_audit_reads_the_parts_of_a_checkpoint",
+        ),
     ),
     Mutant(
         "no-dedupe",
