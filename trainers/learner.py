@@ -225,16 +225,13 @@ class Learner:
         for path, shape in shapes.items():
             kind, _, name = path.partition("/")
             found.setdefault(kind, {})[name] = shape
-        whole = all(found[kind] == own for kind in ("masters", "reference") if kind in found)
-        alike = all(
-            name in own and (kind == "step" or shape == own[name])
-            for kind, named in found.items()
-            for name, shape in named.items()
-        )
-        if not (whole and alike):
+        counts = dict.fromkeys(own, ())
+        known = {**dict.fromkeys(("masters", "reference", "exp_avg", "exp_avg_sq"), own), "step": counts}
+        moments = {"exp_avg", "exp_avg_sq", "step"} & found.keys()
+        if any(named != known.get(kind) for kind, named in found.items()) or len(moments) not in {0, 3}:
             raise CheckpointError("the checkpoint's weights differ from the model's in name or shape: another model's")
         version = metadata.get("version")
-        if not isinstance(version, int):
+        if not isinstance(version, int) or isinstance(version, bool):
             raise CheckpointError(f"the checkpoint names no version: {version!r}")
         return version
 

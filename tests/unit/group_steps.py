@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from group_checkpoints import Folder, leave_while_away, load, troubles
-from test_learner import SETTINGS, SHAPE, TOKENIZER, batch
+from test_learner import OBJECTIVES, SETTINGS
 from test_routing import TINY as EXPERTS
 from test_routing import batch as routed_batch
+from tiny_models import SHAPE, TOKENIZER, batch
 
 from infra.settings import Lora, Trainer
 from infra.weights.tensors import weights_hash
@@ -38,9 +39,12 @@ CASES: dict[str, dict[str, Any]] = {
     "sequences": {"loss": "gspo", "entropy": 0.01},
     "adapter": {"learning_rate": 2e-3},
     "experts": {"replay_routing": True, "router_aux": 0.1},
+    "fused": {"fused_optimizer": True},
     "matrices cut": {"tensor_parallel": 2},
+    "matrices cut, fused": {"tensor_parallel": 2, "fused_optimizer": True},
     "matrices cut, a reference": {"tensor_parallel": 2, "kl": {"use": "k3", "weight": 0.1}, "logits_mib": 1},
 }
+CASES |= {name: OBJECTIVES[name] for name in ("decoupled", "interpolated", "gmpo", "cispo", "sapo", "dppo", "gpg")}
 TAKEN_OVER = ("averaged reference", "adapter", "matrices cut")
 
 
@@ -48,6 +52,8 @@ def parts_of(changed: dict[str, Any]) -> tuple[Any, Trainer, int, Adapter | None
     """What a learner is made of."""
     settings = SETTINGS.model_dump() | {"micro_batch_tokens": 128} | changed
     shape = EXPERTS if "router_aux" in changed else {**SHAPE, "num_key_value_heads": 2}
+    if "logits_mib" in changed:
+        shape = {**shape, "vocab_size": 30_000}  # of which one MiB holds the logits of eight tokens
     model = build_model(shape, TOKENIZER, seed=1)
     adapter = Adapter(model, Lora(rank=2), 1) if changed == CASES["adapter"] else None
     return model, Trainer.model_validate(settings), 1, adapter

@@ -44,8 +44,10 @@ def two(folder: Folder) -> dict[str, Any]:
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_have_the_losses_and_all_other_metrics_of_one(two: dict[str, Any], case: str) -> None:
     one, sequences = made(alone(CASES[case])), sequences_of(CASES[case])
+    # Over a large vocabulary gradients are so small that the rounding of sums is more of them.
+    near = {"rel": 1e-5, "abs": 1e-4 if "logits_mib" in CASES[case] else 1e-5}
     for version, together in enumerate(two[case]["metrics"], 1):
-        assert together == pytest.approx(one.step(sequences(version), version), rel=1e-5, abs=1e-5)
+        assert together == pytest.approx(one.step(sequences(version), version), **near)
 
 
 @pytest.mark.parametrize("case", CASES)
