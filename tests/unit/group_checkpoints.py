@@ -33,11 +33,11 @@ class Folder:
     path: str
 
     def put(self, data: Content, kind: str, suffix: str = "", given_up: threading.Event | None = None) -> ClaimCheck:
-        content = data if isinstance(data, bytes) else b"".join(cast("Iterable[bytes]", data))
         while Path(self.path, f"away-{rank()}").exists():
             Path(self.path, f"waits-{rank()}").touch()
             if given_up is not None and given_up.wait(0.01):
                 raise StoreUnavailable("it is away")
+        content = data if isinstance(data, bytes) else b"".join(cast("Iterable[bytes]", data))
         digest = hashlib.sha256(content).hexdigest()
         Path(self.path, f"{digest}{suffix}").write_bytes(content)
         return ClaimCheck("main", f"{kind}/{digest}{suffix}", digest, len(content))
