@@ -64,7 +64,8 @@ def store_parts(
     writer = _Writer(run, metadata, given_up, part_bytes)
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
-        save(dict(tensors), storage_writer=writer, planner=planner, process_group=group)
+        # In order: who stores what all hold depends on it, and equal states are to be equal objects.
+        save(dict(sorted(tensors.items())), storage_writer=writer, planner=planner, process_group=group)
     except CheckpointException as error:
         _raise_cause(error)
     return writer.stored
