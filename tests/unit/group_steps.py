@@ -1,6 +1,6 @@
 """Versions of a tiny model for many settings, on one process or under torchrun: what each version came to, as JSON.
 
-torchrun --standalone --nproc-per-node 2 tests/unit/group_steps.py FOLDER
+torchrun --standalone --nproc-per-node 2 tests/unit/group_steps.py FOLDER [DEVICE]
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ CASES: dict[str, dict[str, Any]] = {
     "matrices cut, a reference": {"tensor_parallel": 2, "kl": {"use": "k3", "weight": 0.1}, "logits_mib": 1},
 }
 CASES |= {name: OBJECTIVES[name] for name in ("decoupled", "interpolated", "gmpo", "cispo", "sapo", "dppo", "gpg")}
+DEVICE = sys.argv[2] if sys.argv[0].endswith("group_steps.py") and sys.argv[2:] else "cpu"
 TAKEN_OVER = ("averaged reference", "adapter", "matrices cut")
 
 
 def parts_of(changed: dict[str, Any]) -> tuple[Any, Trainer, int, Adapter | None]:
     """What a learner is made of."""
-    settings = SETTINGS.model_dump() | {"micro_batch_tokens": 128} | changed
+    settings = SETTINGS.model_dump() | {"micro_batch_tokens": 128, "device": DEVICE} | changed
     shape = EXPERTS if "router_aux" in changed else {**SHAPE, "num_key_value_heads": 2}
     if "logits_mib" in changed:
         shape = {**shape, "vocab_size": 30_000}  # of which one MiB holds the logits of eight tokens

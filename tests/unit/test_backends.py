@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from group_checkpoints import Folder, load, stored
 from group_steps import CASES, TAKEN_OVER, alone, encoded, made, sequences_of
 from test_learner import batch
@@ -30,8 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 @pytest.fixture(scope="module")
 def two(folder: Folder) -> dict[str, Any]:
     """What two processes make of all cases."""
+    return made_by(2, folder, "cpu")
+
+
+def made_by(processes: int, folder: Folder, device: str) -> dict[str, Any]:
     script = str(HERE / "group_steps.py")
-    words = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, folder.path]
+    words = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), script, folder.path, device]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", *words], env=environment, capture_output=True, text=True, timeout=600, check=False
@@ -140,3 +145,16 @@ def test_what_two_processes_make_is_told_apart(two: dict[str, Any]) -> None:
     here = {**one.fingerprint(), "threads": "1"}  # as many as each of the two has
     assert two["ppo"]["fingerprint"] == {**here, "backend": "fsdp2 on 2 processes"}
     assert two["matrices cut"]["fingerprint"] == {**here, "backend": "tensor parallel on 2 processes"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
+def test_two_gpus_make_the_very_same_bits_again_from_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    found = made_by(2, Folder(str(tmp_path)), "cuda")
+    for case in CASES:
+        assert found[case]["again"] == found[case]["metrics"][-1], case
+        assert found[case]["hash_again"] == found[case]["hash"], case
+        assert found[case]["same_state"], case
