@@ -173,6 +173,16 @@ class Drawing(Stateless):
         return [Drop(str(self.seed))]
 
 
+class Unresolved(Drawing):
+    def __init__(self, names: "NowhereImported" = None, *, seed: int = 1) -> None:  # type: ignore[name-defined]  # noqa: F821
+        super().__init__(seed=seed)
+
+
+def test_annotations_that_only_a_type_checker_resolves_are_left_to_it() -> None:
+    assert load_chain([(f"{__name__}:Unresolved", {"names": ["a"]})]).process(candidate(1.0), 3) == (Drop("1"),)
+    assert load_chain([("consumers.algorithms.contract:Stateless", {})])
+
+
 @pytest.mark.parametrize(("settings", "seed"), [({}, 7), ({"seed": 3}, 3)])
 def test_an_algorithm_that_takes_a_seed_gets_the_recipes(settings: dict[str, Any], seed: int) -> None:
     chain = load_chain([(f"{__name__}:Drawing", settings)], seed=7)

@@ -104,6 +104,13 @@ def test_a_task_that_is_never_solved_has_no_linear_penalty() -> None:
     assert shaped(LinearLength(), candidate(0.0, 0.0, lengths=(1, 99))) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("algorithm", [LinearLength(), KimiLength(), NormaliseRewards(), ScaleRewards(), Overlong(9)])
+def test_a_group_of_which_nothing_counts_is_left_alone(algorithm: Any) -> None:
+    nothing = candidate(1.0, 0.0).without([Rejection(0, "x"), Rejection(1, "x")], counted=False)
+    for whole in (nothing, Candidate.of(dataclasses.replace(nothing.group, trajectories=()))):
+        assert all(math.isnan(reward) for reward in shaped(algorithm, whole))
+
+
 def test_what_was_refused_is_no_yardstick_of_length() -> None:
     whole = without_first(candidate(1.0, 1.0, 1.0, lengths=(900, 10, 20)))
     _, *others = shaped(LinearLength(prompt=0, turns=0, centre=False), whole)
