@@ -8,7 +8,9 @@ import pytest
 
 from consumers.algorithms.chain import ALGORITHMS, Chain, ChainError, UnknownAlgorithm, load_chain
 from consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, Result, Stateless
+from consumers.curation import chain_of
 from infra.errors import UsageError
+from infra.settings import Recipe
 from schemas.records import GroupUse, Sequence, Span, Trajectory, TrajectoryGroup
 
 DEFAULT: list[tuple[str, Mapping[str, Any]]] = [
@@ -214,6 +216,24 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error(use: str, settings:
     with pytest.raises(UnknownAlgorithm, match=sentence) as raised:
         load_chain([("validate", {}), (use, settings)])
     assert isinstance(raised.value, UsageError)
+
+
+@pytest.mark.parametrize(("own", "seed"), [({}, 41), ({"seed": 3}, 3)])
+def test_a_recipes_chain_draws_by_the_recipes_seed_and_ages_by_its_trainers_bound(own: Any, seed: int) -> None:
+    chain = ["max_staleness", {"use": f"{__name__}:Drawing", **own}]
+    recipe = Recipe.model_validate(
+        {
+            "name": "t",
+            "seed": 41,
+            "policies": {"solver": {"path": "/models/any"}},
+            "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
+            "trainer": {"max_staleness": 2},
+            "curate": {"chain": chain},
+        }
+    )
+    made = chain_of(recipe, "solver")
+    assert made.process(candidate(1.0, 0.0), 5) == (Drop(str(seed)),)
+    assert made.process(candidate(1.0, 0.0), 6) == (Drop("stale", "version 3 is 3 behind 6, limit 2"),)
 
 
 def test_a_rejection_is_equal_to_its_like() -> None:
