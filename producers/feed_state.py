@@ -102,8 +102,10 @@ class FeedState:
     def take_letter(self, letter: DeadLetter) -> None:
         """Learn of a number that is dead: for one policy, or for all when the task itself could not be read.
 
-        A letter of reason `redriven` opens it again.
+        A letter of reason `redriven` opens it again. One about a replay says nothing of its number.
         """
+        if letter.use:
+            return
         stream, number, policy = letter.stream, letter.number, letter.policy
         if letter.reason != REDRIVEN:
             self.pacing.bury(stream, number, policy)

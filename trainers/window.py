@@ -6,7 +6,7 @@ import bisect
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["surplus", "expired", "run_end", "dead"]
+Verdict = Literal["surplus", "expired", "run_end", "dead", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,11 @@ class Waiting:
     offset: int
     payload: object = None
 
+    @property
+    def is_replay(self) -> bool:
+        """Whether the group was trained on, or at least curated, before."""
+        return self.key[2] > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
@@ -35,9 +40,11 @@ class Eviction:
 
 
 class Window:
-    """At most `capacity` groups, served by (deadline_version, arrival).
+    """At most `capacity` fresh groups, and as many replays, served by (deadline_version, arrival).
 
-    Every entry carries its own deadline, so fresh groups and replays with another staleness bound share one order.
+    Neither kind takes the other's room: replays are mostly the most stale, and in one room a feeder that keeps it full
+    of fresh groups would leave none of them. Every entry carries its own deadline, so fresh groups and replays with
+    another staleness bound share one order.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -50,11 +57,12 @@ class Window:
         return len(self._entries)
 
     def add(self, entry: Waiting) -> list[Eviction]:
-        """Take one group in; beyond the capacity the most stale (it may be the newcomer) leaves as `surplus`."""
+        """Take one group in; of more than the capacity the most stale (it may be the newcomer) leaves as `surplus`."""
         bisect.insort(self._entries, entry, key=_deadline)
-        if len(self._entries) <= self._capacity:
+        kind = [waiting for waiting in self._entries if waiting.is_replay == entry.is_replay]
+        if len(kind) <= self._capacity:
             return []
-        stalest = min(self._entries, key=lambda waiting: (waiting.min_version, waiting.arrival))
+        stalest = min(kind, key=lambda waiting: (waiting.min_version, waiting.arrival))
         self._entries.remove(stalest)
         return [Eviction(stalest, "surplus")]
 

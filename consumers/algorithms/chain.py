@@ -32,6 +32,11 @@ class Chain:
     def __init__(self, algorithms: Sequence[tuple[str, Algorithm]]) -> None:
         self._algorithms = tuple(algorithms)
 
+    @property
+    def capacity(self) -> int:
+        """How many of the newest groups that it kept may be asked for again: the largest `capacity` in it."""
+        return max((int(getattr(algorithm, "capacity", 0)) for _, algorithm in self._algorithms), default=0)
+
     def process(self, candidate: Candidate, clock: int) -> tuple[Result, ...]:
         """Return the Keep or Drop that the candidate ends with, then the Agains of every algorithm that saw it.
 

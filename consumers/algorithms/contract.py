@@ -80,17 +80,34 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """An earlier group of this partition is trained on once more, beside the verdict on the present one."""
+    """A group that this chain kept is trained on once more, beside the verdict on the present one.
+
+    The bytes are not needed: the trainer reads those of the first use again.
+    """
 
     use: GroupUse
-    """Its identity, and which use this is."""
+    """Its identity, and which use this is: 1 for the first replay, then one more each time."""
+    deadline_version: int = 0
+    """Last version that may still be trained on it, by the replay's own bound on staleness."""
+    min_version: int = -1
+    """As in the Candidate that was kept."""
+    kept: tuple[int, ...] = ()
+    """Indices of the trajectories to train on, as a rule those that were kept."""
+    rewards: tuple[float, ...] = ()
+    """Shaped rewards of all members."""
+    weight: float = 1.0
+    """Factor on the group's advantages, from 0 to 1: an importance weight over the largest."""
 
 
 Result = Keep | Drop | Again
 
 
 class Algorithm(Protocol):
-    """One step of a chain. Built as `Name(**settings)`; a bad setting raises ValueError with a sentence."""
+    """One step of a chain. Built as `Name(**settings)`; a bad setting raises ValueError with a sentence.
+
+    One that returns Agains has an attribute `capacity`: it asks for none but the newest so many groups that it kept.
+    It stands last: the curator refuses replays of groups that another algorithm dropped later.
+    """
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
         """Return exactly one Keep or Drop for the candidate, and any number of Agains.
