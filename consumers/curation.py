@@ -153,7 +153,8 @@ class CuratorPartition:
 
     def _curate(self, group: TrajectoryGroup, value: bytes) -> list[Outgoing]:
         before = Candidate.of(group)
-        results = self._chain(group.revision).process(before, self._clock)
+        chain = self._chain(group.revision)
+        results = chain.process(before, self._clock)
         outcome, outgoing = _outcome(self._desk.policy, before), []
         for result in results:
             if isinstance(result, Keep):
@@ -165,6 +166,7 @@ class CuratorPartition:
                 outgoing.append(self._outcome_message(replace(outcome, verdict="dropped", reason=result.reason)))
             else:
                 outgoing += self._replay(result, group.revision)
+        self._uses.forget(group.revision, chain)
         return outgoing
 
     def _fresh(self, candidate: Candidate, value: bytes) -> Outgoing:
@@ -193,7 +195,7 @@ class CuratorPartition:
             max_version=candidate.max_version,
             head_version=group.head_version,
         )
-        self._uses.add(stamp, self._chain(group.revision).capacity)
+        self._uses.add(stamp, replays=self._chain(group.revision).replays)
         return self._curated_message(curated, stamp)
 
     def _replay(self, again: Again, revision: int) -> list[Outgoing]:
@@ -207,8 +209,6 @@ class CuratorPartition:
             deadline_version=again.deadline_version,
             min_version=again.min_version,
             revision=revision,
-            kept=again.kept,
-            rewards=again.rewards,
             first_back=back,
             weight=again.weight,
         )

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from infra.errors import UsageError
-from infra.first_uses import Replay, find_first_uses
+from infra.first_uses import Replay, find_first_uses, made_whole
 from infra.kafka import Message
 from infra.object_store import StoreError
 from infra.run import Run, groups_home
@@ -196,10 +196,10 @@ def _use_of(message: Message) -> Key | None:
 
 
 def _described(run: Run, blank: MadeOf, message: Message, first: Message) -> MadeOf:
-    """Describe a group by its curated record, and by that of its first use, which holds its trajectories."""
+    """Describe a group by its curated record and that of its first use, which may be the same."""
     try:
-        curated = codec.decode(message.value, CuratedGroup)
-        group = codec.decode(codec.decode(first.value, CuratedGroup).group, TrajectoryGroup)
+        curated = made_whole(codec.decode(message.value, CuratedGroup), codec.decode(first.value, CuratedGroup))
+        group = codec.decode(curated.group, TrajectoryGroup)
         stamp = Stamp.from_headers(message.headers)
     except (SchemaError, HeaderError):
         return replace(blank, missing=True)

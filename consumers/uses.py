@@ -1,4 +1,4 @@
-"""What one partition has curated, as far as it may be asked for again: identity, place and uses of the newest groups.
+"""What one partition has curated, as far as it may be asked for again: identity, place and uses of groups.
 
 A replay names its first use by how many curated records ago that was written. That is a function of the partition's
 records in order, as an offset is not: live, replayed and archived runs count alike.
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
-from consumers.algorithms.chain import ChainError
+from consumers.algorithms.chain import Chain, ChainError
 from consumers.algorithms.contract import Again
 from schemas.headers import Stamp
 
 Numbered = tuple[str, int]
 """(stream, number)."""
+
+ROOM = 256
+"""Groups that are known at least before any is forgotten."""
 
 
 @dataclass(slots=True)
@@ -30,9 +32,10 @@ class _Curated:
 
 
 class Uses:
-    """Of each recipe revision's chain the newest groups that it kept: as many as it may ask for again.
+    """Of each recipe revision's chain the groups that it kept and may ask for again; of a chain without replays none.
 
-    Each takes some 500 bytes, and 60 of a snapshot.
+    What a chain holds no more is forgotten when more than twice as many are known as were left the last time. Each
+    takes some 500 bytes, and 60 of a snapshot.
     """
 
     def __init__(self, run_id: str, policy: str) -> None:
@@ -40,54 +43,61 @@ class Uses:
         self._count = 0
         """Curated records of the partition."""
         self._groups: dict[int, dict[Numbered, _Curated]] = {}
+        self._left: dict[int, int] = {}
+        """How many were left of each revision the last time that some were forgotten."""
 
-    def add(self, stamp: Stamp, capacity: int) -> None:
-        """Take in a group that was kept, by the stamp of its curated record.
-
-        `capacity` is that of the chain that kept it.
-        """
-        if capacity:
+    def add(self, stamp: Stamp, *, replays: bool) -> None:
+        """Take in a group that was kept, by the stamp of its curated record, and whether its chain may ask for it."""
+        if replays:
             groups = self._groups.setdefault(stamp.revision, {})
             groups[stamp.stream, stamp.number] = _Curated(self._count, 1, stamp)
-            for oldest in list(islice(groups, max(0, len(groups) - capacity))):
-                del groups[oldest]
         self._count += 1
+
+    def forget(self, revision: int, chain: Chain) -> None:
+        """Forget what the chain of a revision holds no more, if there may be much of it.
+
+        To be called when all that the chain said of a group was taken in: what it asks for the last time it holds no
+        more.
+        """
+        known = self._groups.get(revision, {})
+        if len(known) > 2 * self._left.get(revision, 0) + ROOM:
+            held = chain.holds()
+            self._groups[revision] = {numbered: one for numbered, one in known.items() if numbered in held}
+            self._left[revision] = len(self._groups[revision])
 
     def again(self, again: Again, revision: int) -> tuple[Stamp, int]:
         """Take in a replay that the chain of a revision asks for.
 
         Return the stamp of its curated record, and how many curated records ago the first use was written. Raises
-        ChainError for one that cannot be trained on, and for one that is not the next use of a group that is known.
+        ChainError for one that is not the next use of a group that is known, and for a weight that is none.
         """
         use, name = again.use, f"{again.use.stream}:{again.use.number}"
-        members = range(len(again.rewards))
-        if not again.kept or not all(index in members for index in again.kept) or not 0 <= again.weight <= 1:
-            raise ChainError(
-                f"use {use.use} of {name} was asked for with {len(members)} rewards, {again.kept[:8]} kept, and a "
-                f"weight of {again.weight}: some must be kept, of those that there are, at a weight of 0 to 1"
-            )
         known = self._groups.get(revision, {}).get((use.stream, use.number))
         if known is None:
             raise ChainError(
-                f"use {use.use} of {name} was asked for, which is none of the {len(self._groups.get(revision, {}))} "
-                "groups that may be: what a chain keeps at its end, the newest `capacity` of them, and that of the "
-                "algorithm that has the largest"
+                f"use {use.use} of {name} was asked for, and the chain never kept that group, or did not say by "
+                "`holds` that it may be asked for again"
             )
         if use.use != known.uses:
             raise ChainError(f"use {use.use} of {name} was asked for, and it is use {known.uses} that comes next")
+        if not 0 < again.weight <= 1:
+            raise ChainError(f"use {use.use} of {name} was asked for with weight {again.weight}: above 0, at most 1")
         back = self._count - known.at
         known.uses += 1
         self._count += 1
-        return replace(known.stamp, use=use.use, min_version=again.min_version), back
+        stamp = replace(known.stamp, use=use.use, min_version=again.min_version, max_version=again.max_version)
+        return stamp, back
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as plain JSON."""
         groups = {str(revision): [_row(one) for one in known.values()] for revision, known in self._groups.items()}
-        return {"count": self._count, "groups": groups}
+        left = {str(revision): count for revision, count in self._left.items()}
+        return {"count": self._count, "groups": groups, "left": left}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take what `snapshot` returned."""
         self._count = state["count"]
+        self._left = {int(revision): count for revision, count in state["left"].items()}
         self._groups = {
             int(revision): {(row[0], row[1]): self._known(int(revision), row) for row in rows}
             for revision, rows in state["groups"].items()

@@ -1,4 +1,4 @@
-"""The records that replays are of. A replay names a group that was curated before, and the group's bytes stand there.
+"""The records that replays are of, which hold what replays only name: the group's bytes, its rewards, what is kept.
 
 Both are on one partition of the curated topic, the first use before all others. Its record is looked for backwards, in
 steps that grow, from where the replay says that it is: nothing is remembered but what was asked for.
@@ -7,11 +7,12 @@ steps that grow, from where the replay says that it is: nothing is remembered bu
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.kafka import Connection, Message, begin_offsets
 from infra.topic_reader import Place, read_range
 from schemas.headers import HeaderError, Stamp, task_key
+from schemas.records import CuratedGroup
 
 FIRST_STEP = 64
 """Offsets that are looked through behind the place where a first use should be; each further step is twice as long."""
@@ -63,6 +64,11 @@ def _on_partition(
                 found |= dict.fromkeys(wanted.pop(message.key), message)
         end, step = low, 2 * step
     return found
+
+
+def made_whole(replay: CuratedGroup, first: CuratedGroup) -> CuratedGroup:
+    """Return a replay with what stands in the record of its first use alone."""
+    return replace(replay, group=first.group, kept=first.kept, rewards=first.rewards)
 
 
 def is_first_use(message: Message, run_id: str) -> bool:

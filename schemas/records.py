@@ -315,14 +315,15 @@ class CuratedGroup:
     revision: int = 0
     """Recipe revision whose chain it passed."""
     kept: tuple[int, ...] = ()
-    """Indices of the trajectories to train on."""
+    """Indices of the trajectories to train on; empty in a replay, for which those of the first use serve."""
     rewards: tuple[float, ...] = ()
-    """Shaped rewards of all members, in order; group statistics are taken from these. NaN: malformed, not counted."""
+    """Shaped rewards of all members, in order; group statistics are taken from these. NaN: malformed, not counted.
+    Empty in a replay, for which those of the first use serve."""
     first_back: int = 0
     """Of a replay: how many curated records of its partition ago the first use was written. With the markers of
     transactions between them it is at least so many offsets before; 0 when unknown."""
     weight: float = 1.0
-    """Factor on the group's advantages: the importance weight of a replay that was drawn by priority."""
+    """Factor on the group's advantages: the importance weight of a replay that was drawn by priority, else 1."""
 
 
 @dataclass(frozen=True, slots=True)

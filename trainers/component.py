@@ -150,13 +150,13 @@ class Trainer:
         )
         try:
             with self._watch.measure("consume"):
-                payload = self._payloads.whole(message, curated)
-            if payload is None:
+                found = self._payloads.whole(message, curated)
+            if found is None:
                 nothing = Candidate(WholeGroup(curated, TrajectoryGroup()), PreparedGroup((), ()))
                 self._evict([Eviction(replace(entry, payload=nothing), "missing")])
                 return []
             with self._watch.measure("decode"):
-                candidate = self._candidate(replace(curated, group=payload))
+                candidate = self._candidate(found)
         except (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError) as error:
             return self._bury(message, ("unusable", str(error)), entry.key)
         self._evict(self.window.add(replace(entry, payload=candidate)))

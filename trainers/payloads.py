@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from infra.first_uses import Replay, find_first_uses
+from infra.first_uses import Replay, find_first_uses, made_whole
 from infra.kafka import Message
 from infra.run import Run
 from infra.topic_reader import read_one
@@ -33,15 +33,15 @@ class Payloads:
     def __init__(self, run: Run, policy: str, most_bytes: int = MOST_BYTES, most_places: int = MOST_PLACES) -> None:
         self._run, self._topic = run, run.topics.curated(policy)
         self._most_bytes, self._most_places = most_bytes, most_places
-        self._groups: OrderedDict[Key, bytes] = OrderedDict()
+        self._firsts: OrderedDict[Key, CuratedGroup] = OrderedDict()
         self._bytes = 0
         self._places: OrderedDict[Key, int] = OrderedDict()
         self._wanted = False
         self.read_again = 0
         """How many were read from the log."""
 
-    def whole(self, message: Message, curated: CuratedGroup) -> bytes | None:
-        """Return the encoded group of a curated record: its own bytes, or those of its first use.
+    def whole(self, message: Message, curated: CuratedGroup) -> CuratedGroup | None:
+        """Return a curated record with its group: its own, or that of its first use.
 
         None for a replay whose first use is no longer on the log. Raises SchemaError when the first use cannot be read,
         KafkaAway, KafkaRefused.
@@ -49,18 +49,18 @@ class Payloads:
         key = (message.partition, curated.stream, curated.number)
         if curated.group or not curated.use:
             if self._wanted and not curated.use:
-                self._remember(key, message.offset, curated.group)
-            return curated.group
+                self._remember(key, message.offset, curated)
+            return curated
         self._wanted = True
-        if key in self._groups:
-            self._groups.move_to_end(key)
-            return self._groups[key]
-        first = self._read(message, curated)
-        if first is None:
+        if key in self._firsts:
+            self._firsts.move_to_end(key)
+            return made_whole(curated, self._firsts[key])
+        found = self._read(message, curated)
+        if found is None:
             return None
-        group = codec.decode(first.value, CuratedGroup).group
-        self._remember(key, first.offset, group)
-        return group
+        first = codec.decode(found.value, CuratedGroup)
+        self._remember(key, found.offset, first)
+        return made_whole(curated, first)
 
     def _read(self, message: Message, curated: CuratedGroup) -> Message | None:
         self.read_again += 1
@@ -70,14 +70,15 @@ class Payloads:
         replay = replay_of(message, curated)
         return find_first_uses(self._run.connection, self._topic, self._run.run_id, [replay]).get(replay)
 
-    def _remember(self, key: Key, offset: int, group: bytes) -> None:
+    def _remember(self, key: Key, offset: int, first: CuratedGroup) -> None:
         self._places[key] = offset
         if len(self._places) > self._most_places:
             self._places.popitem(last=False)
-        self._bytes += len(group) - len(self._groups.pop(key, b""))
-        self._groups[key] = group
+        before = self._firsts.pop(key, None)
+        self._firsts[key] = first
+        self._bytes += len(first.group) - (len(before.group) if before else 0)
         while self._bytes > self._most_bytes:
-            self._bytes -= len(self._groups.popitem(last=False)[1])
+            self._bytes -= len(self._firsts.popitem(last=False)[1].group)
 
 
 def replay_of(message: Message, curated: CuratedGroup) -> Replay:

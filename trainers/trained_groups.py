@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from infra.errors import HeadraceError
-from infra.first_uses import find_first_uses
+from infra.first_uses import find_first_uses, made_whole
 from infra.kafka import Message
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.run import Run
@@ -71,7 +70,7 @@ def _read(run: Run, policy: str, batches: Iterable[BatchTrained]) -> dict[GroupU
 
 
 def _with_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict[GroupUse, CuratedGroup]:
-    """Return the records, those of replays with the encoded groups of their first uses."""
+    """Return the records, those of replays with the groups of their first uses."""
     replays = {use: replay_of(*read) for use, read in found.items() if read[1].use and not read[1].group}
     firsts = find_first_uses(run.connection, topic, run.run_id, replays.values())
     if gone := sorted(_key(use) for use, replay in replays.items() if replay not in firsts):
@@ -79,8 +78,12 @@ def _with_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict
             f"{topic} no longer holds the first uses of {len(gone)} replays that were trained on, {gone[0]} among "
             "them: was the topic shortened?"
         )
-    payloads = {use: codec.decode(firsts[replay].value, CuratedGroup).group for use, replay in replays.items()}
-    return {use: replace(curated, group=payloads.get(use, curated.group)) for use, (_, curated) in found.items()}
+    records = {use: curated for use, (_, curated) in found.items()}
+    whole_ones = {
+        use: made_whole(records[use], codec.decode(firsts[replay].value, CuratedGroup))
+        for use, replay in replays.items()
+    }
+    return records | whole_ones
 
 
 def _at_their_places(run: Run, topic: str, wanted: set[GroupUse]) -> dict[GroupUse, Read]:

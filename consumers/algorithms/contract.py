@@ -8,6 +8,7 @@ I/O and reads no wall clock, so a live topic, a replayed one and an archive give
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,7 +37,8 @@ class Candidate:
 
     group: TrajectoryGroup
     rewards: tuple[float, ...]
-    """Rewards of all members, shaped so far; the unshaped ones are in the group."""
+    """Rewards of all members, shaped so far; the unshaped ones are in the group. NaN: not counted in the group's
+    statistics. Beyond the members stand those of failed episodes, where these count (`failures`)."""
     kept: tuple[int, ...]
     """Indices of the trajectories still to be trained on."""
     min_version: int
@@ -45,6 +47,8 @@ class Candidate:
     """Newest such version; -1 when none was generated."""
     rejected: tuple[Rejection, ...] = ()
     """What left `kept`, in the order in which it left."""
+    flagged: tuple[Rejection, ...] = ()
+    """What an algorithm that only watches would have rejected."""
 
     @classmethod
     def of(cls, group: TrajectoryGroup) -> Candidate:
@@ -52,13 +56,26 @@ class Candidate:
         rewards = tuple(trajectory.reward for trajectory in group.trajectories)
         return cls(group, rewards, tuple(range(len(rewards))), *version_range(group.trajectories))
 
-    def without(self, rejections: Iterable[Rejection]) -> Candidate:
-        """Return the candidate less some trajectories, its versions taken anew over the others."""
+    def without(self, rejections: Iterable[Rejection], *, counted: bool = True) -> Candidate:
+        """Return the candidate less some trajectories, its versions taken anew over the others.
+
+        These are not trained on; their rewards stay in the group's statistics if `counted`, else they become NaN.
+        """
         new = tuple(rejections)
         gone = {rejection.index for rejection in new}
         kept = tuple(index for index in self.kept if index not in gone)
+        rewards = self.rewards
+        if not counted:
+            rewards = tuple(math.nan if index in gone else reward for index, reward in enumerate(rewards))
         low, high = version_range([self.group.trajectories[index] for index in kept])
-        return dataclasses.replace(self, kept=kept, min_version=low, max_version=high, rejected=self.rejected + new)
+        return dataclasses.replace(
+            self, kept=kept, rewards=rewards, min_version=low, max_version=high, rejected=self.rejected + new
+        )
+
+    def shaped(self, rewards: Iterable[float]) -> Candidate:
+        """Return the candidate with other rewards of its members; those of failed episodes stay as they are."""
+        members = len(self.group.trajectories)
+        return dataclasses.replace(self, rewards=(*rewards, *self.rewards[members:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +97,24 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A group that this chain kept is trained on once more, beside the verdict on the present one.
+    """An earlier group of this partition is trained on once more, beside the verdict on the present one.
 
-    The bytes are not needed: the trainer reads those of the first use again.
+    It is named, not repeated. The curated record of its use 0 stands before this one on the same partition of
+    `curated`, from the same chain, and holds its bytes, `kept` and shaped `rewards`; these serve every use, so that a
+    reader takes them from there. What differs by use is here.
     """
 
     use: GroupUse
-    """Its identity, and which use this is: 1 for the first replay, then one more each time."""
+    """Its identity, and which use this is, from 1 on."""
     deadline_version: int = 0
-    """Last version that may still be trained on it, by the replay's own bound on staleness."""
+    """Last version that may still be trained on this use: min_version + the replay's own staleness bound."""
     min_version: int = -1
-    """As in the Candidate that was kept."""
-    kept: tuple[int, ...] = ()
-    """Indices of the trajectories to train on, as a rule those that were kept."""
-    rewards: tuple[float, ...] = ()
-    """Shaped rewards of all members."""
+    """Oldest version among its kept tokens, as in the record of use 0."""
+    max_version: int = -1
+    """Newest such version."""
     weight: float = 1.0
-    """Factor on the group's advantages, from 0 to 1: an importance weight over the largest."""
+    """Importance weight of this use, above 0 and at most 1: multiplies its advantages. 1 unless groups are drawn by
+    priority; use 0 always has 1."""
 
 
 Result = Keep | Drop | Again
@@ -105,8 +123,8 @@ Result = Keep | Drop | Again
 class Algorithm(Protocol):
     """One step of a chain. Built as `Name(**settings)`; a bad setting raises ValueError with a sentence.
 
-    One that returns Agains has an attribute `capacity`: it asks for none but the newest so many groups that it kept.
-    It stands last: the curator refuses replays of groups that another algorithm dropped later.
+    One that returns Agains has a method more, `holds() -> Iterable[(stream, number)]`: the groups that it may still ask
+    for. The curator forgets the others, and refuses to replay what it does not know.
     """
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:

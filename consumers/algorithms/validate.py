@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -43,7 +42,7 @@ class Validate(Stateless):
         if sound < SMALLEST_GROUP:
             faults = "; ".join(f"{r.index}: {r.reason}, {r.detail}" for r in rejections) or "no other survived"
             return [Drop("invalid", f"{sound} sound trajectories of {len(group.trajectories)} ({faults})")]
-        return [Keep(_without(candidate, rejections) if rejections else candidate)]
+        return [Keep(candidate.without(rejections, counted=False) if rejections else candidate)]
 
     def _rejections(self, candidate: Candidate) -> Iterator[Rejection]:
         seen: set[str] = set()
@@ -67,13 +66,6 @@ class Validate(Stateless):
         if not any(span.kind == "generated" and span.length for span in spans):
             return "empty_mask", "nothing was generated, so there is nothing to train on"
         return None
-
-
-def _without(candidate: Candidate, rejections: list[Rejection]) -> Candidate:
-    """Return the candidate less what is malformed; a reward of NaN keeps it out of the group's statistics too."""
-    gone = {rejection.index for rejection in rejections}
-    rewards = tuple(math.nan if index in gone else reward for index, reward in enumerate(candidate.rewards))
-    return replace(candidate.without(rejections), rewards=rewards)
 
 
 def sequence_fault(sequence: Sequence, head_version: int, vocabulary: int = 0) -> Fault | None:
