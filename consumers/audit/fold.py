@@ -250,6 +250,7 @@ class AuditFold:
     def _curated(self, message: Message) -> bool:
         policy, stream, number, use = self._stamp(message)
         self._numbers[policy].curate(stream, number, use)
+        # Batches are read first: what they told of was read by the trainer until then.
         if use and message.offset < self.chains[policy].last_positions.get(message.partition, 0):
             self._numbers[policy].pass_replay(stream, number, use)
         return True
