@@ -65,9 +65,13 @@ class _Unreadable(Exception):
 
 
 def chain_of(recipe: Recipe, policy: str) -> Chain:
-    """Return the chain of a recipe; `max_staleness` takes the trainer's limit where it is given none."""
+    """Return the chain of a recipe; `max_staleness` takes the trainer's limit, what draws the recipe's seed.
+
+    What the recipe's chain gives them itself comes first.
+    """
     limits = {"max_staleness": {"limit": recipe.trainer_of(policy).max_staleness}}
-    return load_chain([(use.use, {**limits.get(use.use, {}), **use.settings}) for use in recipe.curate.chain])
+    uses = [(use.use, {**limits.get(use.use, {}), **use.settings}) for use in recipe.curate.chain]
+    return load_chain(uses, recipe.seed)
 
 
 class CuratorPartition:

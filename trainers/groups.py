@@ -43,13 +43,16 @@ class PreparedGroup:
 def prepared(whole: WholeGroup) -> PreparedGroup:
     """Return a group's sequences, decoded.
 
-    What validation refused, whose curated reward is NaN, is left out. A sequence's own reward serves where the workflow
-    set one, else its trajectory's shaped reward. Raises BatchError for what cannot be trained on.
+    What does not count, its curated reward being NaN, is left out. A sequence's own reward serves where the workflow
+    set one, else its trajectory's shaped reward. Rewards beyond those of the trajectories are of failed episodes that
+    count: each is a member of every role, and nothing of it is trained on. Raises BatchError for what cannot be trained
+    on.
     """
     kept, count = set(whole.curated.kept), len(whole.group.trajectories)
     if not 0 <= whole.curated.weight <= MOST_WEIGHT:
         raise BatchError(f"its weight {whole.curated.weight} is none from 0 to {MOST_WEIGHT:g}")
-    if len(whole.curated.rewards) != count or not kept <= set(range(count)):
+    failed = len(whole.curated.rewards) - count
+    if failed not in (0, len(whole.group.failures)) or not kept <= set(range(count)):
         raise BatchError(
             f"{count} trajectories, {len(whole.curated.rewards)} rewards, kept {sorted(kept)[:8]}: these do not belong "
             "together"
@@ -64,6 +67,9 @@ def prepared(whole: WholeGroup) -> PreparedGroup:
             members.append(_member(sequence, number, reward, kept=number in kept))
             if number in kept:
                 sequences.append(_training_sequence(sequence))
+    roles = sorted({member.role for member in members})
+    for number, reward in enumerate(whole.curated.rewards[count:], start=count):
+        members += (Member(number, role, reward, length=0, kept=False) for role in roles if not math.isnan(reward))
     return PreparedGroup(tuple(members), tuple(sequences), whole.curated.weight)
 
 

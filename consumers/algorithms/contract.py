@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from schemas.records import GroupUse, Sequence, Trajectory, TrajectoryGroup, no_ints
+from schemas.records import GroupUse, Sequence, Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +153,25 @@ class Stateless:
 
 def version_range(trajectories: Iterable[Trajectory]) -> tuple[int, int]:
     """Return the oldest and the newest version that generated a token, or (-1, -1); version 0 is one like any other."""
-    runs = [sequence.version_runs for trajectory in trajectories for sequence in trajectory.sequences]
-    pairs = np.concatenate([no_ints(), *(run[: run.size // 2 * 2] for run in runs)]).reshape(-1, 2)
-    versions: npt.NDArray[np.int32] = pairs[(pairs[:, 0] >= 0) & (pairs[:, 1] > 0), 0]
-    return (int(versions.min()), int(versions.max())) if versions.size else (-1, -1)
+    versions = set[int]()
+    for trajectory in trajectories:
+        for sequence in trajectory.sequences:
+            runs = sequence.version_runs.tolist()
+            if len(runs) <= _FEW:  # numpy costs more than so many numbers
+                versions.update(v for v, n in zip(runs[::2], runs[1::2], strict=False) if v >= 0 and n > 0)
+            else:
+                versions.update(_versions(sequence.version_runs))
+    return (min(versions), max(versions)) if versions else (-1, -1)
+
+
+_FEW = 64
+
+
+def _versions(runs: npt.NDArray[np.int32]) -> tuple[int, ...]:
+    """Return the oldest and the newest version of many runs."""
+    pairs = runs[: runs.size // 2 * 2].reshape(-1, 2)
+    versions = pairs[(pairs[:, 0] >= 0) & (pairs[:, 1] > 0), 0]
+    return (int(versions.min()), int(versions.max())) if versions.size else ()
 
 
 def generated_lengths(group: TrajectoryGroup) -> tuple[int, ...]:

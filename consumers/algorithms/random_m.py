@@ -1,0 +1,33 @@
+"""Train on a random part of a group: what other down-sampling has to beat."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from consumers.algorithms.contract import Candidate
+from consumers.algorithms.subset import Subset
+
+
+class RandomM(Subset):
+    """Keep m trajectories drawn without replacement, every subset alike.
+
+    Drawn are the m smallest hashes of seed, policy, group and trajectory: nothing is remembered, so that a group gives
+    the same ones wherever and however often it is seen.
+    """
+
+    def __init__(self, m: int, seed: int = 1) -> None:
+        super().__init__(m)
+        self._seed = seed
+
+    def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
+        """Draw from the group's identity."""
+        group = candidate.group
+        begin = hashlib.blake2b(f"{self._seed}/{group.policy}/{group.stream}/{group.number}/".encode(), digest_size=16)
+
+        def draw(index: int) -> bytes:
+            drawn = begin.copy()
+            drawn.update(group.trajectories[index].id.encode())
+            return drawn.digest()
+
+        return sorted(ranked, key=draw)[: self._m]
