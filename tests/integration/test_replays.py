@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 from made_run import make_run, tiny_recipe
+from test_evictions import of_a_batch, outgoing, training, turn
 from trained_run import (
     batches,
     command,
@@ -35,7 +36,7 @@ from infra.run import Run
 from infra.topic_reader import read_all
 from infra.transactions import TransactionalWriter
 from schemas import codec
-from schemas.records import CuratedGroup
+from schemas.records import CuratedGroup, Outcome
 from trainers import inspection
 from trainers.trained_groups import LineageBroken, trained_groups
 
@@ -181,6 +182,23 @@ def test_a_replay_whose_first_use_has_left_the_log_is_evicted_and_the_trainer_go
     shorten(run, 4)
     with pytest.raises(LineageBroken, match="no longer holds"):
         list(trained_groups(run, "solver", batches(run)))
+
+
+def test_a_trainer_that_stops_after_the_end_says_first_what_became_of_the_replays_that_it_holds(
+    bootstrap: str, store: ObjectStore, run_name: str
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name, trainer={**TRAINER, "steps": 1}, kafka={"partitions": 1}))
+    groups = [curated(number, stale=100) for number in range(4)]
+    feed(run, [*groups, replay(groups[0], 1, back=4)])
+    with training(run) as (trainer, _):
+        outgoing(trainer, of_a_batch(run))
+        finished = trainer.finish()
+        told = turn(trainer)
+        assert not finished.is_set(), "what is told is not committed yet"
+        [outcome] = [codec.decode(one.value, Outcome) for one in told if one.topic == run.topics.outcomes("solver")]
+        assert (outcome.number, outcome.use, outcome.verdict) == (0, 1, "run_end")
+        assert turn(trainer) == []
+        assert finished.is_set()
 
 
 def shorten(run: Run, offset: int) -> None:
