@@ -246,7 +246,7 @@ class CuratorPartition:
         state = {
             "dedupe": self._dedupe.snapshot(),
             "clock": self._clock,
-            "uses": self._uses.snapshot(),
+            "uses": self._uses.snapshot(self._chains),
             "chains": {str(revision): chain.snapshot() for revision, chain in sorted(self._chains.items())},
         }
         return json.dumps(state).encode()

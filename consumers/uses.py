@@ -28,14 +28,14 @@ class _Curated:
     uses: int
     """How often it was curated."""
     stamp: Stamp
-    """Of its first use."""
+    """Of its first use; every use says its own versions."""
 
 
 class Uses:
     """Of each recipe revision's chain the groups that it kept and may ask for again; of a chain without replays none.
 
     What a chain holds no more is forgotten when more than twice as many are known as were left the last time. Each
-    takes some 500 bytes, and 60 of a snapshot.
+    takes some 500 bytes, and 40 of a snapshot.
     """
 
     def __init__(self, run_id: str, policy: str) -> None:
@@ -88,23 +88,27 @@ class Uses:
         stamp = replace(known.stamp, use=use.use, min_version=again.min_version, max_version=again.max_version)
         return stamp, back
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the state as plain JSON."""
-        groups = {str(revision): [_row(one) for one in known.values()] for revision, known in self._groups.items()}
+    def snapshot(self, chains: Mapping[int, Chain]) -> dict[str, Any]:
+        """Return the state as plain JSON, without what the chains hold no more."""
+        held = {revision: chains[revision].holds() for revision in self._groups}
+        rows = {
+            str(revision): [_row(numbered, one) for numbered, one in groups.items() if numbered in held[revision]]
+            for revision, groups in self._groups.items()
+        }
         left = {str(revision): count for revision, count in self._left.items()}
-        return {"count": self._count, "groups": groups, "left": left}
+        return {"count": self._count, "groups": rows, "left": left}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take what `snapshot` returned."""
         self._count = state["count"]
         self._left = {int(revision): count for revision, count in state["left"].items()}
         self._groups = {
-            int(revision): {(row[0], row[1]): self._known(int(revision), row) for row in rows}
+            int(revision): {(row[0], row[1]): self._known(int(revision), *row) for row in rows}
             for revision, rows in state["groups"].items()
         }
 
-    def _known(self, revision: int, row: list[Any]) -> _Curated:
-        stream, number, at, uses, attempt, low, high, head = row
+    def _known(self, revision: int, stream: str, number: int, *rest: int) -> _Curated:
+        at, uses, attempt, head = rest
         stamp = Stamp(
             run_id=self._run_id,
             stream=stream,
@@ -112,14 +116,10 @@ class Uses:
             attempt=attempt,
             revision=revision,
             policy=self._policy,
-            min_version=low,
-            max_version=high,
             head_version=head,
         )
         return _Curated(at, uses, stamp)
 
 
-def _row(known: _Curated) -> list[str | int]:
-    stamp = known.stamp
-    versions = (stamp.min_version, stamp.max_version, stamp.head_version)
-    return [stamp.stream, stamp.number, known.at, known.uses, stamp.attempt, *versions]
+def _row(numbered: Numbered, known: _Curated) -> list[str | int]:
+    return [*numbered, known.at, known.uses, known.stamp.attempt, known.stamp.head_version]

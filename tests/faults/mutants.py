@@ -63,7 +63,7 @@ EXPERTS = "tests/unit/test_experts.py::"
 ROUTING = "tests/unit/test_routing.py::"
 GROUPS = "tests/unit/test_groups.py::"
 CHAIN_REPLAYS = "tests/unit/test_replays.py::"
-REPLAYS = "tests/integration/test_replays.py::"
+REPLAYS = "tests/integration/test_replayed_groups.py::"
 DEAD = f"{CURATION}test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes"
 UNDONE = f"{RUN_LOOP}test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
 
