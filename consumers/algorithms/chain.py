@@ -133,7 +133,10 @@ def _load(number: int, use: str, settings: Mapping[str, Any], seed: int) -> Algo
 
 def _plain_kinds(build: Any) -> dict[str, type]:
     """Return the settings whose annotation is a type that a TOML value has."""
-    hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
+    try:
+        hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
+    except (NameError, TypeError):
+        return {}  # it is annotated with what only a type checker sees, or is no plain function
     return {name: hint for name, hint in hints.items() if hint in (bool, int, float, str)}
 
 

@@ -7,7 +7,6 @@ I/O and reads no wall clock, so a live topic, a replayed one and an archive give
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from schemas.records import GroupUse, Sequence, Trajectory, TrajectoryGroup
+from schemas.records import GroupUse, Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +62,21 @@ class Candidate:
         """
         new = tuple(rejections)
         gone = {rejection.index for rejection in new}
-        kept = tuple(index for index in self.kept if index not in gone)
+        kept = tuple([index for index in self.kept if index not in gone])
         rewards = self.rewards
         if not counted:
-            rewards = tuple(math.nan if index in gone else reward for index, reward in enumerate(rewards))
+            rewards = tuple([math.nan if index in gone else reward for index, reward in enumerate(rewards)])
         low, high = version_range([self.group.trajectories[index] for index in kept])
-        return dataclasses.replace(
-            self, kept=kept, rewards=rewards, min_version=low, max_version=high, rejected=self.rejected + new
-        )
+        return Candidate(self.group, rewards, kept, low, high, self.rejected + new, self.flagged)
 
     def shaped(self, rewards: Iterable[float]) -> Candidate:
         """Return the candidate with other rewards of its members; those of failed episodes stay as they are."""
-        members = len(self.group.trajectories)
-        return dataclasses.replace(self, rewards=(*rewards, *self.rewards[members:]))
+        return self.with_rewards((*rewards, *self.rewards[len(self.group.trajectories) :]))
+
+    def with_rewards(self, rewards: tuple[float, ...]) -> Candidate:
+        """Return the candidate with other rewards, of its members and then of failed episodes that count."""
+        low, high = self.min_version, self.max_version
+        return Candidate(self.group, rewards, self.kept, low, high, self.rejected, self.flagged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +180,14 @@ def generated_lengths(group: TrajectoryGroup) -> tuple[int, ...]:
 
     Of a sequence it is never more than its ids, whatever the spans of a malformed one say.
     """
-    return tuple(sum(_generated(sequence) for sequence in member.sequences) for member in group.trajectories)
-
-
-def _generated(sequence: Sequence) -> int:
-    told = sum(span.length for span in sequence.spans if span.kind == "generated")
-    return max(0, min(told, sequence.ids.size))
+    lengths = []
+    for member in group.trajectories:
+        length = 0
+        for sequence in member.sequences:
+            told = 0
+            for span in sequence.spans:
+                if span.kind == "generated":
+                    told += span.length
+            length += max(0, min(told, sequence.ids.size))
+        lengths.append(length)
+    return tuple(lengths)

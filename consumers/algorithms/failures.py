@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from consumers.algorithms.contract import Candidate, Drop, Keep, Result, Stateless
 from consumers.algorithms.ranges import one_of
@@ -34,4 +33,4 @@ class Failures(Stateless):
             return [Keep(candidate)]
         if self._policy == "drop_group":
             return [Drop("failures", f"{failed} of {group.n_asked} failed")]
-        return [Keep(replace(candidate, rewards=candidate.rewards + (0.0,) * failed))]
+        return [Keep(candidate.with_rewards(candidate.rewards + (0.0,) * failed))]

@@ -24,5 +24,5 @@ class Gfpo(Subset):
         """Sort by length, or by reward per token."""
         lengths = generated_lengths(candidate.group)
         if self._by_length:
-            return sorted(ranked, key=lambda index: lengths[index])[: self._m]
+            return sorted(ranked, key=lengths.__getitem__)[: self._m]
         return sorted(ranked, key=lambda index: -candidate.rewards[index] / max(1, lengths[index]))[: self._m]

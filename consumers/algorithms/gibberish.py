@@ -33,7 +33,7 @@ class Gibberish(Watching):
         """Return how many tokens are rare and unlikely, or nothing."""
         count = 0
         for sequence in trajectory.sequences:
-            if float(sequence.logprobs.min(initial=0.0)) >= self._unlikely:
+            if not sequence.logprobs.size or sequence.logprobs.min() >= self._unlikely:
                 continue
             stretches = generated_stretches(sequence, sequence.ids), generated_stretches(sequence, sequence.logprobs)
             for ids, logprobs in zip(*stretches, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from consumers.algorithms.contract import Candidate, Keep, Result, Stateless
 from consumers.algorithms.group_statistics import mean_and_deviation, standardised
@@ -24,6 +23,6 @@ class NormaliseRewards(Stateless):
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
         """Shape all rewards together."""
         if self._divides:
-            return [Keep(replace(candidate, rewards=tuple(standardised(candidate.rewards))))]
+            return [Keep(candidate.with_rewards(tuple(standardised(candidate.rewards))))]
         mean, _ = mean_and_deviation(candidate.rewards)
-        return [Keep(replace(candidate, rewards=tuple(reward - mean for reward in candidate.rewards)))]
+        return [Keep(candidate.with_rewards(tuple([reward - mean for reward in candidate.rewards])))]

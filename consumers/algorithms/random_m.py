@@ -23,11 +23,9 @@ class RandomM(Subset):
     def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
         """Draw from the group's identity."""
         group = candidate.group
-        begin = hashlib.blake2b(f"{self._seed}/{group.policy}/{group.stream}/{group.number}/".encode(), digest_size=16)
+        begin = f"{self._seed}/{group.policy}/{group.stream}/{group.number}/"
 
         def draw(index: int) -> bytes:
-            drawn = begin.copy()
-            drawn.update(group.trajectories[index].id.encode())
-            return drawn.digest()
+            return hashlib.blake2b(f"{begin}{group.trajectories[index].id}".encode(), digest_size=16).digest()
 
         return sorted(ranked, key=draw)[: self._m]

@@ -37,7 +37,8 @@ class Repetition(Watching):
             return 0
         longest = 0
         for logprobs in generated_stretches(sequence, sequence.logprobs):
-            if logprobs.size >= self._run:
-                breaks = np.flatnonzero(~(logprobs > self._sure))
+            sure = logprobs > self._sure
+            if np.count_nonzero(sure) >= self._run:
+                breaks = np.flatnonzero(~sure)
                 longest = max(longest, int(np.diff(breaks, prepend=-1, append=logprobs.size).max()) - 1)
         return longest if longest >= self._run else 0

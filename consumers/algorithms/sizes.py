@@ -15,8 +15,8 @@ def kept_or_dropped(candidate: Candidate, reason: str) -> Keep | Drop:
 
     Rewards of failed episodes count where the chain has it so.
     """
-    counted = sum(not math.isnan(reward) for reward in candidate.rewards)
-    if candidate.kept and counted >= SMALLEST_GROUP:
+    rewards = candidate.rewards
+    if candidate.kept and len(rewards) - sum(map(math.isnan, rewards)) >= SMALLEST_GROUP:
         return Keep(candidate)
     told = "; ".join(f"{r.index}: {r.reason}, {r.detail}" for r in candidate.rejected) or "no other survived"
     return Drop(reason, f"{len(candidate.kept)} of {len(candidate.group.trajectories)} trajectories are left ({told})")

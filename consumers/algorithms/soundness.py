@@ -77,7 +77,8 @@ def _version_edges(sequence: Sequence, head_version: int) -> list[int]:
     edges: list[int] = []
     position = 0
     was_made = False
-    for version, count in zip(runs[::2], runs[1::2], strict=True):
+    numbers = iter(runs)
+    for version, count in zip(numbers, numbers, strict=True):
         if count <= 0 or version > head_version:
             return []
         made = version >= 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless
 from consumers.algorithms.ranges import at_least
@@ -30,21 +29,22 @@ class Subset(Stateless):
         if len(candidate.kept) <= self._m:
             return [Keep(candidate)]
         chosen = set(self.chosen(candidate, _in_order_of_ids(candidate)))
-        left = candidate.without(
-            Rejection(index, "down_sampled", f"not among the {self._m} chosen")
-            for index in candidate.kept
-            if index not in chosen
-        )
+        why = f"not among the {self._m} chosen"
+        rejections = [Rejection(index, "down_sampled", why) for index in candidate.kept if index not in chosen]
+        left = candidate.without(rejections, counted=False)
+        if len(candidate.kept) == len(candidate.rewards):
+            return [Keep(left)]
         members = candidate.rewards[: len(candidate.group.trajectories)]
-        rewards = tuple(reward if index in chosen else math.nan for index, reward in enumerate(members))
-        return [Keep(replace(left, rewards=rewards))]
+        rewards = [reward if index in chosen else math.nan for index, reward in enumerate(members)]
+        return [Keep(left.with_rewards(tuple(rewards)))]
 
 
 def ends(ranked: Sequence[int], rewards: Sequence[float], largest: int, smallest: int) -> set[int]:
     """Return the indices of so many of the largest and of the smallest rewards, of equal ones those that come first."""
-    taken = set(sorted(ranked, key=lambda index: -rewards[index])[:largest])  # sorting keeps the order of equal ones
+    # Sorting keeps the order of equal ones, also when it is reversed.
+    taken = set(sorted(ranked, key=rewards.__getitem__, reverse=True)[:largest])
     rest = [index for index in ranked if index not in taken]
-    return taken.union(sorted(rest, key=lambda index: rewards[index])[:smallest])
+    return taken.union(sorted(rest, key=rewards.__getitem__)[:smallest])
 
 
 def _in_order_of_ids(candidate: Candidate) -> list[int]:

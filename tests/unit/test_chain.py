@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from consumers.algorithms.chain import ALGORITHMS, Chain, ChainError, UnknownAlgorithm, load_chain
-from consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, Result
+from consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, Result, Stateless
 from infra.errors import UsageError
 from schemas.records import GroupUse, Sequence, Span, Trajectory, TrajectoryGroup
 
@@ -140,6 +140,56 @@ def test_one_of_your_own_is_named_by_module_and_name() -> None:
 
 
 @pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        ("replay_latest", "max_staleness", "what it drops or changes would be replayed as it was; put the replay last"),
+        ("replay_uniform", "my_package.rules:Mine", "put the replay last"),
+        ("replay_uniform", "replay_latest", "both would count the uses of one group; take one of them"),
+        ("validate", "failures", "whether failed episodes count must be known before anything looks at the group"),
+        ("drop_zero_variance", "failures", "must be known before"),
+        ("overlong", "validate", "what is malformed must be known before anything looks at the group"),
+        ("pods", "scale_rewards", "a subset is chosen by shaped rewards"),
+        ("random_m", "overlong", "a subset is chosen by shaped rewards"),
+        ("kimi_length", "length_bounds", "rewards would have been compared with those of members that it takes out"),
+    ],
+)
+def test_an_order_that_makes_an_algorithm_wrong_is_refused(first: str, second: str, why: str) -> None:
+    uses = [(use, NEEDED.get(use, {})) for use in (first, second)]
+    with pytest.raises(UnknownAlgorithm, match=f"the chain's order: {second} cannot come after {first}: .*{why}"):
+        load_chain(uses)
+
+
+def test_the_order_of_the_table_is_right() -> None:
+    replays = [use for use in ALGORITHMS if use.startswith("replay")]
+    for replay in replays:
+        load_chain([(use, NEEDED.get(use, {})) for use in [*ALGORITHMS] if use not in replays or use == replay])
+
+
+class Drawing(Stateless):
+    def __init__(self, *, seed: int) -> None:
+        self.seed = seed
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
+        return [Drop(str(self.seed))]
+
+
+class Unresolved(Drawing):
+    def __init__(self, names: "NowhereImported" = None, *, seed: int = 1) -> None:  # type: ignore[name-defined]  # noqa: F821
+        super().__init__(seed=seed)
+
+
+def test_annotations_that_only_a_type_checker_resolves_are_left_to_it() -> None:
+    assert load_chain([(f"{__name__}:Unresolved", {"names": ["a"]})]).process(candidate(1.0), 3) == (Drop("1"),)
+    assert load_chain([("consumers.algorithms.contract:Stateless", {})])
+
+
+@pytest.mark.parametrize(("settings", "seed"), [({}, 7), ({"seed": 3}, 3)])
+def test_an_algorithm_that_takes_a_seed_gets_the_recipes(settings: dict[str, Any], seed: int) -> None:
+    chain = load_chain([(f"{__name__}:Drawing", settings)], seed=7)
+    assert chain.process(candidate(1.0, 0.0), 3) == (Drop(str(seed)),)
+
+
+@pytest.mark.parametrize(
     ("use", "settings", "sentence"),
     [
         ("max_stalenes", {}, "algorithm 2 of the chain, max_stalenes: take one of max_staleness, "),
@@ -147,6 +197,11 @@ def test_one_of_your_own_is_named_by_module_and_name() -> None:
         ("max_staleness", {"limit": 1, "limits": 2}, "unexpected keyword argument 'limits'; it takes limit"),
         ("max_staleness", {"limit": -1}, "max_staleness: limit is a number of versions, 0 or more; got -1"),
         ("max_staleness", {"limit": "two"}, "max_staleness: limit takes int, got 'two'"),
+        ("max_staleness", {"limit": True}, "max_staleness: limit takes int, got True"),
+        ("max_staleness", {"limit": 1.0}, "max_staleness: limit takes int, got 1.0"),
+        ("pods", {"m": 1}, "pods: m is 2 or more; got 1"),
+        ("repetition", {"monitor": 1}, "repetition: monitor takes bool, got 1"),
+        ("replay_uniform", {"ratio": 1}, "replay_uniform: ratio is a share of all groups, from 0 to below 1; got 1"),
         ("no_such_module:Name", {}, "importing no_such_module failed"),
         ("consumers.algorithms.validate:Nothing", {}, "module consumers.algorithms.validate has no 'Nothing'"),
         ("", {}, "take one of "),

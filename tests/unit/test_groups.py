@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from infra.settings import Trainer, Use
-from schemas.records import CuratedGroup, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
+from schemas.records import CuratedGroup, Failure, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
+from trainers.advantages import ADVANTAGES
 from trainers.batch import BatchError
 from trainers.groups import WholeGroup, batch_sequences, loss_mask, prepared, token_versions, training_sequences
 from trainers.step_metrics import group_metrics
@@ -52,6 +53,41 @@ def test_statistics_are_over_all_members_but_only_the_kept_are_trained() -> None
 def test_what_validation_refused_is_left_out_of_the_statistics() -> None:
     found = training_sequences(whole((1.0, math.nan, 0.0), (0, 2)), Trainer())
     assert [s.advantage for s in found] == pytest.approx([0.70710, -0.70710], abs=1e-4)
+
+
+def with_failures(some: WholeGroup, failed: int, rewards: tuple[float, ...]) -> WholeGroup:
+    group = replace(some.group, failures=tuple(Failure(9 + number) for number in range(failed)))
+    return WholeGroup(replace(some.curated, rewards=rewards), group)
+
+
+def test_failed_episodes_that_count_are_zeros_that_nothing_is_trained_on() -> None:
+    """Two of eight right: the golden advantages, of two and one that are there and five that failed."""
+    some = with_failures(whole((1.0, 0.0, 1.0), (0, 1, 2)), 5, (1.0, 0.0, 1.0, *[0.0] * 5))
+    found = training_sequences(some, Trainer())
+    assert [s.advantage for s in found] == pytest.approx([1.62015, -0.54005, 1.62015], abs=1e-5)
+
+
+def test_a_failed_episode_counts_in_every_role() -> None:
+    members = ((sequence("solver"), sequence("verifier")), (sequence("solver"), sequence("verifier")))
+    some = with_failures(whole((1.0, 1.0), (0, 1), *members), 1, (1.0, 1.0, 0.0))
+    for group_by in ("task", "task+role"):
+        found = training_sequences(some, Trainer(group_by=group_by))
+        assert [s.advantage for s in found] == pytest.approx([0.57734] * 4, abs=1e-4)
+
+
+@pytest.mark.parametrize("use", sorted(ADVANTAGES.keys() - {"given"}))
+def test_every_advantage_that_compares_takes_failed_episodes(use: str) -> None:
+    some = with_failures(whole((1.0, 0.5), (0, 1)), 2, (1.0, 0.5, 0.0, 0.0))
+    found = training_sequences(some, Trainer(advantage=Use(use=use)))
+    assert len(found) == 2
+    assert all(np.isfinite(s.advantage).all() for s in found)
+    assert np.max(found[0].advantage) > np.max(found[1].advantage)
+
+
+@pytest.mark.parametrize("rewards", [(1.0,), (1.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0)])
+def test_rewards_of_no_trajectory_and_no_failure_are_refused(rewards: tuple[float, ...]) -> None:
+    with pytest.raises(BatchError, match="these do not belong together"):
+        prepared(with_failures(whole((1.0, 0.0), (0,)), 2, rewards))
 
 
 def test_sequences_with_rewards_of_their_own_are_compared_within_their_role() -> None:
