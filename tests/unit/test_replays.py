@@ -131,13 +131,16 @@ def test_the_same_records_give_the_same_replays_whether_live_or_restored_half_wa
     assert second.snapshot() == live.snapshot()
 
 
-def test_what_a_chain_holds_no_more_is_forgotten_but_not_before_its_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uses, "ROOM", 0)
+@pytest.mark.parametrize(("room", "most"), [(0, 2 * 8), (-1000, 8)], ids=["now and then", "at every group"])
+def test_what_a_chain_holds_no_more_is_forgotten_but_not_before_its_last_use(
+    monkeypatch: pytest.MonkeyPatch, room: int, most: int
+) -> None:
+    monkeypatch.setattr(uses, "ROOM", room)
     state, sizes = partition(), []
     for number in range(200):
         curated(state, [number])
         sizes.append(len(state._uses._groups[0]))
-    assert max(sizes) <= 2 * 8
+    assert 4 < max(sizes) <= most
 
 
 def test_a_chain_without_replays_remembers_nothing_of_what_it_kept() -> None:
