@@ -53,6 +53,16 @@ class Chain:
     def __init__(self, algorithms: Sequence[tuple[str, Algorithm]]) -> None:
         self._algorithms = tuple(algorithms)
 
+    @property
+    def replays(self) -> bool:
+        """Whether any of its algorithms may ask for a group again."""
+        return any(hasattr(algorithm, "holds") for _, algorithm in self._algorithms)
+
+    def holds(self) -> set[tuple[str, int]]:
+        """Return (stream, number) of every group that may still be asked for again."""
+        replaying = [algorithm for _, algorithm in self._algorithms if hasattr(algorithm, "holds")]
+        return {numbered for algorithm in replaying for numbered in algorithm.holds()}
+
     def process(self, candidate: Candidate, clock: int) -> tuple[Result, ...]:
         """Return the Keep or Drop that the candidate ends with, then the Agains of every algorithm that saw it.
 

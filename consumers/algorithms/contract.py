@@ -122,7 +122,11 @@ Result = Keep | Drop | Again
 
 
 class Algorithm(Protocol):
-    """One step of a chain. Built as `Name(**settings)`; a bad setting raises ValueError with a sentence."""
+    """One step of a chain. Built as `Name(**settings)`; a bad setting raises ValueError with a sentence.
+
+    One that returns Agains has a method more, `holds() -> Iterable[(stream, number)]`: the groups that it may still ask
+    for. The curator forgets the others, and refuses to replay what it does not know.
+    """
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
         """Return exactly one Keep or Drop for the candidate, and any number of Agains.

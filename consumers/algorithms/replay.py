@@ -13,8 +13,8 @@ from consumers.algorithms.contract import Again, Candidate, Keep, Result
 from consumers.algorithms.ranges import at_least
 from schemas.records import GroupUse
 
-LARGEST_CAPACITY = 100_000
-"""Its snapshot is one record, of some 50 bytes a group, and the broker takes 8 MiB."""
+LARGEST_CAPACITY = 50_000
+"""The curator's snapshot is one record, of some 90 bytes a group, and the broker takes 8 MiB."""
 ROUNDING = 1e-9
 """A replay is due although the sum of credits is this much below a whole number."""
 
@@ -163,6 +163,10 @@ class Replay:
             for arrival in list(self._of_version[version]):
                 self._remove(arrival)
             del self._of_version[version]
+
+    def holds(self) -> Iterable[tuple[str, int]]:
+        """Return (stream, number) of every group that is remembered."""
+        return ((one.stream, one.number) for one in self._groups)
 
     # ------------------------------------------------------------------------------------------------------------ state
 

@@ -66,6 +66,9 @@ GC = "tests/integration/test_gc.py::"
 RETENTION = "tests/unit/test_retention.py::"
 EXPERTS = "tests/unit/test_experts.py::"
 ROUTING = "tests/unit/test_routing.py::"
+GROUPS = "tests/unit/test_groups.py::"
+CHAIN_REPLAYS = "tests/unit/test_replays.py::"
+REPLAYS = "tests/integration/test_replayed_groups.py::"
 DEAD = f"{CURATION}test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes"
 UNDONE = f"{RUN_LOOP}test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
 
@@ -864,6 +867,110 @@ MUTANTS = (
         'dead = replace(self._record(), evictions=(records.Eviction(use, "dead"),))',
         "dead = self._record()",
         (f"{EVICTIONS_FILE}test_a_group_that_could_not_be_read_before_a_fix_is_trained_once_when_it_is_sent_back",),
+    ),
+    Mutant(
+        "replays-counted",
+        "a replay is the next use of its group, and no other",
+        "consumers/uses.py",
+        "if use.use != known.uses:",
+        "if False:",
+        (f"{CHAIN_REPLAYS}test_what_is_no_next_use_of_a_group_that_was_kept_is_refused",),
+    ),
+    Mutant(
+        "replays-restored",
+        "a curator that comes back knows what it curated",
+        "consumers/curation.py",
+        '        self._uses.restore(state["uses"])\n',
+        "",
+        (f"{CHAIN_REPLAYS}test_the_same_records_give_the_same_replays_whether_live_or_restored_half_way",),
+    ),
+    Mutant(
+        "replays-forgotten-late",
+        "a group is forgotten after the last use that its chain asked for",
+        "consumers/curation.py",
+        "        results = chain.process(before, self._clock)\n",
+        "        results = chain.process(before, self._clock)\n        self._uses.forget(group.revision, chain)\n",
+        (f"{CHAIN_REPLAYS}test_what_a_chain_holds_no_more_is_forgotten_but_not_before_its_last_use",),
+    ),
+    Mutant(
+        "replays-no-numbers",
+        "a letter about a replay closes no number",
+        "producers/feed_state.py",
+        "        if letter.use:\n            return\n",
+        "",
+        ("tests/unit/test_feed_state.py::test_replays_and_single_trajectories_make_no_room",),
+    ),
+    Mutant(
+        "letters-of-replays",
+        "a letter says which use of a group it is about",
+        "infra/dead_letters.py",
+        "        use=use,\n",
+        "",
+        ("tests/unit/test_letters.py::test_the_letter_of_a_replay_concludes_that_use_alone",),
+    ),
+    Mutant(
+        "replays-vanish",
+        "a replay that the trainer read is trained or evicted",
+        "consumers/audit/numbers.py",
+        "vanished = asked & page.has(PASSED) & ~page.concluded",
+        "vanished = asked & False",
+        (f"{AUDIT}test_a_replay_that_vanishes_behind_the_trainers_back_is_found_when_the_run_is_over",),
+    ),
+    Mutant(
+        "replays-in-a-row",
+        "every use has the one before it",
+        "consumers/audit/numbers.py",
+        "asked & ~before.has(KEPT)",
+        "asked & False",
+        (f"{AUDIT}test_a_replay_whose_use_before_vanished_is_found",),
+    ),
+    Mutant(
+        "room-for-replays",
+        "replays and fresh groups take no room of each other",
+        "trainers/window.py",
+        " if waiting.is_replay == entry.is_replay",
+        "",
+        ("tests/unit/test_window.py::test_replays_and_fresh_groups_take_no_room_of_each_other",),
+    ),
+    Mutant(
+        "replays-weighed",
+        "a weight scales its group's advantages",
+        "trainers/groups.py",
+        " * np.float32(group.weight)",
+        "",
+        (f"{GROUPS}test_a_weight_scales_the_advantages_of_its_group_and_takes_no_part_in_statistics_of_the_batch",),
+    ),
+    Mutant(
+        "replays-of-this-run",
+        "a first use is one of this run",
+        "infra/first_uses.py",
+        "stamp.run_id == run_id and not stamp.use",
+        "not stamp.use",
+        (f"{REPLAYS}test_first_uses_are_found_behind_markers_and_aborted_records_and_those_of_others_are_not",),
+    ),
+    Mutant(
+        "replays-far-back",
+        "a first use that is not where its replay says is looked for further back",
+        "infra/first_uses.py",
+        "        end, step = low, 2 * step\n",
+        "        break\n",
+        (f"{REPLAYS}test_first_uses_are_found_behind_markers_and_aborted_records_and_those_of_others_are_not",),
+    ),
+    Mutant(
+        "replays-missing",
+        "a replay whose first use is gone is evicted",
+        "trainers/component.py",
+        "            if found is None:\n",
+        "            if False:\n",
+        (f"{REPLAYS}test_a_replay_whose_first_use_has_left_the_log_is_evicted_and_the_trainer_goes_on",),
+    ),
+    Mutant(
+        "replays-at-the-end",
+        "a trainer that stops after the end tells of the replays that it holds",
+        "trainers/component.py",
+        "        if self._evicted:\n            return self._report_evictions()\n        self._finished.set()",
+        "        self._finished.set()",
+        (f"{REPLAYS}test_a_trainer_that_stops_after_the_end_says_first_what_became_of_the_replays_that_it_holds",),
     ),
     Mutant(
         "hash-unchecked",

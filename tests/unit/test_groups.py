@@ -13,6 +13,7 @@ from schemas.records import CuratedGroup, Failure, Sampling, Sequence, Span, Tra
 from trainers.advantages import ADVANTAGES
 from trainers.batch import BatchError, pack
 from trainers.groups import WholeGroup, batch_sequences, loss_mask, prepared, token_versions, training_sequences
+from trainers.step_metrics import group_metrics
 
 
 def sequence(role: str = "", reward: float | None = None, temperature: float = 0.7) -> Sequence:
@@ -177,3 +178,43 @@ def test_a_group_whose_spans_do_not_cover_its_tokens_is_refused() -> None:
     torn = replace(sequence(), spans=(Span("prompt", 2), Span("generated", 2)))
     with pytest.raises(BatchError, match="spans add up to 4, not to the 6 ids"):
         prepared(whole((1.0, 0.0), (0,), (sequence(),), (torn,)))
+
+
+def weighed(group: WholeGroup, weight: float, **more: int) -> WholeGroup:
+    return replace(group, curated=replace(group.curated, weight=weight, **more))
+
+
+def test_a_weight_scales_the_advantages_of_its_group_and_takes_no_part_in_statistics_of_the_batch() -> None:
+    groups = [whole((1.0, 0.0), (0, 1)), whole((1.0, 0.0, 0.0), (0, 1))]
+    settings = Trainer(advantage=Use.model_validate("lite_ppo"))
+    plain = batch_sequences(map(prepared, groups), settings)
+    groups[1] = weighed(groups[1], 0.25, use=1)
+    found = batch_sequences(map(prepared, groups), settings)
+    assert [one.advantage for one in found[:2]] == [one.advantage for one in plain[:2]]
+    assert [one.advantage for one in found[2:]] == pytest.approx([one.advantage * 0.25 for one in plain[2:]])
+    turns_of = Trainer(advantage=Use.model_validate({"use": "reinforce_pp", "gamma": 0.9}))
+    whole_one, scaled = (batch_sequences([prepared(weighed(groups[0], w))], turns_of)[0].advantages for w in (1.0, 0.5))
+    assert scaled.tolist() == (whole_one * np.float32(0.5)).tolist()
+    assert any(scaled)
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -0.5])
+def test_a_weight_that_is_none_makes_a_group_unusable(weight: float) -> None:
+    with pytest.raises(BatchError, match="its weight"):
+        prepared(weighed(whole((1.0, 0.0), (0, 1)), weight))
+
+
+def test_two_uses_of_a_group_in_one_batch_are_two_groups() -> None:
+    first = whole((1.0, 0.0), (0, 1))
+    sequences = batch_sequences(map(prepared, [first, weighed(first, 1.0, use=1)]), Trainer())
+    assert [one.group for one in sequences] == [0, 0, 1, 1]
+
+
+def test_a_batch_tells_how_much_of_it_is_replayed_and_how_old_that_is() -> None:
+    fresh = weighed(whole((1.0, 0.0), (0, 1)), 1.0, min_version=9)
+    old, older = (weighed(fresh, 1.0, use=use, min_version=version) for use, version in ((1, 7), (3, 4)))
+    told = group_metrics([fresh, old, fresh, older], 10)
+    assert (told["replay_share"], told["replay_age_mean"], told["replay_age_max"]) == (0.5, 4.5, 6.0)
+    told = group_metrics([fresh], 10)
+    assert told["replay_share"] == 0.0
+    assert "replay_age_mean" not in told
