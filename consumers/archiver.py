@@ -84,8 +84,8 @@ def archive(run: Run, out: Path, topics: Iterable[str] = (), *, with_weights: bo
         run: The run.
         out: Folder of the archive.
         topics: Names without the run's; by default all but the compacted ones, which hold places in this cluster.
-        with_weights: Whether to copy the objects of weights and checkpoints too, and archive `state`, which names the
-            latter.
+        with_weights: Whether a new archive copies the objects of weights and checkpoints too, and `state`, which names
+            the latter; one that is there goes on as it began.
 
     Raises:
         UsageError: A topic that is not there, a folder that cannot be used.
@@ -93,14 +93,17 @@ def archive(run: Run, out: Path, topics: Iterable[str] = (), *, with_weights: bo
         NoRoom, KafkaAway, StoreUnavailable: What was archived before stands; the next time goes on from there.
     """
     began = time.monotonic()
-    specs = chosen_topics(run, topics, with_weights=with_weights)
-    claims = claims_of_any if with_weights else claims_of_groups
 
     def fetch(claim: ClaimCheck, path: Path) -> None:
         run.store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
 
+    def claims(name: str, fields: Plain) -> list[ClaimCheck]:
+        return claims_of_any(name, fields) if writer.manifest.with_weights else claims_of_groups(name, fields)
+
     try:
         with ArchiveWriter(out, run.address.run, run.run_id, fetch, claims) as writer:
+            _agree_on_weights(writer, with_weights=with_weights)
+            specs = chosen_topics(run, topics, with_weights=writer.manifest.with_weights)
             reading = _begin(run, writer, specs)
             writer.look_again()
             _read(run, writer, reading)
@@ -112,6 +115,17 @@ def archive(run: Run, out: Path, topics: Iterable[str] = (), *, with_weights: bo
                 "again"
             ) from error
         raise
+
+
+def _agree_on_weights(writer: ArchiveWriter, *, with_weights: bool) -> None:
+    """Go on as the archive began. Raises UsageError when weights are asked for that it has passed over."""
+    if not writer.manifest.topics:
+        writer.manifest.with_weights = with_weights
+    elif with_weights and not writer.manifest.with_weights:
+        raise UsageError(
+            f"the archive {writer.root} was begun without weights, and has passed over those that there were: archive "
+            "with them into another folder"
+        )
 
 
 def chosen_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False) -> list[TopicSpec]:

@@ -51,16 +51,21 @@ class Tally:
         """Count what followed from one message."""
         self.read += 1
         self.repeated += not outgoing
+        concluded = []
         for one in outgoing:
             if one.topic == topics.curated(policy):
                 self.digest.take(one.value, one.headers)
             elif one.topic == topics.dead_letters:
                 self.dead[codec.decode(one.value, DeadLetter).reason] += 1
             else:
-                outcome = codec.decode(one.value, Outcome)
-                if outcome.verdict == "dropped":
-                    counts = self.dropped if outcome.level == "group" else self.dropped_trajectories
-                    counts[outcome.reason] += 1
+                concluded.append(one.value)
+        if len(outgoing) == 2 and len(concluded) == 1:
+            return  # kept as a whole: of most groups nothing need be decoded again
+        for value in concluded:
+            outcome = codec.decode(value, Outcome)
+            if outcome.verdict == "dropped":
+                counts = self.dropped if outcome.level == "group" else self.dropped_trajectories
+                counts[outcome.reason] += 1
 
     def to_json(self) -> dict[str, Any]:
         """Return what `--json` prints of a policy."""
@@ -150,7 +155,7 @@ def _curate(
     places, source = archive.places(topic), archive.manifest.topics
     for name in (topics.curated(policy), topics.outcomes(policy)):
         writer.add_topic(name, len(places), source[name].config if name in source else {})
-    whole, numbers = source[topic].records, _Offsets(writer)
+    whole, numbers = source[topic].records, _Offsets(writer, is_own=not archive.manifest.objects)
     for place in places:
         state = CuratorPartition(desk, place, len(places))
         for message in archive.messages(place):
@@ -165,15 +170,16 @@ def _curate(
 class _Offsets:
     """Gives records that come from no broker their offsets: one after the other, by partition."""
 
-    def __init__(self, writer: ArchiveWriter) -> None:
-        self._writer = writer
+    def __init__(self, writer: ArchiveWriter, *, is_own: bool) -> None:
+        self._writer, self._is_own = writer, is_own
         self._next: Counter[tuple[str, int]] = Counter()
 
     def write(self, one: Outgoing, timestamp_ms: int) -> None:
         place = (one.topic, max(one.partition, 0))
         offset = self._next[place]
         self._next[place] += 1
-        self._writer.write(Message(*place, offset, one.key, one.value, list(one.headers), timestamp_ms))
+        message = Message(*place, offset, one.key, one.value, list(one.headers), timestamp_ms)
+        self._writer.write(message, is_own=self._is_own)
 
 
 def _copy_topic(archive: Archive, topic: str, writer: ArchiveWriter) -> None:
@@ -192,9 +198,8 @@ def _new_archive(archive: Archive, out: Path) -> Iterator[ArchiveWriter]:
     growing = out.with_name(f"{out.name}.part")
     if (growing / LOCK).exists():
         shutil.rmtree(growing)
-    claims = claims_of_groups if archive.manifest.objects else lambda *_: []
     manifest = archive.manifest
-    with ArchiveWriter(growing, manifest.run, manifest.run_id, archive.copy, claims) as writer:
+    with ArchiveWriter(growing, manifest.run, manifest.run_id, archive.copy, claims_of_groups) as writer:
         writer.add_topic(archive.topics.dead_letters, 1, {})
         yield writer
     growing.replace(out)

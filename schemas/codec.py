@@ -170,7 +170,7 @@ def decode_as_written(data: bytes) -> tuple[Plain, Plain]:
 
     Raises SchemaError like `decode`, but for no record's sake: any whose schema is known will do.
     """
-    schema = _schema_in(data)
+    schema = schema_in(data)
     return schema, _read_body(data, schema, None, str(schema["name"]).removeprefix(f"{NAMESPACE}."))
 
 
@@ -179,7 +179,7 @@ def name_of(data: bytes) -> str:
 
     Raises UnknownSchema when no schema of its fingerprint is known, and SchemaError when it is no message at all.
     """
-    return str(_schema_in(data)["name"]).removeprefix(f"{NAMESPACE}.")
+    return str(schema_in(data)["name"]).removeprefix(f"{NAMESPACE}.")
 
 
 def decode_prefix(data: bytes) -> tuple[str, Plain]:
@@ -187,7 +187,7 @@ def decode_prefix(data: bytes) -> tuple[str, Plain]:
 
     Fields are plain, as Avro has them. Raises SchemaError when not even the record's name is known.
     """
-    name, schema = name_of(data), _schema_in(data)
+    name, schema = name_of(data), schema_in(data)
     plain = {key: value for key, value in schema.items() if not key.startswith("__")}
     for count in range(len(plain["fields"]), 0, -1):
         begin = _parsed({**plain, "fields": plain["fields"][:count]})
@@ -201,7 +201,8 @@ def decode_prefix(data: bytes) -> tuple[str, Plain]:
     return name, {}
 
 
-def _schema_in(data: bytes) -> Plain:
+def schema_in(data: bytes) -> Plain:
+    """Return the schema that a message was written in. Raises SchemaError like `name_of`."""
     form = BY_FINGERPRINT.get(bytes(data[2:HEADER_BYTES])) if data[:2] == MAGIC else None
     return form.schema if form is not None else _writer_schema(data)
 

@@ -55,7 +55,7 @@ def offline_page(done: Mapping[str, Any]) -> RenderableType:
         table.add_row(policy, f"{one['read']:,}", f"{one['kept']:,}", f"{one['again']:,}", dropped, dead)
     by = done["chain"] or "the run's own chain"
     title = Text.assemble(("curated", "bold"), f"  {done['archive']} by {by}, into {done['out']}")
-    hashes = [Text(f"sha256 of {policy}: {one['sha256']}", style="dim") for policy, one in policies.items()]
+    hashes = [Text(f"{one['sha256']} {policy}", style="dim") for policy, one in policies.items()]
     return Group(title, table, *hashes)
 
 

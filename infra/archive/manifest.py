@@ -86,6 +86,8 @@ class Manifest(_Table):
     format: str = FORMAT
     run: str
     run_id: str
+    with_weights: bool = False
+    """Objects of weights and checkpoints are copied too, from its beginning on."""
     topics: dict[str, ArchivedTopic] = Field(default_factory=dict)
     objects: dict[str, ArchivedObject] = Field(default_factory=dict)
     """By key."""

@@ -173,9 +173,12 @@ class ArchiveWriter:
         """Return where a partition is to be read from."""
         return self.manifest.series(place).next_offset
 
-    def write(self, message: Message) -> None:
-        """Add a message, after those before it on its partition. Raises OSError, and what fetching objects raises."""
-        schema, fingerprint = self._schema_of(message)
+    def write(self, message: Message, *, is_own: bool = False) -> None:
+        """Add a message, after those before it on its partition. Raises OSError, and what fetching objects raises.
+
+        One's own, just encoded and naming no object, is not decoded to see whether it can be.
+        """
+        schema, fingerprint = _schema_in(message.value) if is_own else self._schema_of(message)
         place = (message.topic, message.partition)
         held = self._open.get(place)
         if held is not None and fingerprint is not None and held.fingerprint != fingerprint:
@@ -191,7 +194,7 @@ class ArchiveWriter:
         elif time.monotonic() - self._saved_at > SAVE_EVERY_S:
             self.save()
 
-    def _schema_of(self, message: Message) -> tuple[Plain | None, bytes | None]:
+    def _schema_of(self, message: Message) -> tuple[Plain, bytes] | tuple[None, None]:
         """Return schema and fingerprint that a message's file must have; neither for one that any file takes."""
         if message.is_null:
             return None, None
@@ -319,6 +322,10 @@ class ArchiveWriter:
             file.abandon()
         self._open.clear()
         os.close(self._lock)
+
+
+def _schema_in(value: bytes) -> tuple[Plain, bytes] | tuple[None, None]:
+    return codec.schema_in(value), value[len(codec.MAGIC) : codec.HEADER_BYTES]
 
 
 def _name(schema: Plain) -> str:

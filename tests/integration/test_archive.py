@@ -39,7 +39,7 @@ from infra.topic_reader import read_all
 from infra.transactions import TransactionalWriter
 from schemas import codec
 from schemas.headers import Stamp
-from schemas.records import TrajectoryGroup
+from schemas.records import TrajectoryGroup, WeightsPublished
 
 GROUPS = 60
 LARGE, LOST = 61, 62
@@ -225,6 +225,25 @@ def test_a_second_time_adds_what_is_new_and_a_third_nothing(run: Run, tmp_path: 
     assert second["topics"]["trajectories.solver"]["new_records"] == GROUPS + 2
     assert {topic["new_records"] for topic in third["topics"].values()} == {0}
     assert (tmp_path / "manifest.json").read_bytes() == manifest
+
+
+def test_weights_are_copied_with_the_records_that_name_them_when_the_archive_began_so(
+    run: Run, store: ObjectStore, tmp_path: Path
+) -> None:
+    weights = run.put(b"weights", "weights")
+    event = WeightsPublished(run_id=run.run_id, policy="solver", version=0, weights=weights)
+    say(run, Outgoing(run.topics.weights("solver"), codec.encode(event), partition=0))
+
+    plain, whole = archive(run, tmp_path / "plain"), archive(run, tmp_path / "whole", with_weights=True)
+
+    assert (plain["objects"]["count"], whole["objects"]["count"]) == (0, 1)
+    assert ("state" in plain["topics"], "state" in whole["topics"]) == (False, True)
+    assert Archive(tmp_path / "whole").fetch(weights) == b"weights"
+    with pytest.raises(UsageError, match="begun without weights"):
+        archive(run, tmp_path / "plain", with_weights=True)
+    more = run.put(b"more", "weights")
+    say(run, Outgoing(run.topics.weights("solver"), codec.encode(replace(event, weights=more)), partition=0))
+    assert archive(run, tmp_path / "whole")["objects"]["new"] == 1
 
 
 def test_what_was_deleted_before_it_was_archived_is_told(run: Run, tmp_path: Path) -> None:
