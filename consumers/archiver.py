@@ -16,6 +16,7 @@ from infra.errors import HeadraceError, UsageError
 from infra.kafka import KafkaRefused, begin_offsets, end_offsets
 from infra.progress import progress
 from infra.run import Run
+from infra.topic_admin import topic_ids
 from infra.topic_reader import Place, TopicReader, whole_topics
 from schemas import codec
 from schemas.avro import Plain, SchemaError
@@ -150,17 +151,17 @@ def chosen_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False)
 def _begin(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Reading:
     """Take the topics in, and find out what of them is to be read."""
     configs = {spec.name: spec.config for spec in specs}
-    places = whole_topics(run.connection, configs)
+    places, ids = whole_topics(run.connection, configs), topic_ids(run.connection, configs)
     for topic, config in configs.items():
-        writer.add_topic(topic, sum(place[0] == topic for place in places), config)
+        writer.add_topic(topic, sum(place[0] == topic for place in places), config, ids[topic])
     ends, begins = end_offsets(run.connection, places), begin_offsets(run.connection, places)
     found = _Reading(ends)
     for place in places:
         position = writer.next_offset(place)
         if ends[place] < position:
             raise KafkaRefused(
-                f"{place[0]}[{place[1]}] ends at offset {ends[place]}, and {position} of it are archived in "
-                f"{writer.root}: it is not the topic that it was; give another folder by --out"
+                f"{place[0]}[{place[1]}] ends at offset {ends[place]} and was archived up to {position}: the cluster "
+                f"has lost what {writer.root} holds; give another folder by --out"
             )
         if begins[place] > position:
             found.gone.append(Gone(*place, position, begins[place]))

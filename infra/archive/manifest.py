@@ -56,6 +56,8 @@ class Series(_Table):
 class ArchivedTopic(_Table):
     """One topic, by its whole name."""
 
+    topic_id: str
+    """Which Kafka gave it when it was made: offsets are those of this topic and of no other of its name."""
     config: dict[str, str]
     """Settings that it was created with."""
     partitions: list[Series]

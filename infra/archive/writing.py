@@ -156,16 +156,17 @@ class ArchiveWriter:
 
     # ---------------------------------------------------------------------------------------------------------- adding
 
-    def add_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
-        """Take a topic in. Raises UsageError when it is there with another number of partitions."""
+    def add_topic(self, topic: str, partitions: int, config: Mapping[str, str], topic_id: str = "") -> None:
+        """Take a topic in. Raises UsageError when the archive holds another one of its name."""
         known = self.manifest.topics.get(topic)
         if known is None:
             series = [Series() for _ in range(partitions)]
-            self.manifest.topics[topic] = ArchivedTopic(config=dict(config), partitions=series)
-        elif len(known.partitions) != partitions:
+            self.manifest.topics[topic] = ArchivedTopic(topic_id=topic_id, config=dict(config), partitions=series)
+        elif (known.topic_id, len(known.partitions)) != (topic_id, partitions):
             raise UsageError(
-                f"{topic} has {partitions} partitions, and {len(known.partitions)} in the archive {self.root}: it is "
-                "another topic; give another folder by --out"
+                f"{topic} with {partitions} partitions and id {topic_id} is not the topic that the archive {self.root} "
+                f"holds, which has {len(known.partitions)} and id {known.topic_id}: it was made anew, or is on another "
+                "cluster, where offsets are others; give another folder by --out"
             )
         self.new[topic] = Written()
 

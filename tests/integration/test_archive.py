@@ -30,7 +30,7 @@ from consumers.replayer import replay
 from infra.archive.manifest import ArchiveCorrupt
 from infra.archive.reading import Archive
 from infra.errors import UsageError
-from infra.kafka import KafkaRefused, Message, Outgoing, kafka_errors, open_admin
+from infra.kafka import Message, Outgoing, kafka_errors, open_admin
 from infra.object_store import ObjectStore
 from infra.run import Run
 from infra.run_loop import run_loop
@@ -265,11 +265,15 @@ def test_a_topic_that_is_not_there_and_one_that_was_made_anew_are_refused(run: R
         archive(run, tmp_path / "a", ["trajectories.other"])
     archive(run, tmp_path / "a")
     archive(run, tmp_path / "other", ["recipe"])
+    before = archived(tmp_path / "a", run.topics.trajectories("solver"))
     delete_topics(run)
     replay(tmp_path / "other", str(run.address), None)
 
-    with pytest.raises(KafkaRefused, match="it is not the topic that it was"):
+    roll_out(run, range(2 * GROUPS))  # beyond what was archived
+
+    with pytest.raises(UsageError, match="is not the topic that the archive"):
         archive(run, tmp_path / "a")
+    assert archived(tmp_path / "a", run.topics.trajectories("solver")) == before
 
 
 # --------------------------------------------------------------------------------------------------------------- replay

@@ -267,6 +267,19 @@ def test_a_killed_writer_leaves_what_the_next_one_completes(tmp_path: Path, poin
     assert_completed(root)
 
 
+def test_a_file_that_a_killed_writer_had_not_listed_is_removed_by_the_next(tmp_path: Path) -> None:
+    made = writer(tmp_path)
+    made.write(message(0))
+    made._cut(PLACE)
+    os.close(made._lock)
+    assert len(files_of(tmp_path)) == 1
+
+    found = archive(tmp_path, [message(0), message(1)])
+
+    [listed] = found.manifest.topics[TOPIC].partitions[0].files
+    assert [str(path.relative_to(tmp_path)) for path in files_of(tmp_path)] == [listed.name]
+
+
 class Broken(BaseException):
     """The process ends here."""
 
@@ -276,7 +289,7 @@ def test_at_whatever_moment_a_writer_ends_the_next_one_completes(
 ) -> None:
     monkeypatch.setattr(writing, "FILE_BYTES", 12_000)
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    for last in range(1, 90, 6):
+    for last in range(1, 90, 9):
         moments = iter(range(last))
 
         def reach(_: str, moments: Iterator[int] = moments) -> None:
@@ -436,6 +449,8 @@ def test_only_one_writes_at_a_time(whole: Path) -> None:
     writer(whole).__exit__(None, None, None)
 
 
-def test_a_topic_of_other_partitions_is_another_topic(whole: Path) -> None:
-    with writer(whole) as made, pytest.raises(UsageError, match="3 partitions, and 2"):
+def test_a_topic_of_other_partitions_or_another_id_is_another_topic(whole: Path) -> None:
+    with writer(whole) as made, pytest.raises(UsageError, match=r"with 3 partitions .* has 2 "):
         made.add_topic(TOPIC, 3, {})
+    with writer(whole) as made, pytest.raises(UsageError, match="it was made anew"):
+        made.add_topic(TOPIC, 2, {}, "another id")
