@@ -1,4 +1,4 @@
-"""Commands that take a run's topics out of Kafka, and bring them back."""
+"""Commands that take a run's topics out of Kafka and bring them back; and curating, which reads either."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from infra import workers
-from infra.cli_options import DataChoice, JsonOption, RunChoice, answer, log_quietly
+from infra.cli_options import RUN_ADDRESS, DataChoice, JsonOption, RunChoice, answer, log_quietly
+from infra.errors import UsageError
 
 TopicsOption = Annotated[
     list[str] | None,
@@ -66,3 +67,36 @@ def replay(
     log_quietly()
     done = workers.find(workers.REPLAY)(source, into, data, topics or ())
     answer(done, workers.SHOW_REPLAYED, as_json=as_json)
+
+
+def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    run: Annotated[str | None, RUN_ADDRESS] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Whose groups; if not given, the only policy's, and with --from all policies'.")
+    ] = None,
+    slot: Annotated[str | None, typer.Option(help="Its place under a supervisor: a successor fences it.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="ARCHIVE", help="Instead of a run: what `headrace archive` made.")
+    ] = None,
+    chain: Annotated[
+        Path | None, typer.Option(metavar="CHAIN.toml", help="With --from: another chain than the run's own.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="With --from: new archive to write.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide by the recipe's chain which groups are trained on, of a run or offline over an archive.
+
+    Example: [bold]headrace curate --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
+
+    Example: [bold]headrace curate --from sums.archive --chain chain.toml --out tried.archive[/]
+    """
+    if source is None:
+        if run is None or chain or out or as_json:
+            raise UsageError("give --run ADDRESS, or --from ARCHIVE and --out DIR; --chain and --json go with --from")
+        workers.find(workers.CURATE)(run, policy, slot)
+        return
+    if run or slot or out is None:
+        raise UsageError("--from ARCHIVE needs --out DIR, and neither --run nor --slot: no run is asked")
+    log_quietly()
+    done = workers.find(workers.CURATE_OFFLINE)(source, policy, chain, out)
+    answer(done, workers.SHOW_CURATED, as_json=as_json)
