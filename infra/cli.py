@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from infra import workers
+from infra.cli_archive import archive, curate, replay
 from infra.cli_data import discards
 from infra.cli_options import (
     FAILED,
@@ -170,17 +171,7 @@ def rollout(
     workers.find(workers.ROLLOUT)(run, workflow, name, region, concurrency)
 
 
-@app.command(rich_help_panel=PARTS)
-def curate(
-    run: RunOption,
-    policy: Annotated[str | None, typer.Option(help="Whose groups; the only policy's if not given.")] = None,
-    slot: Annotated[str | None, typer.Option(help="Its place under a supervisor: a successor fences it.")] = None,
-) -> None:
-    """Decide by the recipe's chain which groups are trained on.
-
-    Example: [bold]headrace curate --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
-    """
-    workers.find(workers.CURATE)(run, policy, slot)
+app.command(rich_help_panel=PARTS)(curate)
 
 
 @app.command(rich_help_panel=PARTS)
@@ -560,6 +551,8 @@ def export(
 
 
 app.command(rich_help_panel=LOOK)(discards)
+for _of_archives in (archive, replay):
+    app.command(rich_help_panel=RUN)(_of_archives)
 for _of_servers in (topics, store_policy, doctor):
     app.command(rich_help_panel=LOOK)(_of_servers)
 

@@ -13,7 +13,8 @@ from infra import workers
 if TYPE_CHECKING:
     from rich.console import Console
 
-RunOption = Annotated[str, typer.Option("--run", metavar="ADDRESS", help="kafka://HOST:PORT/RUN, as `up` prints it.")]
+RUN_ADDRESS = typer.Option("--run", metavar="ADDRESS", help="kafka://HOST:PORT/RUN, as `up` prints it.")
+RunOption = Annotated[str, RUN_ADDRESS]
 RunChoice = Annotated[
     str | None,
     typer.Option(

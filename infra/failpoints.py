@@ -18,6 +18,8 @@ something to write: `handled` (records are in memory, nothing is produced), then
     rollout.before_swap, rollout.after_swap            new weights are fetched, and served
     compact.before_upload, compact.after_upload        around a merged delta's way into the store
     compact.announced                                  its record is on the topic
+    archive.object, archive.written                    an object is copied; a record is in a growing file
+    archive.cut, archive.saved                         a file has its name; the manifest names it
     gc.deleted                                         an object is deleted; `gc.committed`: all is said, and there yet
 """
 

@@ -87,6 +87,8 @@ class Message:
     value: bytes
     headers: Headers = field(default_factory=list)
     timestamp_ms: int = 0
+    is_null: bool = False
+    """There is no value, as in a tombstone; `value` is then empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,10 @@ class Outgoing:
     key: bytes = b""
     headers: Headers = field(default_factory=list)
     partition: int = -1
+    timestamp_ms: int = 0
+    """0 for the time of producing."""
+    is_null: bool = False
+    """Produce no value at all, as in a tombstone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,14 +258,16 @@ def patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any:
 
 def message_of(raw: RawMessage) -> Message:
     """Return a record without librdkafka's handle."""
+    value = raw.value()
     return Message(
         topic=raw.topic() or "",
         partition=raw.partition() or 0,
         offset=raw.offset() or 0,
         key=raw.key() or b"",
-        value=raw.value() or b"",
+        value=value or b"",
         headers=_headers_of(raw),
         timestamp_ms=raw.timestamp()[1],
+        is_null=value is None,
     )
 
 

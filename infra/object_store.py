@@ -342,7 +342,7 @@ class ObjectStore:
                 return
 
     def _check(self, key: str) -> None:
-        if len(key) > 1024 or not all(_SEGMENT.fullmatch(part) for part in key.split("/")):
+        if not is_key(key):
             raise ObjectMissing(f"{self.address.endpoint}/{self.address.bucket} can hold no object {key[:200]!r}")
 
     def _make_bucket(self) -> None:
@@ -464,6 +464,11 @@ class ObjectStore:
 
     def _where(self, key: str) -> str:
         return f"{self.address.endpoint}/{self.address.bucket}/{key}"
+
+
+def is_key(key: str) -> bool:
+    """Tell whether a key could be an object's; no such key leads out of the folder that it is taken below."""
+    return len(key) <= 1024 and all(_SEGMENT.fullmatch(part) for part in key.split("/"))
 
 
 def _pieces(data: Content) -> list[memoryview]:

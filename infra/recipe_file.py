@@ -87,6 +87,26 @@ def changed_recipe(recipe: Recipe, name: str, sets: Sequence[str]) -> Recipe:
         raise UsageError(_explain(error, draft, name)) from error
 
 
+def with_chain(recipe: Recipe, path: Path) -> Recipe:
+    """Return a recipe with the chain of a TOML file, which holds `[[curate.chain]]` and nothing else.
+
+    Raises UsageError that names file and key.
+    """
+    read = Draft()
+    _read_into(read, str(path), ())
+    match read.table:
+        case {"curate": {"chain": list(chain), **beside}, **others} if not beside and not others:
+            pass
+        case _:
+            raise UsageError(f"{path} is no chain: write its data algorithms as [[curate.chain]] tables, and no more")
+    draft = Draft(recipe.model_dump(mode="json"), read.origins)
+    draft.table["curate"]["chain"] = chain
+    try:
+        return Recipe.model_validate(draft.table)
+    except ValidationError as error:
+        raise UsageError(_explain(error, draft, str(path))) from error
+
+
 def check_trainer_words(sets: Sequence[str]) -> None:
     """Raise UsageError for an `a.b=c` word that changes more than a trainer: it would need other rollouts."""
     for word in sets:

@@ -295,17 +295,34 @@ class ServerProcess(ABC):
             self._owner = None
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file that is whole or absent, whatever happens and whoever else writes it. Raises OSError."""
+def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = False) -> None:
+    """Write a file that is whole or absent, whatever happens and whoever else writes it. Raises OSError.
+
+    When it returns, a durable one outlives a power cut too.
+    """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
+        if durable:
+            sync_folder(path.parent)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk keep the names in a folder. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _spawn(launch: Launch, folder: Path) -> subprocess.Popen[bytes]:

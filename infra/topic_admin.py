@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from infra.errors import HeadraceError
@@ -59,6 +59,14 @@ def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> N
             raise
     _await_listed(admin, {spec.name for spec in missing})
     log.info("topics.created", count=len(missing))
+
+
+def topic_ids(connection: Connection, names: Iterable[str]) -> dict[str, str]:
+    """Return the ids that Kafka gave topics when they were made (KIP-516): one made anew has another."""
+    wanted = TopicCollection(list(names))
+    futures = open_admin(connection).describe_topics(wanted, request_timeout=10)
+    with kafka_errors("describing topics"):
+        return {name: str(future.result().topic_id) for name, future in futures.items()}
 
 
 def _await_listed(admin: AdminClient, names: set[str], patience_s: float = 10) -> None:

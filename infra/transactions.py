@@ -134,11 +134,12 @@ class TransactionalWriter:
         def hand_over() -> None:
             self._producer.produce(
                 record.topic,
-                record.value,
+                None if record.is_null else record.value,
                 record.key or None,
                 record.partition,
-                headers=list(record.headers),
                 on_delivery=delivered,
+                timestamp=record.timestamp_ms,
+                headers=list(record.headers),
             )
 
         while True:

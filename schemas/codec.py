@@ -165,14 +165,21 @@ def decode_any(data: bytes) -> Any:
     return _read(data, form)
 
 
+def decode_as_written(data: bytes) -> tuple[Plain, Plain]:
+    """Return the schema that a message was written in and the record as the dict that Avro gives, with its fields.
+
+    Raises SchemaError like `decode`, but for no record's sake: any whose schema is known will do.
+    """
+    schema = schema_in(data)
+    return schema, _read_body(data, schema, None, str(schema["name"]).removeprefix(f"{NAMESPACE}."))
+
+
 def name_of(data: bytes) -> str:
     """Return the name of the record that a message holds, from its first bytes.
 
     Raises UnknownSchema when no schema of its fingerprint is known, and SchemaError when it is no message at all.
     """
-    form = BY_FINGERPRINT.get(bytes(data[2:HEADER_BYTES])) if data[:2] == MAGIC else None
-    schema = form.schema if form is not None else _writer_schema(data)
-    return str(schema["name"]).removeprefix(f"{NAMESPACE}.")
+    return str(schema_in(data)["name"]).removeprefix(f"{NAMESPACE}.")
 
 
 def decode_prefix(data: bytes) -> tuple[str, Plain]:
@@ -180,9 +187,7 @@ def decode_prefix(data: bytes) -> tuple[str, Plain]:
 
     Fields are plain, as Avro has them. Raises SchemaError when not even the record's name is known.
     """
-    name = name_of(data)
-    form = BY_FINGERPRINT.get(bytes(data[2:HEADER_BYTES]))
-    schema = form.schema if form is not None else _writer_schema(data)
+    name, schema = name_of(data), schema_in(data)
     plain = {key: value for key, value in schema.items() if not key.startswith("__")}
     for count in range(len(plain["fields"]), 0, -1):
         begin = _parsed({**plain, "fields": plain["fields"][:count]})
@@ -194,6 +199,12 @@ def decode_prefix(data: bytes) -> tuple[str, Plain]:
             continue
         return name, dict(found)  # type: ignore[arg-type]  # a record is a dict
     return name, {}
+
+
+def schema_in(data: bytes) -> Plain:
+    """Return the schema that a message was written in. Raises SchemaError like `name_of`."""
+    form = BY_FINGERPRINT.get(bytes(data[2:HEADER_BYTES])) if data[:2] == MAGIC else None
+    return form.schema if form is not None else _writer_schema(data)
 
 
 def _writer_schema(data: bytes) -> Plain:
@@ -227,11 +238,15 @@ def _read_plain(data: bytes, form: Form) -> Plain:
     name = form.record.__name__
     if writer["name"].removeprefix(f"{NAMESPACE}.") != name:
         raise SchemaError(f"expected a {name}, the message holds a {writer['name']}")
+    return _read_body(data, writer, None if same else form.schema, name)
+
+
+def _read_body(data: bytes, writer: Plain, reader: Plain | None, name: str) -> Plain:
     body = io.BytesIO(data)
     body.seek(HEADER_BYTES)
     try:
         weigh(writer, memoryview(data)[HEADER_BYTES:])
-        found: Any = schemaless_reader(body, writer, None if same else form.schema)
+        found: Any = schemaless_reader(body, writer, reader)
     except SchemaError as error:
         raise SchemaError(f"{name}: {error}") from None
     except Exception as error:  # fastavro raises many kinds on bytes cut short or altered

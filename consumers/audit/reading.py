@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from infra.kafka import Connection, Message, begin_offsets, end_offsets, kafka_errors, open_admin
 from infra.progress import progress
-from infra.topic_reader import TopicReader, whole_topics
+from infra.topic_reader import Place, TopicReader, whole_topics
 
 TELL_EVERY = 2_000
 
@@ -23,8 +23,15 @@ class Reading:
 
     def read(self, topics: Iterable[str], what: str) -> Iterator[Message]:
         """Yield every committed record of some topics. Raises KafkaAway or KafkaRefused."""
+        return self._read(whole_topics(self._connection, topics), what)
+
+    def read_in_order(self, topics: Iterable[str], what: str) -> Iterator[Message]:
+        """`read`, one partition after the other."""
+        for place, begin in whole_topics(self._connection, topics).items():
+            yield from self._read({place: begin}, f"{what}[{place[1]}]")
+
+    def _read(self, places: Mapping[Place, int], what: str) -> Iterator[Message]:
         begin = time.perf_counter()
-        places = whole_topics(self._connection, topics)
         ends = end_offsets(self._connection, places)
         with progress(f"auditing {what}") as tell, TopicReader(self._connection, places, "audit") as reader:
             for count, message in enumerate(reader.until(ends), 1):

@@ -22,6 +22,7 @@ from consumers.audit.numbers import Scope
 from consumers.audit.objects import Objects, StoreAway
 from consumers.audit.problems import Problems
 from consumers.audit.reading import Reading, known_topics, shortened
+from consumers.curated_digest import CuratedDigest
 from infra.dead_letters import was_sent_back
 from infra.kafka import Message
 from infra.object_store import StoreDenied, StoreUnavailable
@@ -65,7 +66,8 @@ class Parts:
     batches: list[str]
     outcomes: list[str]
     """And dead letters."""
-    groups: list[str]
+    curated: list[str]
+    trajectories: list[str]
     tasks: list[str]
     weights: list[str]
     state: list[str]
@@ -77,11 +79,17 @@ class Parts:
         return cls(
             batches=[topics.batches(p) for p in policies],
             outcomes=[*(topics.outcomes(p) for p in policies), topics.dead_letters],
-            groups=[*(topics.curated(p) for p in policies), *(topics.trajectories(p) for p in policies)],
+            curated=[topics.curated(p) for p in policies],
+            trajectories=[topics.trajectories(p) for p in policies],
             tasks=[topics.tasks(workflow) for workflow in run.recipe.workflows],
             weights=[topics.weights(p) for p in policies],
             state=[topics.state],
         )
+
+    @property
+    def groups(self) -> list[str]:
+        """Both kinds."""
+        return [*self.curated, *self.trajectories]
 
     @property
     def small(self) -> tuple[list[str], ...]:
@@ -125,6 +133,8 @@ class WholeAudit:
     """Newest record of the recipe topic."""
     fold: AuditFold
     objects: Objects | None
+    curated: dict[str, CuratedDigest]
+    """By topic."""
     deep: Deep = field(default_factory=Deep)
     broken: Problems = field(default_factory=Problems)
     """About objects: they break the chain of weights."""
@@ -137,8 +147,9 @@ class WholeAudit:
         """Return an audit that has not begun, and puts objects into a folder meanwhile."""
         objects = Objects(run.store, folder, deep=order.deep) if order.use_store else None
         newest, fold = read_revisions(run.address)[-1], AuditFold(run.run_id, run.recipe)
-        reading = Reading(run.connection)
-        return cls(run, order, reading, newest, fold, objects, store="checked" if objects else "left out")
+        reading, topics = Reading(run.connection), Parts.of(run).curated
+        curated = {topic: CuratedDigest() for topic in topics}
+        return cls(run, order, reading, newest, fold, objects, curated, store="checked" if objects else "left out")
 
     def perform(self) -> dict[str, Any]:
         """Read everything and return the report. Raises KafkaAway or KafkaRefused."""
@@ -153,7 +164,8 @@ class WholeAudit:
         if not offline:
             positions |= self._trainers_positions(there)
             self._take(self.reading.read(_in(parts.outcomes, there), "outcomes"))
-            self._take_groups(self.reading.read(_in(parts.groups, there), "groups"))
+            self._take_groups(self.reading.read_in_order(_in(parts.curated, there), "curated groups"))
+            self._take_groups(self.reading.read(_in(parts.trajectories, there), "groups"))
             self._take(self.reading.read(_in(parts.tasks, there), "tasks"))
         self._take_named(self.reading.read(_in(parts.weights, there), "weights"))
         self._take_named(self.reading.read(_in(parts.state, there), "state"))
@@ -185,6 +197,8 @@ class WholeAudit:
 
     def _take_groups(self, messages: Iterable[Message]) -> None:
         for message in messages:
+            if message.topic in self.curated:
+                self.curated[message.topic].take(message.value, message.headers)
             is_new = self.fold.take(message)
             if self.order.deep and (is_new or was_sent_back(message)):
                 self._look_into(message)
@@ -274,6 +288,7 @@ class WholeAudit:
             "problems": [str(problem) for problem in placed.listed],
             "more_problems": placed.more,
             "policies": {policy: asdict(counts) for policy, counts in found.policies.items()},
+            "curated": {policy: self._curated(policy) for policy in self.run.recipe.policies},
             "store": self.store,
             "objects": self.objects.count if self.objects else 0,
             "objects_seconds": round(objects_s, 3),
@@ -282,6 +297,10 @@ class WholeAudit:
             "records_per_s": round(self.reading.records / seconds),
             "deep": self._deep_rates() if self.order.deep else None,
         }
+
+    def _curated(self, policy: str) -> dict[str, Any]:
+        found = self.curated[self.run.topics.curated(policy)]
+        return {"n": found.kept, "again": found.again, "sha256": found.sha256}
 
     def _deep_rates(self) -> dict[str, float]:
         rate = self.deep.records / max(self.deep.seconds, 1e-9)

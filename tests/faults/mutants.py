@@ -62,6 +62,7 @@ DELTAS = "tests/unit/test_deltas.py::"
 COMPACTION = "tests/unit/test_compaction.py::"
 AUDIT = "tests/unit/test_audit.py::"
 AUDIT_OBJECTS = "tests/unit/test_audit_objects.py::"
+ARCHIVE = "tests/unit/test_archive.py::"
 GC = "tests/integration/test_gc.py::"
 RETENTION = "tests/unit/test_retention.py::"
 EXPERTS = "tests/unit/test_experts.py::"
@@ -995,6 +996,54 @@ MUTANTS = (
         'pin_threads(int(part.fingerprint.get("threads", "0")))',
         "pin_threads()",
         (f"{RETRAIN}test_the_same_batches_give_the_same_hashes_with_as_many_threads_as_the_trainer_had",),
+    ),
+    Mutant(
+        "archive-verbatim",
+        "an archive keeps the bytes of a message, not another encoding of its record",
+        "infra/archive/container.py",
+        "block.write(memoryview(value)[HEADER_BYTES:])",
+        "schemaless_writer(block, self.schema, schemaless_reader(io.BytesIO(value[HEADER_BYTES:]), self.schema, None))",
+        (f"{ARCHIVE}test_a_body_that_a_writer_could_have_encoded_otherwise_keeps_its_bytes",),
+    ),
+    Mutant(
+        "archive-files-verified",
+        "nothing is handed out of an archive's file before the whole of it was verified",
+        "infra/archive/reading.py",
+        "if digest != listed.sha256:\n            raise wrong",
+        "if False:\n            raise wrong",
+        (f"{ARCHIVE}test_a_changed_byte_is_told_with_the_file_and_nothing_of_it_is_handed_out",),
+    ),
+    Mutant(
+        "archive-manifest-verified",
+        "a manifest that was changed is not believed",
+        "infra/archive/manifest.py",
+        "if promised != _digest(told):",
+        "if False:",
+        (f"{ARCHIVE}test_a_changed_manifest_is_told",),
+    ),
+    Mutant(
+        "archive-leftovers",
+        "what a killed writer left is none of the archive's",
+        "infra/archive/writing.py",
+        "        self._sweep(manifest)\n",
+        "",
+        (f"{ARCHIVE}test_a_file_that_a_killed_writer_had_not_listed_is_removed_by_the_next",),
+    ),
+    Mutant(
+        "archive-same-topic",
+        "a topic that was made anew is not taken for the one that is archived",
+        "consumers/archiver.py",
+        "config, ids[topic])",
+        'config, "")',
+        ("tests/integration/test_archive.py::test_a_topic_that_is_not_there_and_one_that_was_made_anew_are_refused",),
+    ),
+    Mutant(
+        "replay-once",
+        "a replay feeds what is not there yet, and refuses topics that hold anything else",
+        "consumers/replayer.py",
+        "there = _pass_over(connection, place, rest)",
+        "there = 0",
+        ("tests/integration/test_archive.py::test_a_replay_refuses_topics_that_hold_anything_else",),
     ),
 )
 

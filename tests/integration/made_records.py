@@ -21,7 +21,8 @@ def say(run: Run, *outgoing: Outgoing) -> None:
     """Produce, and wait until all is acknowledged."""
     producer = open_producer(run.connection, "test")
     for one in outgoing:
-        producer.produce(one.topic, one.value, one.key or None, one.partition, headers=list(one.headers))
+        value = None if one.is_null else one.value
+        producer.produce(one.topic, value, one.key or None, one.partition, headers=list(one.headers))
     assert producer.flush(30) == 0
 
 

@@ -1,0 +1,205 @@
+"""`headrace curate --from ARCHIVE`: the curator's own logic over archived trajectories, with no broker and no run.
+
+Each partition goes through a `CuratorPartition` as in `headrace curate`, so the run's own chain gives the very records
+that stand on its curated topic; another chain gives what it would have given.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from consumers.archiver import claims_of_groups
+from consumers.curated_digest import CuratedDigest
+from consumers.curation import CuratorPartition, Desk, UnknownRevision, chain_of
+from infra.archive.reading import Archive
+from infra.archive.writing import LOCK, ArchiveWriter
+from infra.errors import UsageError
+from infra.kafka import Message, Outgoing
+from infra.progress import progress
+from infra.recipe_file import with_chain
+from infra.run import read_revision
+from infra.settings import Recipe
+from schemas import codec
+from schemas.records import DeadLetter, Outcome
+from schemas.topics import Topics
+
+TELL_EVERY = 500
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of one policy's groups."""
+
+    digest: CuratedDigest = field(default_factory=CuratedDigest)
+    read: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Groups by reason."""
+    dropped_trajectories: Counter[str] = field(default_factory=Counter)
+    """Single ones of groups that were kept."""
+    dead: Counter[str] = field(default_factory=Counter)
+    """Messages that could not be read, by reason."""
+    repeated: int = 0
+    """Messages of numbers that were concluded before."""
+
+    def take(self, outgoing: list[Outgoing], topics: Topics, policy: str) -> None:
+        """Count what followed from one message."""
+        self.read += 1
+        self.repeated += not outgoing
+        concluded = []
+        for one in outgoing:
+            if one.topic == topics.curated(policy):
+                self.digest.take(one.value, one.headers)
+            elif one.topic == topics.dead_letters:
+                self.dead[codec.decode(one.value, DeadLetter).reason] += 1
+            else:
+                concluded.append(one.value)
+        if len(outgoing) == 2 and len(concluded) == 1:
+            return  # kept as a whole: of most groups nothing need be decoded again
+        for value in concluded:
+            outcome = codec.decode(value, Outcome)
+            if outcome.verdict == "dropped":
+                counts = self.dropped if outcome.level == "group" else self.dropped_trajectories
+                counts[outcome.reason] += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `--json` prints of a policy."""
+        return {
+            "read": self.read,
+            "kept": self.digest.kept,
+            "dropped": dict(sorted(self.dropped.items())),
+            "dropped_trajectories": dict(sorted(self.dropped_trajectories.items())),
+            "again": self.digest.again,
+            "dead": dict(sorted(self.dead.items())),
+            "repeated": self.repeated,
+            "sha256": self.digest.sha256,
+        }
+
+
+def curate_offline(source: Path, policy: str | None, chain: Path | None, out: Path) -> dict[str, Any]:
+    """Curate archived trajectories into a new archive of recipe, curated records, outcomes and dead letters.
+
+    Args:
+        source: The archive.
+        policy: Whose groups; those of all policies that are archived when it is None.
+        chain: A TOML file with `[[curate.chain]]`, for every group; else each goes through the chain of its revision.
+        out: Folder of the new archive, which appears whole or not at all.
+
+    Raises:
+        UsageError: No such archive or policy, a chain that cannot be, an `out` that is there.
+        ArchiveCorrupt: A file is not what the manifest says.
+    """
+    archive = Archive(source)
+    recipes = _recipes(archive, chain)
+    policies = _policies(archive, policy)
+    for name in policies:
+        chain_of(recipes[max(recipes)], name)
+    tallies = {name: Tally() for name in policies}
+    with _new_archive(archive, out) as writer, progress("curating") as tell:
+        _copy_topic(archive, archive.topics.recipe, writer)
+        for name in policies:
+            _curate(archive, name, recipes, writer, (tallies[name], tell))
+        writer.save()
+    found = {name: tally.to_json() for name, tally in tallies.items()}
+    where = {"archive": str(source), "out": str(out), "chain": str(chain) if chain else None}
+    if len(found) == 1:
+        return {**where, "policy": policies[0], **found[policies[0]]}
+    return {**where, "policies": found, "sha256": {name: one["sha256"] for name, one in found.items()}}
+
+
+def _recipes(archive: Archive, chain: Path | None) -> dict[int, Recipe]:
+    """Return the recipes of an archived run by revision, each with the chain of the file where one is given."""
+    [place] = archive.places(archive.topics.recipe)
+    revisions = (read_revision(message) for message in archive.messages(place))
+    ours = [one for one in revisions if one is not None and one.run_id == archive.manifest.run_id]
+    recipes = {one.revision: Recipe.from_json(one.recipe) for one in ours}
+    if not recipes:
+        raise UsageError(
+            f"the recipe topic of the archive {archive.root} holds no recipe of run {archive.manifest.run_id}"
+        )
+    return {revision: with_chain(recipe, chain) if chain else recipe for revision, recipe in recipes.items()}
+
+
+def _policies(archive: Archive, asked: str | None) -> list[str]:
+    """Return the policies to curate. Raises UsageError when their trajectories are not archived."""
+    begin = archive.topics.trajectories("")
+    there = sorted(name.removeprefix(begin) for name in archive.manifest.topics if name.startswith(begin))
+    if not there:
+        raise UsageError(f"the archive {archive.root} holds no trajectories: name trajectories.POLICY by --topics")
+    if asked is not None and asked not in there:
+        raise UsageError(f"--policy {asked}: of the policies that are archived, {', '.join(there)}, name one")
+    return there if asked is None else [asked]
+
+
+def _curate(
+    archive: Archive,
+    policy: str,
+    recipes: dict[int, Recipe],
+    writer: ArchiveWriter,
+    told: tuple[Tally, Callable[[int, int], None]],
+) -> None:
+    topics, (tally, tell) = archive.topics, told
+
+    def recipe_of(revision: int) -> Recipe:
+        if revision not in recipes:
+            raise UnknownRevision(f"recipe revision {revision} is not among the {len(recipes)} that are archived")
+        return recipes[revision]
+
+    desk = Desk(archive.manifest.run_id, policy, topics, recipe_of, archive.fetch)
+    topic = topics.trajectories(policy)
+    places, source = archive.places(topic), archive.manifest.topics
+    for name in (topics.curated(policy), topics.outcomes(policy)):
+        writer.add_topic(name, len(places), source[name].config if name in source else {})
+    whole, numbers = source[topic].records, _Offsets(writer, is_own=not archive.manifest.objects)
+    for place in places:
+        state = CuratorPartition(desk, place, len(places))
+        for message in archive.messages(place):
+            outgoing = list(state.handle(message))
+            tally.take(outgoing, topics, policy)
+            for one in outgoing:
+                numbers.write(one, message.timestamp_ms)
+            if tally.read % TELL_EVERY == 0:
+                tell(tally.read, whole)
+
+
+class _Offsets:
+    """Gives records that come from no broker their offsets: one after the other, by partition."""
+
+    def __init__(self, writer: ArchiveWriter, *, is_own: bool) -> None:
+        self._writer, self._is_own = writer, is_own
+        self._next: Counter[tuple[str, int]] = Counter()
+
+    def write(self, one: Outgoing, timestamp_ms: int) -> None:
+        place = (one.topic, max(one.partition, 0))
+        offset = self._next[place]
+        self._next[place] += 1
+        message = Message(*place, offset, one.key, one.value, list(one.headers), timestamp_ms)
+        self._writer.write(message, is_own=self._is_own)
+
+
+def _copy_topic(archive: Archive, topic: str, writer: ArchiveWriter) -> None:
+    places = archive.places(topic)
+    writer.add_topic(topic, len(places), archive.manifest.topics[topic].config)
+    for place in places:
+        for message in archive.messages(place):
+            writer.write(message)
+
+
+@contextmanager
+def _new_archive(archive: Archive, out: Path) -> Iterator[ArchiveWriter]:
+    """Open a writer on a folder that takes its name at the end."""
+    if out.exists():
+        raise UsageError(f"{out} is there already: give another folder by --out, or remove it")
+    growing = out.with_name(f"{out.name}.part")
+    if (growing / LOCK).exists():
+        shutil.rmtree(growing)
+    manifest = archive.manifest
+    with ArchiveWriter(growing, manifest.run, manifest.run_id, archive.copy, claims_of_groups) as writer:
+        writer.add_topic(archive.topics.dead_letters, 1, {})
+        yield writer
+    growing.replace(out)

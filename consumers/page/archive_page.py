@@ -1,0 +1,70 @@
+"""What archiving, replaying and curating offline did, for people; drawn from what the commands print as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from consumers.page.weights_page import size
+
+
+def archive_page(done: Mapping[str, Any]) -> RenderableType:
+    """Return what `headrace archive` shows."""
+    table = _table("topic", "records", "bytes", "files", "new this time")
+    for name, one in done["topics"].items():
+        new = f"{one['new_records']:,}"
+        table.add_row(name, f"{one['records']:,}", size(one["bytes"]), f"{one['files']:,}", new)
+    objects = done["objects"]
+    parts: list[RenderableType] = [_title("archived", done, done["archive"]), table]
+    if objects["count"]:
+        told = f"{objects['count']:,} objects, {size(objects['bytes'])}, {objects['new']:,} of them new this time"
+        parts.append(Text(told))
+    parts += [Text(f"An object could not be had: {why}", style="yellow") for why in objects["missing"].values()]
+    if done["raw"]:
+        parts.append(Text(f"{done['raw']:,} values are no record of a known schema, and are kept as bytes."))
+    parts += [Text(_gone(one), style="dim") for one in done["gone"]]
+    return Group(*parts)
+
+
+def _gone(gone: Mapping[str, Any]) -> str:
+    where = f"{gone['topic']}[{gone['partition']}]"
+    return f"{where}: offsets {gone['begin']} to {gone['end'] - 1} had been deleted before they were archived."
+
+
+def replay_page(done: Mapping[str, Any]) -> RenderableType:
+    """Return what `headrace replay` shows."""
+    table = _table("topic", "records", "new this time")
+    for name, one in done["topics"].items():
+        table.add_row(name, f"{one['records']:,}", f"{one['new_records']:,}")
+    parts: list[RenderableType] = [_title("replayed", done, done["into"]), table]
+    if done["objects"]:
+        parts.append(Text(f"{done['objects']:,} objects are in the store."))
+    return Group(*parts)
+
+
+def offline_page(done: Mapping[str, Any]) -> RenderableType:
+    """Return what `headrace curate --from` shows."""
+    table = _table("policy", "read", "kept", "again", "dropped", "dead")
+    policies = done["policies"] if "policies" in done else {done["policy"]: done}
+    for policy, one in policies.items():
+        dropped, dead = (", ".join(f"{n:,} {why}" for why, n in one[key].items()) or "0" for key in ("dropped", "dead"))
+        table.add_row(policy, f"{one['read']:,}", f"{one['kept']:,}", f"{one['again']:,}", dropped, dead)
+    by = done["chain"] or "the run's own chain"
+    title = Text.assemble(("curated", "bold"), f"  {done['archive']} by {by}, into {done['out']}")
+    hashes = [Text(f"{one['sha256']} {policy}", style="dim") for policy, one in policies.items()]
+    return Group(title, table, *hashes)
+
+
+def _title(what: str, done: Mapping[str, Any], where: str) -> Text:
+    return Text.assemble((what, "bold"), f"  run {done['run']} into {where}, {done['seconds']:.1f} s")
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(first, *others, box=None, header_style="dim")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table

@@ -1,0 +1,207 @@
+"""Messages in Avro object container files: readable by any Avro tool, and each message's own bytes unchanged.
+
+A file holds messages of one partition whose values were written in one schema. Each is an envelope: offset, timestamp,
+key, headers, length, and as the value a union of null (there was none), bytes (a value that is no message of the
+file's schema) and that schema. A message in Avro's single-object encoding is the third: its body stands in the file as
+it came, not encoded anew, which might give other bytes. Magic and fingerprint, which the whole file shares, and as many
+bytes of body as `length` says, are the message again, without decoding it.
+
+Source: Avro 1.11 specification, "Object Container Files", "Single-object encoding" and "Binary encoding of unions".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from fastavro import block_reader, parse_schema, schemaless_reader, schemaless_writer
+from fastavro.write import Writer
+
+from infra.kafka import Message
+from infra.topic_reader import Place
+from schemas.avro import Plain
+from schemas.codec import HEADER_BYTES, MAGIC
+
+NAMESPACE = "headrace.archive"
+CODEC, LEVEL = "zstandard", 1
+"""Log-probabilities hardly shrink: a higher level costs five times as much for half a percent."""
+BLOCK_BYTES = 1 << 20
+TOPIC, PARTITION, FINGERPRINT = "headrace.topic", "headrace.partition", "headrace.fingerprint"
+"""Metadata of a file; the last is that of its values, in hex, and empty where they are bytes."""
+
+HEADER = {
+    "type": "record",
+    "name": "Header",
+    "fields": [{"name": "name", "type": "string"}, {"name": "value", "type": "bytes"}],
+}
+BEFORE_VALUE = [
+    {"name": "offset", "type": "long", "doc": "In the partition that it was archived from."},
+    {"name": "timestamp_ms", "type": "long", "doc": "Milliseconds since 1970, as its producer or broker set them."},
+    {"name": "key", "type": ["null", "bytes"]},
+    {"name": "headers", "type": {"type": "array", "items": HEADER}},
+    {"name": "length", "type": "long", "doc": "Bytes of the value as a message."},
+]
+_BEFORE_VALUE = parse_schema({"type": "record", "name": "M", "namespace": NAMESPACE, "fields": BEFORE_VALUE})
+NULL, BYTES, RECORD = b"\x00", b"\x02", b"\x04"
+"""Index of each branch of the value's union, as Avro writes it."""
+
+
+def envelope(schema: Plain | None) -> Plain:
+    """Return the schema of a file whose values were written in this one; None where they are bytes."""
+    value = ["null", "bytes"] if schema is None else ["null", "bytes", _as_text(schema)]
+    fields = [*BEFORE_VALUE, {"name": "value", "type": value}]
+    return {"type": "record", "name": "Message", "namespace": NAMESPACE, "fields": fields}
+
+
+def _as_text(schema: Plain) -> Plain:
+    """Return a schema without what fastavro notes in one that it has parsed."""
+    return {key: value for key, value in schema.items() if not key.startswith("__")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What `Writer.write_block` asks of a block."""
+
+    num_records: int
+    bytes_: io.BytesIO
+
+
+class _Hashed(io.RawIOBase):
+    """A new file whose bytes are hashed as they go by."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("wb")
+        self.sha256, self.size = hashlib.sha256(), 0
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:  # or fastavro looks whether it is to append
+        return False
+
+    def write(self, data: Any, /) -> int:
+        self.sha256.update(data)
+        self.size += len(data)
+        return self.file.write(data)
+
+
+class ContainerWriter:
+    """One new file.
+
+    Args:
+        path: Where it grows; it is whole once it was closed.
+        place: Topic and partition.
+        schema: In which the values were written; None for a file of values that are bytes.
+        fingerprint: Of that schema, 8 bytes; empty without one.
+        sync_marker: 16 bytes; the same records in the same order then make the same file.
+    """
+
+    def __init__(self, path: Path, place: Place, schema: Plain | None, fingerprint: bytes, sync_marker: bytes) -> None:
+        self.path, self.schema, self.fingerprint = path, schema, fingerprint
+        self.first_offset = self.last_offset = -1
+        self.records = 0
+        self._out = _Hashed(path)
+        metadata = {TOPIC: place[0], PARTITION: str(place[1]), FINGERPRINT: fingerprint.hex()}
+        self._avro = Writer(
+            cast(BinaryIO, self._out),
+            envelope(schema),
+            CODEC,
+            metadata=metadata,
+            sync_marker=sync_marker,
+            compression_level=LEVEL,
+        )
+        self._block, self._count = io.BytesIO(), 0
+
+    @property
+    def size(self) -> int:
+        """Bytes so far, those that are still to be compressed included."""
+        return self._out.size + self._block.tell()
+
+    def write(self, message: Message, *, as_record: bool) -> None:
+        """Add a message; `as_record` when its value is known to decode in the file's schema, to its last byte."""
+        block, value = self._block, message.value
+        before = {
+            "offset": message.offset,
+            "timestamp_ms": message.timestamp_ms,
+            "key": message.key or None,
+            "headers": [{"name": name, "value": content} for name, content in message.headers],
+            "length": len(value),
+        }
+        schemaless_writer(block, _BEFORE_VALUE, before)
+        if message.is_null:
+            block.write(NULL)
+        elif as_record:
+            block.write(RECORD)
+            block.write(memoryview(value)[HEADER_BYTES:])
+        else:
+            block.write(BYTES)
+            schemaless_writer(block, "bytes", value)
+        self._count += 1
+        self.records += 1
+        self.first_offset = message.offset if self.first_offset < 0 else self.first_offset
+        self.last_offset = message.offset
+        if block.tell() >= BLOCK_BYTES:
+            self._cut()
+
+    def _cut(self) -> None:
+        self._avro.write_block(_Block(self._count, self._block))
+        self._block, self._count = io.BytesIO(), 0
+
+    def close(self) -> tuple[str, int]:
+        """Put all on the disk; return the file's sha256 and size. Raises OSError."""
+        if self._count:
+            self._cut()
+        self._out.file.flush()
+        os.fsync(self._out.file.fileno())
+        self._out.file.close()
+        return self._out.sha256.hexdigest(), self._out.size
+
+    def abandon(self) -> None:
+        """Close a file that is not to be kept."""
+        self._out.file.close()
+        self.path.unlink(missing_ok=True)
+
+
+class Container:
+    """A file to be read: what it says of itself, and its messages. The file is the caller's to verify and to close.
+
+    Raises ValueError, or what fastavro raises on a file that is none of Avro's.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._blocks = block_reader(file)
+        told = self._blocks.metadata
+        self.topic, self.partition = told[TOPIC], int(told[PARTITION])
+        self.fingerprint = bytes.fromhex(told[FINGERPRINT])
+        value = json.loads(told["avro.schema"])["fields"][-1]["type"]
+        self.schema: Plain | None = value[2] if len(value) > 2 else None
+        """In which the values were written."""
+
+    def __iter__(self) -> Iterator[Message]:
+        """Yield the messages as they were."""
+        start = MAGIC + self.fingerprint
+        for block in self._blocks:
+            body: BinaryIO = block.bytes_  # type: ignore[attr-defined]  # fastavro's stub forgets it
+            for _ in range(block.num_records):
+                before: Any = schemaless_reader(body, _BEFORE_VALUE, None)
+                branch, value = body.read(1), b""
+                if branch == RECORD:
+                    value = start + body.read(before["length"] - HEADER_BYTES)
+                elif branch == BYTES:
+                    value = cast(bytes, schemaless_reader(body, "bytes", None))
+                yield Message(
+                    self.topic,
+                    self.partition,
+                    before["offset"],
+                    before["key"] or b"",
+                    value,
+                    [(header["name"], header["value"]) for header in before["headers"]],
+                    before["timestamp_ms"],
+                    is_null=branch == NULL,
+                )

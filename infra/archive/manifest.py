@@ -1,0 +1,150 @@
+"""What an archive holds: `manifest.json`, replaced as a whole, which alone says what belongs to it.
+
+A file that it does not list is none of the archive's: it is what a process that was killed had not finished. It carries
+its own sha256, so no digit of an offset can change unseen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from infra.errors import HeadraceError, UsageError
+from infra.server_process import write_atomically
+from infra.topic_reader import Place
+
+MANIFEST = "manifest.json"
+FORMAT = "headrace-archive-1"
+
+
+class ArchiveCorrupt(HeadraceError):
+    """A file of an archive is missing, or is not what the manifest promises."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ArchivedFile(_Table):
+    """One container file."""
+
+    name: str
+    """Below the archive's folder."""
+    schema_name: str
+    """Record that its values are; empty for bytes."""
+    fingerprint: str
+    """Of that record's schema, in hex as in a message."""
+    first_offset: int
+    last_offset: int
+    records: int
+    bytes: int
+    sha256: str
+
+
+class Series(_Table):
+    """One partition: its files in order."""
+
+    next_offset: int = 0
+    """Up to which it is archived; past the last record, as there may be none before it."""
+    files: list[ArchivedFile] = Field(default_factory=list)
+
+
+class ArchivedTopic(_Table):
+    """One topic, by its whole name."""
+
+    topic_id: str
+    """Which Kafka gave it when it was made: offsets are those of this topic and of no other of its name."""
+    config: dict[str, str]
+    """Settings that it was created with."""
+    partitions: list[Series]
+
+    @property
+    def records(self) -> int:
+        """Of all its partitions."""
+        return sum(file.records for series in self.partitions for file in series.files)
+
+    @property
+    def bytes(self) -> int:
+        """Of all its files."""
+        return sum(file.bytes for series in self.partitions for file in series.files)
+
+
+class ArchivedObject(_Table):
+    """One object, at `objects/<key>`; or one that records name and the store did not have."""
+
+    sha256: str
+    size_bytes: int
+    why: str = ""
+    """Why it is not there."""
+
+
+class Manifest(_Table):
+    """Everything that an archive holds."""
+
+    format: str = FORMAT
+    run: str
+    run_id: str
+    with_weights: bool = False
+    """Objects of weights and checkpoints are copied too, from its beginning on."""
+    topics: dict[str, ArchivedTopic] = Field(default_factory=dict)
+    objects: dict[str, ArchivedObject] = Field(default_factory=dict)
+    """By key."""
+    missing: dict[str, ArchivedObject] = Field(default_factory=dict)
+
+    def series(self, place: Place) -> Series:
+        """Return what there is of a partition."""
+        return self.topics[place[0]].partitions[place[1]]
+
+    def check(self) -> str:
+        """Return what contradicts itself in it; empty when nothing does."""
+        for name, topic in self.topics.items():
+            for number, series in enumerate(topic.partitions):
+                behind = -1
+                for file in series.files:
+                    if not behind < file.first_offset <= file.last_offset < series.next_offset:
+                        return f"offsets of {name}[{number}] do not follow each other at {file.name}"
+                    behind = file.last_offset
+        return ""
+
+    def write(self, root: Path) -> None:
+        """Replace the manifest of a folder; when this returns the new one counts. Raises OSError."""
+        told = self.model_dump(mode="json")
+        write_atomically(
+            root / MANIFEST, json.dumps({**told, "sha256": _digest(told)}, indent=1).encode(), durable=True
+        )
+
+
+def _digest(told: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Return the manifest of an archive. Raises UsageError when there is none, ArchiveCorrupt when it is damaged."""
+    path = root / MANIFEST
+    try:
+        text = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"{root} is no archive: there is no {MANIFEST}; `headrace archive --out` makes one") from error
+    try:
+        told = json.loads(text)
+        promised = told.pop("sha256")
+        found = Manifest.model_validate(told)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, ValidationError) as error:
+        raise ArchiveCorrupt(f"{path} cannot be read: {_advice(error)}") from error
+    if found.format != FORMAT:
+        raise UsageError(f"{path} says format {found.format!r}, and this build of Headrace reads {FORMAT!r}")
+    if promised != _digest(told):
+        raise ArchiveCorrupt(f"{path} has sha256 {_digest(told)} where it says {promised}: {_advice()}")
+    if why := found.check():
+        raise ArchiveCorrupt(f"{path}: {why}: {_advice()}")
+    return found
+
+
+def _advice(error: Exception | None = None) -> str:
+    """Return what to do about a manifest that is damaged."""
+    cause = f"{type(error).__name__}, " if error is not None else ""
+    return f"{cause}it was changed after it was written; put it back from a copy, or archive into another folder"

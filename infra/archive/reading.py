@@ -1,0 +1,130 @@
+"""Reading an archive: nothing is handed out of a file before the whole of it was found to be what the manifest says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from infra.archive.container import Container
+from infra.archive.manifest import ArchiveCorrupt, ArchivedFile, Manifest, read_manifest
+from infra.archive.writing import OBJECTS
+from infra.errors import UsageError
+from infra.kafka import Message
+from infra.object_store import ObjectCorrupt, ObjectMissing
+from infra.run import STORE_NAME
+from infra.topic_reader import Place
+from schemas import codec
+from schemas.records import ClaimCheck
+from schemas.topics import Topics
+
+
+class Archive:
+    """An archive as its manifest was when it was opened; safe beside a writer, which only adds.
+
+    Raises UsageError when the folder holds none, ArchiveCorrupt when its manifest is damaged.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.manifest: Manifest = read_manifest(root)
+
+    @property
+    def topics(self) -> Topics:
+        """Names of the run's topics."""
+        return Topics(self.manifest.run)
+
+    def places(self, topic: str) -> list[Place]:
+        """Return the partitions of a topic, by its whole name. Raises UsageError when the archive lacks it."""
+        if topic not in self.manifest.topics:
+            there = ", ".join(sorted(self.manifest.topics)) or "none"
+            raise UsageError(f"the archive {self.root} holds no topic {topic}; of those it holds: {there}")
+        return [(topic, partition) for partition in range(len(self.manifest.topics[topic].partitions))]
+
+    def messages(self, place: Place) -> Iterator[Message]:
+        """Yield the messages of a partition in order, each file verified before its first, its schema learnt.
+
+        Raises ArchiveCorrupt, which names the file.
+        """
+        for file in self.manifest.series(place).files:
+            yield from self._messages(place, file)
+
+    def _messages(self, place: Place, listed: ArchivedFile) -> Iterator[Message]:
+        path = self.root / listed.name
+        count, behind = 0, listed.first_offset - 1
+        wrong = partial(_corrupt, path, listed)
+        try:
+            with path.open("rb") as file:
+                container = self._verified(place, listed, file)
+                for message in container:
+                    if message.offset <= behind:
+                        raise wrong(f"has offset {message.offset} after {behind}")
+                    count, behind = count + 1, message.offset
+                    yield message
+        except OSError as error:
+            raise wrong(f"cannot be read ({error})") from error
+        except (ValueError, KeyError, EOFError, TypeError, IndexError) as error:  # as fastavro raises on odd bytes
+            raise wrong(f"is no archive file ({type(error).__name__}: {error})") from error
+        if (count, behind) != (listed.records, listed.last_offset):
+            raise wrong(f"has {count} records up to offset {behind}")
+
+    def _verified(self, place: Place, listed: ArchivedFile, file: BinaryIO) -> Container:
+        wrong = partial(_corrupt, self.root / listed.name, listed)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # a file that is read only
+        if digest != listed.sha256:
+            raise wrong(f"has sha256 {digest}")
+        file.seek(0)
+        container = Container(file)
+        if (container.topic, container.partition) != place:
+            raise wrong(f"says that it is of {container.topic}[{container.partition}]")
+        if container.schema is not None:
+            codec.learn({listed.schema_name: json.dumps(container.schema)})
+        return container
+
+    # --------------------------------------------------------------------------------------------------------- objects
+
+    def object_path(self, key: str) -> Path:
+        """Return where an object lies that the manifest lists, verified. Raises ArchiveCorrupt."""
+        listed, path = self.manifest.objects[key], self.root / OBJECTS / key
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ArchiveCorrupt(f"{path} cannot be read ({error}): put the object back from a copy") from error
+        if digest != listed.sha256:
+            raise ArchiveCorrupt(
+                f"{path} has sha256 {digest} where the manifest says {listed.sha256}: put the object back from a copy"
+            )
+        return path
+
+    def copy(self, claim: ClaimCheck, path: Path) -> None:
+        """Write an object to a path. Raises as `fetch`."""
+        shutil.copyfile(self._found(claim), path)
+
+    def fetch(self, claim: ClaimCheck) -> bytes:
+        """Return an object's bytes, verified.
+
+        Raises ObjectMissing or ObjectCorrupt where the run's store would have, and ArchiveCorrupt for an object that
+        was archived and is no more what it was.
+        """
+        return self._found(claim).read_bytes()
+
+    def _found(self, claim: ClaimCheck) -> Path:
+        listed = self.manifest.objects.get(claim.key)
+        if listed is None or claim.store != STORE_NAME:
+            why = self.manifest.missing.get(claim.key)
+            raise ObjectMissing(why.why if why else f"the archive {self.root} has no object {claim.key[:200]!r}")
+        if (listed.sha256, listed.size_bytes) != (claim.sha256, claim.size_bytes):
+            raise ObjectCorrupt(f"object {claim.key} has sha256 {listed.sha256} where its record says {claim.sha256}")
+        return self.object_path(claim.key)
+
+
+def _corrupt(path: Path, listed: ArchivedFile, what: str) -> ArchiveCorrupt:
+    return ArchiveCorrupt(
+        f"{path} {what}; the manifest says {listed.records} records, offsets {listed.first_offset} to "
+        f"{listed.last_offset}, sha256 {listed.sha256}: put the file back from a copy, or archive the run anew"
+    )

@@ -1,0 +1,338 @@
+"""Writing an archive: files grow beside it, and belong to it once the manifest says so.
+
+The order of the steps makes it exact. Objects that a message names are copied first; then a file is closed, synced and
+given its name; then the manifest, which also says up to which offset each partition is archived, is replaced. Whoever
+is killed in between leaves the manifest of before: what it does not list is removed by the next writer, which goes on
+at the offsets that it says.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from infra.archive.container import ContainerWriter
+from infra.archive.manifest import (
+    MANIFEST,
+    ArchiveCorrupt,
+    ArchivedFile,
+    ArchivedObject,
+    ArchivedTopic,
+    Manifest,
+    Series,
+    read_manifest,
+)
+from infra.errors import HeadraceError, UsageError
+from infra.failpoints import reach
+from infra.kafka import Message
+from infra.object_store import ObjectCorrupt, ObjectMissing, is_key
+from infra.run import STORE_NAME
+from infra.server_process import sync_folder
+from infra.topic_reader import Place
+from schemas import codec
+from schemas.avro import NAMESPACE, Plain, SchemaError
+from schemas.records import ClaimCheck
+
+TOPICS, OBJECTS, LOCK = "topics", "objects", "archive.lock"
+PART = ".part"
+FILE_NAME = re.compile(r"\d{20}-\d{20}-[0-9a-f]{16}\.avro|\d+\.part")
+FILE_BYTES = 64 << 20
+"""A file is cut when it has so many bytes."""
+SAVE_EVERY_S = 60.0
+"""And all are when the manifest has not been written for so long: that much work a killed process loses at most."""
+
+Fetch = Callable[[ClaimCheck, Path], None]
+"""Writes an object's bytes, verified, at a path. Raises ObjectMissing, ObjectCorrupt, or what stops the archiving."""
+Claims = Callable[[str, Plain], list[ClaimCheck]]
+"""Return the objects that a record names which are to be archived with it, by its name and its fields."""
+
+
+class ArchiveBusy(HeadraceError):
+    """Another process writes to the archive."""
+
+
+@dataclass(slots=True)
+class Written:
+    """What this writer has added."""
+
+    records: int = 0
+    bytes: int = 0
+
+
+class ArchiveWriter:
+    """Adds to an archive, or begins one; a context manager, and only one at a time may be open on a folder.
+
+    Args:
+        root: The archive's folder.
+        run: Name of the run.
+        run_id: Of the run; an archive holds one.
+        fetch: How to get an object.
+        claims: Which objects belong to a record.
+
+    Raises:
+        UsageError: The folder holds the archive of another run, or cannot be used.
+        ArchiveBusy: Another process has it open.
+        ArchiveCorrupt: What is there is not what its manifest says.
+    """
+
+    def __init__(self, root: Path, run: str, run_id: str, fetch: Fetch, claims: Claims) -> None:
+        self.root, self._fetch, self._claims = root, fetch, claims
+        self._lock = self._locked()
+        try:
+            self.manifest = self._begin(run, run_id)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._open: dict[Place, ContainerWriter] = {}
+        self._saved_at = time.monotonic()
+        self.new: dict[str, Written] = {}
+        """What was added, by topic."""
+        self.new_objects = 0
+        self.raw = 0
+        """Messages whose values are kept as bytes."""
+
+    def _locked(self) -> int:
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UsageError(f"cannot use the archive's folder {self.root}: {error}; give another by --out") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise ArchiveBusy(f"another process archives into {self.root} now: let it end first") from None
+        return lock
+
+    def _begin(self, run: str, run_id: str) -> Manifest:
+        if not (self.root / MANIFEST).exists():
+            if others := sorted(path.name for path in self.root.iterdir() if not _is_ours(path)):
+                raise UsageError(
+                    f"{self.root} holds other things ({', '.join(others[:3])}) and no archive: give a folder of its own"
+                )
+            manifest = Manifest(run=run, run_id=run_id)
+        else:
+            manifest = read_manifest(self.root)
+        if (manifest.run, manifest.run_id) != (run, run_id):
+            raise UsageError(
+                f"{self.root} is the archive of run {manifest.run} with id {manifest.run_id}, and this is run {run} "
+                f"with id {run_id}: give another folder by --out"
+            )
+        self._require_files(manifest)
+        self._sweep(manifest)
+        return manifest
+
+    def _require_files(self, manifest: Manifest) -> None:
+        for topic in manifest.topics.values():
+            for file in (file for series in topic.partitions for file in series.files):
+                path = self.root / file.name
+                size = path.stat().st_size if path.exists() else -1
+                if size != file.bytes:
+                    what = "is not there" if size < 0 else f"has {size} bytes"
+                    raise ArchiveCorrupt(
+                        f"{path} {what}, and the manifest says {file.bytes} bytes of sha256 {file.sha256}: put it "
+                        "back from a copy, or archive into another folder"
+                    )
+
+    def _sweep(self, manifest: Manifest) -> None:
+        """Remove what killed writers left: files without a name, and files that no manifest lists."""
+        listed = {file.name for topic in manifest.topics.values() for s in topic.partitions for file in s.files}
+        for path in (self.root / TOPICS).glob("*/*/*"):
+            if FILE_NAME.fullmatch(path.name) and path.relative_to(self.root).as_posix() not in listed:
+                path.unlink()
+        for path in (self.root / OBJECTS).rglob(f"*{PART}"):
+            if path.is_file() and path.relative_to(self.root / OBJECTS).as_posix() not in manifest.objects:
+                path.unlink()
+        for path in self.root.glob(f"{MANIFEST}.*.new"):
+            path.unlink()
+
+    # ---------------------------------------------------------------------------------------------------------- adding
+
+    def add_topic(self, topic: str, partitions: int, config: Mapping[str, str], topic_id: str = "") -> None:
+        """Take a topic in. Raises UsageError when the archive holds another one of its name."""
+        known = self.manifest.topics.get(topic)
+        if known is None:
+            series = [Series() for _ in range(partitions)]
+            self.manifest.topics[topic] = ArchivedTopic(topic_id=topic_id, config=dict(config), partitions=series)
+        elif (known.topic_id, len(known.partitions)) != (topic_id, partitions):
+            raise UsageError(
+                f"{topic} with {partitions} partitions and id {topic_id} is not the topic that the archive {self.root} "
+                f"holds, which has {len(known.partitions)} and id {known.topic_id}: it was made anew, or is on another "
+                "cluster, where offsets are others; give another folder by --out"
+            )
+        self.new[topic] = Written()
+
+    def next_offset(self, place: Place) -> int:
+        """Return where a partition is to be read from."""
+        return self.manifest.series(place).next_offset
+
+    def write(self, message: Message, *, is_own: bool = False) -> None:
+        """Add a message, after those before it on its partition. Raises OSError, and what fetching objects raises.
+
+        One's own, just encoded and naming no object, is not decoded to see whether it can be.
+        """
+        schema, fingerprint = _schema_in(message.value) if is_own else self._schema_of(message)
+        place = (message.topic, message.partition)
+        held = self._open.get(place)
+        if held is not None and fingerprint is not None and held.fingerprint != fingerprint:
+            self._cut(place)
+            held = None
+        if held is None:
+            held = self._open[place] = self._opened(message, schema, fingerprint or b"")
+        held.write(message, as_record=schema is not None)
+        reach("archive.written")
+        if held.size >= FILE_BYTES:
+            self._cut(place)
+            self._save()
+        elif time.monotonic() - self._saved_at > SAVE_EVERY_S:
+            self.save()
+
+    def _schema_of(self, message: Message) -> tuple[Plain, bytes] | tuple[None, None]:
+        """Return schema and fingerprint that a message's file must have; neither for one that any file takes."""
+        if message.is_null:
+            return None, None
+        try:
+            schema, fields = codec.decode_as_written(message.value)
+        except SchemaError:
+            self.raw += 1
+            return None, None
+        for claim in self._claims(_name(schema), fields):
+            self._copy(claim)
+        return schema, bytes(message.value[len(codec.MAGIC) : codec.HEADER_BYTES])
+
+    def _opened(self, message: Message, schema: Plain | None, fingerprint: bytes) -> ContainerWriter:
+        folder = self._folder((message.topic, message.partition))
+        folder.mkdir(parents=True, exist_ok=True)
+        named = f"{self.manifest.run_id}/{message.topic}/{message.partition}/{message.offset}"
+        sync_marker = hashlib.sha256(named.encode()).digest()[:16]
+        place = (message.topic, message.partition)
+        return ContainerWriter(folder / f"{message.offset}{PART}", place, schema, fingerprint, sync_marker)
+
+    def _folder(self, place: Place) -> Path:
+        return self.root / TOPICS / place[0] / str(place[1])
+
+    def _cut(self, place: Place) -> None:
+        """Close a partition's file and take it into the manifest in memory."""
+        file, series = self._open.pop(place), self.manifest.series(place)
+        sha256, size = file.close()
+        name = f"{file.first_offset:020}-{file.last_offset:020}-{sha256[:16]}.avro"
+        path = self._folder(place) / name
+        file.path.replace(path)
+        sync_folder(path.parent)
+        series.files.append(
+            ArchivedFile(
+                name=path.relative_to(self.root).as_posix(),
+                schema_name=_name(file.schema) if file.schema else "",
+                fingerprint=file.fingerprint.hex(),
+                first_offset=file.first_offset,
+                last_offset=file.last_offset,
+                records=file.records,
+                bytes=size,
+                sha256=sha256,
+            )
+        )
+        series.next_offset = file.last_offset + 1
+        self.new[place[0]].records += file.records
+        self.new[place[0]].bytes += size
+        reach("archive.cut")
+
+    def save(self, positions: Mapping[Place, int] | None = None) -> None:
+        """Close every file and replace the manifest. Raises OSError.
+
+        Args:
+            positions: How far partitions were read, where that is known: there may be no record at their ends.
+        """
+        for place in list(self._open):
+            self._cut(place)
+        for place, position in (positions or {}).items():
+            series = self.manifest.series(place)
+            series.next_offset = max(series.next_offset, position)
+        self._save()
+
+    def _save(self) -> None:
+        self.manifest.write(self.root)
+        self._saved_at = time.monotonic()
+        reach("archive.saved")
+
+    # --------------------------------------------------------------------------------------------------------- objects
+
+    def _copy(self, claim: ClaimCheck) -> None:
+        """Copy an object, and what it names itself if it is a record; note one that cannot be had."""
+        if claim.key in self.manifest.objects:
+            return
+        path = self.root / OBJECTS / claim.key
+        found = ArchivedObject(sha256=claim.sha256, size_bytes=claim.size_bytes)
+        try:
+            self._fetch_to(claim, path)
+        except (ObjectMissing, ObjectCorrupt, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            self.manifest.missing[claim.key] = found.model_copy(update={"why": str(error)})
+            return
+        self.manifest.missing.pop(claim.key, None)
+        self.manifest.objects[claim.key] = found
+        self.new_objects += 1
+        reach("archive.object")
+        for inner in self._named_in(path):
+            self._copy(inner)
+
+    def _fetch_to(self, claim: ClaimCheck, path: Path) -> None:
+        if claim.store != STORE_NAME or not is_key(claim.key):
+            raise ObjectMissing(f"store {claim.store[:80]!r} can hold no object {claim.key[:200]!r}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}{PART}")
+        self._fetch(claim, temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+
+    def _named_in(self, path: Path) -> list[ClaimCheck]:
+        """Return the objects that an object names, where it is a group."""
+        with path.open("rb") as file:
+            if file.read(len(codec.MAGIC)) != codec.MAGIC:
+                return []
+        try:
+            schema, fields = codec.decode_as_written(path.read_bytes())
+        except SchemaError:
+            return []
+        return self._claims(_name(schema), fields)
+
+    def look_again(self) -> None:
+        """Try once more to get the objects that were missing."""
+        for key, lost in list(self.manifest.missing.items()):
+            self._copy(ClaimCheck(STORE_NAME, key, lost.sha256, lost.size_bytes))
+
+    # ------------------------------------------------------------------------------------------------------------- end
+
+    def __enter__(self) -> Self:
+        """Return the writer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of the folder; what was not saved is not there."""
+        for file in self._open.values():
+            file.abandon()
+        self._open.clear()
+        os.close(self._lock)
+
+
+def _schema_in(value: bytes) -> tuple[Plain, bytes] | tuple[None, None]:
+    return codec.schema_in(value), value[len(codec.MAGIC) : codec.HEADER_BYTES]
+
+
+def _name(schema: Plain) -> str:
+    return str(schema["name"]).removeprefix(f"{NAMESPACE}.")
+
+
+def _is_ours(path: Path) -> bool:
+    """Tell whether a writer that was killed before its first manifest may have left a file or folder."""
+    return path.name in {TOPICS, OBJECTS, LOCK} or path.name.startswith(f"{MANIFEST}.")

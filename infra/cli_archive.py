@@ -1,0 +1,102 @@
+"""Commands that take a run's topics out of Kafka and bring them back; and curating, which reads either."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infra import workers
+from infra.cli_options import RUN_ADDRESS, DataChoice, JsonOption, RunChoice, answer, log_quietly
+from infra.errors import UsageError
+
+TopicsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topics",
+        metavar="TOPIC",
+        help="Without the run's name: trajectories.solver. Repeatable; all that are not compacted if not given.",
+    ),
+]
+
+
+def archive(
+    out: Annotated[Path, typer.Option("--out", metavar="ARCHIVE", help="Folder of the archive; one holds one run.")],
+    run: RunChoice = None,
+    data: DataChoice = None,
+    topics: TopicsOption = None,
+    with_weights: Annotated[
+        bool, typer.Option("--with-weights", help="Also the objects of weights and checkpoints, and `state`.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Move topics of a run into Avro files; given again, only what is new since.
+
+    Any Avro tool reads the files. Objects that trajectories need are copied too, so the archive stands alone. Beside a
+    run that goes on or after it; killed at any moment, it goes on with the same records, none missing and none twice.
+
+    Example: [bold]headrace archive --data .headrace/arithmetic --out sums.archive[/]
+    """
+    from infra.opened_run import opened_run
+
+    log_quietly()
+    with opened_run(run, data, store=True) as opened:
+        done = workers.find(workers.ARCHIVE)(opened.run, out, topics or (), with_weights=with_weights)
+        answer(done, workers.SHOW_ARCHIVED, as_json=as_json)
+
+
+def replay(
+    source: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Folder that `headrace archive` made.")],
+    into: Annotated[
+        str | None, typer.Option("--into", metavar="ADDRESS", help="kafka://HOST:PORT/RUN, the run's name as it was.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="A new folder for a Kafka and a store of its own.")
+    ] = None,
+    topics: TopicsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Feed an archive into a Kafka that does not hold the run: topics, keys, headers, times and order as they were.
+
+    Offsets are new. Killed at any moment and given again, it goes on where it stopped; topics that hold anything else
+    are refused.
+
+    Example: [bold]headrace replay sums.archive --data .headrace/again[/]
+    """
+    log_quietly()
+    done = workers.find(workers.REPLAY)(source, into, data, topics or ())
+    answer(done, workers.SHOW_REPLAYED, as_json=as_json)
+
+
+def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    run: Annotated[str | None, RUN_ADDRESS] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Whose groups; if not given, the only policy's, and with --from all policies'.")
+    ] = None,
+    slot: Annotated[str | None, typer.Option(help="Its place under a supervisor: a successor fences it.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="ARCHIVE", help="Instead of a run: what `headrace archive` made.")
+    ] = None,
+    chain: Annotated[
+        Path | None, typer.Option(metavar="CHAIN.toml", help="With --from: another chain than the run's own.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="With --from: new archive to write.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide by the recipe's chain which groups are trained on, of a run or offline over an archive.
+
+    Example: [bold]headrace curate --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
+
+    Example: [bold]headrace curate --from sums.archive --chain chain.toml --out tried.archive[/]
+    """
+    if source is None:
+        if run is None or chain or out or as_json:
+            raise UsageError("give --run ADDRESS, or --from ARCHIVE and --out DIR; --chain and --json go with --from")
+        workers.find(workers.CURATE)(run, policy, slot)
+        return
+    if run or slot or out is None:
+        raise UsageError("--from ARCHIVE needs --out DIR, and neither --run nor --slot: no run is asked")
+    log_quietly()
+    done = workers.find(workers.CURATE_OFFLINE)(source, policy, chain, out)
+    answer(done, workers.SHOW_CURATED, as_json=as_json)

@@ -1,0 +1,390 @@
+"""A run into an archive and back, on a real broker and store: each record once, and the same curated bytes each way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from confluent_kafka import TopicPartition
+from made_records import played, say, tasks
+from made_run import make_run, tiny_recipe
+
+from consumers.archiver import archive
+from consumers.audit.report import report
+from consumers.curator import curator
+from consumers.offline_curator import curate_offline
+from consumers.replayer import replay
+from infra.archive.manifest import ArchiveCorrupt
+from infra.archive.reading import Archive
+from infra.errors import UsageError
+from infra.kafka import Message, Outgoing, kafka_errors, open_admin
+from infra.object_store import ObjectStore
+from infra.run import Run
+from infra.run_loop import run_loop
+from infra.stopwatch import Stopwatch
+from infra.topic_reader import read_all
+from infra.transactions import TransactionalWriter
+from schemas import codec
+from schemas.headers import Stamp
+from schemas.records import TrajectoryGroup, WeightsPublished
+
+GROUPS = 60
+LARGE, LOST = 61, 62
+"""Numbers of a group behind a claim check, and of one whose object is not in the store."""
+
+
+@pytest.fixture
+def run(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
+    # A store that the recipe names: a replay into another cluster finds it.
+    where = {"endpoint": store.address.endpoint, "bucket": store.address.bucket, "cache_gib": 0}
+    return make_run(bootstrap, store, tiny_recipe(run_name, store=where))
+
+
+@pytest.fixture
+def keys(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_S3_ACCESS_KEY", store.address.access_key)
+    monkeypatch.setenv("HEADRACE_S3_SECRET_KEY", store.address.secret_key)
+
+
+def behind_claims(run: Run) -> list[Outgoing]:
+    [whole, lost] = played(run, [LARGE, LOST])
+    claim = run.put(whole.value, "groups")
+    held = TrajectoryGroup(run.run_id, "sums", LARGE, policy="solver", claim=claim)
+    gone = replace(held, number=LOST, claim=replace(claim, key=f"{claim.key}0"))
+    return [replace(whole, value=codec.encode(held)), replace(lost, value=codec.encode(gone))]
+
+
+def roll_out(run: Run, numbers: range) -> None:
+    """What workers leave: groups, one of them twice, an aborted one, and bytes that are no group."""
+    say(run, *tasks(run, numbers), *played(run, numbers), *played(run, [numbers[0]], attempt=1))
+    stamp = Stamp(run.run_id, "sums", numbers[-1] + 1000, policy="solver")
+    junk = Outgoing(run.topics.trajectories("solver"), b"junk", stamp.key, stamp.to_headers(), (numbers[-1] + 1000) % 4)
+    with closing(TransactionalWriter(run.connection, f"{run.address.run}.test")) as writer:
+        writer.begin()
+        writer.produce(played(run, [5000]))
+        writer.flush()
+        writer.abort()
+        writer.begin()
+        writer.produce([junk])
+        writer.commit()
+
+
+@contextmanager
+def curating(run: Run) -> Iterator[None]:
+    stop = threading.Event()
+    writer = TransactionalWriter(run.connection, f"{run.topics.curate_group('solver')}.0")
+    with closing(writer), closing(curator(run, "solver")) as consumer:
+        loop = threading.Thread(target=run_loop, args=(consumer, writer, stop, Stopwatch()))
+        loop.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            loop.join(30)
+
+
+def curate_live(run: Run) -> dict[str, Any]:
+    """Curate all that there is; return what the audit says of it."""
+    wanted = sum(1 for m in read_all(run.connection, [run.topics.trajectories("solver")])) - 1  # one came twice
+    end = time.monotonic() + 120
+    with curating(run):
+        while concluded(run) < wanted:
+            assert time.monotonic() < end, "not all is curated in time"
+            time.sleep(0.2)
+    found: dict[str, Any] = report(run, use_store=False)["curated"]["solver"]
+    return found
+
+
+def concluded(run: Run) -> int:
+    return sum(1 for _ in read_all(run.connection, [run.topics.outcomes("solver"), run.topics.dead_letters]))
+
+
+def there(run: Run, *topics: str) -> dict[tuple[str, int], list[Message]]:
+    found: dict[tuple[str, int], list[Message]] = {}
+    for message in read_all(run.connection, topics):
+        found.setdefault((message.topic, message.partition), []).append(message)
+    return found
+
+
+def archived(root: Path, *topics: str) -> dict[tuple[str, int], list[Message]]:
+    found = Archive(root)
+    read = {place: list(found.messages(place)) for topic in topics for place in found.places(topic)}
+    return {place: messages for place, messages in read.items() if messages}
+
+
+def without_offsets(found: dict[tuple[str, int], list[Message]]) -> dict[tuple[str, int], list[Message]]:
+    return {place: [replace(one, offset=0) for one in messages] for place, messages in found.items()}
+
+
+def delete_topics(run: Run) -> None:
+    """As good as another cluster: what is replayed meets none of the run's topics."""
+    admin = open_admin(run.connection)
+    names = [name for name in admin.list_topics(timeout=10).topics if name.startswith(f"{run.address.run}.")]
+    for name, future in admin.delete_topics(names).items():
+        with kafka_errors(f"deleting topic {name}"):
+            future.result()
+    end = time.monotonic() + 30
+    while set(names) & admin.list_topics(timeout=10).topics.keys():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_live_archived_and_replayed_runs_give_the_same_curated_bytes(run: Run, keys: None, tmp_path: Path) -> None:
+    roll_out(run, range(GROUPS))
+    say(run, *behind_claims(run))
+    live = curate_live(run)
+    assert live["n"] > 20
+
+    done = archive(run, tmp_path / "a")
+    offline = curate_offline(tmp_path / "a", None, None, tmp_path / "curated")
+
+    assert (offline["kept"], offline["again"], offline["sha256"]) == (live["n"], live["again"], live["sha256"])
+    assert offline["read"] == GROUPS + 4
+    assert offline["repeated"] == 1
+    assert offline["dead"] == {"missing_object": 1, "undecodable": 1}
+    assert offline["kept"] + sum(offline["dropped"].values()) + 3 == offline["read"]
+    assert done["objects"]["count"] == 1
+    assert len(done["objects"]["missing"]) == 1
+
+    by_partition = there(run, run.topics.curated("solver"))
+    values = [one.value for _, messages in sorted(by_partition.items()) for one in messages]
+    assert hashlib.sha256(b"".join(values)).hexdigest() == live["sha256"]
+    curated = archived(tmp_path / "curated", run.topics.curated("solver"))
+    for place, messages in by_partition.items():
+        assert [(m.key, m.value, m.headers) for m in curated[place]] == [(m.key, m.value, m.headers) for m in messages]
+    assert Archive(tmp_path / "curated").manifest.objects == Archive(tmp_path / "a").manifest.objects
+
+    delete_topics(run)
+    replay(tmp_path / "a", str(run.address), None, ["trajectories.solver"])
+    assert curate_live(run) == live
+
+
+def test_another_chain_gives_what_it_would_have_given(run: Run, tmp_path: Path) -> None:
+    roll_out(run, range(GROUPS))
+    archive(run, tmp_path / "a")
+    chain = tmp_path / "chain.toml"
+    chain.write_text('[[curate.chain]]\nuse = "validate"\n')
+
+    own = curate_offline(tmp_path / "a", "solver", None, tmp_path / "own")
+    other = curate_offline(tmp_path / "a", "solver", chain, tmp_path / "other")
+
+    assert own["dropped"] == {"zero_variance": GROUPS / 3}
+    assert (other["kept"], other["dropped"]) == (GROUPS, {})
+    assert own["sha256"] != other["sha256"]
+    for text in ('[[curate.chain]]\nuse = "no_such"\n', "[trainer]\nsteps = 3\n", '[curate]\nchain = "validate"\n'):
+        chain.write_text(text)
+        with pytest.raises(UsageError, match=r"no_such|chain\.toml"):
+            curate_offline(tmp_path / "a", "solver", chain, tmp_path / "refused")
+    with pytest.raises(UsageError, match="is there already"):
+        curate_offline(tmp_path / "a", None, None, tmp_path / "own")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "chain.toml", "other", "own"]
+
+
+def test_an_archive_holds_every_committed_record_as_it_stands(run: Run, tmp_path: Path) -> None:
+    roll_out(run, range(GROUPS))
+    say(run, Outgoing(run.topics.trajectories("solver"), b"", b"tombstone", partition=1, is_null=True))
+
+    done = archive(run, tmp_path)
+
+    names = [run.topics.trajectories("solver"), run.topics.tasks("sums"), run.topics.recipe]
+    assert archived(tmp_path, *names) == there(run, *names)
+    assert done["raw"] == 1
+    assert done["topics"]["trajectories.solver"]["records"] == GROUPS + 3
+    for path in (tmp_path / "topics" / names[0]).rglob("*.avro"):
+        with path.open("rb") as file:
+            for row in fastavro.reader(file):
+                assert isinstance(row, dict)
+                if isinstance(row["value"], dict):
+                    assert row["value"]["number"] == int(row["key"].decode().partition(":")[2])
+
+
+def test_a_second_time_adds_what_is_new_and_a_third_nothing(run: Run, tmp_path: Path) -> None:
+    roll_out(run, range(GROUPS))
+    archive(run, tmp_path)
+    roll_out(run, range(GROUPS, 2 * GROUPS))
+
+    second = archive(run, tmp_path)
+    manifest = (tmp_path / "manifest.json").read_bytes()
+    third = archive(run, tmp_path)
+
+    names = [run.topics.trajectories("solver"), run.topics.tasks("sums")]
+    assert archived(tmp_path, *names) == there(run, *names)
+    assert second["topics"]["trajectories.solver"]["new_records"] == GROUPS + 2
+    assert {topic["new_records"] for topic in third["topics"].values()} == {0}
+    assert (tmp_path / "manifest.json").read_bytes() == manifest
+
+
+def test_weights_are_copied_with_the_records_that_name_them_when_the_archive_began_so(
+    run: Run, store: ObjectStore, tmp_path: Path
+) -> None:
+    weights = run.put(b"weights", "weights")
+    event = WeightsPublished(run_id=run.run_id, policy="solver", version=0, weights=weights)
+    say(run, Outgoing(run.topics.weights("solver"), codec.encode(event), partition=0))
+
+    plain, whole = archive(run, tmp_path / "plain"), archive(run, tmp_path / "whole", with_weights=True)
+
+    assert (plain["objects"]["count"], whole["objects"]["count"]) == (0, 1)
+    assert ("state" in plain["topics"], "state" in whole["topics"]) == (False, True)
+    assert Archive(tmp_path / "whole").fetch(weights) == b"weights"
+    with pytest.raises(UsageError, match="begun without weights"):
+        archive(run, tmp_path / "plain", with_weights=True)
+    more = run.put(b"more", "weights")
+    say(run, Outgoing(run.topics.weights("solver"), codec.encode(replace(event, weights=more)), partition=0))
+    assert archive(run, tmp_path / "whole")["objects"]["new"] == 1
+
+
+def test_what_was_deleted_before_it_was_archived_is_told(run: Run, tmp_path: Path) -> None:
+    roll_out(run, range(GROUPS))
+    admin = open_admin(run.connection)
+    cut = admin.delete_records([TopicPartition(run.topics.tasks("sums"), 2, 4)])
+    for future in cut.values():
+        future.result()
+
+    done = archive(run, tmp_path)
+
+    assert done["gone"] == [{"topic": "tasks.sums", "partition": 2, "begin": 0, "end": 4}]
+    assert archive(run, tmp_path)["gone"] == []
+
+
+def test_a_topic_that_is_not_there_and_one_that_was_made_anew_are_refused(run: Run, keys: None, tmp_path: Path) -> None:
+    roll_out(run, range(GROUPS))
+    with pytest.raises(UsageError, match=r"no topic .*\.trajectories\.other; of .*trajectories\.solver"):
+        archive(run, tmp_path / "a", ["trajectories.other"])
+    archive(run, tmp_path / "a")
+    archive(run, tmp_path / "other", ["recipe"])
+    before = archived(tmp_path / "a", run.topics.trajectories("solver"))
+    delete_topics(run)
+    replay(tmp_path / "other", str(run.address), None)
+
+    roll_out(run, range(2 * GROUPS))  # beyond what was archived
+
+    with pytest.raises(UsageError, match="is not the topic that the archive"):
+        archive(run, tmp_path / "a")
+    assert archived(tmp_path / "a", run.topics.trajectories("solver")) == before
+
+
+# --------------------------------------------------------------------------------------------------------------- replay
+
+
+def test_a_replay_brings_back_every_record_and_object(run: Run, store: ObjectStore, keys: None, tmp_path: Path) -> None:
+    roll_out(run, range(GROUPS))
+    held, _ = behind_claims(run)
+    say(run, held, Outgoing(run.topics.trajectories("solver"), b"", b"tombstone", partition=1, is_null=True))
+    claim = codec.decode(held.value, TrajectoryGroup).claim
+    assert claim is not None
+    archive(run, tmp_path)
+    names = [run.topics.trajectories("solver"), run.topics.tasks("sums"), run.topics.recipe]
+    before = there(run, *names)
+    delete_topics(run)
+    store.delete(claim.key)
+
+    done = replay(tmp_path, str(run.address), None)
+
+    assert without_offsets(there(run, *names)) == without_offsets(before)
+    assert done["objects"] == 1
+    assert store.get(claim.key, claim.sha256, claim.size_bytes)
+    again = replay(tmp_path, str(run.address), None)
+    assert {one["new_records"] for one in again["topics"].values()} == {0}
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from consumers import replayer
+replayer.MOST_RECORDS = 10
+replayer.replay(Path(sys.argv[1]), sys.argv[2], None)
+"""
+
+
+@pytest.mark.parametrize("point", ["replay.produced", "replay.committing 3", "replay.committed 2"])
+def test_a_killed_replay_goes_on_where_it_stopped(run: Run, keys: None, tmp_path: Path, point: str) -> None:
+    roll_out(run, range(GROUPS))
+    archive(run, tmp_path / "a")
+    names = [run.topics.trajectories("solver"), run.topics.tasks("sums"), run.topics.recipe]
+    before = there(run, *names)
+    delete_topics(run)
+    (tmp_path / "points").mkdir()
+    name, _, count = point.partition(" ")
+    (tmp_path / "points" / name).write_text(f"kill {count}")
+    environment = {**os.environ, "HEADRACE_FAILPOINTS": str(tmp_path / "points")}
+
+    killed = [sys.executable, "-c", KILLED, str(tmp_path / "a"), str(run.address)]
+    assert subprocess.run(killed, env=environment, check=False, timeout=120).returncode == -signal.SIGKILL
+    replay(tmp_path / "a", str(run.address), None)
+
+    assert without_offsets(there(run, *names)) == without_offsets(before)
+
+
+def test_a_replay_refuses_topics_that_hold_anything_else(run: Run, keys: None, tmp_path: Path) -> None:
+    roll_out(run, range(GROUPS))
+    archive(run, tmp_path, ["trajectories.solver"])
+    delete_topics(run)
+    replay(tmp_path, str(run.address), None)
+    say(run, *played(run, [3]))
+
+    with pytest.raises(UsageError, match="another record than the archive"):
+        replay(tmp_path, str(run.address), None)
+    with pytest.raises(UsageError, match=f"the archive is of run {run.address.run}"):
+        replay(tmp_path, "kafka://127.0.0.1:1/other", None)
+    with pytest.raises(UsageError, match="holds no topic"):
+        replay(tmp_path, str(run.address), None, ["tasks.sums"])
+
+
+def test_a_damaged_file_ends_curating_and_replaying_and_nothing_is_taken_for_whole(
+    run: Run, keys: None, tmp_path: Path
+) -> None:
+    roll_out(run, range(GROUPS))
+    archive(run, tmp_path / "a")
+    path = min((tmp_path / "a" / "topics" / run.topics.trajectories("solver") / "2").iterdir())
+    data = path.read_bytes()
+    path.write_bytes(data[:-40] + bytes([data[-40] ^ 4]) + data[-39:])
+    delete_topics(run)
+
+    with pytest.raises(ArchiveCorrupt, match=path.name):
+        curate_offline(tmp_path / "a", None, None, tmp_path / "out")
+    with pytest.raises(ArchiveCorrupt, match=path.name):
+        replay(tmp_path / "a", str(run.address), None)
+
+    assert not (tmp_path / "out").exists()
+    assert not there(run, run.topics.recipe), "the recipe comes last: nobody joins half a run"
+
+
+# --------------------------------------------------------------------------------------------------------- command line
+
+
+def headrace(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "infra.cli", *map(str, words)]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_the_commands_answer_people_and_programs(run: Run, tmp_path: Path) -> None:
+    roll_out(run, range(GROUPS))
+
+    done = headrace("archive", "--run", str(run.address), "--out", tmp_path / "a", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["topics"]["trajectories.solver"]["new_records"] == GROUPS + 2
+    done = headrace("archive", "--run", str(run.address), "--out", tmp_path / "a")
+    assert "trajectories.solver" in done.stdout
+    done = headrace("curate", "--from", tmp_path / "a", "--out", tmp_path / "c", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout).keys() >= {"read", "kept", "dropped", "again", "sha256"}
+    done = headrace("replay", tmp_path / "a", "--data", tmp_path / "again")
+    assert done.returncode == 0, done.stderr
+    assert "trajectories.solver" in done.stdout
+    done = headrace("audit", "--data", tmp_path / "again", "--no-store", "--json")
+    assert json.loads(done.stdout)["groups"]
+    done = headrace("replay", tmp_path / "none", "--data", tmp_path / "more")
+    assert (done.returncode, "is no archive" in done.stderr) == (2, True)

@@ -1,0 +1,456 @@
+"""Archives without a broker: what a file holds, who reads it, what a killed writer leaves, what a changed byte does."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import fastavro
+import numpy as np
+import pytest
+
+from infra.archive import writing
+from infra.archive.manifest import ArchiveCorrupt, read_manifest
+from infra.archive.reading import Archive
+from infra.archive.writing import ArchiveBusy, ArchiveWriter
+from infra.errors import UsageError
+from infra.kafka import Message
+from infra.object_store import ObjectCorrupt, ObjectMissing
+from schemas import codec
+from schemas.avro import Plain
+from schemas.headers import Stamp
+from schemas.records import ClaimCheck, Sampling, Sequence, Snapshot, Span, Task, Trajectory, TrajectoryGroup
+
+TOPIC = "t.trajectories.solver"
+PLACE = (TOPIC, 0)
+OBJECT = b"what lies behind a claim check"
+CLAIM = ClaimCheck("main", "run-1/groups/" + hashlib.sha256(OBJECT).hexdigest(), hashlib.sha256(OBJECT).hexdigest(), 30)
+
+
+def group(number: int, claim: ClaimCheck | None = None) -> TrajectoryGroup:
+    sequence = Sequence(
+        ids=np.arange(40, dtype=np.int32) + number,
+        logprobs=np.linspace(-1, 0, 40, dtype=np.float32),
+        version_runs=np.array([-1, 2, 3, 38], np.int32),
+        spans=(Span("prompt", 2), Span("generated", 38, finish_reason="stop", sampling=Sampling())),
+    )
+    members = tuple(Trajectory(f"sums:{number}:{i}", float(i), {"exact": 0.5}, (sequence,)) for i in range(2))
+    return TrajectoryGroup("run-1", "sums", number, policy="solver", trajectories=members, claim=claim)
+
+
+def message(offset: int, value: bytes | None = None, **more: object) -> Message:
+    stamp = Stamp("run-1", "sums", offset, policy="solver")
+    made = Message(TOPIC, 0, offset, stamp.key, value or codec.encode(group(offset)), stamp.to_headers(), 1000 + offset)
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def claims_of_group(name: str, fields: Plain) -> list[ClaimCheck]:
+    return [ClaimCheck(**fields["claim"])] if fields.get("claim") else []
+
+
+def fetch(claim: ClaimCheck, path: Path) -> None:
+    if claim.key != CLAIM.key:
+        raise ObjectMissing("there is none")
+    path.write_bytes(OBJECT)
+
+
+def writer(root: Path, run_id: str = "run-1") -> ArchiveWriter:
+    made = ArchiveWriter(root, "t", run_id, fetch, claims_of_group)
+    made.add_topic(TOPIC, 2, {"retention.ms": "-1"})
+    return made
+
+
+def archive(root: Path, messages: list[Message], end: int | None = None) -> Archive:
+    with writer(root) as made:
+        for one in messages:
+            if one.offset >= made.next_offset((one.topic, one.partition)):
+                made.write(one)
+        made.save({} if end is None else {PLACE: end})
+    return Archive(root)
+
+
+def files_of(root: Path) -> list[Path]:
+    return sorted((root / "topics").rglob("*.avro"))
+
+
+ODD = {
+    "no message at all": b"not Avro",
+    "empty": b"",
+    "a schema nobody knows": codec.MAGIC + b"12345678" + b"body",
+    "cut short": codec.encode(group(1))[:-3],
+    "with bytes behind it": codec.encode(group(1)) + b"more",
+}
+
+
+def odd_messages() -> list[Message]:
+    made = [message(offset, value) for offset, value in enumerate(ODD.values(), 10)]
+    made[1] = replace(made[1], value=b"")
+    return [*made, message(20, value=b"", is_null=True), message(21, key=b"", headers=[]), message(22, timestamp_ms=0)]
+
+
+def test_every_message_comes_back_as_it_was(tmp_path: Path) -> None:
+    there = [*(message(offset) for offset in range(5)), *odd_messages()]
+    there[-3] = replace(there[-3], value=b"")
+
+    found = archive(tmp_path, there)
+
+    assert list(found.messages(PLACE)) == there
+    assert list(found.messages((TOPIC, 1))) == []
+
+
+def test_a_body_that_a_writer_could_have_encoded_otherwise_keeps_its_bytes(tmp_path: Path) -> None:
+    """Avro lets an array be cut into blocks as one likes: here one block of two becomes a block with its size."""
+    task = Task(run_id="run-1", stream="sums", number=3)
+    plain = codec.encode(task)
+    # A long may be padded with zero groups: 3 is 06, and as well 86 00.
+    at = plain.index(b"\x08sums\x06") + 5
+    padded = plain[:at] + b"\x86\x00" + plain[at + 1 :]
+    assert codec.decode(padded, Task) == task
+
+    [found] = archive(tmp_path, [message(0, padded)]).messages(PLACE)
+
+    assert found.value == padded
+    [file] = files_of(tmp_path)
+    with file.open("rb") as stream:
+        [row] = fastavro.reader(stream)
+    assert row["value"]["number"] == 3  # type: ignore[call-overload,index]
+
+
+def test_any_avro_tool_reads_the_fields(tmp_path: Path) -> None:
+    archive(tmp_path, [message(offset) for offset in range(5)])
+
+    [file] = files_of(tmp_path)
+    with file.open("rb") as stream:
+        reader = fastavro.reader(stream)
+        rows = list(reader)
+    assert reader.metadata["avro.codec"] == "zstandard"
+    assert reader.metadata["headrace.topic"] == TOPIC
+    for offset, row in enumerate(rows):
+        assert isinstance(row, dict)
+        there = message(offset)
+        assert (row["offset"], row["timestamp_ms"], row["key"]) == (offset, there.timestamp_ms, there.key)
+        assert [(one["name"], one["value"]) for one in row["headers"]] == there.headers
+        assert row["value"] == codec.decode_plain(there.value, TrajectoryGroup)
+        assert row["length"] == len(there.value)
+
+
+def test_a_value_in_another_schema_begins_a_file(tmp_path: Path) -> None:
+    values = [codec.encode(group(0)), codec.encode(Snapshot(component="feed")), codec.encode(group(2))]
+
+    found = archive(tmp_path, [message(offset, value) for offset, value in enumerate(values)])
+
+    listed = found.manifest.topics[TOPIC].partitions[0].files
+    assert [file.schema_name for file in listed] == ["TrajectoryGroup", "Snapshot", "TrajectoryGroup"]
+    assert [one.value for one in found.messages(PLACE)] == values
+
+
+def test_a_file_brings_the_schema_that_its_values_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = json.loads(codec.schema_texts()["Task"])
+    newer["fields"].append({"name": "colour", "type": "string", "default": ""})
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, newer, {**_plain_task(), "colour": "red"})
+    value = codec.MAGIC + codec.fingerprint_of(newer) + body.getvalue()
+    codec.learn({"Task": json.dumps(newer)})
+    found = archive(tmp_path, [message(0, value)])
+    codec._past().pop(codec.fingerprint_of(newer))
+
+    [there] = found.messages(PLACE)
+
+    assert codec.decode(there.value, Task).number == 7
+
+
+def _plain_task() -> Plain:
+    return codec.decode_plain(codec.encode(Task(number=7)), Task)
+
+
+def test_a_second_time_adds_only_what_is_new(tmp_path: Path) -> None:
+    first = [message(offset) for offset in range(5)]
+    archive(tmp_path, first, end=7)
+    before = {file: file.read_bytes() for file in files_of(tmp_path)}
+    with writer(tmp_path) as made:
+        assert made.next_offset(PLACE) == 7
+
+    found = archive(tmp_path, [message(9)], end=10)
+
+    assert [one.offset for one in found.messages(PLACE)] == [0, 1, 2, 3, 4, 9]
+    assert {file: file.read_bytes() for file in before} == before
+    assert archive(tmp_path, []).manifest == found.manifest
+
+
+def test_the_same_records_make_the_same_files(tmp_path: Path) -> None:
+    there = [message(offset) for offset in range(5)]
+
+    one, other = (archive(tmp_path / name, there).manifest for name in ("one", "other"))
+
+    assert one == other
+
+
+def test_a_file_is_cut_when_it_is_large_and_then_belongs_to_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "FILE_BYTES", 12_000)
+    with writer(tmp_path) as made:
+        for offset in range(41):
+            made.write(message(offset))
+        whole = [one.offset for one in Archive(tmp_path).messages(PLACE)]
+
+    assert len(files_of(tmp_path)) > 3
+    assert whole == list(range(whole[-1] + 1)), "without a last save nothing of the last file"
+    assert 20 < len(whole) < 41
+
+
+def test_files_are_cut_when_the_manifest_was_not_written_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "SAVE_EVERY_S", -1.0)
+    with writer(tmp_path) as made:
+        for offset in range(3):
+            made.write(message(offset))
+
+        assert [one.offset for one in Archive(tmp_path).messages(PLACE)] == [0, 1, 2]
+
+
+# ---------------------------------------------------------------------------------------------------------------- kills
+
+KILLED = """
+import sys
+from pathlib import Path
+from infra.archive import writing
+import test_archive
+writing.FILE_BYTES = 12_000
+test_archive.archive(Path(sys.argv[1]), test_archive.many())
+"""
+
+
+def many() -> list[Message]:
+    """Both partitions in turn, some behind a claim check, some in another schema."""
+    made = []
+    for offset, partition in itertools.product(range(30), range(2)):
+        value = codec.encode(group(offset, CLAIM if offset == 4 else None))
+        if offset % 11 == 10:
+            value = codec.encode(Snapshot(component="feed", partition=offset))
+        made.append(message(offset, value, partition=partition))
+    return made
+
+
+def assert_completed(root: Path) -> None:
+    found = archive(root, many())
+    for partition in range(2):
+        wanted = [one for one in many() if one.partition == partition]
+        assert list(found.messages((TOPIC, partition))) == wanted
+    assert found.fetch(CLAIM) == OBJECT
+    listed = {file.name for topic in found.manifest.topics.values() for one in topic.partitions for file in one.files}
+    assert {str(file.relative_to(root)) for file in (root / "topics").rglob("*") if file.is_file()} == listed
+
+
+@pytest.mark.parametrize(("point", "count"), [("object", 1), ("written", 7), ("cut", 3), ("saved", 2)])
+def test_a_killed_writer_leaves_what_the_next_one_completes(tmp_path: Path, point: str, count: int) -> None:
+    points, root = tmp_path / "points", tmp_path / "archive"
+    points.mkdir()
+    (points / f"archive.{point}").write_text(f"kill {count}")
+    path = f"{Path.cwd()}:{Path(__file__).parent}"
+    environment = {**os.environ, "HEADRACE_FAILPOINTS": str(points), "PYTHONPATH": path}
+
+    done = subprocess.run([sys.executable, "-c", KILLED, root], env=environment, capture_output=True, check=False)
+
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert_completed(root)
+
+
+def test_a_file_that_a_killed_writer_had_not_listed_is_removed_by_the_next(tmp_path: Path) -> None:
+    made = writer(tmp_path)
+    made.write(message(0))
+    made._cut(PLACE)
+    os.close(made._lock)
+    assert len(files_of(tmp_path)) == 1
+
+    found = archive(tmp_path, [message(0), message(1)])
+
+    [listed] = found.manifest.topics[TOPIC].partitions[0].files
+    assert [str(path.relative_to(tmp_path)) for path in files_of(tmp_path)] == [listed.name]
+
+
+class Broken(BaseException):
+    """The process ends here."""
+
+
+def test_at_whatever_moment_a_writer_ends_the_next_one_completes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "FILE_BYTES", 12_000)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    for last in range(1, 90, 9):
+        moments = iter(range(last))
+
+        def reach(_: str, moments: Iterator[int] = moments) -> None:
+            if next(moments, None) is None:
+                raise Broken
+
+        root, made = tmp_path / str(last), writer(tmp_path / str(last))
+        with monkeypatch.context() as patch, suppress(Broken):
+            patch.setattr(writing, "reach", reach)
+            for one in many():
+                made.write(one)
+            made.save()
+        os.close(made._lock)  # all that a process's end does
+        for held in made._open.values():
+            held._out.file.close()
+        assert_completed(root)
+
+
+# -------------------------------------------------------------------------------------------------------------- damage
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    archive(tmp_path, [message(offset, codec.encode(group(offset, CLAIM))) for offset in range(20)])
+    return tmp_path
+
+
+def flips(size: int) -> Iterator[int]:
+    yield from (0, 5, size // 3, size // 2, size - 1)
+
+
+def test_a_changed_byte_is_told_with_the_file_and_nothing_of_it_is_handed_out(whole: Path) -> None:
+    [file] = files_of(whole)
+    data = file.read_bytes()
+    for at in flips(len(data)):
+        file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        found = []
+        with pytest.raises(ArchiveCorrupt, match=file.name):
+            found += [Archive(whole).messages(PLACE).__next__()]
+        assert not found
+
+
+@pytest.mark.parametrize("act", [lambda f: f.unlink(), lambda f: f.write_bytes(f.read_bytes()[:-1])])
+def test_a_file_that_is_gone_or_cut_is_told_by_reader_and_writer(whole: Path, act: Callable[[Path], object]) -> None:
+    [file] = files_of(whole)
+    act(file)
+
+    with pytest.raises(ArchiveCorrupt, match=file.name):
+        list(Archive(whole).messages(PLACE))
+    with pytest.raises(ArchiveCorrupt, match=file.name):
+        writer(whole)
+
+
+def test_a_changed_manifest_is_told(whole: Path) -> None:
+    path = whole / "manifest.json"
+    text = path.read_text()
+    for old, new in (
+        ('"next_offset": 20', '"next_offset": 21'),
+        ('"records": 20', '"records": 19'),
+        ('"sha256"', '"x"'),
+    ):
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(ArchiveCorrupt, match=r"manifest\.json"):
+            read_manifest(whole)
+
+
+def test_a_file_that_lacks_records_is_told_even_when_its_hash_is_right(whole: Path) -> None:
+    manifest = read_manifest(whole)
+    manifest.topics[TOPIC].partitions[0].files[0].records += 1
+    manifest.write(whole)
+
+    with pytest.raises(ArchiveCorrupt, match="has 20 records"):
+        list(Archive(whole).messages(PLACE))
+
+
+def test_an_object_that_changed_is_told_and_is_no_missing_one(whole: Path) -> None:
+    path = whole / "objects" / CLAIM.key
+    path.write_bytes(OBJECT[:-1] + b"!")
+    found = Archive(whole)
+
+    with pytest.raises(ArchiveCorrupt, match=CLAIM.sha256):
+        found.fetch(CLAIM)
+    with pytest.raises(ObjectMissing):
+        found.fetch(replace(CLAIM, key="run-1/groups/other"))
+    with pytest.raises(ObjectCorrupt):
+        found.fetch(replace(CLAIM, sha256="0" * 64))
+
+
+# ------------------------------------------------------------------------------------------------------------- objects
+
+
+@pytest.mark.parametrize("key", ["run-1/groups/none", "../../etc/passwd", "/etc/passwd", "run-1/../../x"])
+def test_an_object_that_cannot_be_had_is_noted_and_nothing_is_written_elsewhere(tmp_path: Path, key: str) -> None:
+    there = message(0, codec.encode(group(0, replace(CLAIM, key=key))))
+
+    found = archive(tmp_path / "a" / "b", [there])
+
+    assert list(found.messages(PLACE)) == [there]
+    assert list(found.manifest.missing) == [key]
+    [file] = files_of(tmp_path / "a" / "b")
+    everything = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert everything == {"archive.lock", "manifest.json", file.name}
+
+
+def test_a_missing_object_is_looked_for_again(tmp_path: Path) -> None:
+    def away(claim: ClaimCheck, path: Path) -> None:
+        raise ObjectMissing("not now")
+
+    with ArchiveWriter(tmp_path, "t", "run-1", away, claims_of_group) as made:
+        made.add_topic(TOPIC, 1, {})
+        made.write(message(0, codec.encode(group(0, CLAIM))))
+        made.save()
+    assert Archive(tmp_path).manifest.missing
+
+    with ArchiveWriter(tmp_path, "t", "run-1", fetch, claims_of_group) as made:
+        made.look_again()
+        made.save()
+
+    assert Archive(tmp_path).fetch(CLAIM) == OBJECT
+    assert not Archive(tmp_path).manifest.missing
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_an_archive_of_another_run_is_left_alone(whole: Path) -> None:
+    before = (whole / "manifest.json").read_bytes()
+
+    with pytest.raises(UsageError, match=r"id run-1.*id run-2"):
+        writer(whole, "run-2")
+
+    assert (whole / "manifest.json").read_bytes() == before
+
+
+def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+
+    with pytest.raises(UsageError, match=r"thesis\.tex"):
+        writer(tmp_path)
+    with pytest.raises(UsageError, match=r"no archive"):
+        Archive(tmp_path)
+
+
+def test_what_lies_beside_the_files_stays(whole: Path) -> None:
+    note = files_of(whole)[0].with_name("notes.txt")
+    note.write_text("mine")
+
+    archive(whole, [message(20)])
+
+    assert note.read_text() == "mine"
+
+
+def test_only_one_writes_at_a_time(whole: Path) -> None:
+    with writer(whole), pytest.raises(ArchiveBusy):
+        writer(whole)
+    writer(whole).__exit__(None, None, None)
+
+
+def test_a_topic_of_other_partitions_or_another_id_is_another_topic(whole: Path) -> None:
+    with writer(whole) as made, pytest.raises(UsageError, match=r"with 3 partitions .* has 2 "):
+        made.add_topic(TOPIC, 3, {})
+    with writer(whole) as made, pytest.raises(UsageError, match="it was made anew"):
+        made.add_topic(TOPIC, 2, {}, "another id")
