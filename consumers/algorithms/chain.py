@@ -115,20 +115,28 @@ def load_chain(uses: Sequence[tuple[str, Mapping[str, Any]]], seed: int = 1) -> 
 def _load(number: int, use: str, settings: Mapping[str, Any], seed: int) -> Algorithm:
     where = f"algorithm {number} of the chain, {use}"
     build = _found(where, use)
-    takes = inspect.signature(build).parameters
+    try:
+        signature = inspect.signature(build)
+    except ValueError as error:
+        raise UnknownAlgorithm(f"{where}: {error}") from error
+    takes = signature.parameters
     if "seed" in takes:
         settings = {"seed": seed, **settings}
     try:
-        bound = inspect.signature(build).bind(**settings)
+        bound = signature.bind(**settings)
     except TypeError as error:
         raise UnknownAlgorithm(f"{where}: {error}; it takes {', '.join(takes) or 'no settings'}") from error
     for name, kind in _plain_kinds(build).items():
         if name in settings and not _fits(settings[name], kind):
             raise UnknownAlgorithm(f"{where}: {name} takes {kind.__name__}, got {settings[name]!r}")
     try:
-        return cast("Algorithm", build(*bound.args, **bound.kwargs))
+        algorithm = build(*bound.args, **bound.kwargs)
     except (TypeError, ValueError) as error:
         raise UnknownAlgorithm(f"{where}: {error}") from error
+    lacking = [name for name in ("process", "snapshot", "restore") if not callable(getattr(algorithm, name, None))]
+    if lacking:
+        raise UnknownAlgorithm(f"{where}: it has no {' and no '.join(lacking)}; see docs/data-algorithms.md")
+    return cast("Algorithm", algorithm)
 
 
 def _plain_kinds(build: Any) -> dict[str, type]:
@@ -151,8 +159,11 @@ def _found(where: str, use: str) -> Any:
         nearest = difflib.get_close_matches(use, ALGORITHMS, n=len(ALGORITHMS), cutoff=0.0)
         raise UnknownAlgorithm(f"{where}: take one of {', '.join(nearest)}, or your own as `package.module:Name`")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except ImportError as error:
         raise UnknownAlgorithm(f"{where}: importing {module} failed ({error})") from error
     except AttributeError as error:
         raise UnknownAlgorithm(f"{where}: module {module} has no {attribute!r}") from error
+    if not callable(found):
+        raise UnknownAlgorithm(f"{where}: it is no class but {found!r}")
+    return found

@@ -14,8 +14,8 @@ ROUNDING = 1e-12
 class Pods(Subset):
     """Keep the m trajectories of the largest variance of shaped rewards (PODS, arXiv 2504.13818), in O(n log n).
 
-    These are the k largest and the m - k smallest for some k of 0..m. Of equal rewards the smaller id is taken at both
-    ends; of two k of equal variance, that of the smaller sorted ids.
+    These are the k largest and the m - k smallest for some k of 0..m, where 0 and m win only if rewards are equal. Of
+    equal rewards the smaller id is taken at both ends; of two k of equal variance, that of the smaller sorted ids.
     """
 
     def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from consumers.algorithms.contract import Candidate, Keep, Result, Stateless
-from consumers.algorithms.ranges import above, finite
+from consumers.algorithms.ranges import at_least, finite
 
 
 class ScaleRewards(Stateless):
-    """Make of every reward r: clip((r + bias) * scale, -clip, clip); `clip = inf` clips nothing.
+    """Make of every reward r: clip((r + bias) * scale, -clip, clip); `clip = 0` clips nothing.
 
     Source: AstraFlow's and AReaL's reward settings.
     """
 
     def __init__(self, bias: float = 0.0, scale: float = 1.0, clip: float = 20.0) -> None:
-        finite(bias=bias, scale=scale)
-        above(0, clip=clip)
+        finite(bias=bias, scale=scale, clip=clip)
+        at_least(0, clip=clip)
         self._bias = bias
         self._scale = scale
-        self._clip = clip
+        self._clip = clip or math.inf
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
         """Shape the rewards of all members."""

@@ -8,7 +8,9 @@ import pytest
 
 from consumers.algorithms.chain import ALGORITHMS, Chain, ChainError, UnknownAlgorithm, load_chain
 from consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, Result, Stateless
+from consumers.curation import chain_of
 from infra.errors import UsageError
+from infra.settings import Recipe
 from schemas.records import GroupUse, Sequence, Span, Trajectory, TrajectoryGroup
 
 DEFAULT: list[tuple[str, Mapping[str, Any]]] = [
@@ -180,7 +182,6 @@ class Unresolved(Drawing):
 
 def test_annotations_that_only_a_type_checker_resolves_are_left_to_it() -> None:
     assert load_chain([(f"{__name__}:Unresolved", {"names": ["a"]})]).process(candidate(1.0), 3) == (Drop("1"),)
-    assert load_chain([("consumers.algorithms.contract:Stateless", {})])
 
 
 @pytest.mark.parametrize(("settings", "seed"), [({}, 7), ({"seed": 3}, 3)])
@@ -202,6 +203,10 @@ def test_an_algorithm_that_takes_a_seed_gets_the_recipes(settings: dict[str, Any
         ("pods", {"m": 1}, "pods: m is 2 or more; got 1"),
         ("repetition", {"monitor": 1}, "repetition: monitor takes bool, got 1"),
         ("replay_uniform", {"ratio": 1}, "replay_uniform: ratio is a share of all groups, from 0 to below 1; got 1"),
+        ("consumers.algorithms.contract:Stateless", {}, "Stateless: it has no process; see docs/data-algorithms.md"),
+        ("consumers.algorithms.sizes:SMALLEST_GROUP", {}, "it is no class but 2"),
+        ("builtins:object", {}, "it has no process and no snapshot and no restore"),
+        ("builtins:dict", {}, "no signature found for builtin type"),
         ("no_such_module:Name", {}, "importing no_such_module failed"),
         ("consumers.algorithms.validate:Nothing", {}, "module consumers.algorithms.validate has no 'Nothing'"),
         ("", {}, "take one of "),
@@ -211,6 +216,24 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error(use: str, settings:
     with pytest.raises(UnknownAlgorithm, match=sentence) as raised:
         load_chain([("validate", {}), (use, settings)])
     assert isinstance(raised.value, UsageError)
+
+
+@pytest.mark.parametrize(("own", "seed"), [({}, 41), ({"seed": 3}, 3)])
+def test_a_recipes_chain_draws_by_the_recipes_seed_and_ages_by_its_trainers_bound(own: Any, seed: int) -> None:
+    chain = ["max_staleness", {"use": f"{__name__}:Drawing", **own}]
+    recipe = Recipe.model_validate(
+        {
+            "name": "t",
+            "seed": 41,
+            "policies": {"solver": {"path": "/models/any"}},
+            "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
+            "trainer": {"max_staleness": 2},
+            "curate": {"chain": chain},
+        }
+    )
+    made = chain_of(recipe, "solver")
+    assert made.process(candidate(1.0, 0.0), 5) == (Drop(str(seed)),)
+    assert made.process(candidate(1.0, 0.0), 6) == (Drop("stale", "version 3 is 3 behind 6, limit 2"),)
 
 
 def test_a_rejection_is_equal_to_its_like() -> None:

@@ -16,7 +16,7 @@ from consumers.algorithms.best_and_worst import BestAndWorst
 from consumers.algorithms.contract import Candidate, Keep, Rejection
 from consumers.algorithms.gfpo import Gfpo
 from consumers.algorithms.group_statistics import standardised
-from consumers.algorithms.pods import Pods
+from consumers.algorithms.pods import Pods, best_counts
 from consumers.algorithms.random_m import RandomM
 
 GOLDEN = (0.0, 0.1, 0.5, 0.5, 0.6, 0.9, 1.0, 1.0)
@@ -80,11 +80,13 @@ def test_no_subset_has_a_larger_variance() -> None:
         assert np.var([rewards[i] for i in chosen(Pods(4), candidate(*rewards))]) == pytest.approx(most)
 
 
-def test_one_end_alone_is_tried_too() -> None:
-    """Of three at the top, k = m; mirrored, k = 0: all lie far from the rest, which m does not reach."""
-    assert by_trying_all([9, 5, 0, 0], 2) == chosen(Pods(2), candidate(9, 5, 0, 0)) == (0, 2)
+def test_one_end_alone_is_taken_only_where_all_of_it_is_equal() -> None:
+    """k = m and k = 0 never beat their neighbours: the far end lies farther out than the near end's innermost."""
+    assert chosen(Pods(2), candidate(9, 5, 0, 0)) == (0, 2)
     assert chosen(Pods(3), candidate(0, 0, 0, 1)) == (0, 1, 3)
     assert chosen(Pods(3), candidate(1, 1, 1, 0)) == (0, 1, 3)
+    assert best_counts([1.0] * 5, 3) == [0]
+    assert best_counts([0.0, 1.0, 1.0], 2) == [0]
 
 
 def test_rounding_does_not_decide_between_sets_of_equal_variance() -> None:

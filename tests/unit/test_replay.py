@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from made_groups import candidate, sequence
 
@@ -290,7 +290,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("build", KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, phases=[Phase.generate])
 @given(cut=st.integers(0, 150), given_settings=st.sampled_from(SETTINGS))
 def test_a_replay_goes_on_from_any_snapshot_as_if_nothing_had_been(
     build: Any, cut: int, given_settings: dict[str, Any]

@@ -38,7 +38,7 @@ def without_first(whole: Candidate) -> Candidate:
 def test_rewards_are_shifted_scaled_and_clipped_in_that_order() -> None:
     assert shaped(ScaleRewards(bias=-0.5, scale=10.0, clip=4.0), candidate(1.0, 0.0, 0.75)) == (4.0, -4.0, 2.5)
     assert shaped(ScaleRewards(), candidate(100.0, -100.0, 3.0)) == (20.0, -20.0, 3.0)
-    assert shaped(ScaleRewards(clip=math.inf), candidate(100.0, -100.0)) == (100.0, -100.0)
+    assert shaped(ScaleRewards(clip=0.0), candidate(100.0, -100.0)) == (100.0, -100.0)
 
 
 def test_what_does_not_count_stays_so_and_a_failure_stays_0() -> None:
@@ -155,7 +155,7 @@ def test_rewards_are_centred_over_all_that_count() -> None:
 @pytest.mark.parametrize(
     ("build", "settings", "sentence"),
     [
-        (ScaleRewards, {"clip": 0.0}, "clip is above 0; got 0.0"),
+        (ScaleRewards, {"clip": -1.0}, "clip is 0 or more; got -1.0"),
         (ScaleRewards, {"bias": math.nan}, "bias is a finite number; got nan"),
         (Overlong, {"limit": 0}, "limit is 1 or more; got 0"),
         (Overlong, {"limit": 10, "buffer": 11}, "buffer 11 is longer than limit 10"),
