@@ -934,6 +934,14 @@ MUTANTS = (
         ("tests/unit/test_window.py::test_replays_and_fresh_groups_take_no_room_of_each_other",),
     ),
     Mutant(
+        "replays-lower-the-bound",
+        "replays in batches lower how many numbers are open",
+        "producers/pacing.py",
+        "round(quota.most_open * fresh / groups)",
+        "quota.most_open",
+        ("tests/unit/test_pacing.py::test_what_is_replayed_makes_room_smaller_down_to_one_batch_over_a_restart",),
+    ),
+    Mutant(
         "replays-weighed",
         "a weight scales its group's advantages",
         "trainers/groups.py",
