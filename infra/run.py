@@ -17,7 +17,7 @@ from infra.errors import HeadraceError, Unavailable, UsageError
 from infra.jars import cache_folder
 from infra.kafka import Connection, KafkaAway, KafkaRefused, Message, RunAddress, end_offsets
 from infra.object_store import Content, Kind, ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
-from infra.process import MustRestart
+from infra.process import MustRestart, ToldToStop
 from infra.settings import Recipe
 from infra.store_access import find_keys
 from infra.topic_reader import read_all, read_range
@@ -158,9 +158,9 @@ def _waiting(call: Callable[[], T], patience_s: float, given_up: threading.Event
 def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | None = None) -> Run:
     """Read a run's recipe from its topic, waiting for broker and recipe as long as the patience lasts.
 
-    A `stop` that is set ends the patience.
+    A `stop` that is set ends the wait.
 
-    Raises NoSuchRun when there is no recipe, KafkaAway or KafkaRefused when the topic cannot be read.
+    Raises NoSuchRun when there is no recipe, KafkaAway or KafkaRefused when the topic cannot be read, ToldToStop.
     """
     begin = time.monotonic()
     end, said = begin + patience_s, False
