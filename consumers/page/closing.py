@@ -99,8 +99,8 @@ def _facts(summary: Mapping[str, Any]) -> Table:
     if summary["ended"] == SOLVED:
         table.add_row(
             "ended",
-            f"as solved: of the last 500 groups more than {summary['feed']['solved_share']:.4g} (feed.solved_share) were "
-            "dropped as zero_variance, most of them as all was right",
+            f"as solved: of the last 500 groups more than {summary['feed']['solved_share']:.1%} (feed.solved_share) "
+            "were dropped as zero_variance, most of them as all was right",
         )
     table.add_row("training reward", _change(summary["reward_first"], summary["reward_last"]))
     table.add_row("held-out reward", _change(summary["eval_first"], summary["eval_last"]))

@@ -195,7 +195,7 @@ def test_the_closing_page_of_a_solved_run_says_so_and_how_to_go_on(summary: dict
 
     page = shown(summary["feed"])
     assert "ended as solved" in page
-    assert "more than 0.95 (feed.solved_share)" in page
+    assert "more than 95.0% (feed.solved_share)" in page
     assert "headrace up arithmetic --set feed.raise_tier=true --new-recipe" in page
     assert "headrace up arithmetic --set feed.solved_share=0.975 --new-recipe" in page
     assert "trainer.steps" not in page
