@@ -51,7 +51,7 @@ class Routers:
         _refuse_without_experts(settings, bool(self._routers), self._kind)
         if (self._replays or self._balances) and not self._are_known:
             raise UsageError(
-                "[trainer] replay_routing and router_aux know routers of a softmax and its best; those of "
+                "trainer.replay_routing and trainer.router_aux know routers of a softmax and its best; those of "
                 f"{self._kind} weigh experts in another way: leave both out"
             )
 
@@ -164,7 +164,7 @@ def _config(policy: Policy) -> transformers.PreTrainedConfig:
 def _refuse_without_experts(settings: Trainer, has_experts: bool, kind: str) -> None:
     for name, wanted in (("replay_routing", settings.replay_routing), ("router_aux", settings.router_aux > 0)):
         if wanted and not has_experts:
-            raise UsageError(f"[trainer] {name} has no effect: {kind} has no experts")
+            raise UsageError(f"trainer.{name} has no effect: {kind} has no experts")
 
 
 @torch.no_grad()
