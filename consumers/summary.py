@@ -39,6 +39,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> dict[str, Any]:
         "run": figures.run,
         "run_id": run.run_id,
         "ended": figures.ended,
+        "feed": run.recipe.feed.model_dump(mode="json", include={"solved_share", "raise_tier"}),
         "versions": min(block["versions"] for block in policies.values()),
         "wall_s": round(effort.wall_s, 1),
         **{

@@ -21,6 +21,9 @@ WORKFLOWS = {
     "solver_verifier": "envs.solver_verifier:solver_verifier",
 }
 
+LOOKED_AT = 64
+"""Prompts that are held against an alphabet before a run."""
+
 
 class UnknownEnvironment(ValueError):
     """A name that is neither shipped nor importable; the message lists what there is, the nearest first."""
@@ -56,6 +59,20 @@ def load_workflow(name: str) -> Workflow:
     if not inspect.iscoroutinefunction(workflow):
         raise UnknownEnvironment(f"workflow {name} is no async function of (problem, env, actors)")
     return cast("Workflow", workflow)
+
+
+def check_characters(environment: Environment, policy: str, alphabet: str) -> None:
+    """Raise ValueError when a policy's alphabet, if it has one, lacks what an environment's first prompts hold."""
+    if not alphabet:
+        return
+    size = environment.size("train")
+    asked = range(LOOKED_AT if size is None else min(size, LOOKED_AT))
+    lacking = {character for index in asked for character in environment.problem("train", index).prompt} - set(alphabet)
+    if lacking:
+        raise ValueError(
+            f"environment {environment.name} asks with characters that policies.{policy}.alphabet lacks: "
+            f"{''.join(sorted(lacking))!r}; add them to it"
+        )
 
 
 def _found(what: str, name: str, known: Mapping[str, str]) -> Any:

@@ -31,8 +31,10 @@ from infra.topic_admin import ensure_topics
 from infra.workers import (
     CHECK_ADVANTAGE,
     CHECK_CHAIN,
+    CHECK_CHARACTERS,
     CHECK_EXPERTS,
     CHECK_LOSS,
+    CHECK_TARGETS,
     LOAD_ENVIRONMENT,
     LOAD_WORKFLOW,
     PAGE,
@@ -55,6 +57,8 @@ EVALUATION_DRAIN_S = 60.0
 """The last version's evaluation may take longer than that: it is half of what a run is for."""
 LOSS_KEYS = ("loss", "aggregation", "correction", "count_rejected", "kl", "reference", "final_share")
 """Keys of `[trainer]` that `trainers.chosen_loss` judges: only where one is set is it worth seconds to import torch."""
+SINGLE_TURN = "single_turn"
+"""The workflow whose policies are asked what the environment says, and nothing else."""
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts", "0", "--nproc-per-node")
 """Starts the processes of one trainer on this machine; when one dies all end, and the supervisor begins them anew."""
@@ -316,10 +320,14 @@ def check_names(recipe: Recipe) -> None:
             find(CHECK_LOSS)(recipe, policy)
         if trainer.replay_routing or trainer.router_aux:
             find(CHECK_EXPERTS)(recipe, policy)
+        if (lora := recipe.policies[policy].lora) is not None and lora.targets:
+            find(CHECK_TARGETS)(recipe, policy)
     for name, workflow in recipe.workflows.items():
         try:
             find(LOAD_WORKFLOW)(workflow.workflow)
-            find(LOAD_ENVIRONMENT)(workflow.env.use, recipe.seed, workflow.env.settings)
+            environment = find(LOAD_ENVIRONMENT)(workflow.env.use, recipe.seed, workflow.env.settings)
+            for policy in recipe.policies_of(name) if workflow.workflow == SINGLE_TURN else ():
+                find(CHECK_CHARACTERS)(environment, policy, recipe.policies[policy].alphabet)
         except ValueError as error:
             raise UsageError(f"workflows.{name}: {error}") from error
 

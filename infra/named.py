@@ -5,10 +5,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from infra.errors import UsageError
+
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 def named(where: str, use: str, shipped: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -33,16 +36,43 @@ def named(where: str, use: str, shipped: Mapping[str, Callable[..., Any]]) -> Ca
     return found
 
 
-def check_options(where: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise UsageError, with what the function takes, unless `options` are some of its keyword-only parameters."""
-    parameters = inspect.signature(function).parameters.values()
-    takes = {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+def check_options(
+    where: str, function: Callable[..., Any], options: Mapping[str, Any], elsewhere: Collection[str] = ()
+) -> None:
+    """Raise UsageError, with what the function takes, unless `options` are some of its keyword-only parameters.
+
+    A value must be of the kind that a parameter's annotation names, where that is a plain one; a bool is no number.
+    Parameters that the recipe has `elsewhere` are none of its options.
+    """
+    parameters = _signature(function).parameters.values()
+    takes = {
+        parameter.name: parameter
+        for parameter in parameters
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in elsewhere
+    }
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    for name in options:
+    for name, value in options.items():
         if name not in takes:
             nearest = difflib.get_close_matches(name, takes, n=len(takes) or 1, cutoff=0.0)
             raise UsageError(f"{where}: no option {name!r}; it takes {', '.join(nearest) or 'none'}")
+        kinds = _kinds(takes[name].annotation)
+        if kinds and type(value) not in kinds and not (type(value) is int and float in kinds):
+            raise UsageError(f"{where}: {name} must be {' or '.join(KINDS[k] for k in kinds)}, got {value!r}")
     for name, parameter in takes.items():
         if parameter.default is parameter.empty and name not in options:
             raise UsageError(f"{where}: {name!r} is missing; it takes {', '.join(takes)}")
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function, eval_str=True)
+    except Exception:  # noqa: BLE001 - a user's annotation may name what is imported for type checkers alone
+        return inspect.signature(function)
+
+
+def _kinds(annotation: Any) -> tuple[type, ...]:
+    """Return the plain kinds that an annotation allows, but for None, which no recipe can say; none for any other."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    some = tuple(part for part in parts if part is not NoneType)
+    return some if all(part in KINDS for part in some) else ()

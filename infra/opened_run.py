@@ -12,8 +12,7 @@ from infra.embedded_kafka import EmbeddedKafka
 from infra.embedded_store import EmbeddedStore
 from infra.errors import Unavailable, UsageError
 from infra.kafka import RunAddress, parse_run
-from infra.revisions import run_names
-from infra.run import Run, join
+from infra.run import NoSuchRun, Run, join, require_run, run_names
 from infra.servers import await_leaders
 
 PATIENCE_S = 10.0
@@ -83,8 +82,8 @@ def _woken(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
 
 def _joined(address: RunAddress) -> Run:
     """Join a run, or say at once which runs there are instead."""
-    names = run_names(address.connection, PATIENCE_S)
-    if address.run not in names:
-        there = f"there are {', '.join(names)}" if names else "no run has begun there"
-        raise UsageError(f"there is no run {address.run!r} on {address.connection.bootstrap}: {there}")
+    try:
+        require_run(address, run_names(address.connection, PATIENCE_S))
+    except NoSuchRun as error:
+        raise UsageError(str(error)) from error
     return join(address, PATIENCE_S)

@@ -12,9 +12,9 @@ from typing import Any
 import structlog
 
 from infra.errors import HeadraceError, UsageError
-from infra.kafka import Connection, RunAddress, kafka_errors, open_admin, open_producer, patiently
+from infra.kafka import Connection, RunAddress, open_producer
 from infra.object_store import StoreAddress
-from infra.run import Run, join, read_revision, read_revisions, store_of, store_text, untold
+from infra.run import Run, join, read_revision, read_revisions, run_names, store_of, store_text, untold
 from infra.settings import Recipe
 from infra.topic_reader import read_all
 from schemas import codec
@@ -95,18 +95,7 @@ def first_message(address: RunAddress) -> bytes | None:
 
 
 def _is_there(address: RunAddress) -> bool:
-    admin = open_admin(address.connection)
-    with kafka_errors("listing topics"):
-        topics = admin.list_topics(timeout=10).topics  # of all: asking for one by name may create it
-    return Topics(address.run).recipe in topics
-
-
-def run_names(connection: Connection, patience_s: float) -> list[str]:
-    """Return the runs of a cluster, by the recipe topics that it shows. Raises KafkaAway at the end of patience."""
-    admin = open_admin(connection)
-    topics = patiently(lambda: admin.list_topics(timeout=5), "listing topics", patience_s).topics
-    parted = (name.partition(".") for name in topics)
-    return sorted(run for run, _, kind in parted if kind == "recipe")
+    return address.run in run_names(address.connection, 0)
 
 
 def revision_of(run_id: str, number: int, recipe: Recipe, store: str, ended: str = "") -> RecipeRevision:

@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -15,9 +15,18 @@ import structlog
 
 from infra.errors import HeadraceError, Unavailable, UsageError
 from infra.jars import cache_folder
-from infra.kafka import Connection, KafkaAway, KafkaRefused, Message, RunAddress, end_offsets
+from infra.kafka import (
+    Connection,
+    KafkaAway,
+    KafkaRefused,
+    Message,
+    RunAddress,
+    end_offsets,
+    open_admin,
+    patiently,
+)
 from infra.object_store import Content, Kind, ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
-from infra.process import MustRestart
+from infra.process import MustRestart, ToldToStop
 from infra.settings import Recipe
 from infra.store_access import find_keys
 from infra.topic_reader import read_all, read_range
@@ -158,9 +167,9 @@ def _waiting(call: Callable[[], T], patience_s: float, given_up: threading.Event
 def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | None = None) -> Run:
     """Read a run's recipe from its topic, waiting for broker and recipe as long as the patience lasts.
 
-    A `stop` that is set ends the patience.
+    A `stop` that is set ends the wait.
 
-    Raises NoSuchRun when there is no recipe, KafkaAway or KafkaRefused when the topic cannot be read.
+    Raises NoSuchRun when there is no recipe, KafkaAway or KafkaRefused when the topic cannot be read, ToldToStop.
     """
     begin = time.monotonic()
     end, said = begin + patience_s, False
@@ -171,14 +180,17 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
             if time.monotonic() > end:
                 raise
             if stop is not None and stop.is_set():
-                raise KafkaAway("told to stop while waiting for the run") from error
+                raise ToldToStop("told to stop while waiting for the run") from error
             if not said and time.monotonic() - begin > 3:
-                log.warning("run.waiting", run=str(address), for_s=patience_s, why=str(error))
+                # Who waits for servers begins to wait again; a run that is not there is an error at the end.
+                ends = {} if isinstance(error, KafkaAway) else {"gives_up_after_s": patience_s}
+                log.warning("run.waiting", run=str(address), why=str(error), **ends)
                 said = True
             time.sleep(0.2)
 
 
 def _join(address: RunAddress) -> Run:
+    require_run(address, run_names(address.connection, 0))
     messages = list(read_all(address.connection, [Topics(address.run).recipe]))
     told = [revision for message in messages if (revision := _read_and_learn(message)) is not None]
     found = _of_one_run([revision for revision in told if revision.recipe])
@@ -193,6 +205,24 @@ def _join(address: RunAddress) -> Run:
     codec.on_unknown(RecipeNews(at, end).look)
     ended, source = found[-1].ended, found[0].source
     return Run(at, found[0].run_id, revisions, store, ended, not untold(told), end, source)
+
+
+def run_names(connection: Connection, patience_s: float) -> list[str]:
+    """Return the runs of a cluster, by the recipe topics that it shows. Raises KafkaAway at the end of patience.
+
+    All topics are listed: asking for one by its name may create it.
+    """
+    admin = open_admin(connection)
+    topics = patiently(lambda: admin.list_topics(timeout=5), "listing topics", patience_s).topics
+    parted = (name.partition(".") for name in topics)
+    return sorted(run for run, _, kind in parted if kind == "recipe")
+
+
+def require_run(address: RunAddress, names: Collection[str]) -> None:
+    """Raise NoSuchRun, with the runs that the cluster has, unless this one is among them."""
+    if address.run not in names:
+        there = f"there are {', '.join(names)}" if names else "no run has begun there"
+        raise NoSuchRun(f"there is no run {address.run!r} on {address.connection.bootstrap}: {there}")
 
 
 def groups_home(run: Run) -> Run:

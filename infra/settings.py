@@ -9,7 +9,7 @@ import json
 import os
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from infra.errors import UsageError
 from schemas.topics import Topics, check_name
@@ -77,6 +77,14 @@ class Use(BaseModel):
     def settings(self) -> dict[str, Any]:
         """All keys beside `use`."""
         return dict(self.model_extra or {})
+
+
+def _one_or_several(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+Uses: TypeAlias = Annotated[tuple[Use, ...], BeforeValidator(_one_or_several)]
+"""Several in order, or only one, not in a list."""
 
 
 class WarmStart(Settings):
@@ -197,7 +205,7 @@ class Rollout(Settings):
 class Feed(Settings):
     """Which tasks are issued, and how fast."""
 
-    selector: tuple[Use, ...] = (Use(use="accept_all"),)
+    selector: Uses = (Use(use="accept_all"),)
     """Which tasks are worth a rollout: a name or `{ use = "greso", … }`, or a list of which each must agree."""
     pace: Literal["any", "all"] = "any"
     """Issue while any, or all, of a workflow's policies have room."""
@@ -207,11 +215,6 @@ class Feed(Settings):
     """When the tasks are solved, go on with the environment's next harder tier; else the run ends as `solved`."""
     reissue_after_s: float = Field(60.0, gt=0)
     """A task that the workers committed past and nobody concluded is issued again after so long."""
-
-    @field_validator("selector", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        return value if isinstance(value, list | tuple) else [value]
 
     @field_validator("selector")
     @classmethod
@@ -279,7 +282,7 @@ class Trainer(Settings):
     """What is minimised."""
     aggregation: Use | None = None
     """What the loss is a mean of; by default as in the paper of the loss."""
-    correction: tuple[Use, ...] = ()
+    correction: Uses = ()
     """Weights and rejections of tokens by how far a version's base is from the policy that sampled them."""
     count_rejected: bool = False
     """Keep rejected tokens in the loss's denominator: many rejections make a smaller step then."""

@@ -77,8 +77,8 @@ def estimator_of(settings: Trainer) -> Estimator:
     taken = _comparison(settings, function)
     if twice := COMPARISON & use.settings.keys():
         raise UsageError(f"{KEY}: `{min(twice)}` is a key of [trainer] itself, beside this one")
+    check_options(f"{KEY}, {use.use}", function, use.settings, COMPARISON)
     options = {**taken, **use.settings}
-    check_options(f"{KEY}, {use.use}", function, options)
     whole_batch = settings.batch_norm or use.use in WHOLE_BATCH or use.use not in ADVANTAGES
     estimator = Estimator(use.use, function, options, settings.batch_norm, whole_batch)
     try:

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 import transformers
 
+from infra.errors import UsageError
 from infra.experts import in_files
 from infra.lora import ADAPTER, adapter_config, add_adapter, base_name
 from infra.object_store import Content
-from infra.settings import Lora
+from infra.settings import Lora, Recipe
 from infra.weights.files import ADAPTER_CONFIG
 from infra.weights.folder import files_of, open_weights
 from infra.weights.tensors import Tensor, weights_hash
 from trainers.layers import decoder_of
-from trainers.model import ModelError, publish_weights, to_torch
+from trainers.model import ModelError, config_of, empty_model, publish_weights, to_torch
 
 
 class Adapter:
@@ -89,6 +90,17 @@ def load_base(model: transformers.PreTrainedModel, folder: Path) -> None:
             raise ModelError("the base beside the anchor and the config beside it are of different models")
         for name, place in places.items():
             place.copy_(to_torch(tensors[name]))
+
+
+def check_targets(recipe: Recipe, policy: str) -> None:
+    """Raise UsageError for a target that a policy's model does not have; its layers are made without any memory."""
+    settings = recipe.policies[policy]
+    try:
+        with torch.device("meta"):
+            model = empty_model(config_of(settings))
+        _found(model, settings.lora.targets if settings.lora else ())
+    except UsageError as error:
+        raise UsageError(f"policies.{policy}: {error}") from error
 
 
 def _found(model: transformers.PreTrainedModel, targets: tuple[str, ...]) -> list[str]:

@@ -17,6 +17,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from infra.errors import UsageError
 from infra.experts import in_files
+from infra.settings import Policy
 from infra.weights.files import ADAPTER_CONFIG
 from infra.weights.tensors import Tensor
 
@@ -89,6 +90,20 @@ def build_model(
             config, dtype=torch.float32, attn_implementation="sdpa"
         )
     return _checked(model, tokenizer)
+
+
+def config_of(policy: Policy) -> transformers.PreTrainedConfig:
+    """Return the config of a policy's folder, or the one that its table says. Raises ModelError."""
+    config: transformers.PreTrainedConfig
+    try:
+        if policy.path:
+            config = transformers.AutoConfig.from_pretrained(policy.path, local_files_only=True)
+        else:
+            options = {key: value for key, value in policy.model.items() if key != "architecture"}
+            config = transformers.AutoConfig.for_model(str(policy.model.get("architecture")), **options)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"its config cannot be read: {error}") from error
+    return config
 
 
 def empty_model(config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:

@@ -67,14 +67,16 @@ def retrain(run: Run, policy: str | None, span: Span, tell: Tell = lambda _done,
     name = run.policy(policy)
     history = read_history(run, name)
     found = stretches(history, span, f"policy {name} of run {run.address.run}")
-    total = sum(len(part.lead) + len(part.batches) for part in found)
+    here_made = (part for part in found if _numerics_for(run, name, part) == part.fingerprint)
+    total = sum(len(part.lead) + len(part.batches) for part in here_made)
     versions: list[Compared] = []
     expected, here = found[0].fingerprint, _numerics_for(run, name, found[0])
     done = 0
     for part in found:
         for one in _compare(run, name, history, part):
-            done += 1
-            tell(done, total)
+            if one is None or one.equal is not None:  # of what cannot be compared here nothing is trained
+                done += 1
+                tell(done, total)
             versions += [one] if one else []
         if versions[-1].equal is None:
             expected, here = part.fingerprint, _numerics_for(run, name, part)

@@ -16,9 +16,10 @@ import transformers
 
 from infra.errors import UsageError
 from infra.experts import routers_of
-from infra.settings import Policy, Recipe, Trainer
+from infra.settings import Recipe, Trainer
 from trainers.batch import BatchError, MicroBatch, TrainingSequence
 from trainers.losses.auxiliary import load_balance
+from trainers.model import config_of
 
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """What configs call the number of experts in a layer."""
@@ -51,7 +52,7 @@ class Routers:
         _refuse_without_experts(settings, bool(self._routers), self._kind)
         if (self._replays or self._balances) and not self._are_known:
             raise UsageError(
-                "[trainer] replay_routing and router_aux know routers of a softmax and its best; those of "
+                "trainer.replay_routing and trainer.router_aux know routers of a softmax and its best; those of "
                 f"{self._kind} weigh experts in another way: leave both out"
             )
 
@@ -143,28 +144,15 @@ def check_experts(recipe: Recipe, policy: str) -> None:
     """Raise UsageError for a trainer that is to replay, or balance, the experts of a model without any."""
     settings = recipe.trainer_of(policy)
     if settings.replay_routing or settings.router_aux:
-        config = _config(recipe.policies[policy])
+        config = config_of(recipe.policies[policy])
         has_experts = any(getattr(config, name, None) for name in _COUNTS)
         _refuse_without_experts(settings, has_experts, config.model_type)
-
-
-def _config(policy: Policy) -> transformers.PreTrainedConfig:
-    config: transformers.PreTrainedConfig
-    try:
-        if policy.path:
-            config = transformers.AutoConfig.from_pretrained(policy.path, local_files_only=True)
-        else:
-            options = {key: value for key, value in policy.model.items() if key != "architecture"}
-            config = transformers.AutoConfig.for_model(str(policy.model.get("architecture")), **options)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"its config cannot be read: {error}") from error
-    return config
 
 
 def _refuse_without_experts(settings: Trainer, has_experts: bool, kind: str) -> None:
     for name, wanted in (("replay_routing", settings.replay_routing), ("router_aux", settings.router_aux > 0)):
         if wanted and not has_experts:
-            raise UsageError(f"[trainer] {name} has no effect: {kind} has no experts")
+            raise UsageError(f"trainer.{name} has no effect: {kind} has no experts")
 
 
 @torch.no_grad()

@@ -21,6 +21,8 @@ from consumers.page.weights_page import in_words
 
 CHART_WIDTH = 64
 CHART_HEIGHT = 7
+SOLVED = "solved"
+"""Why a run ended before its last step."""
 
 
 def show_summary(summary: Mapping[str, Any], console: Console, program: str, again: str) -> None:
@@ -43,6 +45,7 @@ def panel(summary: Mapping[str, Any]) -> Panel:
         drawing = "\n".join(chart(by_version(block["reward_curve"]), CHART_WIDTH, CHART_HEIGHT))
         parts += [Text(f"reward of {policy} by version", style="bold"), Text(drawing, style="green", no_wrap=True)]
     title = f"[bold]{summary['run']}[/] · {summary['versions']} versions in {summary['wall_s']:.0f} s"
+    title += " · ended as solved" * (summary["ended"] == SOLVED)
     return Panel(Group(*parts, _facts(summary)), title=title, title_align="left", expand=False)
 
 
@@ -56,25 +59,36 @@ def next_commands(summary: Mapping[str, Any], program: str, again: str) -> Text:
     for why, command in (
         *([look] if step else []),
         ("prove it from the topics alone", f"{program} audit --data {folder}"),
-        ("train on from here", _train_on(again, 2 * summary["versions"] or 1)),
+        *_ways_on(summary, again),
         ("remove what it left", f"{program} clean --data {folder}"),
     ):
         text.append(f"  # {why}\n", style="dim").append(f"  {command}\n", style="bold")
     return text
 
 
-def _train_on(again: str, steps: int) -> str:
-    """Return the command that goes on to more versions: the same one, but for what it said of steps and summary."""
+def _ways_on(summary: Mapping[str, Any], again: str) -> list[tuple[str, str]]:
+    """Return what a user may want who trains on, and the command for it."""
+    if summary["ended"] != SOLVED:
+        return [("train on from here", _changed(again, "trainer.steps", 2 * summary["versions"] or 1))]
+    higher = round((1 + summary["feed"]["solved_share"]) / 2, 4)
+    same = ("train on with the same tasks until fewer of them teach", _changed(again, "feed.solved_share", higher))
+    harder = "train on with harder tasks, where the environment has a harder tier"
+    raised = summary["feed"]["raise_tier"]
+    return [same] if raised else [(harder, _changed(again, "feed.raise_tier", "true")), same]
+
+
+def _changed(again: str, key: str, value: object) -> str:
+    """Return the command that goes on with one key changed, without what it said of that key and of a summary."""
     words, kept = shlex.split(again), []
     while words:
         word = words.pop(0)
         if word in ("--set", "--summary") and words:
-            value = words.pop(0)
-            if word == "--set" and not value.startswith("trainer.steps="):
-                kept += [word, value]
+            setting = words.pop(0)
+            if word == "--set" and not setting.startswith(f"{key}="):
+                kept += [word, setting]
         elif word != "--new-recipe":
             kept.append(word)
-    return shlex.join([*kept, "--set", f"trainer.steps={steps}", "--new-recipe"])
+    return shlex.join([*kept, "--set", f"{key}={value}", "--new-recipe"])
 
 
 def _facts(summary: Mapping[str, Any]) -> Table:
@@ -82,6 +96,12 @@ def _facts(summary: Mapping[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
+    if summary["ended"] == SOLVED:
+        table.add_row(
+            "ended",
+            f"as solved: of the last 500 groups more than {summary['feed']['solved_share']:.1%} (feed.solved_share) "
+            "were dropped as zero_variance, most of them as all was right",
+        )
     table.add_row("training reward", _change(summary["reward_first"], summary["reward_last"]))
     table.add_row("held-out reward", _change(summary["eval_first"], summary["eval_last"]))
     for policy, block in summary["policies"].items() if len(summary["policies"]) > 1 else ():

@@ -78,6 +78,8 @@ def line(moment: Moment) -> str:
         words.append(f"lag {sum(figures.lag.values())}")
     if letters := unnumbered(figures.unnumbered_letters):
         words.append(letters)
+    if figures.ended:
+        words.append(f"{figures.state}: {figures.ended}")
     words += [*_restarts(moment), *_reasons(moment)]
     return "  ".join(words)
 

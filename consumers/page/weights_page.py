@@ -16,6 +16,8 @@ NEWEST = 20
 WIDTH, HEIGHT = 60, 6
 ACTIVITIES = ("fetch", "verify", "apply", "pause")
 """Of a worker that takes a version."""
+TELLING_RATIO = 1.5
+"""From which a page says how much smaller than the whole a delta is: those of an adapter hardly are."""
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -72,7 +74,7 @@ def _taken(versions: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
 def in_words(figures: Mapping[str, Any]) -> str:
     """Return a policy's `WeightsFigures` in one line."""
     words = [f"{figures['published']} published"]
-    if figures["ratio"] is not None:
+    if figures["ratio"] is not None and figures["ratio"] >= TELLING_RATIO:
         words.append(f"deltas 1/{figures['ratio']:.0f} of the whole")
     if figures["density"] is not None:
         words.append(f"{figures['density']:.2%} changed")

@@ -40,8 +40,7 @@ from infra.kafka import Connection, Outgoing, RunAddress, kafka_errors, open_adm
 from infra.object_store import SPARED_BY_GC, ListedObject, StoreAddress
 from infra.progress import progress
 from infra.retired import CHECKPOINTS, WEIGHTS, Ranges
-from infra.revisions import run_names
-from infra.run import Run, read_revisions
+from infra.run import Run, read_revisions, run_names
 from infra.topic_reader import TopicReader, whole_topics
 from infra.transactions import TransactionalWriter
 from infra.weights.paths import RECENT

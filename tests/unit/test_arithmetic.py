@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 
 from envs.arithmetic import ALPHABET, TIERS, Arithmetic
 from envs.contract import GivesExamples, HasTiers, Problem, Split
+from infra.errors import UsageError
+from infra.launcher import check_names
+from infra.recipe_file import load_recipe
 
 SPLITS: tuple[Split, ...] = ("train", "held_out", "warm_start")
 
@@ -109,6 +112,13 @@ def test_every_worked_example_has_full_reward_and_comes_from_its_own_split(tier:
         example, drawn = env.example(index), env.problem("warm_start", index)
         assert example.prompt == drawn.prompt
         assert env.score(drawn, example.completion).reward == 1.0
+
+
+def test_an_alphabet_that_lacks_what_is_asked_is_refused_before_anything_is_started() -> None:
+    small = ['policies.solver.alphabet="0123456789+="']
+    with pytest.raises(UsageError, match=r"^workflows\.sums: .* policies\.solver\.alphabet lacks: .*ab.*; add"):
+        check_names(load_recipe("arithmetic", small))
+    check_names(load_recipe("arithmetic", [*small, "workflows.sums.workflow=solver_verifier"]))
 
 
 def test_the_alphabet_spells_every_prompt_and_example() -> None:

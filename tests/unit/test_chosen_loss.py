@@ -27,9 +27,9 @@ def trainer(**table: Any) -> Trainer:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"loss": "m2p"}, r"\[trainer\] loss: no 'm2p'; take one of m2po"),
+        ({"loss": "m2p"}, r"^trainer\.loss: no 'm2p'; take one of m2po"),
         ({"loss": {"use": "m2po", "budgt": 1}}, "no option 'budgt'; it takes budget"),
-        ({"loss": {"use": "ppo", "clip_low": 2}}, "clip_low must be in 0..1"),
+        ({"loss": {"use": "ppo", "clip_low": 2}}, "^trainer.loss: clip_low must be in 0..1"),
         ({"aggregation": "token_men"}, "aggregation: no 'token_men'; take one of token_mean"),
         ({"aggregation": "constant"}, "'length' is missing"),
         ({"correction": ["tsi"]}, "correction: no 'tsi'; take one of tis"),
@@ -37,9 +37,17 @@ def trainer(**table: Any) -> Trainer:
         ({"correction": ["tis"], "loss": "m2po"}, "may only reject"),
         ({"correction": ["tis", "mis"]}, "only one of them may weigh"),
         ({"loss": {"use": "m2po", "variant": "mask", "floor_low": 0.1}}, "a mask has none"),
-        ({"loss": {"use": "ppo", "clip_low": "a"}}, r"\[trainer\]"),
-        ({"kl": {"use": "k3", "weight": "a"}}, r"\[trainer\]"),
-        ({"kl": {"use": "k3", "unbiased": "no"}}, "unbiased is true or false"),
+        ({"loss": {"use": "ppo", "clip_low": "a"}}, r"^trainer\.loss, ppo: clip_low must be a number, got 'a'$"),
+        ({"loss": {"use": "ppo", "clip_low": True}}, "clip_low must be a number, got True"),
+        ({"loss": {"use": "ppo", "dual_clip": "3"}}, "dual_clip must be a number, got '3'"),
+        (
+            {"aggregation": {"use": "constant", "length": 1.5}},
+            r"^trainer\.aggregation, constant: length must be a",
+        ),
+        ({"aggregation": {"use": "constant", "length": 0}}, r"^trainer\.aggregation: length must be at least 1"),
+        ({"correction": [{"use": "tis", "cap": 0}]}, r"^trainer\.correction: tis: cap must be above 0"),
+        ({"kl": {"use": "k3", "weight": "a"}}, r"^trainer\.kl: weight must be a number, got 'a'"),
+        ({"kl": {"use": "k3", "unbiased": "no"}}, "unbiased must be true or false, got 'no'"),
         ({"kl": {"use": "k3", "place": "reward"}, "batch_norm": True}, "does not go with batch_norm"),
         ({"reference": {"decay": 0.9}}, "no effect without a kl term"),
         ({"final_share": 0.5}, "no effect on the schedule constant"),
@@ -55,6 +63,7 @@ def test_what_a_recipe_may_not_ask_for_is_said_with_what_it_may(table: dict[str,
 
 def test_a_bare_name_is_a_table_of_that_name() -> None:
     assert trainer(loss="gspo").loss == trainer(loss={"use": "gspo"}).loss
+    assert trainer(correction="tis") == trainer(correction={"use": "tis"}) == trainer(correction=["tis"])
 
 
 def test_the_table_on_the_page_of_losses_is_a_trainers() -> None:

@@ -1,15 +1,18 @@
-"""Answers of a broker that cannot be true are not taken for an empty topic."""
+"""Answers of a broker that cannot be true are not taken for an empty topic; a run that it lacks is named."""
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from infra import kafka
-from infra.kafka import Connection, KafkaAway, end_offsets, partitions_of
+from infra import kafka, run
+from infra.kafka import Connection, KafkaAway, RunAddress, end_offsets, partitions_of
+from infra.process import ToldToStop
+from infra.run import NoSuchRun, join
 
 CONNECTION = Connection("127.0.0.1:1")
 
@@ -37,3 +40,22 @@ def test_an_end_that_is_not_known_is_a_broker_that_is_not_ready(monkeypatch: pyt
 
     with pytest.raises(KafkaAway, match=r"weights\[0\]"):
         end_offsets(CONNECTION, [("weights", 0)])
+
+
+def test_who_joins_a_run_that_is_not_there_is_told_which_runs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = dict.fromkeys(["a.recipe", "a.workers", "b.recipe", "elsewhere"])
+
+    def list_topics(**_: Any) -> Any:
+        """Take no topic's name: asking for one by its name may create it."""
+        return SimpleNamespace(topics=topics)
+
+    monkeypatch.setattr(run, "open_admin", lambda _connection: SimpleNamespace(list_topics=list_topics))
+    address = RunAddress(CONNECTION, "nosuch")
+
+    with pytest.raises(NoSuchRun, match=r"no run 'nosuch' on 127\.0\.0\.1:1: there are a, b$"):
+        join(address)
+
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(ToldToStop, match="while waiting for the run"):
+        join(address, 60, stop)

@@ -17,7 +17,9 @@ from tiny_models import SHAPE, TOKENIZER, batch
 from infra import revisions
 from infra.errors import UsageError
 from infra.kafka import Connection, RunAddress
+from infra.launcher import check_names
 from infra.object_store import StoreAddress
+from infra.recipe_file import load_recipe
 from infra.settings import Lora, Recipe, Trainer
 from infra.weights.delta import encode_delta, read_delta
 from infra.weights.delta_header import Label
@@ -401,3 +403,17 @@ def test_a_revision_with_another_adapter_is_refused(
     assert settled(recipe({"rank": 4}, 20)).revision == 1
     with pytest.raises(UsageError, match=r"policies\.solver\.lora cannot change within a run"):
         settled(recipe(lora, 20))
+
+
+def test_a_target_that_there_is_not_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    check_names(load_recipe("arithmetic-lora"))
+    wrong = 'policies.solver.lora.targets=["q_porj"]'
+    said = r"^policies\.solver: lora.targets names 'q_porj', .*did you mean q_proj\?$"
+    with pytest.raises(UsageError, match=said):
+        check_names(load_recipe("arithmetic-lora", [wrong]))
+    for name, data in save_model_files(tiny(), TOKENIZER).items():
+        (tmp_path / name).write_bytes(data)
+    of_folder = load_recipe("arithmetic-lora").model_dump()
+    policy = {"path": str(tmp_path), "lora": {"targets": ["q_porj"]}}
+    with pytest.raises(UsageError, match=said):
+        check_names(Recipe.model_validate({**of_folder, "policies": {"solver": policy}}))

@@ -270,6 +270,7 @@ def test_letters_that_were_sent_back_count_once(recipe: Recipe) -> None:
 
 
 def test_a_pipe_gets_the_same_in_one_line(moment: Moment) -> None:
+    assert "solved" in line(replace(moment, figures=replace(moment.figures, state="finished", ended="solved")))
     shown = line(moment)
 
     assert "\n" not in shown

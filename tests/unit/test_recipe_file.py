@@ -57,6 +57,14 @@ def test_every_shipped_recipe_is_read_by_name_and_survives_its_topic() -> None:
         assert Recipe.from_json(recipe.to_json()) == recipe
 
 
+@pytest.mark.parametrize("name", ["moe", "lora"])
+def test_the_recipe_on_a_page_is_the_shipped_one(name: str) -> None:
+    page = Path(__file__).parents[2] / "docs" / f"{name}.md"
+    shipped = shipped_recipes()[f"arithmetic-{name}"].read_text(encoding="utf-8")
+    assert shipped.partition("\n\n")[2] in page.read_text(encoding="utf-8")
+    assert len(shipped.splitlines()) <= 16
+
+
 def test_an_extending_recipe_changes_keys_deep_in_tables_and_keeps_the_others(base: Path, tmp_path: Path) -> None:
     own = write(tmp_path, 'extends = "base.toml"\nname = "own"\n[policies.solver.model]\nhidden_size = 32\n')
 

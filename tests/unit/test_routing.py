@@ -14,6 +14,7 @@ from envs.transcript import Transcript, TranscriptError
 from infra.errors import UsageError
 from infra.experts import routers_of
 from infra.launcher import check_names
+from infra.recipe_file import load_recipe
 from infra.settings import Recipe, Trainer
 from infra.weights.tensors import weights_hash
 from producers.engines.contract import Generation as Made
@@ -404,7 +405,7 @@ def recipe(model: dict[str, Any], *, record: bool = True, **trainer: Any) -> Rec
     return Recipe.model_validate(
         {
             "name": "r",
-            "policies": {"p": {"model": model, "alphabet": "01"}},
+            "policies": {"p": {"model": model, "alphabet": load_recipe("arithmetic").policies["solver"].alphabet}},
             "workflows": {"w": {"env": "arithmetic", "policies": {"p": "p"}}},
             "rollout": {"record_routing": record},
             "trainer": trainer,

@@ -184,3 +184,19 @@ def test_the_closing_page_gives_four_commands_unbroken(summary: dict[str, Any]) 
     assert "headrace up arithmetic --data /some/where/quite/far/away --set trainer.steps=20 --new-recipe" in lines
     assert [line for line in lines if line.startswith("headrace inspect --step 10 --data ")]
     assert len([line for line in lines if line.startswith("headrace ")]) == 4
+
+
+def test_the_closing_page_of_a_solved_run_says_so_and_how_to_go_on(summary: dict[str, Any]) -> None:
+    def shown(feed: dict[str, Any]) -> str:
+        console = Console(width=100, force_terminal=False)
+        with console.capture() as captured:
+            show_summary({**summary, "ended": "solved", "feed": feed}, console, "headrace", "headrace up arithmetic")
+        return captured.get()
+
+    page = shown(summary["feed"])
+    assert "ended as solved" in page
+    assert "more than 95.0% (feed.solved_share)" in page
+    assert "headrace up arithmetic --set feed.raise_tier=true --new-recipe" in page
+    assert "headrace up arithmetic --set feed.solved_share=0.975 --new-recipe" in page
+    assert "trainer.steps" not in page
+    assert "raise_tier" not in shown({"solved_share": 0.9, "raise_tier": True})

@@ -53,6 +53,10 @@ def test_a_policys_figures_are_one_line() -> None:
     )
 
 
+def test_deltas_that_are_hardly_smaller_than_the_whole_are_not_boasted_of() -> None:
+    assert "deltas" not in in_words(asdict(WeightsFigures(published=3, ratio=1.4, density=0.97)))
+
+
 def test_what_was_left_out_and_who_is_behind_is_said() -> None:
     said = shown()
     assert "1 version, made while the one before was on its way" in said

@@ -7,8 +7,9 @@ once, asks it for the `bounds` and `totals` of each whole minibatch, and for the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -99,7 +100,7 @@ def policy_loss(  # noqa: PLR0913 - one for each table of a recipe
     return loss, means(sums)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kl:
     """A KL term; its fields are what a recipe may say. Raises UsageError."""
 
@@ -109,20 +110,21 @@ class Kl:
     unbiased: bool = False
 
     def __post_init__(self) -> None:
-        named("kl", self.use, DIVERGENCES)
+        named("trainer.kl", self.use, DIVERGENCES)
         if not 0 <= self.weight < math.inf or self.place not in PLACES:
             raise UsageError(
-                f"kl: weight must be at least 0 and place one of {', '.join(PLACES)}, got {self.weight}, {self.place!r}"
+                f"trainer.kl: weight must be at least 0 and place one of {', '.join(PLACES)}, got {self.weight}, "
+                f"{self.place!r}"
             )
-        if not isinstance(self.unbiased, bool):
-            raise UsageError(f"kl: unbiased is true or false, got {self.unbiased!r}")
         if self.unbiased and self.place == "reward":
-            raise UsageError("kl: unbiased is of the loss; in the reward, the tokens' own policy is what is measured")
+            raise UsageError(
+                "trainer.kl: unbiased is of the loss; in the reward, the tokens' own policy is what is measured"
+            )
 
     def terms(self, tokens: TrainedTokens) -> Tensor:
         """Per token, float[N], without the weight: of pi_theta in the loss, of pi_b in the reward."""
         if tokens.reference is None:
-            raise UsageError("kl: the tokens have no log-probabilities of a reference policy")
+            raise UsageError("trainer.kl: the tokens have no log-probabilities of a reference policy")
         policy = tokens.logprobs if self.place == "loss" else tokens.behaviour
         terms = DIVERGENCES[self.use](policy, tokens.reference)
         return terms * log_ratio(tokens.logprobs, tokens.behaviour).exp() if self.unbiased else terms
@@ -211,7 +213,7 @@ class Objective:
             metrics["entropy"] = tokens.entropies.detach().double().sum()
         if self.entropy:
             if tokens.entropies is None:
-                raise UsageError("entropy: the tokens have no entropies")
+                raise UsageError("trainer.entropy: the tokens have no entropies")
             terms = terms - self.entropy * tokens.entropies
         if prepared.kept is not None:
             terms = torch.where(prepared.kept, terms, torch.zeros_like(terms))
@@ -280,24 +282,36 @@ def objective_of(
 
     Raises UsageError for a name or an option that there is not, or a value out of range, before any batch is there.
     """
-    found, use = _with_options("loss", loss, LOSSES)
+    found, use = _with_options("trainer.loss", loss, LOSSES)
     own = OWN_AGGREGATION.get(use, "token_mean")
-    aggregate, _ = _with_options("aggregation", own if aggregation is None else aggregation, AGGREGATIONS)
+    aggregate, _ = _with_options("trainer.aggregation", own if aggregation is None else aggregation, AGGREGATIONS)
     several = [correction] if isinstance(correction, str | Mapping) else (correction or [])
-    corrections = tuple(_with_options("correction", table, CORRECTIONS)[0] for table in several)
+    corrections = tuple(_with_options("trainer.correction", table, CORRECTIONS)[0] for table in several)
     if kl is not None:
-        takes = [field.name for field in fields(Kl)]
-        for name in kl.keys() - set(takes):
-            raise UsageError(f"kl: no option {name!r}; it takes {', '.join(takes)}")
+        check_options("trainer.kl", Kl, kl)
     objective = Objective(found, aggregate, corrections, None if kl is None else Kl(**kl), entropy, count_rejected)
     tokens, totals = _example()
-    weighing = sum(correct(tokens).weights is not None for correct in corrections)
+    # Values out of range are for the functions to refuse.
+    with _blamed("trainer.aggregation"):
+        aggregate(torch.zeros(2), tokens.sequences, None, totals)
+    with _blamed("trainer.correction"):
+        weighing = sum(correct(tokens).weights is not None for correct in corrections)
     if weighing > 1:
-        raise UsageError("correction: only one of them may weigh: two would be pi_prox / pi_b twice")
+        raise UsageError("trainer.correction: only one of them may weigh: two would be pi_prox / pi_b twice")
     if weighing and found.func in (decoupled_ppo, m2po):
-        raise UsageError(f"{use} makes up for pi_b itself: a correction beside it may only reject")
-    objective.share(tokens, totals, objective.bounds(tokens))  # values out of range are for the functions to refuse
+        raise UsageError(f"trainer.loss: {use} makes up for pi_b itself: a correction beside it may only reject")
+    with _blamed("trainer.loss"):
+        objective.share(tokens, totals, objective.bounds(tokens))
     return objective
+
+
+@contextmanager
+def _blamed(where: str) -> Iterator[None]:
+    """Say of an error which table it is about."""
+    try:
+        yield
+    except (UsageError, TypeError, ValueError) as error:
+        raise UsageError(f"{where}: {error}") from error
 
 
 def _with_options(
@@ -308,10 +322,10 @@ def _with_options(
         raise UsageError(f"{where}: `use` is missing; take one of {', '.join(shipped)}")
     use = options.pop("use")
     function = named(where, use, shipped)
-    check_options(f"{where} {use}", function, options)
+    check_options(f"{where}, {use}", function, options)
     for name, value in options.items():
         if isinstance(value, float) and math.isnan(value):
-            raise UsageError(f"{where} {use}: {name} is no number (nan)")
+            raise UsageError(f"{where}, {use}: {name} is no number (nan)")
     return partial(function, **options), use
 
 
