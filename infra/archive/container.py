@@ -16,6 +16,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -164,7 +165,8 @@ class ContainerWriter:
 
     def abandon(self) -> None:
         """Close a file that is not to be kept."""
-        self._out.file.close()
+        with suppress(OSError):  # of a disk that is full
+            self._out.file.close()
         self.path.unlink(missing_ok=True)
 
 

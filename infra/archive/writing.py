@@ -221,8 +221,9 @@ class ArchiveWriter:
 
     def _cut(self, place: Place) -> None:
         """Close a partition's file and take it into the manifest in memory."""
-        file, series = self._open.pop(place), self.manifest.series(place)
+        file, series = self._open[place], self.manifest.series(place)
         sha256, size = file.close()
+        del self._open[place]
         name = f"{file.first_offset:020}-{file.last_offset:020}-{sha256[:16]}.avro"
         path = self._folder(place) / name
         file.path.replace(path)

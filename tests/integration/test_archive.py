@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -22,11 +23,12 @@ from confluent_kafka import TopicPartition
 from made_records import played, say, tasks
 from made_run import make_run, tiny_recipe
 
-from consumers.archiver import archive
+from consumers.archiver import NoRoom, archive
 from consumers.audit.report import report
 from consumers.curator import curator
 from consumers.offline_curator import curate_offline
 from consumers.replayer import replay
+from infra.archive.container import ContainerWriter
 from infra.archive.manifest import ArchiveCorrupt
 from infra.archive.reading import Archive
 from infra.errors import UsageError
@@ -244,6 +246,28 @@ def test_weights_are_copied_with_the_records_that_name_them_when_the_archive_beg
     more = run.put(b"more", "weights")
     say(run, Outgoing(run.topics.weights("solver"), codec.encode(replace(event, weights=more)), partition=0))
     assert archive(run, tmp_path / "whole")["objects"]["new"] == 1
+
+
+def test_a_full_disk_is_told_and_what_was_archived_stands(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roll_out(run, range(GROUPS))
+    archive(run, tmp_path)
+    before = archived(tmp_path, run.topics.trajectories("solver"))
+    roll_out(run, range(GROUPS, 2 * GROUPS))
+
+    def full(_: ContainerWriter) -> tuple[str, int]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ContainerWriter, "close", full)
+        with pytest.raises(NoRoom, match="make room, and give the command again"):
+            archive(run, tmp_path)
+
+    assert archived(tmp_path, run.topics.trajectories("solver")) == before
+    archive(run, tmp_path)
+    names = [run.topics.trajectories("solver"), run.topics.tasks("sums")]
+    assert archived(tmp_path, *names) == there(run, *names)
 
 
 def test_what_was_deleted_before_it_was_archived_is_told(run: Run, tmp_path: Path) -> None:
