@@ -1,8 +1,8 @@
 """What a curator does with one partition: dedupe, clock, chain. Logic without I/O of its own.
 
-Every group gives exactly one outcome, and a kept one also a curated record; bytes that cannot be read give a dead
-letter. Memory is a function of the partition's records in order, so it can be rebuilt from them; what became a letter
-may be readable later, so nothing is rebuilt over a letter: a snapshot follows it at once.
+Every group gives exactly one outcome, and a kept one also a curated record, and so does every replay; bytes that
+cannot be read give a dead letter. Memory is a function of the partition's records in order, so it can be rebuilt from
+them; what became a letter may be readable later, so nothing is rebuilt over a letter: a snapshot follows it at once.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from consumers.algorithms.chain import Chain, ChainError, load_chain
-from consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, generated_lengths
+from consumers.algorithms.chain import Chain, load_chain
+from consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, generated_lengths
 from consumers.dedupe import Dedupe
+from consumers.uses import Uses
 from infra.dead_letters import dead_letter, was_sent_back
 from infra.kafka import Message, Outgoing
 from infra.object_store import ObjectCorrupt, ObjectMissing
@@ -64,9 +65,13 @@ class _Unreadable(Exception):
 
 
 def chain_of(recipe: Recipe, policy: str) -> Chain:
-    """Return the chain of a recipe; `max_staleness` takes the trainer's limit where it is given none."""
+    """Return the chain of a recipe; `max_staleness` takes the trainer's limit, what draws the recipe's seed.
+
+    What the recipe's chain gives them itself comes first.
+    """
     limits = {"max_staleness": {"limit": recipe.trainer_of(policy).max_staleness}}
-    return load_chain([(use.use, {**limits.get(use.use, {}), **use.settings}) for use in recipe.curate.chain])
+    uses = [(use.use, {**limits.get(use.use, {}), **use.settings}) for use in recipe.curate.chain]
+    return load_chain(uses, recipe.seed)
 
 
 class CuratorPartition:
@@ -77,6 +82,7 @@ class CuratorPartition:
         self._partition = place[1]
         self._dedupe = Dedupe(place[1], partitions)
         self._clock = -1
+        self._uses = Uses(desk.run_id, desk.policy)
         self._chains: dict[int, Chain] = {}
         self._limits: dict[int, int] = {}
 
@@ -151,20 +157,24 @@ class CuratorPartition:
 
     def _curate(self, group: TrajectoryGroup, value: bytes) -> list[Outgoing]:
         before = Candidate.of(group)
-        verdict, *again = self._chain(group.revision).process(before, self._clock)
-        if again:
-            raise ChainError("an algorithm asked for a group to be trained again, which this version cannot do yet")
-        outcome = _outcome(self._desk.policy, before)
-        if not isinstance(verdict, Keep):
-            dropped = replace(outcome, verdict="dropped", reason=verdict.reason if isinstance(verdict, Drop) else "")
-            return [self._outcome_message(dropped)]
-        return [
-            self._outcome_message(replace(outcome, verdict="kept")),
-            *(self._outcome_message(_rejection_outcome(outcome, r)) for r in verdict.candidate.rejected),
-            self._curated_message(verdict.candidate, value),
-        ]
+        chain = self._chain(group.revision)
+        results = chain.process(before, self._clock)
+        outcome, outgoing = _outcome(self._desk.policy, before), []
+        for result in results:
+            if isinstance(result, Keep):
+                outgoing.append(self._outcome_message(replace(outcome, verdict="kept")))
+                rejected = result.candidate.rejected
+                outgoing += [self._outcome_message(_rejection_outcome(outcome, rejection)) for rejection in rejected]
+                outgoing.append(self._fresh(result.candidate, value))
+            elif isinstance(result, Drop):
+                outgoing.append(self._outcome_message(replace(outcome, verdict="dropped", reason=result.reason)))
+            else:
+                outgoing += self._replay(result, group.revision)
+        self._uses.forget(group.revision, chain)
+        return outgoing
 
-    def _curated_message(self, candidate: Candidate, value: bytes) -> Outgoing:
+    def _fresh(self, candidate: Candidate, value: bytes) -> Outgoing:
+        """Return the curated record of a group that was kept."""
         group = candidate.group
         limit = self._staleness_limit(group.revision)
         curated = CuratedGroup(
@@ -189,6 +199,26 @@ class CuratorPartition:
             max_version=candidate.max_version,
             head_version=group.head_version,
         )
+        self._uses.add(stamp, replays=self._chain(group.revision).replays)
+        return self._curated_message(curated, stamp)
+
+    def _replay(self, again: Again, revision: int) -> list[Outgoing]:
+        """Return outcome and curated record of a group that is to be trained on once more. Raises ChainError."""
+        stamp, back = self._uses.again(again, revision)
+        curated = CuratedGroup(
+            run_id=stamp.run_id,
+            stream=stamp.stream,
+            number=stamp.number,
+            use=stamp.use,
+            deadline_version=again.deadline_version,
+            min_version=again.min_version,
+            revision=revision,
+            first_back=back,
+            weight=again.weight,
+        )
+        return [self._outcome_message(_replay_outcome(stamp)), self._curated_message(curated, stamp)]
+
+    def _curated_message(self, curated: CuratedGroup, stamp: Stamp) -> Outgoing:
         topic = self._desk.topics.curated(self._desk.policy)
         return Outgoing(topic, codec.encode(curated), stamp.key, stamp.to_headers(), self._partition)
 
@@ -216,6 +246,7 @@ class CuratorPartition:
         state = {
             "dedupe": self._dedupe.snapshot(),
             "clock": self._clock,
+            "uses": self._uses.snapshot(self._chains),
             "chains": {str(revision): chain.snapshot() for revision, chain in sorted(self._chains.items())},
         }
         return json.dumps(state).encode()
@@ -225,6 +256,7 @@ class CuratorPartition:
         state = json.loads(body)
         self._dedupe.restore(state["dedupe"])
         self._clock = state["clock"]
+        self._uses.restore(state["uses"])
         for revision, known in state["chains"].items():
             self._chain(int(revision)).restore(known)
 
@@ -248,6 +280,23 @@ def _outcome(policy: str, candidate: Candidate) -> Outcome:
         min_version=candidate.min_version,
         max_version=candidate.max_version,
         head_version=group.head_version,
+    )
+
+
+def _replay_outcome(stamp: Stamp) -> Outcome:
+    """Return the outcome of one more use of a group; what is true of the group stands in that of its first."""
+    return Outcome(
+        run_id=stamp.run_id,
+        stream=stamp.stream,
+        number=stamp.number,
+        use=stamp.use,
+        policy=stamp.policy,
+        verdict="kept",
+        component="curate",
+        revision=stamp.revision,
+        min_version=stamp.min_version,
+        max_version=stamp.max_version,
+        head_version=stamp.head_version,
     )
 
 

@@ -105,6 +105,8 @@ class Letter:
     message_offset: int
     redriven: bool
     """True when its message was sent back, which opened the number again."""
+    use: int = 0
+    """Which use of the group; a replay's letter concludes that use alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,8 @@ class GroupLineage:
     stream: str
     number: int
     fate: str
-    """trained | dropped | expired | surplus | run_end | dead | kept (waits for the trainer) | produced (waits for the
-    curator) | issued (waits for a worker) | never_issued."""
+    """Of its first use: trained | dropped | expired | surplus | run_end | dead | kept (waits for the trainer) |
+    produced (waits for the curator) | issued (waits for a worker) | never_issued."""
     reason: str
     """Rule by which it was dropped, or why it is dead."""
     issued_next: int
@@ -171,7 +173,7 @@ def fate_of(trained: Iterable[Use], concluded: Iterable[Concluded], letters: Ite
         if one.verdict != "kept":
             return one.verdict, one.reason
     for letter in letters:
-        if not letter.redriven and letter.reason != REDRIVEN:
+        if not letter.redriven and letter.reason != REDRIVEN and not letter.use:
             return "dead", letter.reason
     return ("kept", "") if firsts else ("", "")
 
@@ -296,6 +298,7 @@ def _letters(run: Run, policy: str, stream: str, number: int) -> tuple[Letter, .
             message_partition=letter.partition,
             message_offset=letter.offset,
             redriven=offset in redriven,
+            use=letter.use,
         )
         for offset, letter in found.items()
     )

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from infra.errors import UsageError
+from infra.first_uses import Replay, find_first_uses, made_whole
 from infra.kafka import Message
 from infra.object_store import StoreError
 from infra.run import Run, groups_home
@@ -30,6 +31,9 @@ from schemas.records import (
     WeightsPublished,
 )
 
+Key = tuple[str, int, int]
+"""(stream, number, use)."""
+
 
 @dataclass(frozen=True, slots=True)
 class MadeOf:
@@ -42,7 +46,7 @@ class MadeOf:
     """Of the curated topic."""
     offset: int
     missing: bool = False
-    """True when the curated topic does not hold it any more, or it cannot be read."""
+    """True when the curated topic does not hold it, or its first use, any more, or it cannot be read."""
     task_id: str = ""
     tier: str = ""
     attempt: int = 0
@@ -138,13 +142,18 @@ def read_batches(run: Run, policy: str) -> list[BatchTrained]:
 
 def _made_of(run: Run, policy: str, uses: tuple[GroupUse, ...]) -> Iterator[MadeOf]:
     found = _curated(run, policy, uses)
+    firsts = _first_uses(run, policy, found)
     for use in uses:
         blank = MadeOf(use.stream, use.number, use.use, use.partition, use.offset)
-        message = found.get((use.stream, use.number, use.use))
-        yield replace(blank, missing=True) if message is None else _described(run, blank, message)
+        key = (use.stream, use.number, use.use)
+        message, first = found.get(key), firsts.get(key) if use.use else found.get(key)
+        if message is None or first is None:
+            yield replace(blank, missing=True)
+        else:
+            yield _described(run, blank, message, first)
 
 
-def _curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[tuple[str, int, int], Message]:
+def _curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[Key, Message]:
     """Return the curated records of these uses, by the hints, then by looking everywhere for the rest."""
     topic = run.topics.curated(policy)
     wanted = {(use.stream, use.number, use.use) for use in uses}
@@ -152,7 +161,7 @@ def _curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[tuple[str,
     for use in uses:
         if use.partition >= 0:
             hints.setdefault(use.partition, set()).add(use.offset)
-    found: dict[tuple[str, int, int], Message] = {}
+    found: dict[Key, Message] = {}
     for some in (read_offsets(run.connection, topic, hints), read_all(run.connection, [topic])):
         if len(found) == len(wanted):
             break
@@ -160,7 +169,25 @@ def _curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[tuple[str,
     return found
 
 
-def _use_of(message: Message) -> tuple[str, int, int] | None:
+def _first_uses(run: Run, policy: str, found: Mapping[Key, Message]) -> dict[Key, Message]:
+    """Return the records that the replays among these are of; one that is gone is left out."""
+    replays = {
+        key: Replay(message.partition, message.offset, key[0], key[1], _first_back(message))
+        for key, message in found.items()
+        if key[2]
+    }
+    firsts = find_first_uses(run.connection, run.topics.curated(policy), run.run_id, replays.values())
+    return {key: firsts[replay] for key, replay in replays.items() if replay in firsts}
+
+
+def _first_back(message: Message) -> int:
+    try:
+        return codec.decode(message.value, CuratedGroup).first_back
+    except SchemaError:
+        return 0
+
+
+def _use_of(message: Message) -> Key | None:
     try:
         stamp = Stamp.from_headers(message.headers)
     except HeaderError:
@@ -168,9 +195,10 @@ def _use_of(message: Message) -> tuple[str, int, int] | None:
     return stamp.stream, stamp.number, stamp.use
 
 
-def _described(run: Run, blank: MadeOf, message: Message) -> MadeOf:
+def _described(run: Run, blank: MadeOf, message: Message, first: Message) -> MadeOf:
+    """Describe a group by its curated record and that of its first use, which may be the same."""
     try:
-        curated = codec.decode(message.value, CuratedGroup)
+        curated = made_whole(codec.decode(message.value, CuratedGroup), codec.decode(first.value, CuratedGroup))
         group = codec.decode(curated.group, TrajectoryGroup)
         stamp = Stamp.from_headers(message.headers)
     except (SchemaError, HeaderError):

@@ -169,6 +169,7 @@ def _redriven(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outg
         policy=record.policy,
         stream=record.stream,
         number=record.number,
+        use=record.use,
         key=record.key[:MOST_KEY_BYTES],
         redrives=offset,
         created_ms=time.time_ns() // 1_000_000,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POLL_S = 0.02
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 
 # Runs before the program in its own process. Safe where a preexec_fn is not (it may deadlock in a process with
 # threads). The signal survives exec.
@@ -24,6 +27,12 @@ if os.getppid() != int(sys.argv[2]):
     sys.exit("the parent died before this began")
 os.execve(sys.argv[3], sys.argv[3:], os.environ)
 """
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it dies; only Linux can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 @dataclass(frozen=True, slots=True)

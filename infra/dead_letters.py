@@ -52,14 +52,15 @@ def was_sent_back(message: Message) -> bool:
 def dead_letter(topics: Topics, run_id: str, component: str, message: Message, why: tuple[str, str]) -> Outgoing:
     """Return the dead letter of a message; `why` is (reason, detail).
 
-    When the headers still name a task of this run, its number goes into the record and so concludes it as dead. What is
-    too large for a letter is cut off; the whole is where topic, partition and offset say.
+    When the headers still name a task of this run, its number goes into the record and so concludes it as dead; of a
+    replay that use alone. What is too large for a letter is cut off; the whole is where topic, partition and offset
+    say.
     """
-    policy, stream, number = "", "", -1
+    policy, stream, number, use = "", "", -1, 0
     try:
         stamp = Stamp.from_headers(message.headers)
         if stamp.run_id == run_id:
-            policy, stream, number = stamp.policy, stamp.stream, stamp.number
+            policy, stream, number, use = stamp.policy, stamp.stream, stamp.number, stamp.use
     except HeaderError:
         pass
     detail = why[1][:DETAIL_LENGTH].encode(errors="backslashreplace").decode()
@@ -77,6 +78,7 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
         policy=policy,
         stream=stream,
         number=number,
+        use=use,
         key=message.key,
         headers=headers,
         value=message.value,

@@ -25,7 +25,7 @@ from infra.revisions import first_message, settled, write_revision
 from infra.run import Run, join
 from infra.server_process import write_atomically
 from infra.servers import Servers
-from infra.settings import KAFKA_CLIENT_VARIABLE, Recipe, Trainer
+from infra.settings import KAFKA_CLIENT_VARIABLE, Lora, Recipe, Trainer
 from infra.supervisor import Child, Patience, Supervisor
 from infra.topic_admin import ensure_topics
 from infra.workers import (
@@ -59,6 +59,9 @@ LOSS_KEYS = ("loss", "aggregation", "correction", "count_rejected", "kl", "refer
 """Keys of `[trainer]` that `trainers.chosen_loss` judges: only where one is set is it worth seconds to import torch."""
 SINGLE_TURN = "single_turn"
 """The workflow whose policies are asked what the environment says, and nothing else."""
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts", "0", "--nproc-per-node")
+"""Starts the processes of one trainer on this machine; when one dies all end, and the supervisor begins them anew."""
 
 log = structlog.get_logger()
 
@@ -312,6 +315,7 @@ def check_names(recipe: Recipe) -> None:
         find(CHECK_CHAIN)(recipe, policy)
         find(CHECK_ADVANTAGE)(recipe, policy)
         trainer = recipe.trainer_of(policy)
+        _check_processes(policy, trainer, recipe.policies[policy].lora)
         if any(getattr(trainer, key) != Trainer.model_fields[key].default for key in LOSS_KEYS):
             find(CHECK_LOSS)(recipe, policy)
         if trainer.replay_routing or trainer.router_aux:
@@ -326,6 +330,21 @@ def check_names(recipe: Recipe) -> None:
                 find(CHECK_CHARACTERS)(environment, policy, recipe.policies[policy].alphabet)
         except ValueError as error:
             raise UsageError(f"workflows.{name}: {error}") from error
+
+
+def _check_processes(policy: str, trainer: Trainer, lora: Lora | None) -> None:
+    """Refuse what the processes of a trainer would refuse once they run."""
+    processes, cut = trainer.processes, trainer.tensor_parallel
+    if processes and cut not in {1, processes}:
+        raise UsageError(
+            f"policy {policy}: trainer.tensor_parallel = {cut} takes a trainer of {cut} processes, and "
+            f"trainer.processes is {processes}: set that to {cut} too, or to 0 to start it by yourself"
+        )
+    if lora is not None and (cut > 1 or (processes > 1 and lora.publish == "merged")):
+        raise UsageError(
+            f"policy {policy}: a lora that is published merged, or beside trainer.tensor_parallel, is for a trainer of "
+            "one process so far: leave trainer.processes and trainer.tensor_parallel at 1"
+        )
 
 
 def _check_summary_path(path: Path | None) -> None:
@@ -347,13 +366,18 @@ def is_drained(page: Page, since_end_s: float) -> bool:
 def components_of(recipe: Recipe, address: str) -> list[Child]:
     """Return the component processes of a run on one machine, as the recipe's `launch` says."""
 
-    def child(name: str, *words: str, uses_torch: bool = False) -> Child:
-        command = [sys.executable, "-m", "infra.cli", *words, "--run", address]
-        return Child(name, command, uses_torch)
+    def child(name: str, *words: str, torch_processes: int = 0) -> Child:
+        together = [*TORCHRUN, str(torch_processes), "-m", "--"] if torch_processes > 1 else ["-m"]
+        return Child(name, [sys.executable, *together, "infra.cli", *words, "--run", address], torch_processes)
 
-    children = [child(f"train-{policy}", "train", "--policy", policy, uses_torch=True) for policy in recipe.policies]
+    trainers = {policy: recipe.trainer_of(policy).processes for policy in recipe.policies}
+    children = [
+        child(f"train-{policy}", "train", "--policy", policy, torch_processes=processes)
+        for policy, processes in trainers.items()
+        if processes
+    ]
     children += [
-        child(name, "rollout", "--workflow", workflow, "--name", name, uses_torch=True)
+        child(name, "rollout", "--workflow", workflow, "--name", name, torch_processes=1)
         for workflow in recipe.workflows
         for name in (f"rollout-{workflow}-{n}" for n in range(recipe.launch.workers))
     ]

@@ -323,8 +323,11 @@ class Trainer(Settings):
     """Versions between whole weights; those between are published as deltas. 1 publishes whole weights only."""
     anchor_share: float = Field(1.0, ge=0)
     """Whole weights are published sooner when the deltas since the last ones come to this share of them."""
+    processes: int = Field(1, ge=0)
+    """Processes that `headrace up` starts this trainer in: several share its model (FSDP2), each on a GPU of its own
+    where there are some. 0 for none: start it by yourself, as on other machines (`docs/trainer-backends.md`)."""
     tensor_parallel: int = Field(1, ge=1)
-    """Processes over which every layer's matrices are cut: all that torchrun starts; 1 for one, or FSDP2."""
+    """Processes over which every layer's matrices are cut: all of the trainer's; 1 for one, or FSDP2."""
     device: str = "cpu"
     """Where the trainer computes."""
 

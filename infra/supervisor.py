@@ -46,7 +46,8 @@ class Child:
 
     name: str
     command: Sequence[str]
-    uses_torch: bool = False
+    torch_processes: int = 0
+    """How many processes of it compute: they share the cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Supervisor:
     ) -> None:
         self.children = tuple(children)
         self.logs = logs
-        self._environment = child_environment(environment, sum(child.uses_torch for child in children))
+        self._environment = child_environment(environment, sum(child.torch_processes for child in children))
         self._patience = patience
         self._run_is_over = is_over
         self._also = also

@@ -59,7 +59,10 @@ class FeedState:
         self.sources = dict(sources)
         policies_of = {workflow: recipe.policies_of(workflow) for workflow in recipe.workflows}
         trainers = {p: recipe.trainer_of(p) for policies in policies_of.values() for p in policies}
-        quotas = {p: Quota((t.max_staleness + 1) * t.groups_per_batch, t.steps) for p, t in trainers.items()}
+        quotas = {
+            p: Quota((t.max_staleness + 1) * t.groups_per_batch, t.steps, t.groups_per_batch)
+            for p, t in trainers.items()
+        }
         steps = {policy: trainer.steps for policy, trainer in trainers.items()}
         self.pacing = Pacing(policies_of, quotas, recipe.feed.pace, recipe.kafka.partitions)
         self.evaluations = EvaluationSchedule(policies_of, steps, recipe.evaluate.every)
@@ -81,7 +84,8 @@ class FeedState:
             self.pacing.conclude(stream, number, policy)
 
     def take_batch(self, batch: BatchTrained) -> None:
-        """Learn which numbers were trained."""
+        """Learn which numbers were trained, and how much of a batch was replayed."""
+        self.pacing.batch(batch.policy, sum(group.use == 0 for group in batch.groups), len(batch.groups))
         for group in batch.groups:
             if group.use == 0:
                 self.pacing.conclude(group.stream, group.number, batch.policy)
@@ -102,8 +106,10 @@ class FeedState:
     def take_letter(self, letter: DeadLetter) -> None:
         """Learn of a number that is dead: for one policy, or for all when the task itself could not be read.
 
-        A letter of reason `redriven` opens it again.
+        A letter of reason `redriven` opens it again. One about a replay says nothing of its number.
         """
+        if letter.use:
+            return
         stream, number, policy = letter.stream, letter.number, letter.policy
         if letter.reason != REDRIVEN:
             self.pacing.bury(stream, number, policy)

@@ -5,12 +5,15 @@ A task may be issued while at least one (`any`), or every (`all`), of the polici
 open numbers than `(max_staleness + 1) * groups_per_batch`; a policy that has all its versions counts as none. The open
 numbers of a policy are summed over streams, as its trainer's window holds them all.
 
+Replays are no numbers, but take room in batches. A number would wait (max_staleness + 1) / (share of fresh groups)
+versions then, and expire; so that share of the newest batches lowers the bound, to one batch at least.
+
 A number that a dead letter concluded is kept apart: `headrace redrive` may open it again.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -21,6 +24,8 @@ Plain = dict[str, Any]
 Numbered = tuple[str, int]
 """(stream, number)."""
 
+LOOK_BACK = 16
+"""Batches by which the share of fresh groups is taken."""
 MOST_DEAD = 4096
 """Dead numbers that are kept. An older one that is sent back is processed all the same; it only is not counted here."""
 
@@ -30,9 +35,11 @@ class Quota:
     """What one policy can take."""
 
     most_open: int
-    """Open numbers at which no more is issued for it."""
+    """Open numbers at which no more is issued for it, where all groups of its batches are fresh."""
     steps: int
     """Version at which it needs no more."""
+    batch: int = 1
+    """Groups per batch: as many may be open whatever is replayed, or no batch would come together."""
 
 
 @dataclass(slots=True)
@@ -83,6 +90,8 @@ class Pacing:
         self.tasks: dict[Numbered, OpenTask] = {}
         self.dead: dict[Numbered, OpenTask] = {}
         """Numbers that a dead letter concluded, oldest first; `open` and `unheard` are those they would have again."""
+        self._fresh: dict[str, deque[tuple[int, int]]] = {p: deque(maxlen=LOOK_BACK) for p in quotas}
+        """Fresh groups, and all, of each policy's newest batches."""
         self._turn = 0
         self._open: Counter[str] = Counter()
         self._outstanding = {stream: [0] * partitions for stream in policies_of}
@@ -92,6 +101,12 @@ class Pacing:
     def open(self, policy: str) -> int:
         """Return how many numbers are open for a policy."""
         return self._open[policy]
+
+    def most_open(self, policy: str) -> int:
+        """Return at how many open numbers of a policy no more is issued."""
+        quota, batches = self.quotas[policy], self._fresh[policy]
+        fresh, groups = (sum(column) for column in zip(*batches, strict=True)) if batches else (1, 1)
+        return max(min(quota.batch, quota.most_open), round(quota.most_open * fresh / groups))
 
     def outstanding(self, stream: str) -> tuple[int, ...]:
         """Return how many numbers of each partition the workers or the curators still have."""
@@ -105,7 +120,7 @@ class Pacing:
         """Tell whether a task of this stream may be issued."""
         if stream in self.closed:
             return False
-        room = [self._open[p] < self.quotas[p].most_open for p in self.policies_of[stream] if not self.reached(p)]
+        room = [self._open[p] < self.most_open(p) for p in self.policies_of[stream] if not self.reached(p)]
         return bool(room) and (any(room) if self.pace == "any" else all(room))
 
     def next_stream(self) -> str | None:
@@ -238,6 +253,11 @@ class Pacing:
             del self.tasks[stream, number]
         return closing
 
+    def batch(self, policy: str, fresh: int, groups: int) -> None:
+        """Take in how many of a batch's groups were fresh."""
+        if groups and policy in self._fresh:
+            self._fresh[policy].append((fresh, groups))
+
     def version(self, policy: str, version: int) -> bool:
         """Take in a version; True when it is news."""
         news = version > self.versions.get(policy, -1)
@@ -263,6 +283,7 @@ class Pacing:
             "versions": dict(self.versions),
             "closed": sorted(self.closed),
             "turn": self._turn,
+            "fresh": {policy: list(batches) for policy, batches in self._fresh.items()},
             "open": _rows(self.tasks),
             "dead": _rows(self.dead),
         }
@@ -273,6 +294,9 @@ class Pacing:
         self.versions = dict(plain["versions"])
         self.closed = set(plain["closed"])
         self._turn = int(plain["turn"])
+        for policy, batches in plain.get("fresh", {}).items():
+            for fresh, groups in batches:
+                self.batch(policy, fresh, groups)
         for numbered, task in _tasks(plain["open"]):
             self._keep(*numbered, task)
         self.dead = dict(_tasks(plain.get("dead", [])))

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -109,6 +110,9 @@ def from_plain(record: type) -> Convert:
 def _converters(record: type, *, outward: bool) -> Convert:
     hints = typing.get_type_hints(record, include_extras=True)
     columns = [(f.name, _converter(hints[f.name], outward=outward)) for f in dataclasses.fields(record)]
+    # Most fields are read as they are: a call for each of these would cost as much as all the rest.
+    values_of = operator.itemgetter(*[name for name, _ in columns]) if len(columns) > 1 else None
+    changed = [(place, convert) for place, (_, convert) in enumerate(columns) if convert is not _as_is]
 
     def outgoing(value: Any) -> Plain:
         if type(value) is not record:
@@ -122,7 +126,12 @@ def _converters(record: type, *, outward: bool) -> Convert:
         return plain
 
     def incoming(plain: Plain) -> Any:
-        return record(*[convert(plain[name]) for name, convert in columns])
+        if values_of is None:
+            return record(*[convert(plain[name]) for name, convert in columns])
+        values = list(values_of(plain))
+        for place, convert in changed:
+            values[place] = convert(values[place])
+        return record(*values)
 
     return outgoing if outward else incoming
 
@@ -137,10 +146,10 @@ def _converter(hint: Any, *, outward: bool) -> Convert:
         return _tensor_out(arguments[1]) if outward else _tensor_in(arguments[1])
     inner = _converter(arguments[1] if origin is dict else arguments[0], outward=outward)
     if origin is tuple:
-        return _items_out(inner) if outward else (lambda values: tuple([inner(v) for v in values]))
+        return _items_out(inner) if outward else _items_in(inner)
     if origin is dict:
-        return _map_out(inner) if outward else (lambda values: {k: inner(v) for k, v in values.items()})
-    return lambda value: None if value is None else inner(value)
+        return _map_out(inner) if outward else _map_in(inner)
+    return inner if inner is _as_is else (lambda value: None if value is None else inner(value))
 
 
 def _as_is(value: Any) -> Any:
@@ -169,6 +178,14 @@ def _items_out(inner: Convert) -> Convert:
         return plain
 
     return convert
+
+
+def _items_in(inner: Convert) -> Convert:
+    return tuple if inner is _as_is else (lambda values: tuple([inner(v) for v in values]))
+
+
+def _map_in(inner: Convert) -> Convert:
+    return dict if inner is _as_is else (lambda values: {k: inner(v) for k, v in values.items()})
 
 
 def _map_out(inner: Convert) -> Convert:

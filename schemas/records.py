@@ -315,9 +315,15 @@ class CuratedGroup:
     revision: int = 0
     """Recipe revision whose chain it passed."""
     kept: tuple[int, ...] = ()
-    """Indices of the trajectories to train on."""
+    """Indices of the trajectories to train on; empty in a replay, for which those of the first use serve."""
     rewards: tuple[float, ...] = ()
-    """Shaped rewards of all members, in order; group statistics are taken from these. NaN: malformed, not counted."""
+    """Shaped rewards of all members, in order; group statistics are taken from these. NaN: malformed, not counted.
+    Empty in a replay, for which those of the first use serve."""
+    first_back: int = 0
+    """Of a replay: how many curated records of its partition ago the first use was written. With the markers of
+    transactions between them it is at least so many offsets before; 0 when unknown."""
+    weight: float = 1.0
+    """Factor on the group's advantages: the importance weight of a replay that was drawn by priority, else 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +345,7 @@ class Outcome:
     trajectory_id: str = ""
     """For level trajectory."""
     verdict: str = ""
-    """kept | dropped | expired | surplus | run_end."""
+    """kept | dropped | expired | surplus | run_end | missing."""
     reason: str = ""
     """Which rule, and for what."""
     component: str = ""
@@ -399,7 +405,7 @@ class Eviction:
     group: GroupUse | None = None
     """Which."""
     verdict: str = ""
-    """expired | surplus | run_end | dead."""
+    """expired | surplus | run_end | dead | missing (a replay whose first use is no longer on the log)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -607,6 +613,8 @@ class DeadLetter:
     """From the headers; empty when unknown."""
     number: int = -1
     """From the headers; -1 when unknown. A known number of this run is concluded by this record."""
+    use: int = 0
+    """From the headers. The letter of a replay concludes that use, and not the number."""
     key: bytes = b""
     """As it was."""
     headers: dict[str, bytes] = field(default_factory=dict)
@@ -656,7 +664,9 @@ class CheckpointPointer:
     epoch: int = 0
     """Epoch of the weights in it."""
     checkpoint: ClaimCheck | None = None
-    """Masters, optimizer, scheduler, random state."""
+    """The object: masters, optimizer, scheduler, random state; or an index of those, where the parts hold them."""
+    parts: tuple[NamedObject, ...] = ()
+    """What the index names: each process of a trainer of several stores its own shards. None where it is one object."""
     weights_hash: str = ""
     """Of the published weights."""
     positions: tuple[Position, ...] = ()

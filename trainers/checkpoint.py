@@ -1,15 +1,21 @@
-"""A trainer's checkpoint as bytes: one safetensors object whose metadata carries JSON. Nothing is pickled."""
+"""A trainer's checkpoint as bytes: one safetensors object whose metadata carries JSON. Nothing is pickled.
+
+A trainer of several processes stores an index instead, and parts: see `shard_index.py`.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, Union
 
 from infra.errors import HeadraceError
+from infra.run import Run
 from infra.weights.tensor_file import Pieces, read_metadata, read_safetensors, safetensors_pieces
 from infra.weights.tensors import Tensor
+from schemas.records import ClaimCheck, NamedObject
 
 Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], None]  # noqa: UP007  # forward references
 
@@ -26,6 +32,28 @@ class Checkpoint:
 
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A checkpoint that is in the store, as its pointer names it."""
+
+    claim: ClaimCheck
+    """The object, or the index."""
+    parts: tuple[NamedObject, ...] = ()
+    """What the index names."""
+
+
+Storing: TypeAlias = Callable[[threading.Event | None], Stored]
+"""Stores a copy of a learner's state, waiting as long as the store is away; it may run beside later steps.
+
+Raises StoreUnavailable when the event, which may come at any time, gives it up.
+"""
+
+
+def store_whole(run: Run, state: Checkpoint, given_up: threading.Event | None = None) -> Stored:
+    """Store masters, moments and version as one object. Raises as `Run.put`."""
+    return Stored(run.put(encode_checkpoint(state), "checkpoints", ".safetensors", given_up))
 
 
 def encode_checkpoint(state: Checkpoint) -> Pieces:

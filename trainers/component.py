@@ -25,11 +25,20 @@ from infra.transactions import TransactionalWriter
 from schemas import codec, records
 from schemas.avro import SchemaError
 from schemas.headers import outcome_stamp
-from schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, Position, WeightsPublished
+from schemas.records import (
+    BatchTrained,
+    CuratedGroup,
+    GroupUse,
+    Outcome,
+    Position,
+    TrajectoryGroup,
+    WeightsPublished,
+)
 from trainers.advantages import RewardError
 from trainers.batch import BatchError
 from trainers.estimator import AdvantageError
 from trainers.groups import PreparedGroup, WholeGroup, batch_sequences, prepared
+from trainers.payloads import Payloads
 from trainers.pipeline import Made, Order, Pipeline
 from trainers.publisher import WindowMark, pointer
 from trainers.resume import Incarnation
@@ -76,10 +85,12 @@ class Trainer:
         """Records that the last incarnation's window held: they come before all others."""
         capacity = (self.settings.max_staleness + 1) * self.settings.groups_per_batch
         self.window = Window(capacity, self.settings.order, run.recipe.seed)
+        self._payloads = Payloads(run, policy)
         self._evicted: list[Eviction] = []
         self._evicted_since = 0.0
         self._arrivals = 0
         self._ended = run.ended
+        self._said_over = False
         self._pipeline = Pipeline(run, incarnation.learner, incarnation.publisher)
         self._recent = deque(incarnation.recent, maxlen=LOOK_BACK)
         """Metrics of the newest versions."""
@@ -130,7 +141,10 @@ class Trainer:
         return self._take_in(message, curated)
 
     def _take_in(self, message: Message, curated: CuratedGroup) -> list[Outgoing]:
-        """Put a group into the window, decoded, so that one that cannot be trained on is known before its batch."""
+        """Put a group into the window, decoded, so that one that cannot be trained on is known before its batch.
+
+        A replay gets the group of its first use; one whose first use has left the log is evicted as `missing`.
+        """
         self._arrivals += 1
         entry = Waiting(
             key=(curated.stream, curated.number, curated.use),
@@ -141,8 +155,14 @@ class Trainer:
             offset=message.offset,
         )
         try:
+            with self._watch.measure("consume"):
+                found = self._payloads.whole(message, curated)
+            if found is None:
+                nothing = Candidate(WholeGroup(curated, TrajectoryGroup()), PreparedGroup((), ()))
+                self._evict([Eviction(replace(entry, payload=nothing), "missing")])
+                return []
             with self._watch.measure("decode"):
-                candidate = self._candidate(curated)
+                candidate = self._candidate(found)
         except (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError) as error:
             return self._bury(message, ("unusable", str(error)), entry.key)
         self._evict(self.window.add(replace(entry, payload=candidate)))
@@ -189,12 +209,11 @@ class Trainer:
         if made is not None:
             return self._version(made)
         if self._finished is not None:
-            if self._pipeline.is_empty:
-                self._finished.set()
-            return ()
+            return self._leave()
         is_free = self._pipeline.is_free  # asked before its version is: a step may end in between
         if self._over():
-            self._evict([Eviction(entry, "run_end") for entry in self.window.take(len(self.window)) or ()])
+            self._say_that_it_is_over()
+            self._clear()
         else:
             self._evict(self.window.expire(self.learner.version))
         if self._evicted and (self._batch_waits() or time.monotonic() - self._evicted_since > EVICTIONS_WAIT_S):
@@ -202,6 +221,18 @@ class Trainer:
         if is_free and self._batch_waits():
             self._begin_version(self.window.take(self._next_batch()) or [])
         return ()
+
+    def _leave(self) -> list[Outgoing]:
+        """Return what is to be said before a trainer that was told to stop does; nothing when all was said."""
+        assert self._finished is not None  # noqa: S101 - the caller looked
+        if not self._pipeline.is_empty:
+            return []
+        if self._over():
+            self._clear()  # nobody waits for replays at the end of a run, and no successor may come
+        if self._evicted:
+            return self._report_evictions()
+        self._finished.set()
+        return []
 
     def position(self, writer: TransactionalWriter) -> None:
         """Write the event of a version, to learn where it stands: later deltas name the place of an anchor.
@@ -231,6 +262,17 @@ class Trainer:
     def _over(self) -> bool:
         return bool(self._ended) or self.learner.version >= self.settings.steps
 
+    def _say_that_it_is_over(self) -> None:
+        if not self._said_over:
+            self._said_over = True
+            log.info(
+                "run.over",
+                policy=self.policy,
+                version=self.learner.version,
+                why=self._ended or "the last version is made",
+                now="groups that still come are discarded; stop this process when none is in flight",
+            )
+
     def _batch_waits(self) -> bool:
         """Tell whether there is a batch, and a learner that is free to train it."""
         return self._next_batch() > 0 and self._pipeline.is_free and not self._over()
@@ -246,6 +288,9 @@ class Trainer:
         if evictions and not self._evicted:
             self._evicted_since = time.monotonic()
         self._evicted += evictions
+
+    def _clear(self) -> None:
+        self._evict([Eviction(entry, "run_end") for entry in self.window.take(len(self.window)) or ()])
 
     def _report_evictions(self) -> list[Outgoing]:
         evicted, self._evicted = self._evicted, []

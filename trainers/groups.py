@@ -15,6 +15,8 @@ from trainers.advantages import Member
 from trainers.batch import BatchError, Experts, Float32s, TrainingSequence
 from trainers.estimator import estimator_of
 
+MOST_WEIGHT = 1e6
+"""Of a group: advantages times it stay finite."""
 _ROUTING_BYTES = {"uint8": 1, "uint16": 2}
 
 
@@ -34,16 +36,23 @@ class PreparedGroup:
     """Its sequences, kept or not, but for those that validation refused."""
     sequences: tuple[TrainingSequence, ...]
     """Those that are kept, in the same order; their advantage is 0 so far."""
+    weight: float = 1.0
+    """Factor on their advantages: how much less a replay counts that was drawn more often than others."""
 
 
 def prepared(whole: WholeGroup) -> PreparedGroup:
     """Return a group's sequences, decoded.
 
-    What validation refused, whose curated reward is NaN, is left out. A sequence's own reward serves where the workflow
-    set one, else its trajectory's shaped reward. Raises BatchError for what cannot be trained on.
+    What does not count, its curated reward being NaN, is left out. A sequence's own reward serves where the workflow
+    set one, else its trajectory's shaped reward. Rewards beyond those of the trajectories are of failed episodes that
+    count: each is a member of every role, and nothing of it is trained on. Raises BatchError for what cannot be trained
+    on.
     """
     kept, count = set(whole.curated.kept), len(whole.group.trajectories)
-    if len(whole.curated.rewards) != count or not kept <= set(range(count)):
+    if not 0 <= whole.curated.weight <= MOST_WEIGHT:
+        raise BatchError(f"its weight {whole.curated.weight} is none from 0 to {MOST_WEIGHT:g}")
+    failed = len(whole.curated.rewards) - count
+    if failed not in (0, len(whole.group.failures)) or not kept <= set(range(count)):
         raise BatchError(
             f"{count} trajectories, {len(whole.curated.rewards)} rewards, kept {sorted(kept)[:8]}: these do not belong "
             "together"
@@ -58,14 +67,19 @@ def prepared(whole: WholeGroup) -> PreparedGroup:
             members.append(_member(sequence, number, reward, kept=number in kept))
             if number in kept:
                 sequences.append(_training_sequence(sequence, whole.group.logprob_convention))
-    return PreparedGroup(tuple(members), tuple(sequences))
+    roles = sorted({member.role for member in members})
+    for number, reward in enumerate(whole.curated.rewards[count:], start=count):
+        members += (Member(number, role, reward, length=0, kept=False) for role in roles if not math.isnan(reward))
+    return PreparedGroup(tuple(members), tuple(sequences), whole.curated.weight)
 
 
 def batch_sequences(groups: Iterable[PreparedGroup], settings: Trainer) -> list[TrainingSequence]:
     """Return the sequences of a whole batch, group after group, with their advantages and their groups' places.
 
     The one place where advantages are taken: a pure function of groups and settings, so that a version made again gets
-    the same ones. Raises RewardError for what no advantage follows from, and what `estimator_of` raises.
+    the same ones. A group's weight scales them at last, as importance weights scale the gradient of a prioritised
+    replay (Schaul et al. 2016, arXiv 1511.05952): it takes no part in statistics. Raises RewardError for what no
+    advantage follows from, and what `estimator_of` raises.
     """
     batch = list(groups)
     members = [replace(member, group=place) for place, group in enumerate(batch) for member in group.members]
@@ -75,7 +89,7 @@ def batch_sequences(groups: Iterable[PreparedGroup], settings: Trainer) -> list[
         replace(
             sequence,
             group=place,
-            advantage=_advantage(sequence, next(kept)),
+            advantage=_advantage(sequence, next(kept) * np.float32(group.weight)),
             routing=sequence.routing if settings.replay_routing else None,
         )
         for place, group in enumerate(batch)

@@ -112,7 +112,10 @@ def _instead(version: int, batches: Sequence[BatchTrained]) -> str:
 
 
 def _place(batch: BatchTrained, word: str) -> int:
-    """Return which group a word names: its place in the batch, or STREAM:NUMBER. Raises UsageError."""
+    """Return which group a word names: its place in the batch, or STREAM:NUMBER, the first of several uses.
+
+    Raises UsageError.
+    """
     names = [f"{group.stream}:{group.number}" for group in batch.groups]
     if word in names:
         return names.index(word)
@@ -157,14 +160,20 @@ class _Found:
 
 
 def _trained(run: Run, policy: str, history: History, group: tuple[str, int]) -> _Found | None:
-    """Return the first use of a group, by stream and number, at the position that its batch names."""
-    for batch in history.batches:
-        for place, use in enumerate(batch.groups):
-            if (use.stream, use.number, use.use) == (*group, 0):
-                [(whole_group, advantages)] = _with_advantages(run, policy, batch, [place])
-                where = f"{groups_home(run).topics.curated(policy)}[{use.partition}]@{use.offset}"
-                return _Found(whole_group, where, batch.version, place, advantages)
-    return None
+    """Return the earliest trained use of a group, by stream and number, at the position that its batch names."""
+    uses = (
+        (use.use, batch.version, place, batch)
+        for batch in history.batches
+        for place, use in enumerate(batch.groups)
+        if (use.stream, use.number) == group
+    )
+    _, version, place, batch = min(uses, key=lambda one: one[:3], default=(0, 0, 0, None))
+    if batch is None:
+        return None
+    [(whole_group, advantages)] = _with_advantages(run, policy, batch, [place])
+    use = batch.groups[place]
+    where = f"{groups_home(run).topics.curated(policy)}[{use.partition}]@{use.offset}"
+    return _Found(whole_group, where, version, place, advantages)
 
 
 def _produced(run: Run, policy: str, stream: str, number: int) -> _Found | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,22 +17,26 @@ import transformers
 from infra.errors import UsageError
 from infra.experts import compute_experts_plainly
 from infra.lora import published_names
+from infra.run import Run
 from infra.settings import Trainer
 from infra.weights.tensors import Tensor
+from schemas.records import NamedObject
 from trainers.backends.contract import Backend, SingleProcess
+from trainers.backends.shards import read_parts
 from trainers.batch import BatchError, MicroBatch, Minibatch, TrainingSequence, minibatches, staleness
-from trainers.checkpoint import Checkpoint, CheckpointError
+from trainers.checkpoint import Checkpoint, CheckpointError, Json, Storing, store_whole
 from trainers.chosen_loss import objective_for
 from trainers.layers import arrange_layers
 from trainers.logprobs import Scorer
 from trainers.lora import Adapter
 from trainers.losses import TrainedTokens, added
 from trainers.masters import Masters, State
-from trainers.model import deterministic, from_torch, publish_weights, to_torch
+from trainers.model import TORCH_DTYPES, deterministic, from_torch, publish_weights, to_torch
 from trainers.numerics import compute_dtype, numerics
 from trainers.reference import ReferencePolicy
 from trainers.routing import Routers
 from trainers.schedule import learning_rate
+from trainers.shard_index import Index
 from trainers.step_metrics import StepMetrics, StepSums, gap_sums, ratio_sums, staleness_metrics
 
 log = structlog.get_logger()
@@ -182,49 +187,85 @@ class Learner:
             self.check_ids(sequence.ids)
             self.check_routing(sequence)
 
+    def checkpoint(self, run: Run) -> Storing:
+        """Copy all that a checkpoint holds; return what stores the copy, in this run's store."""
+        return partial(store_whole, run, self.state())
+
     def state(self) -> Checkpoint:
-        """Copy all that `load_state` needs; add what else must be kept to its metadata."""
+        """Copy all that `load_state` needs, of a learner of one process."""
+        tensors = {path: from_torch(part) for path, part in self.parts().items()}
+        return Checkpoint(tensors, {"version": self.version})
+
+    def parts(self) -> dict[str, torch.Tensor]:
+        """Copy what this process holds of a checkpoint's tensors, `kind/name`; on a CPU."""
         state = self.masters.state()
         if self._reference is not None:
             state["reference"] = {name: value.clone() for name, value in self._reference.values.items()}
-        tensors: dict[str, Tensor] = {}
-        for kind, named in state.items():
-            for name, one in named.items():
-                whole = self._backend.gather(one)
-                if self._backend.leads:
-                    tensors[f"{kind}/{name}"] = from_torch(whole)
-        return Checkpoint(tensors, {"version": self.version})
+        return {f"{kind}/{name}": one.cpu() for kind, named in state.items() for name, one in named.items()}
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint. Raises CheckpointError, with nothing changed, when it is of another model."""
-        version = self.check_state(checkpoint)
-        self.load_tensors(version, list(checkpoint.tensors), lambda path: to_torch(checkpoint.tensors[path]))
+        shapes = {path: tensor.shape for path, tensor in checkpoint.tensors.items()}
+        version = self.check_state(shapes, checkpoint.metadata)
+        self.load_tensors(version, list(shapes), lambda path: to_torch(checkpoint.tensors[path]))
 
-    def check_state(self, checkpoint: Checkpoint) -> int:
+    def load_stored(self, run: Run, index: Index, parts: Sequence[NamedObject]) -> None:
+        """Go on from a checkpoint in parts, of which this process reads what it needs.
+
+        Raises CheckpointError for one of another model, and for parts that do not hold what the index says;
+        ObjectMissing, ObjectCorrupt and StoreUnavailable. Nothing is changed then.
+        """
+        version = self.check_state(index.shapes, index.metadata)
+        self.load_parts(version, read_parts(run, index, parts, self.room(index), None))
+
+    def check_state(self, shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, Json]) -> int:
         """Return the version of a checkpoint. Raises CheckpointError when it names none, or is of another model."""
-        shapes = {name: tuple(master.shape) for name, master in self.masters.values.items()}
+        own = {name: tuple(master.shape) for name, master in self.masters.values.items()}
         found: dict[str, dict[str, tuple[int, ...]]] = {"masters": {}}
-        for path, tensor in checkpoint.tensors.items():
+        for path, shape in shapes.items():
             kind, _, name = path.partition("/")
-            found.setdefault(kind, {})[name] = tensor.shape
-        if any(found[kind] != shapes for kind in ("masters", "reference") if kind in found):
+            found.setdefault(kind, {})[name] = shape
+        counts = dict.fromkeys(own, ())
+        known = {**dict.fromkeys(("masters", "reference", "exp_avg", "exp_avg_sq"), own), "step": counts}
+        moments = {"exp_avg", "exp_avg_sq", "step"} & found.keys()
+        if any(named != known.get(kind) for kind, named in found.items()) or len(moments) not in {0, 3}:
             raise CheckpointError("the checkpoint's weights differ from the model's in name or shape: another model's")
-        version = checkpoint.metadata.get("version")
-        if not isinstance(version, int):
+        version = metadata.get("version")
+        if not isinstance(version, int) or isinstance(version, bool):
             raise CheckpointError(f"the checkpoint names no version: {version!r}")
         return version
 
     def load_tensors(self, version: int, paths: Sequence[str], read: Callable[[str], torch.Tensor]) -> None:
         """Go on from tensors of a checkpoint that was checked; `read` is asked for each, one after the other."""
-        found: State = {}
-        for path in paths:
+        found = {path: self._backend.spread(read(path), self._lies_as(path)) for path in paths}
+        self.load_parts(version, found)
+
+    def room(self, index: Index) -> dict[str, torch.Tensor]:
+        """Return tensors for our parts of a checkpoint's, whose values are anything."""
+        room: dict[str, torch.Tensor] = {}
+        for path, cut in index.tensors.items():
+            like, dtype = self._lies_as(path), TORCH_DTYPES[cut.dtype]
+            if like is None:
+                room[path] = torch.empty(cut.shape, dtype=dtype)
+            else:
+                room[path] = torch.empty_like(like, dtype=dtype, requires_grad=False)
+        return room
+
+    def load_parts(self, version: int, found: Mapping[str, torch.Tensor]) -> None:
+        """Go on from our parts of a checkpoint's tensors."""
+        state: State = {}
+        for path, part in found.items():
             kind, _, name = path.partition("/")
-            like = None if kind == "step" else self._parameters[name]
-            found.setdefault(kind, {})[name] = self._backend.spread(read(path), like)
-        reference = found.pop("reference", None)
-        self.masters.load(found)
+            state.setdefault(kind, {})[name] = part
+        reference = state.pop("reference", None)
+        self.masters.load(state)
         self._reference = None if reference is None else ReferencePolicy(reference)
         self.version = version
+
+    def _lies_as(self, path: str) -> torch.Tensor | None:
+        """Return what a checkpoint's tensor lies like; None for what every process has whole."""
+        kind, _, name = path.partition("/")
+        return None if kind == "step" else self._parameters[name]
 
     def fingerprint(self) -> dict[str, str]:
         """Return `numerics` of the learner's device, and what the backend adds."""

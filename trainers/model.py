@@ -21,8 +21,9 @@ from infra.settings import Policy
 from infra.weights.files import ADAPTER_CONFIG
 from infra.weights.tensors import Tensor
 
-_TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
-_DTYPE_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
+TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
+"""By safetensors' names."""
+_DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 _UNDECLARED = {"qwen3_moe": ("head_dim",)}
 """Settings that a model reads, and its published config files hold, although its config class does not declare them."""
 
@@ -172,7 +173,7 @@ def from_torch(tensor: torch.Tensor) -> Tensor:
 
 def to_torch(tensor: Tensor) -> torch.Tensor:
     """Make a CPU tensor with its own memory."""
-    dtype = _TORCH_DTYPES[tensor.dtype]
+    dtype = TORCH_DTYPES[tensor.dtype]
     if tensor.data.nbytes == 0:
         return torch.empty(tensor.shape, dtype=dtype)
     return torch.frombuffer(bytearray(tensor.data), dtype=dtype).reshape(tensor.shape)

@@ -20,9 +20,9 @@ import torch
 from infra.failpoints import reach
 from infra.run import Run
 from infra.weights.tensors import Tensor, weights_hash
-from schemas.records import ClaimCheck, WeightsPublished
+from schemas.records import WeightsPublished
 from trainers.batch import TrainingSequence
-from trainers.checkpoint import Checkpoint
+from trainers.checkpoint import Stored, Storing
 from trainers.lane import Lane
 from trainers.learner import Learner
 from trainers.model import pin_threads
@@ -57,7 +57,7 @@ class Published:
     weights_hash: str
     event: WeightsPublished | None
     """None when it was left out."""
-    checkpoint: ClaimCheck | None
+    checkpoint: Stored | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class _Copied:
 
     order: Order
     snapshot: dict[str, Tensor]
-    state: Checkpoint | None
+    storing: Storing | None
     future: Future[Published]
 
 
@@ -169,15 +169,15 @@ class Pipeline:
         reach("train.stepped")
         stepped = time.monotonic()
         snapshot = self._learner.published(self._spare())
-        state = self._learner.state() if order.checkpoint else None
+        storing = self._learner.checkpoint(self._run) if order.checkpoint else None
         reach("train.copied")
         metrics |= {"step_s": stepped - begin, "blocked_s": time.monotonic() - stepped}
-        version = _Copied(order, snapshot, state, Future())
+        version = _Copied(order, snapshot, storing, Future())
         with self._lock:
             left_out, self._waiting = self._waiting, None
             if left_out is not None:
                 self._publications.submit(lambda: self._leave_out(left_out))
-            if self._on_their_way and not order.must_publish and state is None:
+            if self._on_their_way and not order.must_publish and storing is None:
                 self._waiting = version
             else:
                 self._set_out(version)
@@ -208,7 +208,7 @@ class Pipeline:
             version.future.cancel()
             return
         try:
-            version.future.set_result(self._publish(version.order, version.snapshot, version.state))
+            version.future.set_result(self._publish(version.order, version.snapshot, version.storing))
         except BaseException as error:  # noqa: BLE001 - whoever takes the version raises it
             version.future.set_exception(error)
         with self._lock:
@@ -217,10 +217,10 @@ class Pipeline:
                 waiting, self._waiting = self._waiting, None
                 self._set_out(waiting)
 
-    def _publish(self, order: Order, snapshot: dict[str, Tensor], state: Checkpoint | None) -> Published:
+    def _publish(self, order: Order, snapshot: dict[str, Tensor], storing: Storing | None) -> Published:
         base = self._publisher.base
         event = self._publisher.publish(snapshot, order.version, epoch=order.epoch, given_up=self._closed)
         if base is not None:
             self._spares.append(base.tensors)
-        claim = upload_checkpoint(self._run, state, self._closed) if state else None
-        return Published(event.weights_hash, event, claim)
+        stored = upload_checkpoint(storing, self._closed) if storing else None
+        return Published(event.weights_hash, event, stored)

@@ -26,7 +26,7 @@ from infra.weights.tensors import Tensor, weights_hash
 from schemas import codec
 from schemas.records import CheckpointPointer, ClaimCheck, NamedObject, Position, WeightsPublished
 from schemas.topics import checkpoint_key
-from trainers.checkpoint import Checkpoint, encode_checkpoint
+from trainers.checkpoint import Stored, Storing
 from trainers.device_changes import find_changes_for
 from trainers.history import AnchorMark
 from trainers.learner import Learner
@@ -175,30 +175,31 @@ def upload_files(
     return tuple(NamedObject(name, run.put(data, "files", given_up=given_up)) for name, data in files.items())
 
 
-def upload_checkpoint(run: Run, state: Checkpoint, given_up: threading.Event | None = None) -> ClaimCheck:
+def upload_checkpoint(storing: Storing, given_up: threading.Event | None = None) -> Stored:
     """Store masters, moments and version. Raises StoreUnavailable when the store is away and this is given up."""
     reach("train.before_checkpoint")
-    claim = run.put(encode_checkpoint(state), "checkpoints", ".safetensors", given_up)
+    stored = storing(given_up)
     reach("train.after_checkpoint")
-    return claim
+    return stored
 
 
 def checkpoint(
     run: Run, policy: str, learner: Learner, window: WindowMark, given_up: threading.Event | None = None
 ) -> Outgoing:
     """Store a learner's state; return the pointer, for a transaction. Raises as `upload_checkpoint`."""
-    claim = upload_checkpoint(run, learner.state(), given_up)
-    return pointer(run, policy, learner, replace(window, version=learner.version), claim)
+    stored = upload_checkpoint(learner.checkpoint(run), given_up)
+    return pointer(run, policy, learner, replace(window, version=learner.version), stored)
 
 
-def pointer(run: Run, policy: str, learner: Learner, window: WindowMark, claim: ClaimCheck) -> Outgoing:
+def pointer(run: Run, policy: str, learner: Learner, window: WindowMark, stored: Stored) -> Outgoing:
     """Return the record of a checkpoint that is stored, for a transaction."""
     record = CheckpointPointer(
         run_id=run.run_id,
         policy=policy,
         version=window.version,
         epoch=window.epoch,
-        checkpoint=claim,
+        checkpoint=stored.claim,
+        parts=stored.parts,
         weights_hash=window.weights_hash,
         positions=window.positions,
         fingerprint=learner.fingerprint(),

@@ -23,6 +23,7 @@ from trainers.groups import WholeGroup, batch_sequences, prepared
 from trainers.learner import Learner
 from trainers.lora import Adapter, load_base
 from trainers.model import empty_model
+from trainers.shard_index import Index, decode_index
 from trainers.step_metrics import StepMetrics
 from trainers.trained_groups import LineageBroken, trained_groups
 
@@ -44,12 +45,16 @@ def learner_at(run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, .
     WeightsError, FilesError, and CheckpointError when the checkpoint's weights are not those that its pointer names.
     """
     assert pointer.checkpoint is not None  # noqa: S101 - every pointer has one
-    state = decode_checkpoint(run.get(pointer.checkpoint))
+    data = run.get(pointer.checkpoint)
+    state = decode_index(data) if pointer.parts else decode_checkpoint(data)
     lora = recipe.policies[pointer.policy].lora
     model = _model(run, files, is_base=lora is not None)
     adapter = Adapter(model, lora, recipe.seed) if lora is not None else None
     learner = new_learner(model, recipe.trainer_of(pointer.policy), recipe.seed, adapter)
-    learner.load_state(state)
+    if isinstance(state, Index):
+        learner.load_stored(run, state, pointer.parts)
+    else:
+        learner.load_state(state)
     if (learner.version, hash_of(learner)) != (pointer.version, pointer.weights_hash):
         raise CheckpointError(
             f"the checkpoint {pointer.checkpoint.key} holds version {learner.version} of weights {hash_of(learner)}; "

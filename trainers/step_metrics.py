@@ -111,9 +111,13 @@ def staleness_metrics(histogram: Sequence[int]) -> StepMetrics:
 
 
 def group_metrics(wholes: Sequence[WholeGroup], base_version: int) -> dict[str, float]:
-    """Tell of a batch's groups: rewards, how many versions their oldest tokens are behind, how many teach nothing."""
+    """Tell of a batch's groups: rewards, how many versions their oldest tokens are behind, how many teach nothing.
+
+    Of replays their share of the groups and, where there are some, their mean and largest age in versions.
+    """
     rewards = np.concatenate([[t.reward for t in w.group.trajectories] for w in wholes])
-    ages = Counter(max(0, base_version - w.curated.min_version) for w in wholes)
+    each = [max(0, base_version - w.curated.min_version) for w in wholes]
+    ages, replayed = Counter(each), [age for age, w in zip(each, wholes, strict=True) if w.curated.use]
     shares = {f"staleness_{age}": count / len(wholes) for age, count in sorted(ages.items())}
     finite = rewards[np.isfinite(rewards)]
     return {
@@ -122,6 +126,8 @@ def group_metrics(wholes: Sequence[WholeGroup], base_version: int) -> dict[str, 
         "zero_variance_share": float(np.mean([_has_one_reward(w) for w in wholes])),
         "truncated_share": float(np.mean([_is_truncated(t) for w in wholes for t in w.group.trajectories])),
         **shares,
+        "replay_share": len(replayed) / len(wholes),
+        **({"replay_age_mean": float(np.mean(replayed)), "replay_age_max": float(max(replayed))} if replayed else {}),
     }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from infra.errors import HeadraceError
+from infra.first_uses import find_first_uses, made_whole
+from infra.kafka import Message
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.run import Run
 from infra.topic_reader import Place, TopicReader, read_all
@@ -12,9 +14,11 @@ from schemas import codec
 from schemas.avro import SchemaError
 from schemas.records import BatchTrained, CuratedGroup, GroupUse, TrajectoryGroup
 from trainers.groups import WholeGroup
+from trainers.payloads import replay_of
 
 Key = tuple[str, int, int]
 """(stream, number, use)."""
+Read = tuple[Message, CuratedGroup]
 
 AT_ONCE = 8
 """Batches whose groups are read together: a reader takes time to start, and groups take memory."""
@@ -35,10 +39,10 @@ def whole(run: Run, curated: CuratedGroup) -> WholeGroup:
 def trained_groups(
     run: Run, policy: str, batches: Sequence[BatchTrained]
 ) -> Iterator[tuple[BatchTrained, list[WholeGroup]]]:
-    """Yield every batch with its groups, in their order.
+    """Yield every batch with its groups, in their order; a replay has the trajectories of its first use.
 
     The positions in a batch are hints: where another record stands, the topic is searched. Raises LineageBroken for a
-    group that is not on the topic or not in the store any more.
+    group, or the first use of one, that is not on the topic or not in the store any more.
     """
     for begin in range(0, len(batches), AT_ONCE):
         part = batches[begin : begin + AT_ONCE]
@@ -62,10 +66,27 @@ def _read(run: Run, policy: str, batches: Iterable[BatchTrained]) -> dict[GroupU
             f"{topic} no longer holds {len(missing)} groups that were trained on, {missing[0]} among them: was the "
             "topic shortened?"
         )
-    return found
+    return _with_payloads(run, topic, found)
 
 
-def _at_their_places(run: Run, topic: str, wanted: set[GroupUse]) -> dict[GroupUse, CuratedGroup]:
+def _with_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict[GroupUse, CuratedGroup]:
+    """Return the records, those of replays with the groups of their first uses."""
+    replays = {use: replay_of(*read) for use, read in found.items() if read[1].use and not read[1].group}
+    firsts = find_first_uses(run.connection, topic, run.run_id, replays.values())
+    if gone := sorted(_key(use) for use, replay in replays.items() if replay not in firsts):
+        raise LineageBroken(
+            f"{topic} no longer holds the first uses of {len(gone)} replays that were trained on, {gone[0]} among "
+            "them: was the topic shortened?"
+        )
+    records = {use: curated for use, (_, curated) in found.items()}
+    whole_ones = {
+        use: made_whole(records[use], codec.decode(firsts[replay].value, CuratedGroup))
+        for use, replay in replays.items()
+    }
+    return records | whole_ones
+
+
+def _at_their_places(run: Run, topic: str, wanted: set[GroupUse]) -> dict[GroupUse, Read]:
     uses = {(use.partition, use.offset): use for use in wanted}
     begin: dict[Place, int] = {}
     end: dict[Place, int] = {}
@@ -79,16 +100,16 @@ def _at_their_places(run: Run, topic: str, wanted: set[GroupUse]) -> dict[GroupU
             use = uses.get((message.partition, message.offset))
             curated = _read_curated(message.value, run.run_id)
             if use is not None and curated is not None and _key(curated) == _key(use):
-                found[use] = curated
+                found[use] = (message, curated)
     return found
 
 
-def _by_search(run: Run, topic: str, astray: dict[Key, GroupUse]) -> dict[GroupUse, CuratedGroup]:
+def _by_search(run: Run, topic: str, astray: dict[Key, GroupUse]) -> dict[GroupUse, Read]:
     found = {}
     for message in read_all(run.connection, [topic]):
         curated = _read_curated(message.value, run.run_id)
         if curated is not None and _key(curated) in astray:
-            found[astray[_key(curated)]] = curated
+            found[astray[_key(curated)]] = (message, curated)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 Order = Literal["edf", "fifo", "lifo", "random"]
 Rank: TypeAlias = tuple[int, int]
-Verdict = Literal["surplus", "expired", "run_end", "dead"]
+Verdict = Literal["surplus", "expired", "run_end", "dead", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,11 @@ class Waiting:
     offset: int
     payload: object = None
 
+    @property
+    def is_replay(self) -> bool:
+        """Whether the group was trained on, or at least curated, before."""
+        return self.key[2] > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
@@ -43,16 +48,18 @@ _Ranked: TypeAlias = Callable[[Waiting], Rank]
 
 
 class Window:
-    """At most `capacity` groups, served in one order; what has expired is never served.
+    """At most `capacity` fresh groups, and as many replays, in one order; what has expired is never served.
 
     Args:
-        capacity: Groups, at least 1.
+        capacity: Groups of each kind, at least 1.
         order: `edf`, the earliest deadline first; `fifo`, the first to arrive; `lifo`, the last; `random`, by lot.
             Beyond the capacity a group leaves, be it the newcomer: with `edf` the most stale, with `fifo` and `lifo`
             the first to have arrived, with `random` the last in order.
         seed: Of the lots: a group's depends on its identity alone, not on when it arrives.
 
-    Every entry carries its own deadline, so fresh groups and replays with another staleness bound share one order.
+    Neither kind takes the other's room: replays are mostly the most stale, and in one room a feeder that keeps it full
+    of fresh groups would leave none of them. Every entry carries its own deadline, so fresh groups and replays with
+    another staleness bound share one order.
     """
 
     def __init__(self, capacity: int, order: Order = "edf", seed: int = 1) -> None:
@@ -71,9 +78,10 @@ class Window:
         """Take one group in; return what leaves as `surplus` for want of room."""
         bisect.insort(self._entries, entry, key=self._rank)
         self._earliest = min(self._earliest, entry.deadline_version)
-        if len(self._entries) <= self._capacity:
+        kind = [waiting for waiting in self._entries if waiting.is_replay == entry.is_replay]
+        if len(kind) <= self._capacity:
             return []
-        leaving = max(self._entries, key=self._leaves)
+        leaving = max(kind, key=self._leaves)
         self._entries.remove(leaving)
         return [Eviction(leaving, "surplus")]
 

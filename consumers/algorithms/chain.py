@@ -6,16 +6,37 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from consumers.algorithms.contract import Again, Algorithm, Candidate, Drop, Keep, Result
+from consumers.algorithms.order import wrong_order
 from infra.errors import HeadraceError, UsageError
 
 ALGORITHMS = {
+    "failures": "consumers.algorithms.failures:Failures",
     "validate": "consumers.algorithms.validate:Validate",
     "max_staleness": "consumers.algorithms.max_staleness:MaxStaleness",
     "drop_zero_variance": "consumers.algorithms.zero_variance:DropZeroVariance",
+    "length_bounds": "consumers.algorithms.length_bounds:LengthBounds",
+    "mask_truncated": "consumers.algorithms.truncated:MaskTruncated",
+    "repetition": "consumers.algorithms.repetition:Repetition",
+    "gibberish": "consumers.algorithms.gibberish:Gibberish",
+    "scale_rewards": "consumers.algorithms.scale_rewards:ScaleRewards",
+    "overlong": "consumers.algorithms.overlong:Overlong",
+    "linear_length": "consumers.algorithms.linear_length:LinearLength",
+    "kimi_length": "consumers.algorithms.kimi_length:KimiLength",
+    "normalise_rewards": "consumers.algorithms.normalise_rewards:NormaliseRewards",
+    "pods": "consumers.algorithms.pods:Pods",
+    "best_and_worst": "consumers.algorithms.best_and_worst:BestAndWorst",
+    "random_m": "consumers.algorithms.random_m:RandomM",
+    "gfpo": "consumers.algorithms.gfpo:Gfpo",
+    "replay_latest": "consumers.algorithms.replay_latest:ReplayLatest",
+    "replay_uniform": "consumers.algorithms.replay_uniform:ReplayUniform",
+    "replay_dots": "consumers.algorithms.replay_uniform:ReplayDots",
+    "replay_recency": "consumers.algorithms.replay_recency:ReplayRecency",
+    "replay_prioritised": "consumers.algorithms.replay_prioritised:ReplayPrioritised",
 }
+"""In the order of `consumers.algorithms.order`, and of docs/data-algorithms.md."""
 
 
 class ChainError(HeadraceError):
@@ -31,6 +52,16 @@ class Chain:
 
     def __init__(self, algorithms: Sequence[tuple[str, Algorithm]]) -> None:
         self._algorithms = tuple(algorithms)
+
+    @property
+    def replays(self) -> bool:
+        """Whether any of its algorithms may ask for a group again."""
+        return any(hasattr(algorithm, "holds") for _, algorithm in self._algorithms)
+
+    def holds(self) -> set[tuple[str, int]]:
+        """Return (stream, number) of every group that may still be asked for again."""
+        replaying = [algorithm for _, algorithm in self._algorithms if hasattr(algorithm, "holds")]
+        return {numbered for algorithm in replaying for numbered in algorithm.holds()}
 
     def process(self, candidate: Candidate, clock: int) -> tuple[Result, ...]:
         """Return the Keep or Drop that the candidate ends with, then the Agains of every algorithm that saw it.
@@ -69,26 +100,57 @@ def _verdict(use: str, results: Sequence[Result]) -> Keep | Drop:
     return verdicts[0]
 
 
-def load_chain(uses: Sequence[tuple[str, Mapping[str, Any]]]) -> Chain:
+def load_chain(uses: Sequence[tuple[str, Mapping[str, Any]]], seed: int = 1) -> Chain:
     """Build a chain from names and settings; a name is a shipped one or `package.module:Name`.
 
-    Raises UnknownAlgorithm, with the nearest names or the settings that an algorithm takes.
+    An algorithm that takes a `seed` gets this one where its settings have none. Raises UnknownAlgorithm, with the
+    nearest names, the settings that an algorithm takes, or what is wrong with the order.
     """
-    return Chain([(use, _load(number, use, settings)) for number, (use, settings) in enumerate(uses, start=1)])
+    wrong = wrong_order([use for use, _ in uses])
+    if wrong:
+        raise UnknownAlgorithm(f"the chain's order: {wrong}")
+    return Chain([(use, _load(number, use, settings, seed)) for number, (use, settings) in enumerate(uses, start=1)])
 
 
-def _load(number: int, use: str, settings: Mapping[str, Any]) -> Algorithm:
+def _load(number: int, use: str, settings: Mapping[str, Any], seed: int) -> Algorithm:
     where = f"algorithm {number} of the chain, {use}"
     build = _found(where, use)
     try:
-        bound = inspect.signature(build).bind(**settings)
-    except TypeError as error:
-        takes = ", ".join(inspect.signature(build).parameters) or "no settings"
-        raise UnknownAlgorithm(f"{where}: {error}; it takes {takes}") from error
+        signature = inspect.signature(build)
+    except ValueError as error:
+        raise UnknownAlgorithm(f"{where}: {error}") from error
+    takes = signature.parameters
+    if "seed" in takes:
+        settings = {"seed": seed, **settings}
     try:
-        return cast("Algorithm", build(*bound.args, **bound.kwargs))
+        bound = signature.bind(**settings)
+    except TypeError as error:
+        raise UnknownAlgorithm(f"{where}: {error}; it takes {', '.join(takes) or 'no settings'}") from error
+    for name, kind in _plain_kinds(build).items():
+        if name in settings and not _fits(settings[name], kind):
+            raise UnknownAlgorithm(f"{where}: {name} takes {kind.__name__}, got {settings[name]!r}")
+    try:
+        algorithm = build(*bound.args, **bound.kwargs)
     except (TypeError, ValueError) as error:
         raise UnknownAlgorithm(f"{where}: {error}") from error
+    lacking = [name for name in ("process", "snapshot", "restore") if not callable(getattr(algorithm, name, None))]
+    if lacking:
+        raise UnknownAlgorithm(f"{where}: it has no {' and no '.join(lacking)}; see docs/data-algorithms.md")
+    return cast("Algorithm", algorithm)
+
+
+def _plain_kinds(build: Any) -> dict[str, type]:
+    """Return the settings whose annotation is a type that a TOML value has."""
+    try:
+        hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
+    except (NameError, TypeError):
+        return {}  # it is annotated with what only a type checker sees, or is no plain function
+    return {name: hint for name, hint in hints.items() if hint in (bool, int, float, str)}
+
+
+def _fits(value: object, kind: type) -> bool:
+    """Return whether a value is of a kind; a whole number is a float too, a truth value no number."""
+    return type(value) is kind or (kind is float and type(value) is int)
 
 
 def _found(where: str, use: str) -> Any:
@@ -97,8 +159,11 @@ def _found(where: str, use: str) -> Any:
         nearest = difflib.get_close_matches(use, ALGORITHMS, n=len(ALGORITHMS), cutoff=0.0)
         raise UnknownAlgorithm(f"{where}: take one of {', '.join(nearest)}, or your own as `package.module:Name`")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except ImportError as error:
         raise UnknownAlgorithm(f"{where}: importing {module} failed ({error})") from error
     except AttributeError as error:
         raise UnknownAlgorithm(f"{where}: module {module} has no {attribute!r}") from error
+    if not callable(found):
+        raise UnknownAlgorithm(f"{where}: it is no class but {found!r}")
+    return found

@@ -7,7 +7,7 @@ I/O and reads no wall clock, so a live topic, a replayed one and an archive give
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from schemas.records import GroupUse, Sequence, Trajectory, TrajectoryGroup, no_ints
+from schemas.records import GroupUse, Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class Candidate:
 
     group: TrajectoryGroup
     rewards: tuple[float, ...]
-    """Rewards of all members, shaped so far; the unshaped ones are in the group."""
+    """Rewards of all members, shaped so far; the unshaped ones are in the group. NaN: not counted in the group's
+    statistics. Beyond the members stand those of failed episodes, where these count (`failures`)."""
     kept: tuple[int, ...]
     """Indices of the trajectories still to be trained on."""
     min_version: int
@@ -45,6 +46,8 @@ class Candidate:
     """Newest such version; -1 when none was generated."""
     rejected: tuple[Rejection, ...] = ()
     """What left `kept`, in the order in which it left."""
+    flagged: tuple[Rejection, ...] = ()
+    """What an algorithm that only watches would have rejected."""
 
     @classmethod
     def of(cls, group: TrajectoryGroup) -> Candidate:
@@ -52,13 +55,28 @@ class Candidate:
         rewards = tuple(trajectory.reward for trajectory in group.trajectories)
         return cls(group, rewards, tuple(range(len(rewards))), *version_range(group.trajectories))
 
-    def without(self, rejections: Iterable[Rejection]) -> Candidate:
-        """Return the candidate less some trajectories, its versions taken anew over the others."""
+    def without(self, rejections: Iterable[Rejection], *, counted: bool = True) -> Candidate:
+        """Return the candidate less some trajectories, its versions taken anew over the others.
+
+        These are not trained on; their rewards stay in the group's statistics if `counted`, else they become NaN.
+        """
         new = tuple(rejections)
         gone = {rejection.index for rejection in new}
-        kept = tuple(index for index in self.kept if index not in gone)
+        kept = tuple([index for index in self.kept if index not in gone])
+        rewards = self.rewards
+        if not counted:
+            rewards = tuple([math.nan if index in gone else reward for index, reward in enumerate(rewards)])
         low, high = version_range([self.group.trajectories[index] for index in kept])
-        return dataclasses.replace(self, kept=kept, min_version=low, max_version=high, rejected=self.rejected + new)
+        return Candidate(self.group, rewards, kept, low, high, self.rejected + new, self.flagged)
+
+    def shaped(self, rewards: Iterable[float]) -> Candidate:
+        """Return the candidate with other rewards of its members; those of failed episodes stay as they are."""
+        return self.with_rewards((*rewards, *self.rewards[len(self.group.trajectories) :]))
+
+    def with_rewards(self, rewards: tuple[float, ...]) -> Candidate:
+        """Return the candidate with other rewards, of its members and then of failed episodes that count."""
+        low, high = self.min_version, self.max_version
+        return Candidate(self.group, rewards, self.kept, low, high, self.rejected, self.flagged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +98,35 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """An earlier group of this partition is trained on once more, beside the verdict on the present one."""
+    """An earlier group of this partition is trained on once more, beside the verdict on the present one.
+
+    It is named, not repeated. The curated record of its use 0 stands before this one on the same partition of
+    `curated`, from the same chain, and holds its bytes, `kept` and shaped `rewards`; these serve every use, so that a
+    reader takes them from there. What differs by use is here.
+    """
 
     use: GroupUse
-    """Its identity, and which use this is."""
+    """Its identity, and which use this is, from 1 on."""
+    deadline_version: int = 0
+    """Last version that may still be trained on this use: min_version + the replay's own staleness bound."""
+    min_version: int = -1
+    """Oldest version among its kept tokens, as in the record of use 0."""
+    max_version: int = -1
+    """Newest such version."""
+    weight: float = 1.0
+    """Importance weight of this use, above 0 and at most 1: multiplies its advantages. 1 unless groups are drawn by
+    priority; use 0 always has 1."""
 
 
 Result = Keep | Drop | Again
 
 
 class Algorithm(Protocol):
-    """One step of a chain. Built as `Name(**settings)`; a bad setting raises ValueError with a sentence."""
+    """One step of a chain. Built as `Name(**settings)`; a bad setting raises ValueError with a sentence.
+
+    One that returns Agains has a method more, `holds() -> Iterable[(stream, number)]`: the groups that it may still ask
+    for. The curator forgets the others, and refuses to replay what it does not know.
+    """
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
         """Return exactly one Keep or Drop for the candidate, and any number of Agains.
@@ -118,10 +154,25 @@ class Stateless:
 
 def version_range(trajectories: Iterable[Trajectory]) -> tuple[int, int]:
     """Return the oldest and the newest version that generated a token, or (-1, -1); version 0 is one like any other."""
-    runs = [sequence.version_runs for trajectory in trajectories for sequence in trajectory.sequences]
-    pairs = np.concatenate([no_ints(), *(run[: run.size // 2 * 2] for run in runs)]).reshape(-1, 2)
-    versions: npt.NDArray[np.int32] = pairs[(pairs[:, 0] >= 0) & (pairs[:, 1] > 0), 0]
-    return (int(versions.min()), int(versions.max())) if versions.size else (-1, -1)
+    versions = set[int]()
+    for trajectory in trajectories:
+        for sequence in trajectory.sequences:
+            runs = sequence.version_runs.tolist()
+            if len(runs) <= _FEW:  # numpy costs more than so many numbers
+                versions.update(v for v, n in zip(runs[::2], runs[1::2], strict=False) if v >= 0 and n > 0)
+            else:
+                versions.update(_versions(sequence.version_runs))
+    return (min(versions), max(versions)) if versions else (-1, -1)
+
+
+_FEW = 64
+
+
+def _versions(runs: npt.NDArray[np.int32]) -> tuple[int, ...]:
+    """Return the oldest and the newest version of many runs."""
+    pairs = runs[: runs.size // 2 * 2].reshape(-1, 2)
+    versions = pairs[(pairs[:, 0] >= 0) & (pairs[:, 1] > 0), 0]
+    return (int(versions.min()), int(versions.max())) if versions.size else ()
 
 
 def generated_lengths(group: TrajectoryGroup) -> tuple[int, ...]:
@@ -129,9 +180,14 @@ def generated_lengths(group: TrajectoryGroup) -> tuple[int, ...]:
 
     Of a sequence it is never more than its ids, whatever the spans of a malformed one say.
     """
-    return tuple(sum(_generated(sequence) for sequence in member.sequences) for member in group.trajectories)
-
-
-def _generated(sequence: Sequence) -> int:
-    told = sum(span.length for span in sequence.spans if span.kind == "generated")
-    return max(0, min(told, sequence.ids.size))
+    lengths = []
+    for member in group.trajectories:
+        length = 0
+        for sequence in member.sequences:
+            told = 0
+            for span in sequence.spans:
+                if span.kind == "generated":
+                    told += span.length
+            length += max(0, min(told, sequence.ids.size))
+        lengths.append(length)
+    return tuple(lengths)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import numpy as np
 
-from consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, Result, Stateless
+from consumers.algorithms.contract import Candidate, Drop, Rejection, Result, Stateless
+from consumers.algorithms.ranges import at_least
+from consumers.algorithms.sizes import kept_or_dropped
+from consumers.algorithms.soundness import LOGPROB_SLACK, SPAN_KINDS, all_sound
 from schemas.records import Sequence, Span, Trajectory
-
-SPAN_KINDS = frozenset({"prompt", "generated", "observation", "injected"})
-LOGPROB_SLACK = 1e-4
-"""An engine's log-softmax may round a certain token to just above 0."""
-SMALLEST_GROUP = 2
-"""A single trajectory has nothing to be compared with."""
 
 Fault = tuple[str, str]
 """Reason and detail."""
@@ -24,13 +20,19 @@ Fault = tuple[str, str]
 class Validate(Stateless):
     """Reject malformed trajectories; drop a group with fewer than two sound ones.
 
+    Sound is: a finite reward; ids, log-probabilities, versions and spans of one length; spans of known kinds whose
+    turns never go back, so that what a turn saw is the beginning of what the next one saw; something before the first
+    generated token; a version on every generated token, none ahead of the record's head_version, and on all others
+    neither version nor log-probability; finite log-probabilities, not above 0; token ids in the vocabulary; at least
+    one generated token; an id that no other trajectory of the group has. What is rejected does not count in the group's
+    statistics. Failed episodes count to the two where `failures` has it so.
+
     `vocabulary` is the number of token ids, 0 when it is not known. A group without trajectories is dropped with the
     reason it came with.
     """
 
     def __init__(self, vocabulary: int = 0) -> None:
-        if vocabulary < 0:
-            raise ValueError(f"vocabulary is a number of token ids, or 0 when not known; got {vocabulary}")
+        at_least(0, vocabulary=vocabulary)
         self._vocabulary = vocabulary
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
@@ -38,12 +40,12 @@ class Validate(Stateless):
         group = candidate.group
         if not group.trajectories:
             return [Drop(group.reason or "no_trajectories", f"{len(group.failures)} of {group.n_asked} failed")]
+        members = [group.trajectories[index] for index in candidate.kept]
+        if all_sound(members, group.head_version, self._vocabulary):
+            return [kept_or_dropped(candidate, "invalid")]
         rejections = list(self._rejections(candidate))
-        sound = len(candidate.kept) - len(rejections)
-        if sound < SMALLEST_GROUP:
-            faults = "; ".join(f"{r.index}: {r.reason}, {r.detail}" for r in rejections) or "no other survived"
-            return [Drop("invalid", f"{sound} sound trajectories of {len(group.trajectories)} ({faults})")]
-        return [Keep(_without(candidate, rejections) if rejections else candidate)]
+        sound = candidate.without(rejections, counted=False) if rejections else candidate
+        return [kept_or_dropped(sound, "invalid")]
 
     def _rejections(self, candidate: Candidate) -> Iterator[Rejection]:
         seen: set[str] = set()
@@ -69,13 +71,6 @@ class Validate(Stateless):
         return None
 
 
-def _without(candidate: Candidate, rejections: list[Rejection]) -> Candidate:
-    """Return the candidate less what is malformed; a reward of NaN keeps it out of the group's statistics too."""
-    gone = {rejection.index for rejection in rejections}
-    rewards = tuple(math.nan if index in gone else reward for index, reward in enumerate(candidate.rewards))
-    return replace(candidate.without(rejections), rewards=rewards)
-
-
 def sequence_fault(sequence: Sequence, head_version: int, vocabulary: int = 0) -> Fault | None:
     """Return why a sequence cannot be trained on, or None."""
     return (
@@ -93,6 +88,9 @@ def _span_fault(sequence: Sequence) -> Fault | None:
     unknown = {span.kind for span in sequence.spans} - SPAN_KINDS
     if unknown:
         return "spans", f"unknown kinds of span: {', '.join(sorted(unknown))}"
+    turns = [span.turn for span in sequence.spans if span.length]
+    if turns != sorted(turns):
+        return "prefix", f"its turns {turns} go back: what one saw is not the beginning of what the next one saw"
     first = next((span.kind for span in sequence.spans if span.length), "")
     if first == "generated":
         return "no_prompt", "the first token is marked as generated: nothing predicts it"

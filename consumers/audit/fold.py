@@ -250,6 +250,9 @@ class AuditFold:
     def _curated(self, message: Message) -> bool:
         policy, stream, number, use = self._stamp(message)
         self._numbers[policy].curate(stream, number, use)
+        # Batches are read first: what they told of was read by the trainer until then.
+        if use and message.offset < self.chains[policy].last_positions.get(message.partition, 0):
+            self._numbers[policy].pass_replay(stream, number, use)
         return True
 
     def _stamp(self, message: Message) -> tuple[str, str, int, int]:
@@ -305,7 +308,7 @@ class AuditFold:
         if not redriven and not dead:
             self.unnumbered.letter(offset, letter.reason)
         for policy in dead:
-            self._numbers[policy].bury(letter.stream, letter.number, -1 if redriven else 1)
+            self._numbers[policy].bury(letter.stream, letter.number, letter.use, -1 if redriven else 1)
 
     def _buried(self, letter: DeadLetter) -> list[str]:
         """Return the policies whose number a letter concludes, or opens again."""

@@ -10,6 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ LOW = PAGE - 1
 
 PRODUCED, CURATED, KEPT, TRAINED, DISCARDED, EVICTED, BY_TRAINER, TWICE, KEPT_TWICE = (1 << bit for bit in range(9))
 CONCLUDED = TRAINED | DISCARDED
+PASSED = PRODUCED
+"""Of a replay, which no worker produces: its trainer has read past it."""
 REASON_BITS = 9
 """The bits above these hold the number of a reason."""
 FLAGS = (1 << REASON_BITS) - 1
@@ -59,8 +62,12 @@ class PolicyAudit:
     """Numbers that can no longer conclude, and numbers that concluded without having been issued."""
     doubled: int = 0
     """Uses trained twice, trained and discarded, or discarded in two ways."""
+    replays: int = 0
+    """Uses after the first that the chain asked for; at the end of a run some are left that the trainer never read."""
     replayed: int = 0
-    """Uses after the first that were trained."""
+    """Of these, trained."""
+    replays_discarded: int = 0
+    """Of these, evicted by the trainer, or dead."""
     trajectories_discarded: int = 0
     """Single trajectories of groups that were kept."""
 
@@ -194,10 +201,14 @@ class PolicyNumbers:
         """Take in the word that one trajectory of a kept group is not trained on."""
         self._trajectories += 1
 
-    def bury(self, stream: str, number: int, letters: int = 1) -> None:
-        """Take in a letter that concludes a number, or, with -1, one that opens it again."""
-        key = (stream, 0, number >> PAGE_BITS)
-        self._page(stream, number, 0)
+    def pass_replay(self, stream: str, number: int, use: int) -> None:
+        """Take in that the trainer has read past a replay: at the end of the run it is trained, evicted or dead."""
+        self._mark(stream, number, use, PASSED)
+
+    def bury(self, stream: str, number: int, use: int = 0, letters: int = 1) -> None:
+        """Take in a letter that concludes a number, or one use of it, or, with -1 letters, one that opens it again."""
+        key = (stream, use, number >> PAGE_BITS)
+        self._page(stream, number, use)
         page = self._deaths.get(key)
         if page is None:
             page = self._deaths[key] = array("b", bytes(PAGE))
@@ -237,10 +248,12 @@ class PolicyNumbers:
         for page in self.pages():
             trained, discarded = page.has(TRAINED), page.has(DISCARDED)
             count["doubled"] += _sum(page.has(TWICE)) + _sum(page.has(KEPT_TWICE))
-            if page.use:
-                count["replayed"] += _sum(trained)
-                continue
             count["doubled"] += _sum((page.deaths > 0) & page.has(CONCLUDED))
+            if page.use:
+                count["replays"] += _sum(page.has(KEPT))
+                count["replayed"] += _sum(trained)
+                count["replays_discarded"] += _sum((discarded | page.dead) & ~trained)
+                continue
             count["produced"] += _sum(page.has(PRODUCED))
             count["kept"] += _sum(page.has(KEPT))
             count["trained"] += _sum(trained)
@@ -267,7 +280,9 @@ class PolicyNumbers:
             in_flight=in_flight,
             lost=count["unissued"] + unknown + (in_flight if drained else 0),
             doubled=count["doubled"],
+            replays=count["replays"],
             replayed=count["replayed"],
+            replays_discarded=count["replays_discarded"],
             trajectories_discarded=self._trajectories,
         )
 
@@ -277,7 +292,11 @@ class PolicyNumbers:
         """Return every number that is not as it should be."""
         found = Problems()
         for page in self.pages():
-            for what, mask in _broken(page, issued.get(page.stream, 0), scope):
+            broken = _broken(page, issued.get(page.stream, 0), scope)
+            if page.use:
+                before = self.page(page.stream, page.use - 1, page.first >> PAGE_BITS)
+                broken = chain(broken, _broken_replays(page, before, scope))
+            for what, mask in broken:
                 if count := _sum(mask):
                     found.add(self._named(page, mask, what), count)
         for stream, next_number in seen.items():
@@ -340,6 +359,17 @@ def _broken(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]
         yield "was curated, and no worker produced it", (kept | discarded) & ~produced
     if scope.still:
         yield "has a curated record, and no outcome says that it was kept", curated & ~kept
+
+
+def _broken_replays(page: Page, before: Page, scope: Scope) -> Iterator[tuple[str, Mask]]:
+    """Yield what else may be wrong with later uses; `before` holds the use before of the same numbers."""
+    if scope.offline:
+        return
+    asked = page.has(KEPT)
+    yield "was asked for, and the use before it never was kept", asked & ~before.has(KEPT)
+    if scope.drained:
+        vanished = asked & page.has(PASSED) & ~page.concluded
+        yield "was read by the trainer, and then neither trained nor evicted", vanished
 
 
 def _sum(mask: Mask) -> int:

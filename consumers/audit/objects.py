@@ -142,17 +142,18 @@ class Objects:
     def _checkpoint(self, pointer: CheckpointPointer, place: str) -> Iterator[str]:
         name = f"the checkpoint of version {pointer.version} of {pointer.policy}, named by {place}:"
         version = (pointer.policy, CHECKPOINTS, pointer.version)
-        if self._deep or pointer.checkpoint is None:
-            self._of_versions += [(version, f"{name} {why}") for why in self.claim(pointer.checkpoint)]
-            return
-        self.count += 1
-        try:
-            if not self._store.exists(pointer.checkpoint.key):
-                self._of_versions.append((version, f"{name} {pointer.checkpoint.key} does not exist in the store"))
-        except (StoreUnavailable, StoreDenied) as error:
-            raise StoreAway(str(error)) from error
-        except StoreError as error:
-            yield f"{name} {error}"
+        for claim in (pointer.checkpoint, *(part.claim for part in pointer.parts)):
+            if self._deep or claim is None:
+                self._of_versions += [(version, f"{name} {why}") for why in self.claim(claim)]
+                continue
+            self.count += 1
+            try:
+                if not self._store.exists(claim.key):
+                    self._of_versions.append((version, f"{name} {claim.key} does not exist in the store"))
+            except (StoreUnavailable, StoreDenied) as error:
+                raise StoreAway(str(error)) from error
+            except StoreError as error:
+                yield f"{name} {error}"
 
     def not_retired(self, read_retired: Callable[[], Retired]) -> Iterator[str]:
         """Yield what is wrong with objects of versions, when all were checked, but for those that were retired.

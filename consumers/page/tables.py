@@ -78,9 +78,16 @@ def audit_table(audit: Mapping[str, Any]) -> RenderableType:
             *(str(counts[key]) for key in ("dead", "in_flight", "lost", "doubled")),
         )
     numbers: list[RenderableType] = [] if audit["source"] else [table]  # an offline experiment has none of its own
+    numbers += [Text(_replays(policy, counts)) for policy, counts in audit["policies"].items() if counts["replays"]]
     if audit["unnumbered_letters"]:
         numbers.append(Text(unnumbered(audit["unnumbered_letters"]), style="yellow"))
     return Group(*numbers, Text(_what_was_read(audit), style="dim"), *_verdict(audit))
+
+
+def _replays(policy: str, counts: Mapping[str, Any]) -> str:
+    asked, trained, discarded = (counts[key] for key in ("replays", "replayed", "replays_discarded"))
+    left = f", {asked - trained - discarded} not yet" if asked > trained + discarded else ""
+    return f"{policy}: {asked} replays, {trained} trained, {discarded} discarded{left}"
 
 
 def _what_was_read(audit: Mapping[str, Any]) -> str:

@@ -126,8 +126,7 @@ class Marker:
         if (pointer.run_id, pointer.policy) != (self._run_id, policy):
             return False
         self.policies[policy].checkpoints[pointer.version] = Written(pointer.epoch, message.timestamp_ms)
-        claims = [pointer.checkpoint] if pointer.checkpoint is not None else []
-        self._name(claims, (policy, CHECKPOINTS, pointer.version), message.value)
+        self._name(claims_of(pointer), (policy, CHECKPOINTS, pointer.version), message.value)
         return True
 
     def _name(self, claims: Iterable[ClaimCheck], place: Place, value: bytes) -> None:

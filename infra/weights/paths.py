@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from infra.weights.delta_header import Header
-from schemas.records import ClaimCheck, WeightsPublished
+from schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
 
 ANCHOR, DELTA, MERGED = "anchor", "delta", "merged"
 """Kinds of a WeightsPublished. The last publishes nothing: it tells of a further way between two versions."""
@@ -44,10 +44,13 @@ def link_of(event: WeightsPublished) -> Link[WeightsPublished] | None:
     return Link(source, event.weights_hash, size_of(event), event)
 
 
-def claims_of(event: WeightsPublished) -> list[ClaimCheck]:
-    """Return where an event's objects are: one, or several and their index; none where it names none."""
-    claims = [event.weights, *(shard.claim for shard in event.shards)]
-    return [claim for claim in claims if claim is not None]
+def claims_of(record: WeightsPublished | CheckpointPointer) -> list[ClaimCheck]:
+    """Return where a version's or a checkpoint's objects are: one, or an index and what it names; none if none."""
+    if isinstance(record, WeightsPublished):
+        whole, parts = record.weights, record.shards
+    else:
+        whole, parts = record.checkpoint, record.parts
+    return [claim for claim in (whole, *(part.claim for part in parts)) if claim is not None]
 
 
 def size_of(event: WeightsPublished) -> int:

@@ -54,14 +54,21 @@ RETRAIN = "tests/integration/test_retrain.py::"
 ATTENTION = "tests/unit/test_attention.py::"
 EPOCHS = "tests/unit/test_resume.py::test_a_new_epoch_begins_where_one_of_them_is_another"
 CURATION = "tests/unit/test_curation.py::"
+FILTERS = "tests/unit/test_filters.py::"
+REPLAYS = "tests/unit/test_replay.py::"
+DOWN_SAMPLING = "tests/unit/test_down_sampling.py::"
 HANGING = "tests/integration/test_hanging_transactions.py::"
 DELTAS = "tests/unit/test_deltas.py::"
 COMPACTION = "tests/unit/test_compaction.py::"
 AUDIT = "tests/unit/test_audit.py::"
+AUDIT_OBJECTS = "tests/unit/test_audit_objects.py::"
 GC = "tests/integration/test_gc.py::"
 RETENTION = "tests/unit/test_retention.py::"
 EXPERTS = "tests/unit/test_experts.py::"
 ROUTING = "tests/unit/test_routing.py::"
+GROUPS = "tests/unit/test_groups.py::"
+CHAIN_REPLAYS = "tests/unit/test_replays.py::"
+REPLAYS = "tests/integration/test_replayed_groups.py::"
 DEAD = f"{CURATION}test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes"
 UNDONE = f"{RUN_LOOP}test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
 
@@ -270,6 +277,41 @@ MUTANTS = (
         (f"{BEGINS}test_a_checkpoint_of_other_weights_than_its_pointer_names_is_refused",),
     ),
     Mutant(
+        "gap-in-parts",
+        "a checkpoint in parts holds all of every tensor",
+        "trainers/shard_index.py",
+        "if not (inside and apart and covered):",
+        "if False:",
+        ("tests/unit/test_shards.py::test_what_is_no_index_of_a_whole_checkpoint_is_refused",),
+    ),
+    Mutant(
+        "any-part",
+        "a part holds what its index says",
+        "trainers/backends/shards.py",
+        "if tensor is None or (tensor.dtype, tensor.shape) != expected:",
+        "if tensor is None:",
+        ("tests/unit/test_shards.py::test_a_part_that_holds_something_else_than_its_index_says_is_an_error",),
+    ),
+    Mutant(
+        "parts-unseen",
+        "what keeps a checkpoint keeps its parts, and what retires it retires them",
+        "infra/weights/paths.py",
+        "whole, parts = record.checkpoint, record.parts",
+        "whole, parts = record.checkpoint, ()",
+        ("tests/unit/test_retention.py::test_the_parts_of_a_checkpoint_stay_and_go_with_it",),
+    ),
+    Mutant(
+        "parts-unaudited",
+        "an audit says which part of a checkpoint is missing",
+        "consumers/audit/objects.py",
+        "for claim in (pointer.checkpoint, *(part.claim for part in pointer.parts)):",
+        "for claim in (pointer.checkpoint,):",
+        (
+            f"{AUDIT_OBJECTS}test_a_missing_part_of_a_checkpoint_is_told",
+            f"{AUDIT_OBJECTS}test_a_deep_audit_reads_the_parts_of_a_checkpoint",
+        ),
+    ),
+    Mutant(
         "no-dedupe",
         "a number concludes once",
         "consumers/dedupe.py",
@@ -311,6 +353,86 @@ MUTANTS = (
         "return [self._dead(message, why)]",
         "return []",
         (DEAD,),
+    ),
+    Mutant(
+        "shaped-variance",
+        "shaping gives no variance to a group that is wrong throughout",
+        "consumers/algorithms/zero_variance.py",
+        "rewards = sequence_rewards(candidate, unshaped)",
+        "rewards = sequence_rewards(candidate, candidate.rewards)",
+        ("tests/unit/test_shaping.py::test_a_penalty_gives_no_variance_to_a_group_that_is_wrong_throughout",),
+    ),
+    Mutant(
+        "masked-uncounted",
+        "what is left out of the loss still counts in its group's statistics",
+        "consumers/algorithms/contract.py",
+        "        if not counted:\n",
+        "        if True:\n",
+        (f"{FILTERS}test_a_truncated_completion_is_not_trained_on_and_still_counts",),
+    ),
+    Mutant(
+        "hasty-look",
+        "the look at a whole group lets nothing pass that the closer look finds",
+        "consumers/algorithms/soundness.py",
+        "if not edges or edges != _version_edges(sequence, head_version):",
+        "if not edges:",
+        (f"{FILTERS}test_the_look_at_a_whole_group_lets_nothing_pass_that_the_closer_look_finds",),
+    ),
+    Mutant(
+        "rounded-ties",
+        "of subsets of equal variance PODS takes the one of the smallest ids, whatever rounding says",
+        "consumers/algorithms/pods.py",
+        "near = ROUNDING * (ascending[-1] - ascending[0]) ** 2",
+        "near = 0.0",
+        (f"{DOWN_SAMPLING}test_rounding_does_not_decide_between_sets_of_equal_variance",),
+    ),
+    Mutant(
+        "any-order",
+        "a chain whose order makes an algorithm wrong is refused",
+        "consumers/algorithms/chain.py",
+        "    if wrong:\n",
+        "    if False:\n",
+        ("tests/unit/test_chain.py::test_an_order_that_makes_an_algorithm_wrong_is_refused",),
+    ),
+    Mutant(
+        "stale-replay",
+        "a replay has its own bound on staleness",
+        "consumers/algorithms/replay.py",
+        "        self._expire(clock)\n",
+        "",
+        (f"{REPLAYS}test_nothing_is_replayed_beyond_its_own_staleness",),
+    ),
+    Mutant(
+        "endless-replay",
+        "the first training is one of a replay's uses",
+        "consumers/algorithms/replay.py",
+        "if one.uses >= self._max_uses:",
+        "if one.uses > self._max_uses:",
+        (f"{REPLAYS}test_the_first_training_is_one_of_the_uses",),
+    ),
+    Mutant(
+        "boundless-replay",
+        "what a replay remembers is bounded",
+        "consumers/algorithms/replay.py",
+        "if len(self._groups) == self._capacity:",
+        "if False:",
+        (f"{REPLAYS}test_memory_and_snapshot_are_bounded_by_capacity",),
+    ),
+    Mutant(
+        "forgotten-draws",
+        "a replay goes on from a snapshot with the draws that were left",
+        "consumers/algorithms/draws.py",
+        "        self._count = count\n",
+        "        self._count = 0\n",
+        (f"{REPLAYS}test_a_replay_goes_on_from_any_snapshot_as_if_nothing_had_been",),
+    ),
+    Mutant(
+        "moved-slots",
+        "a restored replay keeps the order of arrivals",
+        "consumers/algorithms/replay.py",
+        "        self._slots = OrderedDict(sorted(self._slots.items()))\n",
+        "",
+        (f"{REPLAYS}test_a_replay_goes_on_from_any_snapshot_as_if_nothing_had_been",),
     ),
     Mutant(
         "time-travel",
@@ -745,6 +867,110 @@ MUTANTS = (
         'dead = replace(self._record(), evictions=(records.Eviction(use, "dead"),))',
         "dead = self._record()",
         (f"{EVICTIONS_FILE}test_a_group_that_could_not_be_read_before_a_fix_is_trained_once_when_it_is_sent_back",),
+    ),
+    Mutant(
+        "replays-counted",
+        "a replay is the next use of its group, and no other",
+        "consumers/uses.py",
+        "if use.use != known.uses:",
+        "if False:",
+        (f"{CHAIN_REPLAYS}test_what_is_no_next_use_of_a_group_that_was_kept_is_refused",),
+    ),
+    Mutant(
+        "replays-restored",
+        "a curator that comes back knows what it curated",
+        "consumers/curation.py",
+        '        self._uses.restore(state["uses"])\n',
+        "",
+        (f"{CHAIN_REPLAYS}test_the_same_records_give_the_same_replays_whether_live_or_restored_half_way",),
+    ),
+    Mutant(
+        "replays-forgotten-late",
+        "a group is forgotten after the last use that its chain asked for",
+        "consumers/curation.py",
+        "        results = chain.process(before, self._clock)\n",
+        "        results = chain.process(before, self._clock)\n        self._uses.forget(group.revision, chain)\n",
+        (f"{CHAIN_REPLAYS}test_what_a_chain_holds_no_more_is_forgotten_but_not_before_its_last_use",),
+    ),
+    Mutant(
+        "replays-no-numbers",
+        "a letter about a replay closes no number",
+        "producers/feed_state.py",
+        "        if letter.use:\n            return\n",
+        "",
+        ("tests/unit/test_feed_state.py::test_replays_and_single_trajectories_make_no_room",),
+    ),
+    Mutant(
+        "letters-of-replays",
+        "a letter says which use of a group it is about",
+        "infra/dead_letters.py",
+        "        use=use,\n",
+        "",
+        ("tests/unit/test_letters.py::test_the_letter_of_a_replay_concludes_that_use_alone",),
+    ),
+    Mutant(
+        "replays-vanish",
+        "a replay that the trainer read is trained or evicted",
+        "consumers/audit/numbers.py",
+        "vanished = asked & page.has(PASSED) & ~page.concluded",
+        "vanished = asked & False",
+        (f"{AUDIT}test_a_replay_that_vanishes_behind_the_trainers_back_is_found_when_the_run_is_over",),
+    ),
+    Mutant(
+        "replays-in-a-row",
+        "every use has the one before it",
+        "consumers/audit/numbers.py",
+        "asked & ~before.has(KEPT)",
+        "asked & False",
+        (f"{AUDIT}test_a_replay_whose_use_before_vanished_is_found",),
+    ),
+    Mutant(
+        "room-for-replays",
+        "replays and fresh groups take no room of each other",
+        "trainers/window.py",
+        " if waiting.is_replay == entry.is_replay",
+        "",
+        ("tests/unit/test_window.py::test_replays_and_fresh_groups_take_no_room_of_each_other",),
+    ),
+    Mutant(
+        "replays-weighed",
+        "a weight scales its group's advantages",
+        "trainers/groups.py",
+        " * np.float32(group.weight)",
+        "",
+        (f"{GROUPS}test_a_weight_scales_the_advantages_of_its_group_and_takes_no_part_in_statistics_of_the_batch",),
+    ),
+    Mutant(
+        "replays-of-this-run",
+        "a first use is one of this run",
+        "infra/first_uses.py",
+        "stamp.run_id == run_id and not stamp.use",
+        "not stamp.use",
+        (f"{REPLAYS}test_first_uses_are_found_behind_markers_and_aborted_records_and_those_of_others_are_not",),
+    ),
+    Mutant(
+        "replays-far-back",
+        "a first use that is not where its replay says is looked for further back",
+        "infra/first_uses.py",
+        "        end, step = low, 2 * step\n",
+        "        break\n",
+        (f"{REPLAYS}test_first_uses_are_found_behind_markers_and_aborted_records_and_those_of_others_are_not",),
+    ),
+    Mutant(
+        "replays-missing",
+        "a replay whose first use is gone is evicted",
+        "trainers/component.py",
+        "            if found is None:\n",
+        "            if False:\n",
+        (f"{REPLAYS}test_a_replay_whose_first_use_has_left_the_log_is_evicted_and_the_trainer_goes_on",),
+    ),
+    Mutant(
+        "replays-at-the-end",
+        "a trainer that stops after the end tells of the replays that it holds",
+        "trainers/component.py",
+        "        if self._evicted:\n            return self._report_evictions()\n        self._finished.set()",
+        "        self._finished.set()",
+        (f"{REPLAYS}test_a_trainer_that_stops_after_the_end_says_first_what_became_of_the_replays_that_it_holds",),
     ),
     Mutant(
         "hash-unchecked",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,7 @@ from schemas.headers import HeaderError, Stamp
 from schemas.records import RECORDS, Failure, RecipeRevision, Task, TrajectoryGroup
 from schemas.writers import MOST_VALUES, foreign_schema
 from trainers.checkpoint import Checkpoint, CheckpointError, decode_checkpoint, encode_checkpoint
+from trainers.shard_index import FORMAT, decode_index
 
 pytestmark = pytest.mark.timeout(1200)  # seconds, on a machine that does nothing else
 
@@ -177,7 +179,21 @@ def test_altered_checkpoints_are_read_or_refused(fuzz: Fuzz) -> None:
         with suppress(CheckpointError, WeightsError):
             decode_checkpoint(data)
 
-    fuzz.run("checkpoints", 0.07, lambda rng: altered_file(rng, valid), check)
+    fuzz.run("checkpoints", 0.06, lambda rng: altered_file(rng, valid), check)
+
+
+def test_altered_indices_of_checkpoints_are_read_or_refused(fuzz: Fuzz) -> None:
+    pieces = [{"offsets": [0, 0], "sizes": [2, 3], "part": "a"}, {"offsets": [2, 0], "sizes": [2, 3], "part": "b"}]
+    tensors = {"masters/w": {"dtype": "F32", "shape": [4, 3], "pieces": pieces}}
+    valid = {"format": FORMAT, "metadata": {"version": 7}, "tensors": tensors}
+
+    def check(text: str) -> None:
+        with suppress(CheckpointError):
+            for cut in decode_index(text.encode()).tensors.values():
+                held = sum(math.prod(piece.sizes) for piece in cut.pieces)
+                assert held == math.prod(cut.shape), "what no piece holds would be whatever lay in memory"
+
+    fuzz.run("indices", 0.01, lambda rng: altered_json(rng, valid), check)
 
 
 def test_altered_weights_are_read_or_refused_and_whatever_is_read_can_be_hashed(fuzz: Fuzz) -> None:
@@ -353,6 +369,8 @@ def test_nothing_that_is_read_is_executed(tmp_path: Path) -> None:
     for data in (bomb, len(bomb).to_bytes(8, "little") + bomb):
         with pytest.raises(WeightsError):
             decode_checkpoint(data)
+        with pytest.raises(CheckpointError):
+            decode_index(data)
     with pytest.raises(PayloadError):
         problem_from_json(bomb.decode())
     assert not mark.exists()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from made_run import TINY_MODEL, make_run, tiny_recipe
 from trained_run import Answer, batches, command, curated, feed, published, start_trainer, until
 
@@ -94,6 +95,22 @@ def test_the_same_batches_give_the_same_hashes_with_as_many_threads_as_the_train
     hashes = [batch.weights_hash for batch in batches(trained)]
     assert [(one["version"], one["expected"]) for one in found["versions"]] == list(enumerate(hashes, 1))
     assert all(one["equal"] and one["got"] == one["expected"] for one in found["versions"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_what_a_gpu_trained_it_trains_again_to_the_same_hashes(
+    bootstrap: str, store: ObjectStore, run_name: str, tmp_path: Path
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name, trainer=TRAINER | {"device": "cuda"}, policies=POLICIES))
+    feed(run, [curated(number, stale=100) for number in range(4 * STEPS)])
+    process = start_trainer(run)
+    until(lambda: len(batches(run)) == STEPS, process)
+    process.kill()
+    process.join()
+    answer, found = retrain(run, tmp_path)
+    assert answer.code == 0, answer.err
+    assert [version["equal"] for version in found["versions"]] == [True] * STEPS
 
 
 def test_a_part_is_trained_again_from_the_newest_checkpoint_at_or_below_it(trained: Run, tmp_path: Path) -> None:

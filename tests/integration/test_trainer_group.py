@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 from made_run import make_run, tiny_recipe
-from trained_run import batches, curated, feed, published, until
+from structlog.testing import capture_logs
+from trained_run import batches, command, curated, feed, published, until
 
 from infra.object_store import ObjectStore
 from infra.run import Run
+from trainers.history import read_history
+from trainers.remake import learner_at
+from trainers.resume import resume
 
 STEPS = 6
 TRAINER = {"steps": STEPS, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 20, "checkpoint_every": 2}
@@ -88,7 +93,40 @@ def test_a_run_outlives_the_death_of_a_rank_and_its_versions_are_made_again_by_a
 
     groups[0].process.terminate()
     assert groups[0].process.wait(60) is not None
+    resumed = [json.loads(line) for line in groups[0].log.read_text().splitlines() if '"trainer.resuming"' in line]
+    assert resumed[0]["checkpoint"] == 2
+    _was_stored_by_halves(run)
     _made_again_by_two(run, tmp_path)
+    answer = command(tmp_path, "retrain", "--run", str(run.address))
+    assert answer.code == 3, f"one process cannot: {answer}"
+    _goes_on_with_one(run)
+
+
+def _was_stored_by_halves(run: Run) -> None:
+    pointers = read_history(run, "solver").checkpoints
+    assert pointers.keys() == {0, 2, 4, 6}
+    for pointer in pointers.values():
+        halves = [0, 0]
+        for part in pointer.parts:
+            assert part.claim is not None
+            halves[int(part.name.partition("-")[0])] += part.claim.size_bytes
+        assert 0 < max(halves) < 0.6 * sum(halves)
+
+
+def _goes_on_with_one(run: Run) -> None:
+    """A trainer of one process reads what two have stored; and an older one where a part is gone."""
+    history = read_history(run, "solver")
+    newest = history.checkpoints[STEPS]
+    learner = learner_at(run, newest, history.files, run.recipe)  # compares the weights' hash
+    assert learner.version == STEPS
+    assert newest.parts[-1].claim is not None
+    run.store.delete(newest.parts[-1].claim.key)
+    with capture_logs() as logs:
+        incarnation = resume(run, "solver", history, threading.Event())
+    assert incarnation.learner.version == STEPS
+    said = {line["event"]: line for line in logs}
+    assert said["checkpoint.unusable"]["version"] == STEPS
+    assert said["trainer.resuming"]["checkpoint"] == STEPS - 2
 
 
 def _made_again_by_two(run: Run, folder: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from infra.run import Run
 from infra.topic_reader import read_all
 from infra.transactions import TransactionalWriter
 from schemas import codec
+from schemas.headers import Stamp
 from schemas.records import (
     BatchTrained,
     CuratedGroup,
@@ -124,9 +125,20 @@ def feed(run: Run, groups: list[CuratedGroup], writer: TransactionalWriter | Non
     """Write curated groups as a curator does."""
     own = writer or TransactionalWriter(run.connection, f"{run.address.run}.curate.test")
     own.begin()
-    topic = run.topics.curated("solver")
-    own.produce([Outgoing(topic, codec.encode(g), partition=g.number % run.recipe.kafka.partitions) for g in groups])
+    own.produce([curated_message(run, group) for group in groups])
     own.commit()
+
+
+def curated_message(run: Run, group: CuratedGroup) -> Outgoing:
+    """A curated record with its key and headers, on the partition of its number."""
+    stamp = Stamp(group.run_id, group.stream, group.number, use=group.use, policy="solver")
+    partition = group.number % run.recipe.kafka.partitions
+    return Outgoing(run.topics.curated("solver"), codec.encode(group), stamp.key, stamp.to_headers(), partition)
+
+
+def replay(first: CuratedGroup, use: int, back: int = 0, weight: float = 1.0) -> CuratedGroup:
+    """A further use of a group, as a curator writes it."""
+    return replace(first, use=use, group=b"", kept=(), rewards=(), first_back=back, weight=weight)
 
 
 def batches(run: Run) -> list[BatchTrained]:

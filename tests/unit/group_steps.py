@@ -1,6 +1,6 @@
 """Versions of a tiny model for many settings, on one process or under torchrun: what each version came to, as JSON.
 
-torchrun --standalone --nproc-per-node 2 -m tests.unit.group_steps FILE
+torchrun --standalone --nproc-per-node 2 tests/unit/group_steps.py FOLDER [DEVICE]
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from test_learner import SETTINGS, SHAPE, TOKENIZER, batch
+from group_checkpoints import Folder, leave_while_away, load, troubles
+from test_learner import OBJECTIVES, SETTINGS
 from test_routing import TINY as EXPERTS
 from test_routing import batch as routed_batch
+from tiny_models import SHAPE, TOKENIZER, batch
 
 from infra.settings import Lora, Trainer
 from infra.weights.tensors import weights_hash
@@ -35,49 +39,91 @@ CASES: dict[str, dict[str, Any]] = {
     "sequences": {"loss": "gspo", "entropy": 0.01},
     "adapter": {"learning_rate": 2e-3},
     "experts": {"replay_routing": True, "router_aux": 0.1},
+    "fused": {"fused_optimizer": True},
     "matrices cut": {"tensor_parallel": 2},
+    "matrices cut, fused": {"tensor_parallel": 2, "fused_optimizer": True},
     "matrices cut, a reference": {"tensor_parallel": 2, "kl": {"use": "k3", "weight": 0.1}, "logits_mib": 1},
 }
+CASES |= {name: OBJECTIVES[name] for name in ("decoupled", "interpolated", "gmpo", "cispo", "sapo", "dppo", "gpg")}
+DEVICE = sys.argv[2] if sys.argv[0].endswith("group_steps.py") and sys.argv[2:] else "cpu"
+TAKEN_OVER = ("averaged reference", "adapter", "matrices cut")
+
+
+def parts_of(changed: dict[str, Any]) -> tuple[Any, Trainer, int, Adapter | None]:
+    """What a learner is made of."""
+    settings = SETTINGS.model_dump() | {"micro_batch_tokens": 128, "device": DEVICE} | changed
+    shape = EXPERTS if "router_aux" in changed else {**SHAPE, "num_key_value_heads": 2}
+    if "logits_mib" in changed:
+        shape = {**shape, "vocab_size": 30_000}  # of which one MiB holds the logits of eight tokens
+    model = build_model(shape, TOKENIZER, seed=1)
+    adapter = Adapter(model, Lora(rank=2), 1) if changed == CASES["adapter"] else None
+    return model, Trainer.model_validate(settings), 1, adapter
 
 
 def made(changed: dict[str, Any]) -> Learner:
-    settings = SETTINGS.model_dump() | {"micro_batch_tokens": 128} | changed
-    shape = EXPERTS if "router_aux" in changed else {**SHAPE, "num_key_value_heads": 2}
-    model = build_model(shape, TOKENIZER, seed=1)
-    adapter = Adapter(model, Lora(rank=2), 1) if changed == CASES["adapter"] else None
-    return new_learner(model, Trainer.model_validate(settings), 1, adapter)
+    return new_learner(*parts_of(changed))
+
+
+def alone(changed: dict[str, Any]) -> dict[str, Any]:
+    """Settings for one process."""
+    return {name: value for name, value in changed.items() if name != "tensor_parallel"}
+
+
+def encoded(learner: Learner) -> str:
+    """The hash of the whole checkpoint of a learner of one process."""
+    return sha256(b"".join(encode_checkpoint(learner.state()))).hexdigest()
 
 
 def sequences_of(changed: dict[str, Any]) -> Callable[[int], list[TrainingSequence]]:
     return routed_batch if "router_aux" in changed else batch
 
 
-def told(changed: dict[str, Any]) -> dict[str, Any]:
-    """Two versions in one go; the second of them also from the checkpoint of the first."""
+def told(changed: dict[str, Any], folder: Folder) -> dict[str, Any]:
+    """Two versions in one go; the second of them also from the checkpoint of the first, which is stored meanwhile."""
     straight, sequences = made(changed), sequences_of(changed)
     found = [straight.step(sequences(1), 1)]
-    state = straight.state()
+    storing, first_hash = straight.checkpoint(folder.run), weights_hash(straight.published())
     found.append(straight.step(sequences(2), 2))
-    published, end = weights_hash(straight.published()), b"".join(encode_checkpoint(straight.state()))
+    first, end = storing(None), straight.checkpoint(folder.run)(None)
+    published = weights_hash(straight.published())
     fingerprint = straight.fingerprint()
     resumed = made(changed)
     resumed.step(sequences(99), 1)  # what loading must replace
-    resumed.load_state(state)
+    for process in (0, 1):
+        folder.bytes_read(process)
+    load(resumed, folder, first)
+    read = [folder.bytes_read(process) for process in (0, 1)]
+    again, hash_again = resumed.step(sequences(2), 2), weights_hash(resumed.published())
+    same_state = end == resumed.checkpoint(folder.run)(None)
     return {
         "metrics": found,
+        "first": asdict(first),
+        "first_hash": first_hash,
+        "read": read,
         "hash": published,
-        "again": resumed.step(sequences(2), 2),
-        "hash_again": weights_hash(resumed.published()),
-        "state": len(end),
-        "same_state": end == b"".join(encode_checkpoint(resumed.state())),
+        "again": again,
+        "hash_again": hash_again,
+        "same_state": same_state,
         "fingerprint": fingerprint,
     }
 
 
+def taken_over(changed: dict[str, Any], folder: Folder) -> dict[str, Any]:
+    """The checkpoint of one process, as two load it and store it again."""
+    one, two = Learner(*parts_of(alone(changed))), made(changed)
+    one.step(sequences_of(changed)(1), 1)
+    two.load_state(one.state())
+    return {"whole": encoded(one), "stored": asdict(two.checkpoint(folder.run)(None))}
+
+
 def main() -> None:
+    folder = Folder(sys.argv[1])
     with leading():
-        found = {name: told(changed) for name, changed in CASES.items()}
-        Path(sys.argv[1]).write_text(json.dumps(found))
+        found = {name: told(changed, folder) for name, changed in CASES.items()}
+        found["taken over"] = {name: taken_over(CASES[name], folder) for name in TAKEN_OVER}
+        found["troubles"] = troubles(folder, lambda: made({}), batch)
+        Path(folder.path, "told.json").write_text(json.dumps(found))
+        leave_while_away(folder, made({}))
 
 
 if __name__ == "__main__":

@@ -164,14 +164,14 @@ def test_a_trajectory_that_comes_twice_is_kept_once() -> None:
 def test_a_vocabulary_bounds_the_token_ids() -> None:
     assert isinstance(result(Validate(vocabulary=3), group(1.0, 0.0)), Keep)
     assert isinstance(result(Validate(vocabulary=2), group(1.0, 0.0)), Drop)
-    with pytest.raises(ValueError, match="vocabulary is a number of token ids"):
+    with pytest.raises(ValueError, match="vocabulary is 0 or more; got -1"):
         Validate(vocabulary=-1)
 
 
 def test_fewer_than_two_sound_trajectories_are_no_group() -> None:
-    assert result(Validate(), group(1.0)) == Drop("invalid", "1 sound trajectories of 1 (no other survived)")
+    assert result(Validate(), group(1.0)) == Drop("invalid", "1 of 1 trajectories are left (no other survived)")
     dropped = result(Validate(), group(1.0, math.nan))
-    assert dropped == Drop("invalid", "1 sound trajectories of 2 (1: reward, reward nan)")
+    assert dropped == Drop("invalid", "1 of 2 trajectories are left (1: reward, reward nan)")
 
 
 def test_rounding_above_zero_is_no_flaw() -> None:
@@ -261,9 +261,11 @@ def test_shaping_gives_no_variance_to_a_group_that_is_wrong_throughout() -> None
     assert isinstance(verdict, Drop)
 
 
-def test_only_the_kept_members_count() -> None:
-    candidate = Candidate.of(group(1.0, 0.0, 1.0)).without([Rejection(1, "x")])
-    assert [type(verdict) for verdict in DropZeroVariance().process(candidate, 3)] == [Drop]
+def test_what_is_left_out_of_the_loss_is_compared_while_it_counts() -> None:
+    whole = Candidate.of(group(1.0, 0.0, 1.0))
+    for counted, verdict in ((True, Keep), (False, Drop)):
+        candidate = whole.without([Rejection(1, "x")], counted=counted)
+        assert [type(v) for v in DropZeroVariance().process(candidate, 3)] == [verdict]
 
 
 def test_rewards_of_single_sequences_count_before_the_trajectorys() -> None:

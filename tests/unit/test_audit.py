@@ -104,11 +104,16 @@ class Log:
         pointer = CheckpointPointer(**{**common, **more})
         self.say(TOPICS.state, codec.encode(pointer), checkpoint_key("solver", version))
 
-    def evicted(self, number: int, verdict: str = "expired") -> None:
-        eviction = Eviction(GroupUse("sums", number), verdict)
+    def replay(self, number: int, use: int) -> None:
+        self.outcome(number, "kept", "", use=use)
+        headers = Stamp("r", "sums", number, use=use, policy="solver").to_headers()
+        self.say(TOPICS.curated("solver"), b"", headers=headers)
+
+    def evicted(self, number: int, verdict: str = "expired", use: int = 0) -> None:
+        eviction = Eviction(GroupUse("sums", number, use), verdict)
         self.batch(-1, evictions=(eviction,))
         if verdict != "dead":
-            self.outcome(number, verdict, verdict, component="train")
+            self.outcome(number, verdict, verdict, component="train", use=use)
 
     def letter(self, number: int = -1, policy: str = "solver", stream: str = "sums", **more: Any) -> None:
         record = DeadLetter(**{"run_id": "r", "policy": policy, "stream": stream, "number": number, **more})
@@ -196,13 +201,54 @@ def test_a_group_delivered_again_is_a_duplicate_and_no_problem() -> None:
 
 def test_replays_are_counted_apart() -> None:
     log = clean()
-    log.outcome(0, "kept", "", use=1)
-    headers = Stamp("r", "sums", 0, use=1, policy="solver").to_headers()
-    log.say(TOPICS.curated("solver"), b"", headers=headers)
+    log.replay(0, 1)
     log.batch(3, 0, use=1)
     found = log.audit(STILL)
     assert says(found) == []
     assert (found.policies["solver"].trained, found.policies["solver"].replayed) == (3, 1)
+    log.replay(1, 1)
+    log.evicted(1, "missing", use=1)
+    log.replay(1, 2)
+    log.letter(1, use=2)
+    log.replay(2, 1)
+    solver = log.audit(STILL).policies["solver"]
+    assert says(log.audit(STILL)) == []
+    assert (solver.replays, solver.replayed, solver.replays_discarded, solver.dead) == (4, 1, 2, 1)
+    assert replace(solver, replays=0, replayed=0, replays_discarded=0) == clean().audit(STILL).policies["solver"]
+
+
+def ended() -> Log:
+    """A run of one sum that was trained, and nothing else; it is over."""
+    log = Log()
+    log.issued(sums=1)
+    log.weights(0)
+    log.checkpoint(0)
+    log.kept(0)
+    return log
+
+
+def test_a_replay_that_vanishes_behind_the_trainers_back_is_found_when_the_run_is_over() -> None:
+    log = ended()
+    log.batch(1, 0, positions=(Position(0, 2),))
+    log.weights(1)
+    log.replay(0, 1)
+    log.replay(0, 2)
+    assert log.audit(STILL).ok
+    assert says(log.audit(DRAINED)) == [
+        "sums:0 of solver , use 1, was read by the trainer, and then neither trained nor evicted"
+    ], "the second it never read: the run was over first"
+    log.evicted(0, "run_end", use=1)
+    assert log.audit(DRAINED).ok
+
+
+def test_a_replay_whose_use_before_vanished_is_found() -> None:
+    log = ended()
+    log.replay(0, 2)
+    log.batch(1, 0)
+    log.batch(2, 0, use=2)
+    log.weights(1)
+    log.weights(2)
+    assert says(log.audit(STILL)) == ["sums:0 of solver , use 2, was asked for, and the use before it never was kept"]
 
 
 def test_a_dead_task_is_dead_for_all_policies_of_its_workflow() -> None:
@@ -320,8 +366,7 @@ def trained_and_dead(log: Log) -> None:
 
 def replayed_twice(log: Log) -> None:
     for _ in range(2):
-        log.outcome(0, "kept", "", use=1)
-        log.say(TOPICS.curated("solver"), b"", headers=Stamp("r", "sums", 0, use=1, policy="solver").to_headers())
+        log.replay(0, 1)
     log.batch(3, 0, use=1)
     log.batch(4, 0, use=1)
 

@@ -20,7 +20,7 @@ from infra.weights.delta_header import Label
 from infra.weights.tensor_file import write_safetensors
 from infra.weights.tensors import Tensor, weights_hash
 from schemas import codec
-from schemas.records import ClaimCheck, WeightsPublished
+from schemas.records import CheckpointPointer, ClaimCheck, NamedObject, WeightsPublished
 
 STRETCH = "its delta is read and not applied, nor are those after it up to the next anchor"
 
@@ -32,11 +32,11 @@ def weights(version: int) -> dict[str, Tensor]:
 class Scene:
     """Anchor 0, deltas 1 to 3, anchor 4, delta 5."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, deep: bool = False) -> None:
         self.objects: dict[str, bytes] = {}
         self.events = {0: self.anchor(0), **{v: self.delta(v - 1, v) for v in (1, 2, 3)}}
         self.events |= {4: self.anchor(4), 5: self.delta(4, 5)}
-        self.audit = Objects(cast("ObjectStore", self), folder, deep=False)
+        self.audit = Objects(cast("ObjectStore", self), folder, deep=deep)
 
     def get_to_file(self, key: str, sha256: str, size_bytes: int, path: Path) -> None:
         """As the real one does it."""
@@ -46,6 +46,9 @@ class Scene:
         if (len(data), hashlib.sha256(data).hexdigest()) != (size_bytes, sha256):
             raise ObjectCorrupt(f"{key} has sha256 of other bytes")
         path.write_bytes(data)
+
+    def exists(self, key: str) -> bool:
+        return key in self.objects
 
     def put(self, key: str, data: bytes) -> ClaimCheck:
         self.objects[key] = data
@@ -67,6 +70,16 @@ class Scene:
             weights=self.put(f"{version}", data),
         )
         return replace(event, **changes)  # type: ignore[arg-type]
+
+    def checkpoint(self) -> CheckpointPointer:
+        """Version 3, in two parts."""
+        parts = tuple(NamedObject(f"{number}", self.put(f"part {number}", bytes([number]))) for number in (0, 1))
+        return CheckpointPointer(policy="p", version=3, checkpoint=self.put("index", b"{}"), parts=parts)
+
+    def said_of(self, pointer: CheckpointPointer) -> list[str]:
+        message = Message("state", 0, 9, b"", codec.encode(pointer))
+        at_once = list(self.audit.check(message, CheckpointPointer))
+        return [*at_once, *self.audit.not_retired(lambda: Retired("run", ["p"]))]
 
     def said(self) -> list[str]:
         messages = [Message("t", 0, v, b"", codec.encode(event)) for v, event in sorted(self.events.items())]
@@ -144,3 +157,23 @@ def test_every_stretch_of_deltas_that_are_not_applied_is_said(tmp_path: Path) ->
     said = scene.said()
     assert [what.partition(",")[0] for what in said] == [f"version {version} of p" for version in (1, 2, 4, 5)]
     assert [STRETCH in what for what in said] == [False, True, False, True]
+
+
+def test_a_missing_part_of_a_checkpoint_is_told(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    pointer = scene.checkpoint()
+    assert scene.said_of(pointer) == []
+    assert scene.audit.count == 3
+    del scene.objects["part 1"]
+    assert scene.said_of(pointer) == [
+        "the checkpoint of version 3 of p, named by state[0]@9: part 1 does not exist in the store"
+    ]
+
+
+def test_a_deep_audit_reads_the_parts_of_a_checkpoint(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, deep=True)
+    pointer = scene.checkpoint()
+    scene.objects["part 1"] = b"other"
+    assert scene.said_of(pointer) == [
+        "the checkpoint of version 3 of p, named by state[0]@9: part 1 has sha256 of other bytes"
+    ]

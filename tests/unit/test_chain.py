@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from consumers.algorithms.chain import ALGORITHMS, Chain, ChainError, UnknownAlgorithm, load_chain
-from consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, Result
+from consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, Result, Stateless
+from consumers.curation import chain_of
 from infra.errors import UsageError
+from infra.settings import Recipe
 from schemas.records import GroupUse, Sequence, Span, Trajectory, TrajectoryGroup
 
 DEFAULT: list[tuple[str, Mapping[str, Any]]] = [
@@ -16,6 +18,14 @@ DEFAULT: list[tuple[str, Mapping[str, Any]]] = [
     ("max_staleness", {"limit": 1}),
     ("drop_zero_variance", {}),
 ]
+
+NEEDED: dict[str, Mapping[str, Any]] = {
+    "max_staleness": {"limit": 1},
+    "length_bounds": {"longest": 9},
+    "gibberish": {"vocabulary": 200_000},
+    "overlong": {"limit": 9},
+    **{use: {"m": 2} for use in ("pods", "best_and_worst", "random_m", "gfpo")},
+}
 
 
 def candidate(*rewards: float, version: int = 3) -> Candidate:
@@ -123,12 +133,61 @@ def test_a_snapshot_of_another_chain_is_refused() -> None:
 
 @pytest.mark.parametrize("use", ALGORITHMS)
 def test_every_shipped_algorithm_is_found(use: str) -> None:
-    load_chain([(use, {"limit": 1} if use == "max_staleness" else {})])
+    load_chain([(use, NEEDED.get(use, {}))])
 
 
 def test_one_of_your_own_is_named_by_module_and_name() -> None:
     chain = load_chain([("consumers.algorithms.max_staleness:MaxStaleness", {"limit": 0})])
     assert isinstance(chain.process(candidate(1.0, 0.0), 4)[0], Drop)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        ("replay_latest", "max_staleness", "what it drops or changes would be replayed as it was; put the replay last"),
+        ("replay_uniform", "my_package.rules:Mine", "put the replay last"),
+        ("replay_uniform", "replay_latest", "both would count the uses of one group; take one of them"),
+        ("validate", "failures", "whether failed episodes count must be known before anything looks at the group"),
+        ("drop_zero_variance", "failures", "must be known before"),
+        ("overlong", "validate", "what is malformed must be known before anything looks at the group"),
+        ("pods", "scale_rewards", "a subset is chosen by shaped rewards"),
+        ("random_m", "overlong", "a subset is chosen by shaped rewards"),
+        ("kimi_length", "length_bounds", "rewards would have been compared with those of members that it takes out"),
+    ],
+)
+def test_an_order_that_makes_an_algorithm_wrong_is_refused(first: str, second: str, why: str) -> None:
+    uses = [(use, NEEDED.get(use, {})) for use in (first, second)]
+    with pytest.raises(UnknownAlgorithm, match=f"the chain's order: {second} cannot come after {first}: .*{why}"):
+        load_chain(uses)
+
+
+def test_the_order_of_the_table_is_right() -> None:
+    replays = [use for use in ALGORITHMS if use.startswith("replay")]
+    for replay in replays:
+        load_chain([(use, NEEDED.get(use, {})) for use in [*ALGORITHMS] if use not in replays or use == replay])
+
+
+class Drawing(Stateless):
+    def __init__(self, *, seed: int) -> None:
+        self.seed = seed
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
+        return [Drop(str(self.seed))]
+
+
+class Unresolved(Drawing):
+    def __init__(self, names: "NowhereImported" = None, *, seed: int = 1) -> None:  # type: ignore[name-defined]  # noqa: F821
+        super().__init__(seed=seed)
+
+
+def test_annotations_that_only_a_type_checker_resolves_are_left_to_it() -> None:
+    assert load_chain([(f"{__name__}:Unresolved", {"names": ["a"]})]).process(candidate(1.0), 3) == (Drop("1"),)
+
+
+@pytest.mark.parametrize(("settings", "seed"), [({}, 7), ({"seed": 3}, 3)])
+def test_an_algorithm_that_takes_a_seed_gets_the_recipes(settings: dict[str, Any], seed: int) -> None:
+    chain = load_chain([(f"{__name__}:Drawing", settings)], seed=7)
+    assert chain.process(candidate(1.0, 0.0), 3) == (Drop(str(seed)),)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +197,16 @@ def test_one_of_your_own_is_named_by_module_and_name() -> None:
         ("max_staleness", {}, "max_staleness: missing a required argument: 'limit'; it takes limit"),
         ("max_staleness", {"limit": 1, "limits": 2}, "unexpected keyword argument 'limits'; it takes limit"),
         ("max_staleness", {"limit": -1}, "max_staleness: limit is a number of versions, 0 or more; got -1"),
-        ("max_staleness", {"limit": "two"}, "max_staleness: '<' not supported"),
+        ("max_staleness", {"limit": "two"}, "max_staleness: limit takes int, got 'two'"),
+        ("max_staleness", {"limit": True}, "max_staleness: limit takes int, got True"),
+        ("max_staleness", {"limit": 1.0}, "max_staleness: limit takes int, got 1.0"),
+        ("pods", {"m": 1}, "pods: m is 2 or more; got 1"),
+        ("repetition", {"monitor": 1}, "repetition: monitor takes bool, got 1"),
+        ("replay_uniform", {"ratio": 1}, "replay_uniform: ratio is a share of all groups, from 0 to below 1; got 1"),
+        ("consumers.algorithms.contract:Stateless", {}, "Stateless: it has no process; see docs/data-algorithms.md"),
+        ("consumers.algorithms.sizes:SMALLEST_GROUP", {}, "it is no class but 2"),
+        ("builtins:object", {}, "it has no process and no snapshot and no restore"),
+        ("builtins:dict", {}, "no signature found for builtin type"),
         ("no_such_module:Name", {}, "importing no_such_module failed"),
         ("consumers.algorithms.validate:Nothing", {}, "module consumers.algorithms.validate has no 'Nothing'"),
         ("", {}, "take one of "),
@@ -148,6 +216,24 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error(use: str, settings:
     with pytest.raises(UnknownAlgorithm, match=sentence) as raised:
         load_chain([("validate", {}), (use, settings)])
     assert isinstance(raised.value, UsageError)
+
+
+@pytest.mark.parametrize(("own", "seed"), [({}, 41), ({"seed": 3}, 3)])
+def test_a_recipes_chain_draws_by_the_recipes_seed_and_ages_by_its_trainers_bound(own: Any, seed: int) -> None:
+    chain = ["max_staleness", {"use": f"{__name__}:Drawing", **own}]
+    recipe = Recipe.model_validate(
+        {
+            "name": "t",
+            "seed": 41,
+            "policies": {"solver": {"path": "/models/any"}},
+            "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
+            "trainer": {"max_staleness": 2},
+            "curate": {"chain": chain},
+        }
+    )
+    made = chain_of(recipe, "solver")
+    assert made.process(candidate(1.0, 0.0), 5) == (Drop(str(seed)),)
+    assert made.process(candidate(1.0, 0.0), 6) == (Drop("stale", "version 3 is 3 behind 6, limit 2"),)
 
 
 def test_a_rejection_is_equal_to_its_like() -> None:

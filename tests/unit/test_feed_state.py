@@ -157,6 +157,8 @@ def test_replays_and_single_trajectories_make_no_room() -> None:
     feed.plan()
     feed.take_batch(BatchTrained(policy="judge", version=1, groups=(GroupUse("debate", 0, use=1),)))
     feed.take_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="dropped", level="trajectory"))
+    feed.take_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="expired", use=1))
+    feed.take_letter(DeadLetter(stream="debate", number=1, policy="judge", use=1))
     feed.take_outcome(Outcome(stream="eval.debate", number=1, policy="judge", verdict="dropped"))
     assert feed.plan() == []
 

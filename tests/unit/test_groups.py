@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from infra.settings import Trainer, Use
-from schemas.records import CuratedGroup, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
+from schemas.records import CuratedGroup, Failure, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
+from trainers.advantages import ADVANTAGES
 from trainers.batch import BatchError, pack
 from trainers.groups import WholeGroup, batch_sequences, loss_mask, prepared, token_versions, training_sequences
+from trainers.step_metrics import group_metrics
 
 
 def sequence(role: str = "", reward: float | None = None, temperature: float = 0.7) -> Sequence:
@@ -81,6 +83,41 @@ def test_what_validation_refused_is_left_out_of_the_statistics() -> None:
     assert [s.advantage for s in found] == pytest.approx([0.70710, -0.70710], abs=1e-4)
 
 
+def with_failures(some: WholeGroup, failed: int, rewards: tuple[float, ...]) -> WholeGroup:
+    group = replace(some.group, failures=tuple(Failure(9 + number) for number in range(failed)))
+    return WholeGroup(replace(some.curated, rewards=rewards), group)
+
+
+def test_failed_episodes_that_count_are_zeros_that_nothing_is_trained_on() -> None:
+    """Two of eight right: the golden advantages, of two and one that are there and five that failed."""
+    some = with_failures(whole((1.0, 0.0, 1.0), (0, 1, 2)), 5, (1.0, 0.0, 1.0, *[0.0] * 5))
+    found = training_sequences(some, Trainer())
+    assert [s.advantage for s in found] == pytest.approx([1.62015, -0.54005, 1.62015], abs=1e-5)
+
+
+def test_a_failed_episode_counts_in_every_role() -> None:
+    members = ((sequence("solver"), sequence("verifier")), (sequence("solver"), sequence("verifier")))
+    some = with_failures(whole((1.0, 1.0), (0, 1), *members), 1, (1.0, 1.0, 0.0))
+    for group_by in ("task", "task+role"):
+        found = training_sequences(some, Trainer(group_by=group_by))
+        assert [s.advantage for s in found] == pytest.approx([0.57734] * 4, abs=1e-4)
+
+
+@pytest.mark.parametrize("use", sorted(ADVANTAGES.keys() - {"given"}))
+def test_every_advantage_that_compares_takes_failed_episodes(use: str) -> None:
+    some = with_failures(whole((1.0, 0.5), (0, 1)), 2, (1.0, 0.5, 0.0, 0.0))
+    found = training_sequences(some, Trainer(advantage=Use(use=use)))
+    assert len(found) == 2
+    assert all(np.isfinite(s.advantage).all() for s in found)
+    assert np.max(found[0].advantage) > np.max(found[1].advantage)
+
+
+@pytest.mark.parametrize("rewards", [(1.0,), (1.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0)])
+def test_rewards_of_no_trajectory_and_no_failure_are_refused(rewards: tuple[float, ...]) -> None:
+    with pytest.raises(BatchError, match="these do not belong together"):
+        prepared(with_failures(whole((1.0, 0.0), (0,)), 2, rewards))
+
+
 def test_sequences_with_rewards_of_their_own_are_compared_within_their_role() -> None:
     members = (
         (sequence("solver", 0.0), sequence("solver", 1.0)),
@@ -141,3 +178,43 @@ def test_a_group_whose_spans_do_not_cover_its_tokens_is_refused() -> None:
     torn = replace(sequence(), spans=(Span("prompt", 2), Span("generated", 2)))
     with pytest.raises(BatchError, match="spans add up to 4, not to the 6 ids"):
         prepared(whole((1.0, 0.0), (0,), (sequence(),), (torn,)))
+
+
+def weighed(group: WholeGroup, weight: float, **more: int) -> WholeGroup:
+    return replace(group, curated=replace(group.curated, weight=weight, **more))
+
+
+def test_a_weight_scales_the_advantages_of_its_group_and_takes_no_part_in_statistics_of_the_batch() -> None:
+    groups = [whole((1.0, 0.0), (0, 1)), whole((1.0, 0.0, 0.0), (0, 1))]
+    settings = Trainer(advantage=Use.model_validate("lite_ppo"))
+    plain = batch_sequences(map(prepared, groups), settings)
+    groups[1] = weighed(groups[1], 0.25, use=1)
+    found = batch_sequences(map(prepared, groups), settings)
+    assert [one.advantage for one in found[:2]] == [one.advantage for one in plain[:2]]
+    assert [one.advantage for one in found[2:]] == pytest.approx([one.advantage * 0.25 for one in plain[2:]])
+    turns_of = Trainer(advantage=Use.model_validate({"use": "reinforce_pp", "gamma": 0.9}))
+    whole_one, scaled = (batch_sequences([prepared(weighed(groups[0], w))], turns_of)[0].advantages for w in (1.0, 0.5))
+    assert scaled.tolist() == (whole_one * np.float32(0.5)).tolist()
+    assert any(scaled)
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -0.5])
+def test_a_weight_that_is_none_makes_a_group_unusable(weight: float) -> None:
+    with pytest.raises(BatchError, match="its weight"):
+        prepared(weighed(whole((1.0, 0.0), (0, 1)), weight))
+
+
+def test_two_uses_of_a_group_in_one_batch_are_two_groups() -> None:
+    first = whole((1.0, 0.0), (0, 1))
+    sequences = batch_sequences(map(prepared, [first, weighed(first, 1.0, use=1)]), Trainer())
+    assert [one.group for one in sequences] == [0, 0, 1, 1]
+
+
+def test_a_batch_tells_how_much_of_it_is_replayed_and_how_old_that_is() -> None:
+    fresh = weighed(whole((1.0, 0.0), (0, 1)), 1.0, min_version=9)
+    old, older = (weighed(fresh, 1.0, use=use, min_version=version) for use, version in ((1, 7), (3, 4)))
+    told = group_metrics([fresh, old, fresh, older], 10)
+    assert (told["replay_share"], told["replay_age_mean"], told["replay_age_max"]) == (0.5, 4.5, 6.0)
+    told = group_metrics([fresh], 10)
+    assert told["replay_share"] == 0.0
+    assert "replay_age_mean" not in told

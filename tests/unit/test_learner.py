@@ -114,6 +114,17 @@ def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut(objective: dict[
         torch.testing.assert_close(other, gradients[0], rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("changed", OBJECTIVES.values(), ids=OBJECTIVES.keys())
+def test_on_a_gpu_a_resumed_learner_makes_the_very_same_weights(changed: dict[str, Any]) -> None:
+    straight, resumed = learner(device="cuda", **changed), learner(device="cuda", **changed)
+    straight.step(batch(1), 1)
+    resumed.load_state(straight.state())
+    assert resumed.step(batch(2), 2) == straight.step(batch(2), 2)
+    assert weights_hash(resumed.published()) == weights_hash(straight.published())
+
+
 def test_an_optimizer_step_whose_loss_is_not_finite_is_skipped_and_the_others_are_taken() -> None:
     one, version = learner(), 2
     one.step(batch(1), 1)

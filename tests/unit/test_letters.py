@@ -196,6 +196,13 @@ def test_a_message_that_is_too_large_for_a_letter_leaves_its_beginning() -> None
     assert len(dead_letter(topics, "run-1", "curate.solver", odd, ("undecodable", "")).value) < 1 << 20
 
 
+def test_the_letter_of_a_replay_concludes_that_use_alone() -> None:
+    headers = Stamp("run-1", "sums", 4, use=2, policy="solver").to_headers()
+    out = dead_letter(Topics("t"), "run-1", "train.solver", Message(SOURCE, 0, 5, b"", b"", headers), ("unusable", ""))
+    letter = codec.decode(out.value, DeadLetter)
+    assert (letter.stream, letter.number, letter.use) == ("sums", 4, 2)
+
+
 WHOLE = Message(SOURCE, 0, 5, b"sums:4", b"x" * 100, Stamp("run-1", "sums", 4, policy="solver").to_headers())
 
 

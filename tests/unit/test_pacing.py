@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.pacing import MOST_DEAD, Overdue, Pacing, Quota
+from producers.pacing import LOOK_BACK, MOST_DEAD, Overdue, Pacing, Quota
 
 PARTITIONS = 3
 
@@ -31,6 +31,23 @@ def test_exactly_the_quota_is_open() -> None:
     state = pacing()
     assert issue_all(state) == [("math", n) for n in range(4)]
     assert state.open("solver") == 4
+
+
+def test_what_is_replayed_makes_room_smaller_down_to_one_batch_over_a_restart() -> None:
+    state = pacing(quotas={"solver": Quota(12, 10, batch=4)})
+    for _ in range(LOOK_BACK):
+        state.batch("solver", 2, 4)
+    state.batch("solver", 0, 0)
+    assert state.most_open("solver") == 6, "batches are half fresh: a number waits three versions as before"
+    second = pacing(quotas={"solver": Quota(12, 10, batch=4)})
+    second.restore(json.loads(json.dumps(state.snapshot())))
+    assert len(issue_all(second)) == 6
+    for _ in range(LOOK_BACK):
+        state.batch("solver", 0, 4)
+    assert state.most_open("solver") == 4, "or no batch would come together when nothing is left to replay"
+    for _ in range(LOOK_BACK):
+        state.batch("solver", 4, 4)
+    assert state.most_open("solver") == 12
 
 
 def test_a_conclusion_makes_room_for_one_more_and_its_repetition_does_not() -> None:

@@ -238,6 +238,20 @@ def test_old_versions_and_what_nobody_names_go_and_what_goes_by_version_is_said(
     assert plan(one, NO_AGE, NOW, PREFIX).retired == {("solver", WEIGHTS): ((1, 5),)}, "checkpoints go only when asked"
 
 
+def test_the_parts_of_a_checkpoint_stay_and_go_with_it() -> None:
+    """The index and two parts of each; of the second checkpoint and the last, one part is the same object."""
+    parts = {version: [claim(f"p{version}"), claim("frozen")] for version in (0, 10, 20)}
+    indices = {version: claim(f"c{version}", "checkpoints", ".json") for version in parts}
+    one = marker(*listed(*indices.values(), *(part for some in parts.values() for part in some[:1]), claim("frozen")))
+    for version, some in parts.items():
+        named = tuple(NamedObject(f"{number}.safetensors", part) for number, part in enumerate(some))
+        pointer = CheckpointPointer(RUN, "solver", version=version, checkpoint=indices[version], parts=named)
+        one.take(message(pointer, TOPICS.state, checkpoint_key("solver", version)))
+    assert not plan(one, NO_AGE, NOW, PREFIX).doomed
+    done = plan(one, dataclasses.replace(NO_AGE, keep_checkpoints=1), NOW, PREFIX)
+    assert {doomed.one.key for doomed in done.doomed} == {indices[10].key, parts[10][0].key}
+
+
 def test_what_was_retired_before_stays_retired_whatever_is_to_be_kept_now() -> None:
     """Its objects may be gone already, or are deleted now: whoever retired them may have been killed before it did."""
     one = whole_run()

@@ -38,6 +38,17 @@ def test_a_replay_lives_as_long_as_its_own_bound() -> None:
     assert len(window) == 1
 
 
+def test_replays_and_fresh_groups_take_no_room_of_each_other() -> None:
+    window = Window(2)
+    for arrival in (0, 1):
+        assert window.add(waiting(5, arrival)) == []
+    replays = [replace(waiting(version, 2 + version), key=("sums", 9, version + 1)) for version in range(3)]
+    assert [window.add(replay) for replay in replays[1:]] == [[], []]
+    (stale,) = window.add(replays[0])
+    assert (stale.entry, stale.verdict) == (replays[0], "surplus")
+    assert [eviction.entry.arrival for eviction in window.add(waiting(6, 9))] == [0], "though a replay is staler"
+
+
 def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
     window = Window(8)
     for arrival in (2, 0, 1):

@@ -1,17 +1,21 @@
 """The processes of one trainer that torchrun started: the first leads, the others do what it does.
 
-The leader alone talks to Kafka, and to the store; what it tells its learner to do it tells the others first, so that
-all meet in the same collectives. A process that dies takes the others with it, and torchrun's `--max-restarts` begins
-them anew: from the newest checkpoint, as after any death of a trainer.
+The leader alone talks to Kafka; what it tells its learner to do it tells the others first, so that all meet in the same
+collectives. Of a checkpoint each process stores and reads its own part: it is stored in a thread, and a group, of its
+own, in the same order everywhere, beside what the learners do. A process that dies takes the others with it, and
+torchrun's `--max-restarts` begins them anew: from the newest checkpoint, as after any death of a trainer.
 """
 
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, TypeAlias
 
 import structlog
@@ -22,25 +26,35 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from infra.child_process import die_with_parent
 from infra.errors import HeadraceError, UsageError
+from infra.object_store import StoreUnavailable
+from infra.run import Run
 from infra.settings import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, Lora, Trainer, environment, is_alone
 from infra.weights.tensors import Tensor
+from schemas.records import NamedObject
 from trainers.backends.contract import Backend
 from trainers.backends.fsdp import FullyShardedBackend
+from trainers.backends.shards import read_parts, store_parts
 from trainers.backends.tensor_parallel import TensorParallelBackend
 from trainers.batch import TrainingSequence
-from trainers.checkpoint import Checkpoint
+from trainers.checkpoint import Checkpoint, Stored, Storing
+from trainers.lane import Lane
 from trainers.learner import Learner
 from trainers.lora import Adapter
 from trainers.model import empty_model, pin_threads, to_torch
 from trainers.numerics import numerics
+from trainers.shard_index import Index
 from trainers.step_metrics import StepMetrics
 
 log = structlog.get_logger()
 
 _Outline: TypeAlias = Mapping[str, tuple[torch.dtype, torch.Size]]
 NO_HURRY = timedelta(days=365)
-"""How long a process waits for the leader's next word: as long as the run has nothing to train on."""
+"""How long a process waits for the leader's next word, as long as the run has nothing to train on; or for the others'
+parts of a checkpoint, as long as their store is away."""
+LOOK_UP_S = 0.2
+"""How often who waits for the others looks whether it is given up."""
 
 
 @contextmanager
@@ -55,17 +69,17 @@ def leading() -> Iterator[None]:
     _join()
     if dist.get_rank() > 0:
         _follow()
-        dist.destroy_process_group()
+        _leave()
         raise SystemExit(0)
     try:
         yield
     except HeadraceError:
         with suppress(RuntimeError):  # those that met the same are gone
             _say("leave")
+        _uploads().close()
         raise
     _say("leave")
-    _commands.cache_clear()
-    dist.destroy_process_group()
+    _leave()
 
 
 def new_learner(
@@ -106,6 +120,7 @@ class LeadingLearner(Learner):
     ) -> None:
         _refuse_other_numbers(settings, dist.get_world_size())
         LeadingLearner._newest = self
+        _uploads().give_up()
         lora = (adapter.settings, adapter.seed) if adapter is not None else None
         _say("build", model.config, settings, seed, lora, torch.get_num_threads())
         super().__init__(model, settings, seed, adapter, backend=_backend(settings))
@@ -132,17 +147,24 @@ class LeadingLearner(Learner):
         self._say("make", list(sequences), version)
         return self.make(sequences, version)
 
-    def state(self) -> Checkpoint:
-        """As a learner's."""
-        self._say("state")
-        return super().state()
+    def checkpoint(self, run: Run) -> Storing:
+        """As a learner's: each process copies and stores what it holds."""
+        self._say("checkpoint", replace(run))
+        return partial(_stored, _uploads().begin(run, self))
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """As a learner's."""
-        version = self.check_state(checkpoint)
+        shapes = {path: tensor.shape for path, tensor in checkpoint.tensors.items()}
+        version = self.check_state(shapes, checkpoint.metadata)
         whole = {path: to_torch(tensor) for path, tensor in checkpoint.tensors.items()}
         self._say("load_outline", version, {path: (one.dtype, one.shape) for path, one in whole.items()})
         self.load_tensors(version, list(whole), whole.__getitem__)
+
+    def load_stored(self, run: Run, index: Index, parts: Sequence[NamedObject]) -> None:
+        """As a learner's: each process reads what it will hold."""
+        version = self.check_state(index.shapes, index.metadata)
+        self._say("load_ours", replace(run), version, index, parts)
+        self.load_parts(version, read_parts(run, index, parts, self.room(index), _commands()))
 
 
 class _FollowingLearner(Learner):
@@ -152,8 +174,52 @@ class _FollowingLearner(Learner):
         """Take our parts of the tensors that the leader reads."""
         self.load_tensors(version, list(outline), lambda path: torch.empty(outline[path][1], dtype=outline[path][0]))
 
+    def checkpoint(self, run: Run) -> Storing:
+        """Copy and store what we hold. What fails is the leader's to say."""
+        return partial(_stored, _uploads().begin(run, self))
+
+    def load_ours(self, run: Run, version: int, index: Index, parts: Sequence[NamedObject]) -> None:
+        """Read our parts of a checkpoint."""
+        with suppress(HeadraceError):  # the leader raises the same, and may know of another checkpoint
+            self.load_parts(version, read_parts(run, index, parts, self.room(index), _commands()))
+
+
+class _Uploads:
+    """Checkpoints on their way from all processes to the store, one after the other beside what else they do."""
+
+    def __init__(self) -> None:
+        self._group: Any = dist.new_group(backend="gloo", timeout=NO_HURRY)
+        self._lane = Lane("checkpoint")
+        self._given_up = threading.Event()
+
+    def begin(self, run: Run, learner: Learner) -> Future[Stored | None]:
+        """Copy what a learner holds here, and store it in its turn."""
+        parts, metadata, given_up = learner.parts(), {"version": learner.version}, self._given_up
+        return self._lane.submit(lambda: store_parts(run, parts, metadata, self._group, given_up))
+
+    def give_up(self) -> None:
+        """Wait for no store any more that is away, until the next begins; the others are told to do so as well."""
+        self._given_up.set()
+        self._given_up = threading.Event()
+
+    def close(self) -> None:
+        """Give up, and return when none is under way."""
+        self.give_up()
+        self._lane.close(wait=True)
+
+
+def _stored(storing: Future[Stored | None], given_up: threading.Event | None) -> Stored:
+    """Return what all processes have stored, in the leader. Raises what one of them met, or StoreUnavailable."""
+    while not wait([storing], LOOK_UP_S).done:
+        if given_up is not None and given_up.is_set():
+            raise StoreUnavailable("given up while the processes store their parts of a checkpoint: is the store away?")
+    stored = storing.result()
+    assert stored is not None  # noqa: S101 - it is the first process's
+    return stored
+
 
 def _join() -> None:
+    die_with_parent()  # torchrun gives each a session of its own, so that no signal for its group reaches them
     has_gpu = torch.cuda.is_available()
     if has_gpu:
         torch.cuda.set_device(int(environment(LOCAL_RANK_VARIABLE, "0")))
@@ -162,6 +228,7 @@ def _join() -> None:
     attempt = PrefixStore(environment(RESTARTS_VARIABLE, "0"), store)
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", store=attempt, rank=rank, world_size=size)
     _commands()
+    _uploads()
     log.info("group.joined", rank=dist.get_rank(), processes=dist.get_world_size())
 
 
@@ -173,10 +240,18 @@ def _follow() -> None:
     while (said := _hear())[0] != "leave":
         name, *arguments = said
         if name == "build":
+            _uploads().give_up()
             learner = None  # what it held is free before the next is built
             learner = _built(*arguments)
         else:
             getattr(learner, name)(*arguments)
+
+
+def _leave() -> None:
+    _uploads().close()
+    _uploads.cache_clear()
+    _commands.cache_clear()
+    dist.destroy_process_group()
 
 
 def _built(
@@ -215,6 +290,11 @@ def _kind(settings: Trainer) -> type[FullyShardedBackend | TensorParallelBackend
 @cache
 def _commands() -> Any:
     return dist.new_group(backend="gloo", timeout=NO_HURRY)
+
+
+@cache
+def _uploads() -> _Uploads:
+    return _Uploads()
 
 
 def _say(*command: object) -> None:

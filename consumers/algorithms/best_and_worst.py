@@ -1,0 +1,19 @@
+"""Train on the best and the worst of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from consumers.algorithms.contract import Candidate
+from consumers.algorithms.subset import Subset, ends
+
+
+class BestAndWorst(Subset):
+    """Keep the m/2 largest and the m/2 smallest shaped rewards; with odd m the extra one is a best.
+
+    Of equal rewards the smaller id is taken at both ends.
+    """
+
+    def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
+        """Take both ends."""
+        return ends(ranked, candidate.rewards, self._m - self._m // 2, self._m // 2)

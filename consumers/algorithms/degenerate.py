@@ -1,0 +1,65 @@
+"""What algorithms that flag degenerate generations have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy.typing as npt
+
+from consumers.algorithms.contract import Candidate, Keep, Rejection, Result
+from consumers.algorithms.sizes import kept_or_dropped
+from schemas.records import Sequence, Trajectory
+
+
+class Watching:
+    """Base of algorithms that leave flagged trajectories out of the loss, or only watch.
+
+    What is flagged still counts in the group's statistics. The number flagged so far is in the snapshot; with `monitor`
+    nothing is left out, and what was flagged stands in `Candidate.flagged`.
+    """
+
+    def __init__(self, reason: str, *, monitor: bool) -> None:
+        self.flagged = 0
+        """Trajectories flagged so far."""
+        self._reason = reason
+        self._monitor = monitor
+
+    def fault(self, trajectory: Trajectory) -> str:
+        """Return why a trajectory is flagged, or nothing."""
+        raise NotImplementedError
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
+        """Look at every kept trajectory."""
+        members = candidate.group.trajectories
+        faults = [(index, self.fault(members[index])) for index in candidate.kept]
+        found = tuple(Rejection(index, self._reason, fault) for index, fault in faults if fault)
+        self.flagged += len(found)
+        if not found:
+            return [Keep(candidate)]
+        if self._monitor:
+            return [Keep(replace(candidate, flagged=candidate.flagged + found))]
+        return [kept_or_dropped(candidate.without(found), self._reason)]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the count."""
+        return {"flagged": self.flagged}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take the count back."""
+        self.flagged = int(state["flagged"])
+
+
+def generated_stretches(sequence: Sequence, tokens: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """Yield the tokens [n] of every stretch of generated ones that nothing else interrupts; `tokens` is [T]."""
+    begin = end = 0
+    for span in sequence.spans:
+        if span.kind == "generated":
+            end += span.length
+        elif span.length:
+            if end > begin:
+                yield tokens[begin:end]
+            begin = end = end + span.length
+    if end > begin:
+        yield tokens[begin:end]

@@ -1,0 +1,41 @@
+"""Random numbers that depend on a seed and their place alone."""
+
+from __future__ import annotations
+
+import hashlib
+
+from numpy.random import Philox
+
+BLOCK = 256
+_COUNTERS = BLOCK // 4
+"""Philox gives four words for each count."""
+
+
+class Draws:
+    """Numbers in [0, 1), 53 bits each: Philox4x64 keyed by `seed` and the name of a stream of draws.
+
+    `count` says how many were drawn and is the whole state. Source: Salmon et al., Parallel random numbers (SC 2011).
+    """
+
+    def __init__(self, seed: int, stream: str) -> None:
+        self._key = int.from_bytes(hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=16).digest(), "little")
+        self._count = 0
+        self._block: list[int] = []
+
+    @property
+    def count(self) -> int:
+        """How many were drawn; may be set."""
+        return self._count
+
+    @count.setter
+    def count(self, count: int) -> None:
+        self._count = count
+        self._block = []
+
+    def next(self) -> float:
+        """Draw one."""
+        block, place = divmod(self._count, BLOCK)
+        if not place or not self._block:
+            self._block = Philox(key=self._key, counter=block * _COUNTERS).random_raw(BLOCK).tolist()
+        self._count += 1
+        return (self._block[place] >> 11) * 2.0**-53

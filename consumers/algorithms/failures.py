@@ -1,0 +1,36 @@
+"""What becomes of a group some of whose episodes failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from consumers.algorithms.contract import Candidate, Drop, Keep, Result, Stateless
+from consumers.algorithms.ranges import one_of
+
+POLICIES = ("drop_group", "keep_survivors", "count_as_zero")
+
+
+class Failures(Stateless):
+    """Drop the group, train on its survivors alone, or count each failure as a reward of 0 that is not trained on.
+
+    `drop_group` is what AstraFlow does; `keep_survivors`, the default and what a chain without this one does, takes
+    statistics over survivors, which favours tasks that fail less; `count_as_zero` adds a 0 for each failure, which no
+    shaping of single rewards touches and which counts to the least size of a group (two). A group without a survivor is
+    dropped with the reason that it came with. It is the first of a chain.
+    """
+
+    def __init__(self, policy: str = "keep_survivors") -> None:
+        one_of(POLICIES, policy=policy)
+        self._policy = policy
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
+        """Look at the group's failures."""
+        group = candidate.group
+        failed = len(group.failures)
+        if not group.trajectories:
+            return [Drop(group.reason or "no_trajectories", f"{failed} of {group.n_asked} failed")]
+        if not failed or self._policy == "keep_survivors":
+            return [Keep(candidate)]
+        if self._policy == "drop_group":
+            return [Drop("failures", f"{failed} of {group.n_asked} failed")]
+        return [Keep(candidate.with_rewards(candidate.rewards + (0.0,) * failed))]

@@ -1,0 +1,28 @@
+"""Sample more, train on the short or the efficient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from consumers.algorithms.contract import Candidate, generated_lengths
+from consumers.algorithms.ranges import one_of
+from consumers.algorithms.subset import Subset
+
+
+class Gfpo(Subset):
+    """Keep the m shortest trajectories, or the m of the largest shaped reward per generated token.
+
+    Of equal ones the smaller id is taken. Source: GFPO (arXiv 2508.09726), which calls m k.
+    """
+
+    def __init__(self, m: int, by: str = "length") -> None:
+        super().__init__(m)
+        one_of(("length", "reward_per_token"), by=by)
+        self._by_length = by == "length"
+
+    def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
+        """Sort by length, or by reward per token."""
+        lengths = generated_lengths(candidate.group)
+        if self._by_length:
+            return sorted(ranked, key=lengths.__getitem__)[: self._m]
+        return sorted(ranked, key=lambda index: -candidate.rewards[index] / max(1, lengths[index]))[: self._m]

@@ -1,0 +1,41 @@
+"""Find generations that fell into gibberish."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from consumers.algorithms.degenerate import Watching, generated_stretches
+from consumers.algorithms.ranges import at_least, finite
+from schemas.records import Trajectory
+
+
+class Gibberish(Watching):
+    """Reject a trajectory with a generated token that is rare and was unlikely.
+
+    Rare is an id above `rare_id`, unlikely a log-probability below -log(`vocabulary`) - `offset`. What is flagged is
+    left out of the loss and still counts in the group's statistics; with `monitor = true` it is only counted. Source:
+    arXiv 2510.02387, section 5.2.
+    """
+
+    def __init__(self, vocabulary: int, rare_id: int = 100_000, offset: float = 2.0, *, monitor: bool = False) -> None:
+        at_least(2, vocabulary=vocabulary)
+        at_least(0, rare_id=rare_id)
+        finite(offset=offset)
+        if rare_id >= vocabulary - 1:
+            raise ValueError(f"no id of a vocabulary of {vocabulary} is above rare_id {rare_id}: give a smaller one")
+        super().__init__("gibberish", monitor=monitor)
+        self._rare_id = rare_id
+        self._unlikely = -math.log(vocabulary) - offset
+
+    def fault(self, trajectory: Trajectory) -> str:
+        """Return how many tokens are rare and unlikely, or nothing."""
+        count = 0
+        for sequence in trajectory.sequences:
+            if not sequence.logprobs.size or sequence.logprobs.min() >= self._unlikely:
+                continue
+            stretches = generated_stretches(sequence, sequence.ids), generated_stretches(sequence, sequence.logprobs)
+            for ids, logprobs in zip(*stretches, strict=True):
+                count += int(np.count_nonzero((ids > self._rare_id) & (logprobs < self._unlikely)))
+        return f"{count} tokens above id {self._rare_id} of log-probability below {self._unlikely:.4g}" if count else ""

@@ -1,0 +1,47 @@
+"""Statistics of a group's rewards, those that count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from consumers.algorithms.contract import Candidate
+
+EQUAL = 1e-8
+"""Rewards closer than this are equal: seven rewards of 0.1 must give 0, not the noise of their mean."""
+EPSILON = 1e-5
+"""Added to a deviation before it divides."""
+
+
+def mean_and_deviation(rewards: Iterable[float]) -> tuple[float, float]:
+    """Return mean and unbiased deviation of the rewards that are not NaN; (0, 0) of none, deviation 0 of one."""
+    counted = [reward for reward in rewards if not math.isnan(reward)]
+    if not counted:
+        return 0.0, 0.0
+    mean = math.fsum(counted) / len(counted)
+    if len(counted) == 1 or max(counted) - min(counted) <= EQUAL:
+        return mean, 0.0
+    return mean, math.sqrt(math.fsum((reward - mean) ** 2 for reward in counted) / (len(counted) - 1))
+
+
+def standardised(rewards: Sequence[float]) -> list[float]:
+    """Return (r - mean) / (deviation + 1e-5), 0 where all rewards are equal; NaN stays NaN (GRPO, 2402.03300)."""
+    mean, deviation = mean_and_deviation(rewards)
+    if deviation == 0:
+        return [reward * 0.0 for reward in rewards]
+    return [(reward - mean) / (deviation + EPSILON) for reward in rewards]
+
+
+def sequence_rewards(candidate: Candidate, shaped: Sequence[float]) -> list[float]:
+    """Return what is compared in a group: of every sequence of a member that counts its own reward, else its member's.
+
+    `shaped` are the members' rewards and those of failed episodes that count, which come last; a member counts while
+    its reward in the candidate is not NaN.
+    """
+    rewards = [
+        shaped[index] if sequence.reward is None else sequence.reward
+        for index, member in enumerate(candidate.group.trajectories)
+        if not math.isnan(candidate.rewards[index])
+        for sequence in member.sequences
+    ]
+    return [*rewards, *shaped[len(candidate.group.trajectories) :]]

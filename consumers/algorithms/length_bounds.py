@@ -1,0 +1,40 @@
+"""Take out trajectories that are too short or too long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless, generated_lengths
+from consumers.algorithms.ranges import at_least
+from consumers.algorithms.sizes import kept_or_dropped
+
+
+class LengthBounds(Stateless):
+    """Keep trajectories of `shortest` to `longest` generated tokens, both included; statistics are over the kept ones.
+
+    A group with fewer than two left is dropped. It biases what is learnt: see what it takes out in `outcomes`.
+    """
+
+    def __init__(self, shortest: int = 0, longest: int = 0) -> None:
+        at_least(0, shortest=shortest, longest=longest)
+        if not shortest and not longest:
+            raise ValueError("give shortest, longest or both, in generated tokens; longest = 0 is no bound")
+        if longest and longest < shortest:
+            raise ValueError(f"longest {longest} is below shortest {shortest}")
+        self._shortest = shortest
+        self._longest = longest
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
+        """Compare every kept trajectory with the bounds."""
+        lengths = generated_lengths(candidate.group)
+        rejections = [r for index in candidate.kept if (r := self._rejection(index, lengths[index]))]
+        if not rejections:
+            return [Keep(candidate)]
+        return [kept_or_dropped(candidate.without(rejections, counted=False), "length")]
+
+    def _rejection(self, index: int, length: int) -> Rejection | None:
+        if length < self._shortest:
+            return Rejection(index, "too_short", f"{length} generated tokens, shortest {self._shortest}")
+        if self._longest and length > self._longest:
+            return Rejection(index, "too_long", f"{length} generated tokens, longest {self._longest}")
+        return None

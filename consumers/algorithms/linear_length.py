@@ -1,0 +1,60 @@
+"""Punish length where a task is mostly solved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from consumers.algorithms.contract import Candidate, Keep, Result, Stateless
+from consumers.algorithms.group_statistics import mean_and_deviation
+from consumers.algorithms.ranges import at_least, finite
+from schemas.records import Trajectory
+
+
+class LinearLength(Stateless):
+    """r_i - mu (output o_i / max o + prompt p_i / max p + turns k_i / max k), then less the mean of these.
+
+    o are a trajectory's generated tokens, p its other ones, k its turns; mu is the group's mean reward, so that length
+    counts only as far as a task is solved. `centre = false` leaves the mean in. Source: prime-rl's length penalty.
+    """
+
+    def __init__(self, output: float = 0.25, prompt: float = 0.1, turns: float = 0.1, *, centre: bool = True) -> None:
+        at_least(0, output=output, prompt=prompt, turns=turns)
+        finite(output=output, prompt=prompt, turns=turns)
+        self._output = output
+        self._prompt = prompt
+        self._turns = turns
+        self._centre = centre
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
+        """Shape the rewards of all members that count."""
+        members = candidate.group.trajectories
+        mean, _ = mean_and_deviation(candidate.rewards)
+        rows = [_lengths(member) for member in members]
+        # What validation took out is no yardstick: its reward is NaN.
+        counted = [row for row, reward in zip(rows, candidate.rewards, strict=False) if not math.isnan(reward)]
+        if not counted:
+            return [Keep(candidate)]
+        most_o, most_p, most_k = (max(column) or 1 for column in zip(*counted, strict=True))
+        by_o, by_p, by_k = self._output / most_o, self._prompt / most_p, self._turns / most_k
+        pairs = zip(candidate.rewards, rows, strict=False)
+        shaped = candidate.shaped([reward - mean * (by_o * o + by_p * p + by_k * k) for reward, (o, p, k) in pairs])
+        if not self._centre:
+            return [Keep(shaped)]
+        centre, _ = mean_and_deviation(shaped.rewards)
+        return [Keep(shaped.shaped([reward - centre for reward in shaped.rewards[: len(members)]]))]
+
+
+def _lengths(trajectory: Trajectory) -> tuple[int, int, int]:
+    """Return the tokens that are generated, those that are not, and the turns, told apart sequence by sequence."""
+    generated = others = turns = 0
+    for sequence in trajectory.sequences:
+        acted = set()
+        for span in sequence.spans:
+            if span.kind != "generated":
+                others += span.length
+            elif span.length:
+                generated += span.length
+                acted.add(span.turn)
+        turns += len(acted)
+    return generated, others, turns

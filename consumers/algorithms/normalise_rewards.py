@@ -1,0 +1,28 @@
+"""Centre a group's rewards, or standardise them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from consumers.algorithms.contract import Candidate, Keep, Result, Stateless
+from consumers.algorithms.group_statistics import mean_and_deviation, standardised
+from consumers.algorithms.ranges import one_of
+
+
+class NormaliseRewards(Stateless):
+    """Make of a group's rewards (r - mu) / (sigma + 1e-5), or r - mu with `method = "centre"`.
+
+    mu and the unbiased sigma are over all rewards that count, those of failed episodes included, which are normalised
+    with them. Advantages that compare within the group do the same; this is for those that do not, and for replay.
+    """
+
+    def __init__(self, method: str = "standard") -> None:
+        one_of(("standard", "centre"), method=method)
+        self._divides = method == "standard"
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
+        """Shape all rewards together."""
+        if self._divides:
+            return [Keep(candidate.with_rewards(tuple(standardised(candidate.rewards))))]
+        mean, _ = mean_and_deviation(candidate.rewards)
+        return [Keep(candidate.with_rewards(tuple([reward - mean for reward in candidate.rewards])))]

@@ -1,0 +1,50 @@
+"""Which order of algorithms in a chain is wrong, and why.
+
+The order that is always right: failures, validate, max_staleness, drop_zero_variance and other filters, shaping,
+down-sampling, replay. `drop_zero_variance` looks at unshaped rewards, so it may stand anywhere before a replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+GROUP_SHAPING = frozenset({"linear_length", "kimi_length", "normalise_rewards"})
+"""Shaping that compares the members of a group."""
+SHAPING = GROUP_SHAPING | {"scale_rewards", "overlong"}
+DOWN_SAMPLING = frozenset({"pods", "best_and_worst", "random_m", "gfpo"})
+REPLAYS = frozenset({"replay_latest", "replay_uniform", "replay_dots", "replay_recency", "replay_prioritised"})
+FIRST = ("failures", "validate")
+
+
+def wrong_order(uses: Sequence[str]) -> str:
+    """Return a sentence on the first two algorithms that stand the wrong way round, or nothing.
+
+    An algorithm of the user's own may stand anywhere, but not behind a replay.
+    """
+    for place, use in enumerate(uses):
+        for later in uses[place + 1 :]:
+            why = _why_not(use, later)
+            if why:
+                return f"{later} cannot come after {use}: {why}"
+    return ""
+
+
+def _why_not(use: str, later: str) -> str:
+    if use in REPLAYS:
+        if later in REPLAYS:
+            return "both would count the uses of one group; take one of them"
+        return "what it drops or changes would be replayed as it was; put the replay last"
+    if use == later or ":" in use:
+        return ""
+    return _why_not_yet(use, later)
+
+
+def _why_not_yet(use: str, later: str) -> str:
+    if later in FIRST and use not in FIRST[: FIRST.index(later)]:
+        what = "whether failed episodes count" if later == "failures" else "what is malformed"
+        return f"{what} must be known before anything looks at the group"
+    if later in SHAPING and use in DOWN_SAMPLING:
+        return "a subset is chosen by shaped rewards"
+    if later == "length_bounds" and use in GROUP_SHAPING:
+        return "rewards would have been compared with those of members that it takes out"
+    return ""

@@ -1,0 +1,53 @@
+"""Train on the m trajectories whose rewards differ most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from consumers.algorithms.contract import Candidate
+from consumers.algorithms.subset import Subset, ends
+
+ROUNDING = 1e-12
+"""Sums of squares closer than this share of the squared spread of rewards are equal."""
+
+
+class Pods(Subset):
+    """Keep the m trajectories of the largest variance of shaped rewards (PODS, arXiv 2504.13818), in O(n log n).
+
+    These are the k largest and the m - k smallest for some k of 0..m, where 0 and m win only if rewards are equal. Of
+    equal rewards the smaller id is taken at both ends; of two k of equal variance, that of the smaller sorted ids.
+    """
+
+    def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
+        """Try every k."""
+        rewards, m = candidate.rewards, self._m
+        best = best_counts(sorted([rewards[index] for index in ranked]), m)
+        sets = [ends(ranked, rewards, k, m - k) for k in best]
+        if len(sets) == 1:
+            return sets[0]
+        place = {index: rank for rank, index in enumerate(ranked)}
+        return min(sets, key=lambda members: sorted(place[index] for index in members))
+
+
+def best_counts(ascending: Sequence[float], m: int) -> list[int]:
+    """Return every k for which the k largest and m - k smallest rewards have the largest variance; one k of each set.
+
+    From k to k + 1 the sum of squares about the mean rises, then falls, so that no more than two sets can be equal.
+    """
+    middle = (ascending[0] + ascending[-1]) / 2
+    values = [reward - middle for reward in ascending]
+    total, squares = sum(values[:m]), sum(value * value for value in values[:m])
+    best, most = [0], squares - total * total / m
+    near = ROUNDING * (ascending[-1] - ascending[0]) ** 2
+    for k in range(1, m + 1):
+        out, new = values[m - k], values[-k]
+        if out == new:
+            continue  # the same rewards, so the same set
+        total += new - out
+        squares += new * new - out * out
+        spread = squares - total * total / m
+        if spread > most + near:
+            best, most = [k], spread
+        elif spread >= most - near:
+            best.append(k)
+    return best

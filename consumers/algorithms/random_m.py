@@ -1,0 +1,31 @@
+"""Train on a random part of a group: what other down-sampling has to beat."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from consumers.algorithms.contract import Candidate
+from consumers.algorithms.subset import Subset
+
+
+class RandomM(Subset):
+    """Keep m trajectories drawn without replacement, every subset alike.
+
+    Drawn are the m smallest hashes of seed, policy, group and trajectory: nothing is remembered, so that a group gives
+    the same ones wherever and however often it is seen.
+    """
+
+    def __init__(self, m: int, seed: int = 1) -> None:
+        super().__init__(m)
+        self._seed = seed
+
+    def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
+        """Draw from the group's identity."""
+        group = candidate.group
+        begin = f"{self._seed}/{group.policy}/{group.stream}/{group.number}/"
+
+        def draw(index: int) -> bytes:
+            return hashlib.blake2b(f"{begin}{group.trajectories[index].id}".encode(), digest_size=16).digest()
+
+        return sorted(ranked, key=draw)[: self._m]

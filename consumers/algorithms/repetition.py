@@ -1,0 +1,44 @@
+"""Find generations that repeat themselves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from consumers.algorithms.degenerate import Watching, generated_stretches
+from consumers.algorithms.ranges import at_least
+from schemas.records import Sequence, Trajectory
+
+
+class Repetition(Watching):
+    """Reject a trajectory in which `run` consecutive generated tokens each have probability > `probability`.
+
+    A token that was not generated breaks a run. What is flagged is left out of the loss and still counts in the group's
+    statistics; with `monitor = true` it is only counted. Source: MiniMax-M1 (arXiv 2506.13585, section 3.2).
+    """
+
+    def __init__(self, run: int = 3000, probability: float = 0.99, *, monitor: bool = False) -> None:
+        at_least(1, run=run)
+        if not 0 < probability < 1:
+            raise ValueError(f"probability is between 0 and 1; got {probability}")
+        super().__init__("repetition", monitor=monitor)
+        self._run = run
+        self._sure = math.log(probability)
+
+    def fault(self, trajectory: Trajectory) -> str:
+        """Return the longest run where it is long enough, else nothing."""
+        longest = max((self._longest(sequence) for sequence in trajectory.sequences), default=0)
+        return f"{longest} consecutive tokens of probability above {math.exp(self._sure):.4g}" if longest else ""
+
+    def _longest(self, sequence: Sequence) -> int:
+        """Return the length of the longest run of generated tokens that are sure, 0 where none reaches `run`."""
+        if sequence.ids.size < self._run:
+            return 0
+        longest = 0
+        for logprobs in generated_stretches(sequence, sequence.logprobs):
+            sure = logprobs > self._sure
+            if np.count_nonzero(sure) >= self._run:
+                breaks = np.flatnonzero(~sure)
+                longest = max(longest, int(np.diff(breaks, prepend=-1, append=logprobs.size).max()) - 1)
+        return longest if longest >= self._run else 0

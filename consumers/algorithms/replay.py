@@ -1,0 +1,198 @@
+"""What replays have in common: when one is due, which groups may come, and what is remembered of them."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from consumers.algorithms.contract import Again, Candidate, Keep, Result
+from consumers.algorithms.ranges import at_least
+from schemas.records import GroupUse
+
+LARGEST_CAPACITY = 50_000
+"""The curator's snapshot is one record, of some 90 bytes a group, and the broker takes 8 MiB."""
+ROUNDING = 1e-9
+"""A replay is due although the sum of credits is this much below a whole number."""
+
+
+@dataclass(slots=True)
+class Remembered:
+    """A group that may be trained on again: a reference, no payload."""
+
+    stream: str
+    number: int
+    min_version: int
+    max_version: int
+    uses: int
+    """Trainings so far, the first included."""
+    arrival: int
+    """Running number of the groups remembered."""
+    priority: float
+
+
+class Replay:
+    """Base of replays: every group that passes is remembered, and earlier ones are trained on again.
+
+    Of all groups that come out, a share of `ratio` are replays: each fresh one gives a credit of ratio / (1 - ratio),
+    and while there is a whole credit and an eligible group, one is drawn and a credit taken off. Eligible is an earlier
+    group of the partition while its age, clock - min_version, is at most `max_staleness` and it was trained on fewer
+    than `max_uses` times, the first included. At most `capacity` are remembered; the oldest arrival leaves first.
+
+    A group costs O(log capacity), memory is O(capacity + max_staleness), and the snapshot some 50 bytes for each group.
+    """
+
+    def __init__(self, ratio: float, capacity: int, max_uses: int, max_staleness: int) -> None:
+        if not 0 <= ratio < 1:
+            raise ValueError(f"ratio is a share of all groups, from 0 to below 1; got {ratio}")
+        at_least(1, capacity=capacity)
+        at_least(2, max_uses=max_uses)
+        at_least(0, max_staleness=max_staleness)
+        if capacity > LARGEST_CAPACITY:
+            raise ValueError(f"capacity is at most {LARGEST_CAPACITY:,}, which a snapshot can hold; got {capacity}")
+        self._credit = ratio / (1 - ratio)
+        self._capacity = capacity
+        self._max_uses = max_uses
+        self._max_staleness = max_staleness
+        self._fresh = self._replayed = self._arrivals = 0
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._groups: list[Remembered] = []
+        """Dense: a slot is a place in it."""
+        self._slots: OrderedDict[int, int] = OrderedDict()
+        """Arrival to slot, oldest first."""
+        self._of_version: dict[int, dict[int, None]] = {}
+        """min_version to the arrivals that have it."""
+        self._versions: list[int] = []
+        """The keys of that, as a heap."""
+
+    # ------------------------------------------------------------------------------------- what makes one like no other
+
+    def draw(self) -> int:
+        """Return the slot of the group that is trained on next; there is one."""
+        raise NotImplementedError
+
+    def takes(self, candidate: Candidate) -> bool:  # noqa: ARG002 - for those that choose
+        """Return whether a group is remembered at all."""
+        return True
+
+    def priority(self, candidate: Candidate) -> float:  # noqa: ARG002 - for those that have one
+        """Return what is remembered beside a group."""
+        return 0.0
+
+    def placed(self, slot: int) -> None:
+        """Hear that a slot has another group now, or, beyond the last, none."""
+
+    def weight(self, slot: int, clock: int) -> float:  # noqa: ARG002 - for those that draw unevenly
+        """Return the importance weight of a group drawn."""
+        return 1.0
+
+    # ---------------------------------------------------------------------------------------------------- a group comes
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
+        """Keep the group, replay what is due, then remember it."""
+        self._expire(clock)
+        self._fresh += 1
+        results: list[Result] = [Keep(candidate)]
+        due = math.floor(self._fresh * self._credit + ROUNDING) - self._replayed
+        while due > 0 and self._groups:
+            results.append(self._again(self.draw(), clock))
+            due -= 1
+        if (
+            candidate.min_version >= 0
+            and clock - candidate.min_version <= self._max_staleness
+            and self.takes(candidate)
+        ):
+            self._remember(candidate)
+        return results
+
+    def _again(self, slot: int, clock: int) -> Again:
+        one = self._groups[slot]
+        weight = self.weight(slot, clock)
+        again = Again(
+            GroupUse(one.stream, one.number, one.uses),
+            deadline_version=one.min_version + self._max_staleness,
+            min_version=one.min_version,
+            max_version=one.max_version,
+            weight=weight,
+        )
+        self._replayed += 1
+        one.uses += 1
+        if one.uses >= self._max_uses:
+            self._remove(one.arrival)
+        return again
+
+    def _remember(self, candidate: Candidate) -> None:
+        if len(self._groups) == self._capacity:
+            self._remove(next(iter(self._slots)))
+        group = candidate.group
+        low, high = candidate.min_version, candidate.max_version
+        self._place(
+            Remembered(group.stream, group.number, low, high, 1, self._arrivals, self.priority(candidate)),
+        )
+        self._arrivals += 1
+        self.placed(len(self._groups) - 1)
+
+    def _place(self, one: Remembered) -> None:
+        self._slots[one.arrival] = len(self._groups)
+        self._groups.append(one)
+        if one.min_version not in self._of_version:
+            self._of_version[one.min_version] = {}
+            heapq.heappush(self._versions, one.min_version)
+        self._of_version[one.min_version][one.arrival] = None
+
+    def _remove(self, arrival: int) -> None:
+        """Forget one; the last group moves into its slot."""
+        slot, last = self._slots.pop(arrival), self._groups.pop()
+        if last.arrival == arrival:
+            del self._of_version[last.min_version][arrival]
+        else:
+            del self._of_version[self._groups[slot].min_version][arrival]
+            self._groups[slot] = last
+            self._slots[last.arrival] = slot
+            self.placed(slot)
+        self.placed(len(self._groups))
+
+    def _expire(self, clock: int) -> None:
+        while self._versions and clock - self._versions[0] > self._max_staleness:
+            version = heapq.heappop(self._versions)
+            for arrival in list(self._of_version[version]):
+                self._remove(arrival)
+            del self._of_version[version]
+
+    def holds(self) -> Iterable[tuple[str, int]]:
+        """Return (stream, number) of every group that is remembered."""
+        return ((one.stream, one.number) for one in self._groups)
+
+    # ------------------------------------------------------------------------------------------------------------ state
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return counters and references, as plain JSON."""
+        streams = sorted({one.stream for one in self._groups})
+        place = {stream: number for number, stream in enumerate(streams)}
+        return {
+            "fresh": self._fresh,
+            "replayed": self._replayed,
+            "arrivals": self._arrivals,
+            "streams": streams,
+            "groups": [
+                [place[g.stream], g.number, g.min_version, g.max_version, g.uses, g.arrival, g.priority]
+                for g in self._groups
+            ],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a snapshot; every group gets the slot that it had."""
+        self._forget_all()
+        self._fresh, self._replayed, self._arrivals = state["fresh"], state["replayed"], state["arrivals"]
+        groups = [Remembered(state["streams"][stream], *rest) for stream, *rest in state["groups"]]
+        for one in groups:
+            self._place(one)
+        self._slots = OrderedDict(sorted(self._slots.items()))
+        self._of_version = {version: dict.fromkeys(sorted(arrivals)) for version, arrivals in self._of_version.items()}
+        for slot in range(len(groups)):
+            self.placed(slot)

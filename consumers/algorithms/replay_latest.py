@@ -1,0 +1,22 @@
+"""Train again on what came last."""
+
+from __future__ import annotations
+
+from consumers.algorithms.replay import Replay
+
+
+class ReplayLatest(Replay):
+    """Replay the newest arrivals first: of the eligible groups the one that came last, nothing drawn at random.
+
+    A replay does not make a group newer; a group comes until its uses are up. `Replay` says when one is due. This is
+    AstraFlow's only replay, there without a bound on staleness.
+    """
+
+    def __init__(
+        self, *, ratio: float = 0.3, capacity: int = 10_000, max_uses: int = 4, max_staleness: int = 8
+    ) -> None:
+        super().__init__(ratio, capacity, max_uses, max_staleness)
+
+    def draw(self) -> int:
+        """Return the slot of the newest arrival."""
+        return self._slots[next(reversed(self._slots))]

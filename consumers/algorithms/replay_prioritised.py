@@ -1,0 +1,105 @@
+"""Train again on groups drawn at random, the more there was to learn the likelier."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from consumers.algorithms.contract import Candidate
+from consumers.algorithms.draws import Draws
+from consumers.algorithms.group_statistics import standardised
+from consumers.algorithms.ranges import above, at_least, finite
+from consumers.algorithms.replay import Replay
+from consumers.algorithms.sum_tree import SumTree
+
+LARGEST_ALPHA = 10
+"""A small priority to a larger power is none that a float holds."""
+
+
+class ReplayPrioritised(Replay):
+    """Draw group i with P_i = p_i ** alpha / sum_j p_j ** alpha, p_i = mean |A| + epsilon over its kept members.
+
+    A is the group-normalised advantage (2402.03300) from shaped rewards, taken once when the group came. The importance
+    weight of a replay is (1 / (N P_i)) ** beta over the largest of the N eligible groups', so (P_min / P_i) ** beta.
+    `beta` rises linearly to 1 over the first `anneal_versions` versions of the clock, and stays as it is with 0.
+    `Replay` says when one is due. Source: prioritized experience replay (arXiv 1511.05952).
+    """
+
+    def __init__(  # noqa: PLR0913 - settings by name
+        self,
+        *,
+        ratio: float = 0.3,
+        capacity: int = 10_000,
+        max_uses: int = 4,
+        max_staleness: int = 8,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        anneal_versions: int = 0,
+        epsilon: float = 1e-6,
+        seed: int = 1,
+    ) -> None:
+        at_least(0, anneal_versions=anneal_versions)
+        above(0, epsilon=epsilon)
+        finite(epsilon=epsilon)
+        if not 0 <= alpha <= LARGEST_ALPHA:
+            raise ValueError(f"alpha is from 0 to {LARGEST_ALPHA}; got {alpha}")
+        if not 0 <= beta <= 1:
+            raise ValueError(f"beta is from 0 to 1; got {beta}")
+        self._alpha = alpha
+        self._beta = beta
+        self._anneal_versions = anneal_versions
+        self._epsilon = epsilon
+        self._draws = Draws(seed, "replay_prioritised")
+        self._weights = SumTree()
+        self._smallest: list[tuple[float, int]] = []
+        """Heap of (p ** alpha, arrival), some of groups that are gone."""
+        super().__init__(ratio, capacity, max_uses, max_staleness)
+
+    def priority(self, candidate: Candidate) -> float:
+        """Return p."""
+        advantages = standardised([_own_reward(candidate, index) for index in range(len(candidate.rewards))])
+        return sum(abs(advantages[index]) for index in candidate.kept) / len(candidate.kept) + self._epsilon
+
+    def placed(self, slot: int) -> None:
+        """Weigh a slot's group."""
+        if slot >= len(self._groups):
+            self._weights[slot] = 0.0
+            return
+        one = self._groups[slot]
+        self._weights[slot] = one.priority**self._alpha
+        heapq.heappush(self._smallest, (self._weights[slot], one.arrival))
+        if len(self._smallest) > 4 * len(self._groups) + 64:
+            self._smallest = [(self._weights[s], arrival) for arrival, s in self._slots.items()]
+            heapq.heapify(self._smallest)
+
+    def draw(self) -> int:
+        """Return a slot by weight."""
+        return self._weights.find(self._draws.next())
+
+    def weight(self, slot: int, clock: int) -> float:
+        """Return (P_min / P_i) ** beta."""
+        while self._smallest[0][1] not in self._slots:
+            heapq.heappop(self._smallest)
+        risen = min(1.0, max(0, clock) / self._anneal_versions) if self._anneal_versions else 0.0
+        beta = self._beta + (1 - self._beta) * risen
+        return math.pow(self._smallest[0][0] / self._weights[slot], beta)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what every replay has, and how many draws there were."""
+        return {**super().snapshot(), "draws": self._draws.count}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a snapshot."""
+        self._draws.count, self._weights, self._smallest = state["draws"], SumTree(), []
+        super().restore(state)
+
+
+def _own_reward(candidate: Candidate, index: int) -> float:
+    """Return a member's shaped reward; where its sequences have rewards of their own, the mean of them all."""
+    members, reward = candidate.group.trajectories, candidate.rewards[index]
+    if index >= len(members) or math.isnan(reward) or all(s.reward is None for s in members[index].sequences):
+        return reward
+    rewards = [reward if sequence.reward is None else sequence.reward for sequence in members[index].sequences]
+    return math.fsum(rewards) / len(rewards)

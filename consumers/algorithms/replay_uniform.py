@@ -1,0 +1,63 @@
+"""Train again on groups drawn at random, every one alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from consumers.algorithms.contract import Candidate
+from consumers.algorithms.draws import Draws
+from consumers.algorithms.replay import Replay
+
+
+class ReplayUniform(Replay):
+    """Draw every eligible group with the same probability. `Replay` says when one is due."""
+
+    def __init__(
+        self,
+        *,
+        ratio: float = 0.3,
+        capacity: int = 10_000,
+        max_uses: int = 4,
+        max_staleness: int = 8,
+        seed: int = 1,
+    ) -> None:
+        super().__init__(ratio, capacity, max_uses, max_staleness)
+        self._draws = Draws(seed, "replay_uniform")
+
+    def draw(self) -> int:
+        """Return any slot."""
+        return int(self._draws.next() * len(self._groups))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what every replay has, and how many draws there were."""
+        return {**super().snapshot(), "draws": self._draws.count}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a snapshot."""
+        self._draws.count = state["draws"]
+        super().restore(state)
+
+
+class ReplayDots(ReplayUniform):
+    """Draw uniformly from groups whose mean reward is between 0 and 1, both left out; the oldest leave first.
+
+    Rewards are the unshaped ones of the kept members. Source: rollout replay of DOTS (arXiv 2506.05316), with its fresh
+    share of one half and its buffer of 512 groups.
+    """
+
+    def __init__(
+        self,
+        *,
+        ratio: float = 0.5,
+        capacity: int = 512,
+        max_uses: int = 4,
+        max_staleness: int = 8,
+        seed: int = 1,
+    ) -> None:
+        super().__init__(ratio=ratio, capacity=capacity, max_uses=max_uses, max_staleness=max_staleness, seed=seed)
+
+    def takes(self, candidate: Candidate) -> bool:
+        """Refuse what is solved, or beyond the policy."""
+        rewards = [candidate.group.trajectories[index].reward for index in candidate.kept]
+        return 0 < sum(rewards) < len(rewards)

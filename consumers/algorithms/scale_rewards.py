@@ -1,0 +1,32 @@
+"""Shift, scale and clip rewards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from consumers.algorithms.contract import Candidate, Keep, Result, Stateless
+from consumers.algorithms.ranges import at_least, finite
+
+
+class ScaleRewards(Stateless):
+    """Make of every reward r: clip((r + bias) * scale, -clip, clip); `clip = 0` clips nothing.
+
+    Source: AstraFlow's and AReaL's reward settings.
+    """
+
+    def __init__(self, bias: float = 0.0, scale: float = 1.0, clip: float = 20.0) -> None:
+        finite(bias=bias, scale=scale, clip=clip)
+        at_least(0, clip=clip)
+        self._bias = bias
+        self._scale = scale
+        self._clip = clip or math.inf
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
+        """Shape the rewards of all members."""
+        members = candidate.rewards[: len(candidate.group.trajectories)]
+        return [Keep(candidate.shaped(self._scaled(reward) for reward in members))]
+
+    def _scaled(self, reward: float) -> float:
+        # A reward that is NaN is not counted, and stays so: min and max return their first argument then.
+        return max(min((reward + self._bias) * self._scale, self._clip), -self._clip)

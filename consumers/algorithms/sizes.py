@@ -1,0 +1,22 @@
+"""When a group has become too small to be trained on."""
+
+from __future__ import annotations
+
+import math
+
+from consumers.algorithms.contract import Candidate, Drop, Keep
+
+SMALLEST_GROUP = 2
+"""A single trajectory has nothing to be compared with."""
+
+
+def kept_or_dropped(candidate: Candidate, reason: str) -> Keep | Drop:
+    """Keep a group of which something is trained on and at least two rewards count; else drop it for `reason`.
+
+    Rewards of failed episodes count where the chain has it so.
+    """
+    rewards = candidate.rewards
+    if candidate.kept and len(rewards) - sum(map(math.isnan, rewards)) >= SMALLEST_GROUP:
+        return Keep(candidate)
+    told = "; ".join(f"{r.index}: {r.reason}, {r.detail}" for r in candidate.rejected) or "no other survived"
+    return Drop(reason, f"{len(candidate.kept)} of {len(candidate.group.trajectories)} trajectories are left ({told})")

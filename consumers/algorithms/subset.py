@@ -1,0 +1,58 @@
+"""What algorithms that choose m of a group's n trajectories have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless
+from consumers.algorithms.ranges import at_least
+
+
+class Subset(Stateless):
+    """Base of algorithms that train on m of the kept trajectories, and take statistics over these alone.
+
+    What is not chosen, what was left out of the loss before, and failed episodes count no more. A group of m or fewer
+    passes unchanged.
+    """
+
+    def __init__(self, m: int) -> None:
+        at_least(2, m=m)
+        self._m = m
+
+    def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
+        """Return m of the kept indices, which come in the order of the trajectories' ids; there are more than m."""
+        raise NotImplementedError
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
+        """Take out all but m trajectories."""
+        if len(candidate.kept) <= self._m:
+            return [Keep(candidate)]
+        chosen = set(self.chosen(candidate, _in_order_of_ids(candidate)))
+        why = f"not among the {self._m} chosen"
+        rejections = [Rejection(index, "down_sampled", why) for index in candidate.kept if index not in chosen]
+        left = candidate.without(rejections, counted=False)
+        if len(candidate.kept) == len(candidate.rewards):
+            return [Keep(left)]
+        members = candidate.rewards[: len(candidate.group.trajectories)]
+        rewards = [reward if index in chosen else math.nan for index, reward in enumerate(members)]
+        return [Keep(left.with_rewards(tuple(rewards)))]
+
+
+def ends(ranked: Sequence[int], rewards: Sequence[float], largest: int, smallest: int) -> set[int]:
+    """Return the indices of so many of the largest and of the smallest rewards, of equal ones those that come first."""
+    # Sorting keeps the order of equal ones, also when it is reversed.
+    taken = set(sorted(ranked, key=rewards.__getitem__, reverse=True)[:largest])
+    rest = [index for index in ranked if index not in taken]
+    return taken.union(sorted(rest, key=rewards.__getitem__)[:smallest])
+
+
+def _in_order_of_ids(candidate: Candidate) -> list[int]:
+    """Return the kept indices, smallest id first: `sums:7:2` before `sums:7:10`."""
+
+    def key(index: int) -> tuple[str, int]:
+        ident = candidate.group.trajectories[index].id
+        stem, _, sample = ident.rpartition(":")
+        return (stem, int(sample)) if sample.isdecimal() else (ident, -1)
+
+    return sorted(candidate.kept, key=key)

@@ -1,0 +1,39 @@
+"""Leave out of the loss what was cut off before it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless
+from consumers.algorithms.sizes import kept_or_dropped
+from schemas.records import Trajectory
+
+
+class MaskTruncated(Stateless):
+    """Do not train on a trajectory whose last generation in any sequence ended for its length, or was cancelled.
+
+    Its reward says nothing of what it would have become. It still counts in the group's mean and deviation, unless
+    `counted = false`. A group is dropped when nothing of it is left to train on.
+    Source: DAPO's overlong filtering (arXiv 2503.14476), TRL's `mask_truncated_completions`.
+    """
+
+    def __init__(self, *, cancelled: bool = True, counted: bool = True) -> None:
+        self._reasons = {"length", "cancelled"} if cancelled else {"length"}
+        self._counted = counted
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
+        """Look at how the generations ended."""
+        members = candidate.group.trajectories
+        ends = [(index, self._cut(members[index])) for index in candidate.kept]
+        rejections = [Rejection(index, "truncated", f"it ended by {cut}") for index, cut in ends if cut]
+        if not rejections:
+            return [Keep(candidate)]
+        return [kept_or_dropped(candidate.without(rejections, counted=self._counted), "truncated")]
+
+    def _cut(self, trajectory: Trajectory) -> str:
+        """Return the finish reason of a sequence's last generation that is one of ours, or nothing."""
+        for sequence in trajectory.sequences:
+            last = next((s for s in reversed(sequence.spans) if s.kind == "generated" and s.length), None)
+            if last is not None and last.finish_reason in self._reasons:
+                return last.finish_reason
+        return ""

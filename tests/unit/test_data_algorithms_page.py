@@ -1,0 +1,94 @@
+"""docs/data-algorithms.md says what there is, and what it shows works."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from made_groups import candidate
+
+from consumers.algorithms.chain import ALGORITHMS, Chain, UnknownAlgorithm, load_chain
+from consumers.algorithms.contract import Candidate, Drop, Keep
+
+PAGE = (Path(__file__).parents[2] / "docs" / "data-algorithms.md").read_text()
+EXAMPLES = [block.partition("```")[0] for block in PAGE.split("```python\n")[1:]]
+ROWS = {row[1].strip(" `"): row[3] for line in PAGE.splitlines() if len(row := line.split("|")) == 7 and "`" in row[1]}
+REPLAYED = ("ratio", "capacity", "max_uses", "max_staleness")
+SHOWN = {float: "{:g}", str: '"{}"', bool: "{!s}"}
+
+
+def test_the_table_lists_every_algorithm_in_the_order_of_the_code() -> None:
+    assert [use for use in ROWS if use != "use"] == list(ALGORITHMS)
+
+
+@pytest.mark.parametrize("use", ALGORITHMS)
+def test_every_setting_is_on_the_page_with_its_default(use: str) -> None:
+    module, _, name = ALGORITHMS[use].partition(":")
+    for setting in inspect.signature(getattr(importlib.import_module(module), name)).parameters.values():
+        there = PAGE if use.startswith("replay") and setting.name in REPLAYED else ROWS[use]
+        assert f"`{setting.name}`" in there, setting
+        default = setting.default
+        if default is setting.empty or setting.name in {"seed", "limit", "buffer"} or there is PAGE:
+            continue
+        shown = SHOWN.get(type(default), "{}").format(default).replace("e-0", "e-")
+        assert f"`{setting.name}` {shown.lower() if default in (True, False) else shown}" in there, setting
+
+
+def test_replays_share_the_defaults_that_the_page_tells() -> None:
+    told = {name: float(value.replace(",", "")) for name, value in re.findall(r"`(\w+)` \((\d[\d.,]*)\)", PAGE)}
+    for use in ("replay_latest", "replay_uniform", "replay_recency", "replay_prioritised"):
+        module, _, name = ALGORITHMS[use].partition(":")
+        parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+        assert {one: parameters[one].default for one in REPLAYED} == told
+
+
+def test_the_pages_chain_is_one() -> None:
+    table = tomllib.loads(PAGE.partition("```toml\n")[2].partition("```")[0])["curate"]["chain"]
+    uses = [(use.pop("use"), use) for use in table]
+    load_chain([(use, {"limit": 1} if use == "max_staleness" else settings) for use, settings in uses])
+
+
+@pytest.fixture
+def _page(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("my_page")
+    exec(EXAMPLES[0], module.__dict__)  # noqa: S102 - ours
+    monkeypatch.setitem(sys.modules, "my_page", module)
+
+
+def rested(versions: int) -> Chain:
+    return load_chain([("my_page:Rested", {"versions": versions})])
+
+
+def asked(task: str) -> Candidate:
+    whole = candidate(1.0, 0.0)
+    return dataclasses.replace(whole, group=dataclasses.replace(whole.group, task_id=task))
+
+
+@pytest.mark.usefixtures("_page")
+def test_the_pages_own_algorithm_works_and_goes_on_from_its_snapshot() -> None:
+    chain = rested(2)
+    seen = [("a", 1), ("a", 1), ("b", 2), ("a", 2), ("a", 3), ("b", 4)]
+    verdicts = [type(chain.process(asked(task), clock)[0]) for task, clock in seen[:4]]
+    again = rested(2)
+    again.restore(json.loads(json.dumps(chain.snapshot())))
+    verdicts += [type(again.process(asked(task), clock)[0]) for task, clock in seen[4:]]
+    assert verdicts == [Keep, Drop, Keep, Drop, Keep, Keep]
+
+
+@pytest.mark.usefixtures("_page")
+def test_the_pages_own_algorithm_refuses_what_cannot_be() -> None:
+    for versions, sentence in ((0, "versions is 1 or more; got 0"), ("two", "versions takes int, got 'two'")):
+        with pytest.raises(UnknownAlgorithm, match=sentence):
+            load_chain([("my_page:Rested", {"versions": versions})])
+
+
+def test_the_pages_example_without_a_run_works() -> None:
+    exec(EXAMPLES[1], {})  # noqa: S102 - ours

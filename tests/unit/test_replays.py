@@ -1,0 +1,175 @@
+"""A chain that has groups trained on again: what the curator writes of it, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+from test_curation import group, message, read
+
+from consumers import uses
+from consumers.algorithms.chain import ChainError
+from consumers.algorithms.contract import Again, Candidate, Keep, Result
+from consumers.curation import CuratorPartition, Desk
+from infra.kafka import Outgoing
+from infra.settings import Recipe
+from schemas.headers import Stamp
+from schemas.records import CuratedGroup, GroupUse, Outcome
+from schemas.topics import Topics
+
+BOUND = 20
+
+
+class EveryThird:
+    """Keeps all; beside every third group it asks for each earlier one, twice at most; it remembers eight."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.remembered: list[list[Any]] = []
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
+        self.seen += 1
+        results: list[Result] = [Keep(candidate)]
+        for one in self.remembered if self.seen % 3 == 0 else ():
+            stream, number, low, used = one
+            results.append(Again(GroupUse(stream, number, used + 1), low + BOUND, low, low, 1 / (used + 1)))
+            one[3] = used + 1
+        self.remembered.append([candidate.group.stream, candidate.group.number, candidate.min_version, 0])
+        self.remembered = [one for one in self.remembered if one[3] < 2][-8:]
+        return results
+
+    def holds(self) -> Iterable[tuple[str, int]]:
+        return [(stream, number) for stream, number, *_ in self.remembered]
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"seen": self.seen, "remembered": self.remembered}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.seen, self.remembered = state["seen"], [list(one) for one in state["remembered"]]
+
+
+class Asks(EveryThird):
+    """Keeps all; beside the second group it asks for what it was told to."""
+
+    def __init__(self, number: int, use_: int, weight: float = 1.0) -> None:
+        super().__init__()
+        self._again = Again(GroupUse("sums", number, use_), weight=weight)
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
+        self.seen += 1
+        return [Keep(candidate)] if self.seen != 2 else [Keep(candidate), self._again]
+
+
+def recipe(*chain: object) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "t",
+            "policies": {"solver": {"path": "/models/any"}},
+            "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
+            "trainer": {"max_staleness": 2},
+            "curate": {"chain": chain},
+        }
+    )
+
+
+def partition(*chain: object) -> CuratorPartition:
+    made = recipe(*chain or ("drop_zero_variance", "test_replays:EveryThird"))
+    desk = Desk("run-1", "solver", Topics("t"), lambda _: made, pytest.fail)
+    return CuratorPartition(desk, ("t.trajectories.solver", 0), 4)
+
+
+def curated(state: CuratorPartition, numbers: Iterable[int], **more: Any) -> list[Outgoing]:
+    return [record for number in numbers for record in state.handle(message(group(4 * number, **more)))]
+
+
+def test_a_replay_follows_the_verdict_and_names_its_first_use_without_its_bytes() -> None:
+    state = partition()
+    curated(state, [0])
+    curated(state, [2], rewards=(1.0, 1.0))
+    curated(state, [3])
+    outgoing = curated(state, [1], version=5)
+    kept, fresh, again, replayed, *others = read(outgoing)
+    assert isinstance(kept, Outcome)
+    assert isinstance(fresh, CuratedGroup)
+    assert isinstance(again, Outcome)
+    assert isinstance(replayed, CuratedGroup)
+    assert len(others) == 2
+    assert (kept.number, kept.use, fresh.number, fresh.use) == (4, 0, 4, 0)
+    assert (again.number, again.use, again.level, again.verdict, again.component) == (0, 1, "group", "kept", "curate")
+    assert (replayed.number, replayed.use, replayed.group) == (0, 1, b"")
+    assert (replayed.min_version, replayed.deadline_version, replayed.weight) == (3, 3 + BOUND, 1.0)
+    stamps = [Stamp.from_headers(record.headers) for record in outgoing]
+    assert [(stamp.number, stamp.use) for stamp in stamps] == [(4, 0), (4, 0), (0, 1), (0, 1), (12, 1), (12, 1)]
+    assert (stamps[3].head_version, stamps[3].min_version, stamps[3].max_version) == (3, 3, 3)
+    assert {record.partition for record in outgoing} == {0}
+
+
+def test_a_replay_says_how_many_curated_records_ago_its_first_use_was_written() -> None:
+    state = partition()
+    sent = [message(group(4 * n, rewards=(1.0, float(n % 3 == 2)))) for n in range(40)]
+    records = [one for m in sent for one in read(list(state.handle(m))) if isinstance(one, CuratedGroup)]
+    replays = [(place, one) for place, one in enumerate(records) if one.use]
+    assert len(replays) > 10
+    for place, one in replays:
+        first = records[place - one.first_back]
+        assert (first.number, first.use) == (one.number, 0)
+
+
+def test_the_same_records_give_the_same_replays_whether_live_or_restored_half_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(uses, "ROOM", 3)
+    live = partition()
+    whole = curated(live, range(60))
+    assert sum(Stamp.from_headers(record.headers).use == 2 for record in whole) > 10
+    for cut in range(1, 60, 7):
+        first, second = partition(), partition()
+        halves = curated(first, range(cut))
+        second.restore(first.snapshot())
+        assert [*halves, *curated(second, range(cut, 60))] == whole
+    assert second.snapshot() == live.snapshot()
+
+
+@pytest.mark.parametrize(("room", "most"), [(0, 2 * 8), (-1000, 8)], ids=["now and then", "at every group"])
+def test_what_a_chain_holds_no_more_is_forgotten_but_not_before_its_last_use(
+    monkeypatch: pytest.MonkeyPatch, room: int, most: int
+) -> None:
+    monkeypatch.setattr(uses, "ROOM", room)
+    state, sizes = partition(), []
+    for number in range(200):
+        curated(state, [number])
+        sizes.append(len(state._uses._groups[0]))
+    assert 4 < max(sizes) <= most
+
+
+def test_a_chain_without_replays_remembers_nothing_of_what_it_kept() -> None:
+    state = partition("drop_zero_variance")
+    curated(state, range(10))
+    assert not state._uses._groups
+
+
+@pytest.mark.parametrize(
+    ("number", "use", "weight", "words"),
+    [
+        (8, 1, 1.0, "never kept that group"),
+        (4, 2, 1.0, "it is use 1 that comes next"),
+        (4, 0, 1.0, "it is use 1 that comes next"),
+        (4, 1, 0.0, "weight 0"),
+        (4, 1, float("nan"), "weight nan"),
+    ],
+)
+def test_what_is_no_next_use_of_a_group_that_was_kept_is_refused(
+    number: int, use: int, weight: float, words: str
+) -> None:
+    state = partition({"use": "test_replays:Asks", "number": number, "use_": use, "weight": weight})
+    curated(state, [1])
+    with pytest.raises(ChainError, match=words):
+        curated(state, [0])
+
+
+def test_a_group_that_was_dropped_is_not_trained_on_again() -> None:
+    state = partition({"use": "test_replays:Asks", "number": 4, "use_": 1}, "drop_zero_variance")
+    curated(state, [1], rewards=(1.0, 1.0))
+    with pytest.raises(ChainError, match="never kept that group"):
+        curated(state, [0])

@@ -1,0 +1,86 @@
+"""The encoded groups that replays are of: remembered while there is room, else read from the log again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from infra.first_uses import Replay, find_first_uses, made_whole
+from infra.kafka import Message
+from infra.run import Run
+from infra.topic_reader import read_one
+from schemas import codec
+from schemas.records import CuratedGroup
+
+MOST_BYTES = 64 << 20
+"""Of the groups that are remembered."""
+MOST_PLACES = 65_536
+"""Places that are remembered: some 150 bytes each."""
+
+Key = tuple[int, str, int]
+"""(partition, stream, number)."""
+
+
+class Payloads:
+    """Of one curated topic. A run without replays remembers nothing: it begins with the first one.
+
+    Args:
+        run: Whose topic it is.
+        policy: Likewise.
+        most_bytes: Of the groups that are remembered, the least recently used leave first.
+        most_places: Of first uses, the oldest leave first.
+    """
+
+    def __init__(self, run: Run, policy: str, most_bytes: int = MOST_BYTES, most_places: int = MOST_PLACES) -> None:
+        self._run, self._topic = run, run.topics.curated(policy)
+        self._most_bytes, self._most_places = most_bytes, most_places
+        self._firsts: OrderedDict[Key, CuratedGroup] = OrderedDict()
+        self._bytes = 0
+        self._places: OrderedDict[Key, int] = OrderedDict()
+        self._wanted = False
+        self.read_again = 0
+        """How many were read from the log."""
+
+    def whole(self, message: Message, curated: CuratedGroup) -> CuratedGroup | None:
+        """Return a curated record with its group: its own, or that of its first use.
+
+        None for a replay whose first use is no longer on the log. Raises SchemaError when the first use cannot be read,
+        KafkaAway, KafkaRefused.
+        """
+        key = (message.partition, curated.stream, curated.number)
+        if curated.group or not curated.use:
+            if self._wanted and not curated.use:
+                self._remember(key, message.offset, curated)
+            return curated
+        self._wanted = True
+        if key in self._firsts:
+            self._firsts.move_to_end(key)
+            return made_whole(curated, self._firsts[key])
+        found = self._read(message, curated)
+        if found is None:
+            return None
+        first = codec.decode(found.value, CuratedGroup)
+        self._remember(key, found.offset, first)
+        return made_whole(curated, first)
+
+    def _read(self, message: Message, curated: CuratedGroup) -> Message | None:
+        self.read_again += 1
+        place = self._places.get((message.partition, curated.stream, curated.number))
+        if place is not None:
+            return read_one(self._run.connection, (self._topic, message.partition), place)
+        replay = replay_of(message, curated)
+        return find_first_uses(self._run.connection, self._topic, self._run.run_id, [replay]).get(replay)
+
+    def _remember(self, key: Key, offset: int, first: CuratedGroup) -> None:
+        self._places[key] = offset
+        if len(self._places) > self._most_places:
+            self._places.popitem(last=False)
+        before = self._firsts.pop(key, None)
+        self._firsts[key] = first
+        self._bytes += len(first.group) - (len(before.group) if before else 0)
+        while self._bytes > self._most_bytes:
+            self._bytes -= len(self._firsts.popitem(last=False)[1].group)
+
+
+def replay_of(message: Message, curated: CuratedGroup) -> Replay:
+    """Return where a replay stands and what it is of."""
+    return Replay(message.partition, message.offset, curated.stream, curated.number, curated.first_back)
