@@ -14,7 +14,7 @@ import structlog
 from infra.errors import HeadraceError, UsageError
 from infra.kafka import Connection, RunAddress, open_producer
 from infra.object_store import StoreAddress
-from infra.run import Run, join, read_revision, read_revisions, run_names, store_of, store_text, untold
+from infra.run import LISTING_S, Run, join, read_revision, read_revisions, run_names, store_of, store_text, untold
 from infra.settings import Recipe
 from infra.topic_reader import read_all
 from schemas import codec
@@ -95,7 +95,7 @@ def first_message(address: RunAddress) -> bytes | None:
 
 
 def _is_there(address: RunAddress) -> bool:
-    return address.run in run_names(address.connection, 0)
+    return address.run in run_names(address.connection, LISTING_S)
 
 
 def revision_of(run_id: str, number: int, recipe: Recipe, store: str, ended: str = "") -> RecipeRevision:

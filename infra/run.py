@@ -42,6 +42,8 @@ T = TypeVar("T")
 
 STORE_PATIENCE_S = 60.0
 LONGEST_PAUSE_S = 5.0
+LISTING_S = 5.0
+"""A client's first question may take three of them."""
 STORE_NAME = "main"
 """Name of the run's store in claim checks."""
 LARGEST_GROUP_BYTES = 256 << 20
@@ -190,7 +192,7 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
 
 
 def _join(address: RunAddress) -> Run:
-    require_run(address, run_names(address.connection, 0))
+    require_run(address, run_names(address.connection, LISTING_S))
     messages = list(read_all(address.connection, [Topics(address.run).recipe]))
     told = [revision for message in messages if (revision := _read_and_learn(message)) is not None]
     found = _of_one_run([revision for revision in told if revision.recipe])
