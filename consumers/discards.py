@@ -31,7 +31,7 @@ class Seen(NamedTuple):
     """What a ledger keeps of a group until its fate is known; each is a mean over its members."""
 
     length: float
-    """Generated tokens."""
+    """Generated tokens; NaN where no trajectory came back."""
     reward: float
     """NaN where none is finite."""
     min_version: int
@@ -40,8 +40,8 @@ class Seen(NamedTuple):
 class Cell(NamedTuple):
     """A bin of lengths, rewards and ages."""
 
-    length: int
-    """Mean length in tokens at or above this, a power of two or 0, and below twice that (below 1)."""
+    length: int | None
+    """Mean length in tokens at or above this, a power of two or 0, and below twice that (below 1); None: not known."""
     reward: float | None
     """Mean reward at or above this and less than 0.25 above it; None where none is finite."""
     age: int | None
@@ -197,7 +197,7 @@ def _pooled(several: Iterable[Moments]) -> Moments:
 
 
 def _cell(seen: Seen, age: int | None) -> Cell:
-    length = 2 ** int(math.log2(seen.length)) if seen.length >= 1 else 0
+    length = None if math.isnan(seen.length) else 2 ** int(math.log2(seen.length)) if seen.length >= 1 else 0
     reward = math.floor(seen.reward / REWARD_BIN) * REWARD_BIN if math.isfinite(seen.reward) else None
     return Cell(length, reward, age)
 
@@ -205,7 +205,8 @@ def _cell(seen: Seen, age: int | None) -> Cell:
 def _seen(outcome: Outcome) -> Seen:
     finite = [reward for reward in outcome.rewards if math.isfinite(reward)]
     return Seen(
-        length=fmean(outcome.lengths) if outcome.lengths else 0.0,
+        # The longest episodes are those that time out: as 0 tokens they would hide the bias.
+        length=fmean(outcome.lengths) if outcome.lengths else math.nan,
         reward=fmean(finite) if finite else math.nan,
         min_version=outcome.min_version,
     )

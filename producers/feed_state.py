@@ -118,9 +118,14 @@ class FeedState:
             self.pacing.reopen(stream, number, policy, (letter.partition, letter.offset) if is_task else None)
 
     def _version(self, policy: str, version: int) -> None:
+        newest = {
+            stream: max(self.pacing.versions.get(one, -1) for one in policies)
+            for stream, policies in self.pacing.policies_of.items()
+            if policy in policies
+        }
         if self.pacing.version(policy, version):
-            for stream, policies in self.pacing.policies_of.items():
-                if policy in policies and version == max(self.pacing.versions.get(p, -1) for p in policies):
+            for stream, before in newest.items():
+                if version > before:
                     self.sources[stream].selector.on_version(version)
 
     def _learn(self, stream: str, outcome: Outcome) -> None:

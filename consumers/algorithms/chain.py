@@ -10,6 +10,7 @@ from typing import Any, cast, get_type_hints
 
 from consumers.algorithms.contract import Again, Algorithm, Candidate, Drop, Keep, Result
 from consumers.algorithms.order import wrong_order
+from consumers.algorithms.sizes import nothing_left
 from infra.errors import HeadraceError, UsageError
 
 ALGORITHMS = {
@@ -69,7 +70,7 @@ class Chain:
         A Keep's candidate says which of its trajectories were rejected, and why. An algorithm after a Drop sees
         nothing. Raises ChainError when an algorithm does not return exactly one Keep or Drop.
         """
-        verdict: Keep | Drop = Keep(candidate)
+        verdict: Keep | Drop = nothing_left(candidate) or Keep(candidate)
         again: list[Result] = []
         for use, algorithm in self._algorithms:
             if isinstance(verdict, Drop):

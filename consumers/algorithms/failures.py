@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from consumers.algorithms.contract import Candidate, Drop, Keep, Result, Stateless
 from consumers.algorithms.ranges import one_of
+from consumers.algorithms.sizes import kept_or_dropped, nothing_left
 
 POLICIES = ("drop_group", "keep_survivors", "count_as_zero")
 
@@ -15,8 +16,8 @@ class Failures(Stateless):
 
     `drop_group` is what AstraFlow does; `keep_survivors`, the default and what a chain without this one does, takes
     statistics over survivors, which favours tasks that fail less; `count_as_zero` adds a 0 for each failure, which no
-    shaping of single rewards touches and which counts to the least size of a group (two). A group without a survivor is
-    dropped with the reason that it came with. It is the first of a chain.
+    shaping of single rewards touches and which counts to the least size of a group (two), below which it is dropped. A
+    group without a survivor is dropped with the reason that it came with. It is the first of a chain.
     """
 
     def __init__(self, policy: str = "keep_survivors") -> None:
@@ -25,12 +26,13 @@ class Failures(Stateless):
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
         """Look at the group's failures."""
-        group = candidate.group
-        failed = len(group.failures)
-        if not group.trajectories:
-            return [Drop(group.reason or "no_trajectories", f"{failed} of {group.n_asked} failed")]
-        if not failed or self._policy == "keep_survivors":
+        if (nothing := nothing_left(candidate)) is not None:
+            return [nothing]
+        failed = len(candidate.group.failures)
+        if not failed:
             return [Keep(candidate)]
         if self._policy == "drop_group":
-            return [Drop("failures", f"{failed} of {group.n_asked} failed")]
-        return [Keep(candidate.with_rewards(candidate.rewards + (0.0,) * failed))]
+            return [Drop("failures", f"{failed} of {candidate.group.n_asked} failed")]
+        if self._policy == "keep_survivors":
+            return [kept_or_dropped(candidate, "failures")]
+        return [kept_or_dropped(candidate.with_rewards(candidate.rewards + (0.0,) * failed), "failures")]

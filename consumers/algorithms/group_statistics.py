@@ -38,10 +38,9 @@ def sequence_rewards(candidate: Candidate, shaped: Sequence[float]) -> list[floa
     `shaped` are the members' rewards and those of failed episodes that count, which come last; a member counts while
     its reward in the candidate is not NaN.
     """
-    rewards = [
-        shaped[index] if sequence.reward is None else sequence.reward
-        for index, member in enumerate(candidate.group.trajectories)
-        if not math.isnan(candidate.rewards[index])
-        for sequence in member.sequences
-    ]
+    rewards: list[float] = []
+    for index, member in enumerate(candidate.group.trajectories):
+        if not math.isnan(candidate.rewards[index]):
+            own = [shaped[index] if one.reward is None else one.reward for one in member.sequences]
+            rewards += own or [shaped[index]]
     return [*rewards, *shaped[len(candidate.group.trajectories) :]]

@@ -45,6 +45,8 @@ class ReplayPrioritised(Replay):
         finite(epsilon=epsilon)
         if not 0 <= alpha <= LARGEST_ALPHA:
             raise ValueError(f"alpha is from 0 to {LARGEST_ALPHA}; got {alpha}")
+        if epsilon**alpha == 0:
+            raise ValueError(f"epsilon ** alpha is nothing to a float with epsilon {epsilon} and alpha {alpha}")
         if not 0 <= beta <= 1:
             raise ValueError(f"beta is from 0 to 1; got {beta}")
         self._alpha = alpha
@@ -60,7 +62,8 @@ class ReplayPrioritised(Replay):
     def priority(self, candidate: Candidate) -> float:
         """Return p."""
         advantages = standardised([_own_reward(candidate, index) for index in range(len(candidate.rewards))])
-        return sum(abs(advantages[index]) for index in candidate.kept) / len(candidate.kept) + self._epsilon
+        counted = [abs(advantages[index]) for index in candidate.kept if math.isfinite(advantages[index])]
+        return (math.fsum(counted) / len(counted) if counted else 0.0) + self._epsilon
 
     def placed(self, slot: int) -> None:
         """Weigh a slot's group."""

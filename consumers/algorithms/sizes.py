@@ -10,6 +10,14 @@ SMALLEST_GROUP = 2
 """A single trajectory has nothing to be compared with."""
 
 
+def nothing_left(candidate: Candidate) -> Drop | None:
+    """Return the drop of a group of which no episode came back, for the reason that it came with; else None."""
+    group = candidate.group
+    if group.trajectories:
+        return None
+    return Drop(group.reason or "no_trajectories", f"{len(group.failures)} of {group.n_asked} failed")
+
+
 def kept_or_dropped(candidate: Candidate, reason: str) -> Keep | Drop:
     """Keep a group of which something is trained on and at least two rewards count; else drop it for `reason`.
 

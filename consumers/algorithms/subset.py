@@ -21,14 +21,15 @@ class Subset(Stateless):
         self._m = m
 
     def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
-        """Return m of the kept indices, which come in the order of the trajectories' ids; there are more than m."""
+        """Return m of the indices, which come in the order of the trajectories' ids; there are more than m."""
         raise NotImplementedError
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
         """Take out all but m trajectories."""
         if len(candidate.kept) <= self._m:
             return [Keep(candidate)]
-        chosen = set(self.chosen(candidate, _in_order_of_ids(candidate)))
+        ranked = [index for index in _in_order_of_ids(candidate) if not math.isnan(candidate.rewards[index])]
+        chosen = set(self.chosen(candidate, ranked) if len(ranked) > self._m else ranked)
         why = f"not among the {self._m} chosen"
         rejections = [Rejection(index, "down_sampled", why) for index in candidate.kept if index not in chosen]
         left = candidate.without(rejections, counted=False)

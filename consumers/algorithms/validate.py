@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from consumers.algorithms.contract import Candidate, Drop, Rejection, Result, Stateless
+from consumers.algorithms.contract import Candidate, Rejection, Result, Stateless
 from consumers.algorithms.ranges import at_least
-from consumers.algorithms.sizes import kept_or_dropped
+from consumers.algorithms.sizes import kept_or_dropped, nothing_left
 from consumers.algorithms.soundness import LOGPROB_SLACK, SPAN_KINDS, all_sound
 from schemas.records import Sequence, Span, Trajectory
 
@@ -38,11 +38,11 @@ class Validate(Stateless):
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
         """Keep the sound trajectories."""
         group = candidate.group
-        if not group.trajectories:
-            return [Drop(group.reason or "no_trajectories", f"{len(group.failures)} of {group.n_asked} failed")]
+        if (nothing := nothing_left(candidate)) is not None:
+            return [nothing]
         members = [group.trajectories[index] for index in candidate.kept]
         if all_sound(members, group.head_version, self._vocabulary):
-            return [kept_or_dropped(candidate, "invalid")]
+            return [kept_or_dropped(candidate, "failures" if group.failures else "too_few")]
         rejections = list(self._rejections(candidate))
         sound = candidate.without(rejections, counted=False) if rejections else candidate
         return [kept_or_dropped(sound, "invalid")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from envs.contract import Problem
@@ -57,7 +58,7 @@ class Pools:
         """Put the task into the pool of this group."""
         rewards = finite_rewards(outcome)
         if rewards:
-            self.means.note(outcome.task_id, sum(reward / len(rewards) for reward in rewards))
+            self.means.note(outcome.task_id, fmean(rewards))
 
     def on_version(self, version: int) -> None:
         """Learn nothing."""

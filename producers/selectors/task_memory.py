@@ -93,8 +93,8 @@ class SuccessRates:
 
 
 def finite_rewards(outcome: Outcome) -> tuple[float, ...]:
-    """Return the members' rewards as they were before any filter; none when one of them is no number."""
-    return outcome.rewards if all(map(math.isfinite, outcome.rewards)) else ()
+    """Return the members' rewards as they were before any filter, those that are numbers."""
+    return tuple(reward for reward in outcome.rewards if math.isfinite(reward))
 
 
 def check_share(name: str, share: float) -> float:

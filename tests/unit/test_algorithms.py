@@ -169,7 +169,7 @@ def test_a_vocabulary_bounds_the_token_ids() -> None:
 
 
 def test_fewer_than_two_sound_trajectories_are_no_group() -> None:
-    assert result(Validate(), group(1.0)) == Drop("invalid", "1 of 1 trajectories are left (no other survived)")
+    assert result(Validate(), group(1.0)) == Drop("too_few", "1 of 1 trajectories are left (no other survived)")
     dropped = result(Validate(), group(1.0, math.nan))
     assert dropped == Drop("invalid", "1 of 2 trajectories are left (1: reward, reward nan)")
 
@@ -286,3 +286,9 @@ def test_epsilon_is_a_setting() -> None:
     for epsilon in (-1.0, math.nan):
         with pytest.raises(ValueError, match="0 or more"):
             DropZeroVariance(epsilon)
+
+
+def test_rewards_of_members_without_sequences_are_compared_too() -> None:
+    bare = TrajectoryGroup(trajectories=tuple(Trajectory(f"s:0:{n}", r) for n, r in enumerate((0.0, 1.0, 1.0, 0.0))))
+    [verdict] = DropZeroVariance().process(Candidate.of(bare), 0)
+    assert isinstance(verdict, Keep)

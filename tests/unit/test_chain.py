@@ -77,6 +77,13 @@ def test_the_first_algorithm_that_drops_gives_the_reason(whole: Candidate, clock
     assert verdict.reason == reason
 
 
+def test_a_group_of_which_no_episode_came_back_ends_before_any_chain() -> None:
+    empty = Candidate.of(TrajectoryGroup(reason="timeout", n_asked=4))
+    for uses in ([], [("max_staleness", {"limit": 2})], [("pods", {"m": 2})], DEFAULT):
+        [verdict] = load_chain(uses).process(empty, 3)
+        assert verdict == Drop("timeout", "0 of 4 failed"), uses
+
+
 def test_an_algorithm_sees_what_the_one_before_it_kept() -> None:
     [verdict] = load_chain(DEFAULT).process(candidate(1.0, math.nan, 0.0), 3)
     assert isinstance(verdict, Keep)

@@ -96,7 +96,19 @@ def test_what_was_never_generated_has_no_age_and_what_was_never_judged_no_reward
     ledger = Ledger()
     ledger.outcome(outcome(0, 0, reason="no_trajectories", lengths=(), rewards=(math.nan,), min_version=-1))
     row = told(ledger)["discarded"]["no_trajectories"]
-    assert (row["length"], row["reward"], row["age"], row["cells"]) == (0.0, None, None, [[0, None, None, 1]])
+    assert (row["length"], row["reward"], row["age"], row["cells"]) == (None, None, None, [[None, None, None, 1]])
+
+
+def test_groups_of_which_nothing_came_back_do_not_count_as_short() -> None:
+    ledger = Ledger()
+    for number in range(10):
+        ledger.outcome(outcome(number, 100 + number))
+        ledger.outcome(outcome(10 + number, 200 + number, reason="stale"))
+        ledger.outcome(outcome(20 + number, 0, reason="timeout", lengths=(), rewards=(), min_version=-1))
+    ledger.batch(batch(1, *range(10)))
+    found = told(ledger)["bias"]
+    assert found["ratio"] == pytest.approx(204.5 / 104.5)
+    assert found["low"] > 1.9
 
 
 def moments(values: list[float]) -> Moments:

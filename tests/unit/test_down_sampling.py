@@ -27,6 +27,15 @@ def chosen(algorithm: Any, whole: Candidate) -> tuple[int, ...]:
     return kept(algorithm.process(whole, 3)).kept
 
 
+@pytest.mark.parametrize("rewards", [(math.nan, 0.0, 1.0, 0.5), (0.0, 1.0, 0.5, math.nan), (0.5, math.nan, 1.0, 0.0)])
+def test_what_does_not_count_is_never_chosen(rewards: tuple[float, ...]) -> None:
+    for algorithm in (*ALL, Gfpo(2, by="reward_per_token")):
+        assert not any(math.isnan(rewards[index]) for index in chosen(algorithm, candidate(*rewards)))
+    for algorithm in (Pods(2), BestAndWorst(2)):
+        assert {rewards[index] for index in chosen(algorithm, candidate(*rewards))} == {0.0, 1.0}
+    assert len(chosen(Pods(2), candidate(math.nan, math.nan, 1.0))) == 1
+
+
 # ----------------------------------------------------------------------------------------------------------------- PODS
 
 

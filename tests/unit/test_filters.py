@@ -29,6 +29,12 @@ def test_survivors_alone_count_unless_told_otherwise() -> None:
     assert list(Failures().process(whole, 3)) == [Keep(whole)]
 
 
+def test_a_single_survivor_is_no_group_and_its_reason_is_the_failures() -> None:
+    for policy in ("keep_survivors", "drop_group"):
+        assert dropped(Failures(policy).process(candidate(1.0, failed=1), 3)) == "failures"
+    assert dropped(Validate().process(candidate(1.0, failed=3), 3)) == "failures"
+
+
 def test_one_failure_may_drop_the_group() -> None:
     assert dropped(Failures("drop_group").process(candidate(1.0, 0.0, failed=1), 3)) == "failures"
     whole = candidate(1.0, 0.0)

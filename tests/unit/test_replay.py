@@ -66,6 +66,15 @@ def test_a_credit_that_nobody_can_use_is_kept() -> None:
     assert numbers(step(replay, 3, version=2)) == [(2, 1)]
 
 
+def test_a_reward_that_does_not_count_leaves_priorities_numbers() -> None:
+    replay = ReplayPrioritised(ratio=0.5, **FOREVER)
+    again = [one for number in range(20) for one in step(replay, number, rewards=(math.nan, 1.0, 0.0))]
+    assert len(again) == 20
+    assert all(0 < one.weight <= 1 for one in again)
+    with pytest.raises(ValueError, match="nothing to a float"):
+        ReplayPrioritised(epsilon=1e-40, alpha=10.0)
+
+
 def test_a_group_is_not_replayed_beside_its_own_first_use() -> None:
     for build in KINDS:
         assert step(build(ratio=0.9, **FOREVER), 0) == []

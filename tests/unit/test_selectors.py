@@ -223,6 +223,20 @@ def test_a_task_is_in_the_pool_of_its_last_mean_and_edges_belong_to_the_pool_bel
     assert share_taken(selector, "a") == pytest.approx(weight, abs=0.03)
 
 
+def test_a_mean_that_is_an_edge_is_one_though_its_parts_are_rounded() -> None:
+    selector = Pools(1, easy=0.3)
+    selector.observe(group("a", *[1.0] * 15, *[0.0] * 5))
+    selector.observe(group("b", *[1.0] * 9, *[0.0] * 27))
+    assert (selector.weight("a"), selector.weight("b")) == (1.0, 0.2)
+
+
+def test_a_reward_that_is_no_number_does_not_hide_the_others() -> None:
+    greso = Greso(1)
+    for _ in range(5):
+        greso.observe(group("a", *[1.0] * 7, float("nan")))
+    assert greso.chance("a") < 1
+
+
 def test_an_unseen_task_has_a_weight_of_its_own_and_the_largest_weight_is_always_taken() -> None:
     selector = Pools(1, hard=0.0, normal=2.0, easy=1.0, unseen=0.5)
     assert selector.weight("a") == 0.5
