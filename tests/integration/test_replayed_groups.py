@@ -187,7 +187,8 @@ def test_a_replay_whose_first_use_has_left_the_log_is_evicted_and_the_trainer_go
 def test_a_trainer_that_stops_after_the_end_says_first_what_became_of_the_replays_that_it_holds(
     bootstrap: str, store: ObjectStore, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(component, "FINISH_S", 300.0)  # a busy machine takes longer than a trainer has
+    for pause in ("FINISH_S", "EVICTIONS_WAIT_S"):  # on a busy machine a turn takes longer than either
+        monkeypatch.setattr(component, pause, 300.0)
     run = make_run(bootstrap, store, tiny_recipe(run_name, trainer={**TRAINER, "steps": 1}, kafka={"partitions": 1}))
     groups = [curated(number, stale=100) for number in range(4)]
     feed(run, [*groups, replay(groups[0], 1, back=4)])
