@@ -76,6 +76,7 @@ from trainers.batch import minibatches
 from trainers.component import Trainer, candidate_of
 from trainers.groups import batch_sequences
 from trainers.learner import Learner
+from trainers.payloads import Payloads
 from trainers.routing import Routers
 from trainers.window import Window
 
@@ -323,6 +324,9 @@ def trainer() -> Trainer:
     made._evicted, made._arrivals, made._epoch = [], 0, 0
     made._curated, made._reader = RUN.topics.curated("solver"), cast("Any", SimpleNamespace(positions={}))
     made.window, made._ended = Window(64), ""
+    made._publisher = cast("Any", SimpleNamespace(files=()))
+    made._payloads = Payloads(RUN, "solver")
+    made._payloads._read = lambda *_: None  # type: ignore[method-assign]  # no log to look for a first use in
     return made
 
 

@@ -155,11 +155,13 @@ def test_a_dead_number_is_asked_again_with_its_problem_over_a_restart() -> None:
 def test_replays_and_single_trajectories_make_no_room() -> None:
     feed = state()
     feed.plan()
+    before = feed.pacing.open("judge")
     feed.take_batch(BatchTrained(policy="judge", version=1, groups=(GroupUse("debate", 0, use=1),)))
     feed.take_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="dropped", level="trajectory"))
     feed.take_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="expired", use=1))
     feed.take_letter(DeadLetter(stream="debate", number=1, policy="judge", use=1))
     feed.take_outcome(Outcome(stream="eval.debate", number=1, policy="judge", verdict="dropped"))
+    assert feed.pacing.open("judge") == before
     assert feed.plan() == []
 
 
