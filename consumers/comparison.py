@@ -85,7 +85,10 @@ def points_of(block: Mapping[str, Any], key: str, axis: str) -> list[Point]:
     """Return a curve of a policy's block of a summary against versions, trajectories or seconds."""
     place = AXES.index(axis)
     at = {row[0]: row[place] for row in block["progress"]}
-    return [(at[version], value) for version, value in block[key] if version in at]
+    values: dict[int, list[float]] = {}
+    for version, value in block[key]:  # an evaluation has one for each workflow
+        values.setdefault(version, []).append(value)
+    return [(at[version], fmean(values[version])) for version in sorted(values.keys() & at.keys())]
 
 
 def mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> dict[str, list[float | None]]:
@@ -94,9 +97,8 @@ def mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> dict[str, list[f
     Between its points a curve is a straight line. Empty where they have no stretch in common.
     """
     drawn = [np.array(curve, np.float64) for curve in curves if curve]
-    if not drawn:
-        return {"x": [], "mean": [], "low": [], "high": []}
-    begin, end = max(curve[0, 0] for curve in drawn), min(curve[-1, 0] for curve in drawn)
+    begin = max((curve[0, 0] for curve in drawn), default=0.0)
+    end = min((curve[-1, 0] for curve in drawn), default=-1.0)
     if begin > end:
         return {"x": [], "mean": [], "low": [], "high": []}
     grid = np.arange(begin, end + 1) if axis == "version" else np.unique(np.linspace(begin, end, GRID))

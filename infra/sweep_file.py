@@ -117,9 +117,7 @@ def _run_name(sweep: Sweep, variant: Variant, seed: int) -> str:
     try:
         return check_name("run", name)
     except ValueError as error:
-        raise UsageError(
-            f"variant {name_of(variant)}: {error}: shorten the name of the sweep or the variant"
-        ) from error
+        raise UsageError(f"variant {name_of(variant)}: {error}: rename the sweep or the variant") from error
 
 
 def _source(recipe: str, beside: Path) -> str:

@@ -14,8 +14,8 @@ from rich.text import Text
 COLUMNS = ("runs", "reward", "held-out", "trajectories", "trained", "replayed", "wall s", "groups discarded")
 NOTE = (
     "Means over seeds ± half of their 95 % interval (Student's t). reward: training reward of the last 5 versions, of "
-    "all tasks that the variant chose to ask; held-out: the last evaluation, whose tasks are the same for all; trained: "
-    "share of all groups."
+    "all tasks that the variant chose to ask; held-out: the last evaluation, whose tasks are the same for all; "
+    "trained: share of all groups."
 )
 
 
