@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from infra.child_process import ChildCommand, end_all, spawn
 from infra.data_folder import DataFolder, RunNotes
 from infra.errors import HeadraceError, UsageError
@@ -196,7 +198,7 @@ class _Playing:
             what = f"[{self._done}/{self._total}] {run.variant}, seed {run.seed}"
             if summary is None:
                 self._say(f"{what}: failed with exit code {code}; the others go on. {place.output} ends with")
-                self._say("\n".join(f"    {line}" for line in place.last_words().splitlines()))
+                self._say(escape("\n".join(f"    {line}" for line in place.last_words().splitlines())))
             else:
                 self._say(f"{what}: {in_a_line(summary)}")
         if summary is not None and not self._sweep.keep:
@@ -242,7 +244,7 @@ class _Playing:
                 for listed in store.listing():
                     store.delete(listed.key)
         except HeadraceError as error:
-            self._say(f"what run {run.name} leaves in Kafka and in the store is not all deleted: {error}")
+            self._say(f"what run {run.name} leaves in Kafka and in the store is not all deleted: {escape(str(error))}")
 
 
 def in_a_line(summary: dict[str, Any]) -> str:

@@ -57,12 +57,23 @@ def drawn(found: Mapping[str, Any]) -> bytes:
             panel.set_xlabel(LABELS[axis])
             panel.grid(alpha=0.3)
         row[0].set_ylabel(f"{policy}: {ROWS[what]}")
+        row[0].set_ylim(_limits(found, policy, what))
     handles, names = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside right upper", fontsize="small")
     figure.suptitle(f"sweep {found['sweep']}: means over seeds, bands of 95 %")
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=100)
     return out.getvalue()
+
+
+def _limits(found: Mapping[str, Any], policy: str, what: str) -> tuple[float, float] | None:
+    """Return a scale on which the means fill the panel: a band of two seeds may be wider than all rewards there are."""
+    variants = (variant["policies"].get(policy) for variant in found["variants"].values())
+    means = [mean for block in variants if block for curve in block["curves"][what].values() for mean in curve["mean"]]
+    if not means:
+        return None
+    room = max(0.15 * (max(means) - min(means)), 0.01)
+    return min(means) - room, max(means) + room
 
 
 def _line(panel: Any, curve: Mapping[str, list[Any]], name: str, place: int) -> None:
