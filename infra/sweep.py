@@ -92,10 +92,11 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: Say) -> dict[s
     folder = DataFolder(data)
     places = {run.name: place_of(data, run) for run in runs}
     with folder.owned(), signals_interrupt():
+        _check_folder(sweep, folder)
         _check_same(runs, places)
         missing = [run for run in runs if places[run.name].result() is None]
         if len(missing) < len(runs):
-            say(f"{len(runs) - len(missing)} of {len(runs)} runs are there already, in {folder.root}")
+            say(escape(f"{len(runs) - len(missing)} of {len(runs)} runs are there already, in {folder.root}"))
         if missing:
             _check_names(missing)
             _Playing(sweep, runs, folder, say).play(missing)
@@ -118,6 +119,15 @@ def command_of(run: SweepRun, place: Place, shared: Sequence[str]) -> list[str]:
     # Of a run that goes on only the servers' addresses may have changed: `play` has looked.
     where += ["--new-recipe"] if (place.folder / "run.json").exists() else []
     return [sys.executable, "-m", "infra.cli", "up", run.source, *sets, *where]
+
+
+def _check_folder(sweep: Sweep, folder: DataFolder) -> None:
+    """Refuse the data folder of a run, or of another sweep: its servers hold what is not ours."""
+    notes = folder.read()
+    if notes is not None and not notes.run.startswith(f"{sweep.name}-"):
+        raise UsageError(
+            f"{folder.root} holds run {notes.run}, which is none of sweep {sweep.name}: give another --data"
+        )
 
 
 def _check_same(runs: Sequence[SweepRun], places: dict[str, Place]) -> None:
@@ -160,6 +170,8 @@ class _Playing:
         self._done = self._total - len(missing)
         try:
             self._start()
+            for run in self._runs:  # a sweep that was killed may have left them
+                self._forget(run)
             # The threads live as long as their children, which the kernel ends with the thread that started them.
             with ThreadPoolExecutor(self._sweep.side_by_side) as threads:
                 try:
@@ -192,17 +204,21 @@ class _Playing:
         code = self._awaited(child)
         if self._stopping.is_set():
             return
+        self._tell(run, place, code)
+        self._forget(run)
+
+    def _tell(self, run: SweepRun, place: Place, code: int) -> None:
         summary = place.result()
         with self._telling:
             self._done += 1
             what = f"[{self._done}/{self._total}] {run.variant}, seed {run.seed}"
             if summary is None:
-                self._say(f"{what}: failed with exit code {code}; the others go on. {place.output} ends with")
+                self._say(
+                    f"{what}: failed with exit code {code}; the others go on. {escape(str(place.output))} ends with"
+                )
                 self._say(escape("\n".join(f"    {line}" for line in place.last_words().splitlines())))
             else:
                 self._say(f"{what}: {in_a_line(summary)}")
-        if summary is not None and not self._sweep.keep:
-            self._forget(run, str(summary["run_id"]))
 
     def _awaited(self, child: subprocess.Popen[bytes]) -> int:
         """Return a child's exit code; it is ended when the sweep is stopped."""
@@ -234,13 +250,16 @@ class _Playing:
             environment |= {ACCESS_KEY_VARIABLE: store.access_key, SECRET_KEY_VARIABLE: store.secret_key}
         return environment
 
-    def _forget(self, run: SweepRun, run_id: str) -> None:
-        """Delete topics and objects of a run that is done: a broker gets slow with many partitions."""
+    def _forget(self, run: SweepRun) -> None:
+        """Delete topics and objects of a run if it is done: a broker gets slow with many partitions."""
+        summary = place_of(self._folder.root, run).result()
+        if summary is None or self._sweep.keep:
+            return
         recipe = run.recipe
         specs = recipe.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
         try:
             delete_topics(self._servers.connection, [spec.name for spec in specs])
-            with ObjectStore(replace(self._servers.store_address, prefix=f"{run_id}/")) as store:
+            with ObjectStore(replace(self._servers.store_address, prefix=f"{summary['run_id']}/")) as store:
                 for listed in store.listing():
                     store.delete(listed.key)
         except HeadraceError as error:

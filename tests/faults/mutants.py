@@ -1098,8 +1098,8 @@ MUTANTS = (
         "sweep-unfinished-stays",
         "topics and objects are deleted of runs that are done only",
         "infra/sweep.py",
-        "if summary is not None and not self._sweep.keep:\n            self._forget(run, str(summary",
-        "if not self._sweep.keep:\n            self._forget(run, str((summary or {'run_id': ''})",
+        "if summary is None or self._sweep.keep:",
+        "summary = summary or {'run_id': ''}\n        if self._sweep.keep:",
         (f"{SWEEP}test_topics_and_objects_of_a_run_go_once_its_summary_is_there",),
     ),
     Mutant(

@@ -177,6 +177,21 @@ def test_topics_and_objects_of_a_run_go_once_its_summary_is_there(scene: Scene) 
     assert not [name for name in scene.deleted if name.startswith("s-b-1")], "it is gone on with"
 
 
+def test_what_a_sweep_that_was_killed_left_of_runs_that_are_done_goes_too(scene: Scene) -> None:
+    scene.scripts["b"] = "sys.exit(1)"
+    scene.play()
+    scene.deleted.clear()
+    scene.play()
+    assert "s-a-1.recipe" in scene.deleted
+
+
+def test_the_folder_of_a_run_or_of_another_sweep_is_refused(scene: Scene) -> None:
+    scene.play()
+    scene.sweep = scene.sweep.model_copy(update={"name": "other"})
+    with pytest.raises(UsageError, match="holds run s-a-1, which is none of sweep other"):
+        scene.play()
+
+
 def test_keep_keeps_them(scene: Scene) -> None:
     scene.sweep = scene.sweep.model_copy(update={"keep": True})
     scene.play()
