@@ -70,7 +70,7 @@ EXPERTS = "tests/unit/test_experts.py::"
 ROUTING = "tests/unit/test_routing.py::"
 GROUPS = "tests/unit/test_groups.py::"
 CHAIN_REPLAYS = "tests/unit/test_replays.py::"
-REPLAYS = "tests/integration/test_replayed_groups.py::"
+REPLAYED = "tests/integration/test_replayed_groups.py::"
 DEAD = f"{CURATION}test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes"
 UNDONE = f"{RUN_LOOP}test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
 
@@ -980,7 +980,7 @@ MUTANTS = (
         "infra/first_uses.py",
         "stamp.run_id == run_id and not stamp.use",
         "not stamp.use",
-        (f"{REPLAYS}test_first_uses_are_found_behind_markers_and_aborted_records_and_those_of_others_are_not",),
+        (f"{REPLAYED}test_first_uses_are_found_behind_markers_and_aborted_records_and_those_of_others_are_not",),
     ),
     Mutant(
         "replays-far-back",
@@ -988,7 +988,7 @@ MUTANTS = (
         "infra/first_uses.py",
         "        end, step = low, 2 * step\n",
         "        break\n",
-        (f"{REPLAYS}test_first_uses_are_found_behind_markers_and_aborted_records_and_those_of_others_are_not",),
+        (f"{REPLAYED}test_first_uses_are_found_behind_markers_and_aborted_records_and_those_of_others_are_not",),
     ),
     Mutant(
         "replays-missing",
@@ -996,7 +996,7 @@ MUTANTS = (
         "trainers/component.py",
         "            if found is None:\n",
         "            if False:\n",
-        (f"{REPLAYS}test_a_replay_whose_first_use_has_left_the_log_is_evicted_and_the_trainer_goes_on",),
+        (f"{REPLAYED}test_a_replay_whose_first_use_has_left_the_log_is_evicted_and_the_trainer_goes_on",),
     ),
     Mutant(
         "replays-at-the-end",
@@ -1004,7 +1004,7 @@ MUTANTS = (
         "trainers/component.py",
         "        if self._evicted:\n            return self._report_evictions()\n        self._finished.set()",
         "        self._finished.set()",
-        (f"{REPLAYS}test_a_trainer_that_stops_after_the_end_says_first_what_became_of_the_replays_that_it_holds",),
+        (f"{REPLAYED}test_a_trainer_that_stops_after_the_end_says_first_what_became_of_the_replays_that_it_holds",),
     ),
     Mutant(
         "hash-unchecked",

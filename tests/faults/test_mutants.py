@@ -29,6 +29,9 @@ def test_a_mutant_fits_the_code_as_it_is(mutant: Mutant, tmp_path: Path) -> None
     copy.parent.mkdir(parents=True)
     copy.write_text((ROOT / mutant.file).read_text())
     mutate(tmp_path, mutant)
+    for test in mutant.caught_by:
+        file, _, name = test.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), f"there is no {test}"
 
 
 @pytest.mark.mutants
