@@ -72,6 +72,8 @@ class RewardPoint:
     version: int
     reward: float
     groups: int
+    trajectories: int = 0
+    """Of these groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,9 @@ class Figures:
         """Of those groups."""
         self._positions: dict[str, dict[Place, int]] = {}
         self._ended = ""
+        self._began_ms = 0
+        self._made_ms: dict[str, dict[int, int]] = {policy: {} for policy in recipe.policies}
+        """Policy to when its versions were made; version 0 when it was published."""
         self._newest_ms = 0
         self._feeder: tuple[Snapshot, tuple[str, int, int]] | None = None
         """Its newest state and where that stands; read when it is asked for, as there are many and they are long."""
@@ -196,10 +201,9 @@ class Figures:
                 self._evals.append(record)
         elif isinstance(record, RecipeRevision):
             self._ended = record.ended if record.recipe or record.ended else self._ended  # others only tell schemas
+            self._began_ms = self._began_ms or record.created_ms
         elif isinstance(record, WeightsPublished):
-            if is_version(record):
-                self._version(record.policy, record.version)
-                self._weights.event(record)
+            self._published(record)
         elif isinstance(record, Snapshot):
             self._feeder = record, (message.topic, message.partition, message.offset)
         else:
@@ -207,9 +211,22 @@ class Figures:
         if isinstance(record, Outcome):
             self._reward(record)
         elif isinstance(record, BatchTrained):
-            self._version(record.policy, record.version)
-            topic = self.recipe.topics.curated(record.policy)
-            self._positions[record.policy] = {(topic, p.partition): p.offset for p in record.positions}
+            self._trained(record)
+
+    def _published(self, event: WeightsPublished) -> None:
+        if not is_version(event):
+            return
+        self._version(event.policy, event.version)
+        self._weights.event(event)
+        if not event.version:
+            self._made_ms.setdefault(event.policy, {})[0] = event.created_ms
+
+    def _trained(self, batch: BatchTrained) -> None:
+        self._version(batch.policy, batch.version)
+        if batch.version > 0:
+            self._made_ms.setdefault(batch.policy, {})[batch.version] = batch.created_ms
+        topic = self.recipe.topics.curated(batch.policy)
+        self._positions[batch.policy] = {(topic, p.partition): p.offset for p in batch.positions}
 
     def _version(self, policy: str, version: int) -> None:
         self._versions[policy] = max(version, self._versions.get(policy, -1))
@@ -221,6 +238,11 @@ class Figures:
         self._curated_tokens += sum(outcome.lengths)
         if outcome.rewards and outcome.policy in self._rewards:
             self._rewards[outcome.policy][outcome.head_version].add(outcome.rewards)
+
+    def seconds_to_versions(self, policy: str) -> dict[int, float]:
+        """Return by version how many seconds of wall time after the run began it was made, pauses counted in."""
+        made = sorted(self._made_ms.get(policy, {}).items())
+        return {version: (at_ms - self._began_ms) / 1000 for version, at_ms in made}
 
     def figures(self, lag: Mapping[str, int], now_ms: int) -> RunFigures:
         """Return the figures of what was taken in so far.
@@ -248,7 +270,9 @@ class Figures:
             lag=dict(lag),
             workers=tuple(sorted(self._workers.values(), key=lambda worker: worker.worker)),
             rewards={
-                policy: tuple(RewardPoint(version, mean.value, mean.groups) for version, mean in curve.items())
+                policy: tuple(
+                    RewardPoint(version, mean.value, mean.groups, mean.trajectories) for version, mean in curve.items()
+                )
                 for policy, curve in curves.items()
             },
             reward_first={p: _pooled(list(curve.values())[:EDGE]) for p, curve in curves.items() if curve},
@@ -293,12 +317,15 @@ class _Mean:
     total: float = 0.0
     count: int = 0
     groups: int = 0
+    trajectories: int = 0
+    """Those without a finite reward too."""
 
     def add(self, rewards: tuple[float, ...]) -> None:
         finite = [reward for reward in rewards if math.isfinite(reward)]
         self.total += sum(finite)
         self.count += len(finite)
         self.groups += 1
+        self.trajectories += len(rewards)
 
     @property
     def value(self) -> float:

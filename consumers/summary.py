@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from consumers.audit.report import audit
-from consumers.figures import Figures, RunFigures
+from consumers.figures import Figures, RewardPoint, RunFigures
 from consumers.page.pulse import Pulse
 from infra.data_folder import DataFolder, Effort
 from infra.run import Run
@@ -34,7 +34,9 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> dict[str, Any]:
     figures = fold.figures({}, 0)
     proof = audit(run, drained=True)
     rates = pulse.mean_rates()
-    policies = {policy: policy_block(figures, policy) for policy in run.recipe.policies}
+    policies = {
+        policy: policy_block(figures, policy, fold.seconds_to_versions(policy)) for policy in run.recipe.policies
+    }
     return {
         "run": figures.run,
         "run_id": run.run_id,
@@ -63,8 +65,14 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> dict[str, Any]:
     }
 
 
-def policy_block(figures: RunFigures, policy: str) -> dict[str, Any]:
-    """Return what came of one policy; None for what was never measured."""
+def policy_block(figures: RunFigures, policy: str, seconds: Mapping[int, float]) -> dict[str, Any]:
+    """Return what came of one policy; None for what was never measured.
+
+    Args:
+        figures: Of the run.
+        policy: Which one.
+        seconds: Version to the seconds after which it was made.
+    """
     first, last = eval_ends([one for one in figures.evals if one.policy == policy])
     return {
         "versions": max(0, figures.versions.get(policy, 0)),
@@ -80,7 +88,23 @@ def policy_block(figures: RunFigures, policy: str) -> dict[str, Any]:
             for one in sorted(figures.evals, key=lambda one: one.version)
             if one.policy == policy
         ],
+        "trajectories": sum(point.trajectories for point in figures.rewards.get(policy, ())),
+        "progress": progress_of(figures.rewards.get(policy, ()), seconds),
     }
+
+
+def progress_of(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> list[list[float]]:
+    """Return for every version [version, trajectories, seconds]: what it had taken until it was made.
+
+    Trajectories are those of groups that workers finished before they knew the version, however many were trained on.
+    """
+    counts = {point.version: point.trajectories for point in points}
+    before, found, done = 0, [], -1
+    for version, at_s in sorted(seconds.items()):
+        before += sum(counts.get(head, 0) for head in range(done, version))
+        found.append([version, before, round(at_s, 2)])
+        done = version
+    return found
 
 
 def eval_ends(evals: Sequence[EvalResult]) -> tuple[float | None, float | None]:

@@ -16,6 +16,7 @@ import typer
 
 from infra import workers
 from infra.cli_archive import archive, curate, replay
+from infra.cli_compare import compare
 from infra.cli_data import discards
 from infra.cli_options import (
     FAILED,
@@ -551,8 +552,8 @@ def export(
 
 
 app.command(rich_help_panel=LOOK)(discards)
-for _of_archives in (archive, replay):
-    app.command(rich_help_panel=RUN)(_of_archives)
+for _of_runs in (archive, replay, compare):
+    app.command(rich_help_panel=RUN)(_of_runs)
 for _of_servers in (topics, store_policy, doctor):
     app.command(rich_help_panel=LOOK)(_of_servers)
 

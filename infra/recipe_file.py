@@ -1,8 +1,8 @@
 """Recipes from TOML files: `extends`, `--set`, and errors that say where, what and what would be right.
 
-A recipe is named by its path, or, for those shipped with Headrace, by its name. `extends = "other.toml"` begins with
-another recipe and changes some of it: tables are merged, key by key; everything else, lists too, is replaced; and so
-is a table that names another `use`, since its keys belong to that use alone.
+A recipe is named by its path, or, for those shipped with Headrace, by its name (`arithmetic`, `efficient-data/ds`).
+`extends = "other.toml"` begins with another recipe and changes some of it: tables are merged, key by key; everything
+else, lists too, is replaced; and so is a table that names another `use`, since its keys belong to that use alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -25,6 +25,8 @@ from infra.recipe_keys import children_of, fields_of, is_free, known_keys
 from infra.settings import Recipe, Trainer
 
 SET = "--set"
+SWEEP = "sweep.toml"
+"""Of a folder of recipes the file that compares them; it is no recipe."""
 TRAINERS = re.compile(r"(policies\.[^.=]+\.)?trainer\.")
 Table = dict[str, Any]
 Location = tuple[str | int, ...]
@@ -117,9 +119,23 @@ def check_trainer_words(sets: Sequence[str]) -> None:
 
 
 def shipped_recipes() -> dict[str, Traversable]:
-    """Return the recipes that came with Headrace, by name."""
-    files = resources.files("recipes").iterdir()
-    return {f.name.removesuffix(".toml"): f for f in sorted(files, key=lambda f: f.name) if f.name.endswith(".toml")}
+    """Return the recipes that came with Headrace, by name; those in a folder as `folder/name`."""
+    found = {name.removesuffix(".toml"): file for name, file in _shipped_files()}
+    return {name: file for name, file in found.items() if file.name != SWEEP}
+
+
+def shipped_sweeps() -> dict[str, Traversable]:
+    """Return the sweeps that came with Headrace, by the folder whose recipes they compare."""
+    return {name.rpartition("/")[0]: file for name, file in _shipped_files() if file.name == SWEEP}
+
+
+def _shipped_files() -> Iterator[tuple[str, Traversable]]:
+    for entry in sorted(resources.files("recipes").iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".toml"):
+            yield entry.name, entry
+        elif entry.is_dir():
+            inside = sorted(entry.iterdir(), key=lambda file: file.name)
+            yield from ((f"{entry.name}/{file.name}", file) for file in inside if file.name.endswith(".toml"))
 
 
 def _read_into(draft: Draft, name: str, seen: tuple[str, ...], beside: Path | None = None) -> None:

@@ -61,6 +61,18 @@ def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> N
     log.info("topics.created", count=len(missing))
 
 
+def delete_topics(connection: Connection, names: Iterable[str]) -> None:
+    """Delete those of the topics that are there. Raises KafkaAway or KafkaRefused."""
+    admin = open_admin(connection)
+    found = patiently(lambda: admin.list_topics(timeout=10), "listing topics", 30).topics
+    there = [name for name in names if name in found]
+    if not there:
+        return
+    for name, future in admin.delete_topics(there, operation_timeout=30, request_timeout=35).items():
+        with kafka_errors(f"deleting topic {name}"):
+            future.result()
+
+
 def topic_ids(connection: Connection, names: Iterable[str]) -> dict[str, str]:
     """Return the ids that Kafka gave topics when they were made (KIP-516): one made anew has another."""
     wanted = TopicCollection(list(names))

@@ -63,6 +63,7 @@ COMPACTION = "tests/unit/test_compaction.py::"
 AUDIT = "tests/unit/test_audit.py::"
 AUDIT_OBJECTS = "tests/unit/test_audit_objects.py::"
 ARCHIVE = "tests/unit/test_archive.py::"
+SWEEP = "tests/unit/test_sweep.py::"
 GC = "tests/integration/test_gc.py::"
 RETENTION = "tests/unit/test_retention.py::"
 EXPERTS = "tests/unit/test_experts.py::"
@@ -1076,6 +1077,38 @@ MUTANTS = (
         "there = _pass_over(connection, place, rest)",
         "there = 0",
         ("tests/integration/test_archive.py::test_a_replay_refuses_topics_that_hold_anything_else",),
+    ),
+    Mutant(
+        "sweep-resumed",
+        "a run whose summary is there is not played again",
+        "infra/sweep.py",
+        "missing = [run for run in runs if places[run.name].result() is None]",
+        "missing = list(runs)",
+        (f"{SWEEP}test_only_what_is_missing_is_played_again_and_nothing_is_started_for_nothing",),
+    ),
+    Mutant(
+        "sweep-same-recipe",
+        "results of another recipe are not compared",
+        "infra/sweep.py",
+        "        _check_same(runs, places)\n",
+        "",
+        (f"{SWEEP}test_results_of_another_recipe_are_not_compared",),
+    ),
+    Mutant(
+        "sweep-unfinished-stays",
+        "topics and objects are deleted of runs that are done only",
+        "infra/sweep.py",
+        "if summary is None or self._sweep.keep:",
+        "summary = summary or {'run_id': ''}\n        if self._sweep.keep:",
+        (f"{SWEEP}test_topics_and_objects_of_a_run_go_once_its_summary_is_there",),
+    ),
+    Mutant(
+        "sweep-stopped",
+        "a sweep that is stopped stops its run first",
+        "infra/sweep.py",
+        "end_all([child.pid], 2 * STOP_WITHIN_S)",
+        "child.kill()",
+        (f"{SWEEP}test_a_sweep_that_is_stopped_stops_its_run_in_order_and_begins_no_other",),
     ),
 )
 

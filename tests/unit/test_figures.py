@@ -82,7 +82,7 @@ def test_rewards_are_of_every_group_before_any_filter_by_head_version() -> None:
     log.group(1, 0, 1.0, 0.0)
     log.group(2, 1, 1.0)
     log.group(3, 1)  # every episode failed
-    assert log.read().rewards == {"solver": (RewardPoint(0, 0.25, 2), RewardPoint(1, 1.0, 1))}
+    assert log.read().rewards == {"solver": (RewardPoint(0, 0.25, 2, 4), RewardPoint(1, 1.0, 1, 1))}
 
 
 def test_first_and_last_reward_are_over_five_versions_each() -> None:
@@ -93,6 +93,20 @@ def test_first_and_last_reward_are_over_five_versions_each() -> None:
     found = log.read()
     assert found.reward_first == {"solver": pytest.approx((30 + 2 * (0 + 1 + 2 + 3 + 4)) / 13)}
     assert found.reward_last == {"solver": pytest.approx(4.0)}
+
+
+def test_the_time_to_a_version_counts_from_the_first_recipe_to_when_it_was_made_last() -> None:
+    log = Log()
+    assert log.figures.seconds_to_versions("solver") == {}
+    log.say(TOPICS.recipe, RecipeRevision(run_id="r", recipe="{}", created_ms=10_000))
+    log.say(TOPICS.recipe, RecipeRevision(run_id="r", recipe="{}", revision=1, created_ms=90_000))
+    log.say(TOPICS.weights("solver"), WeightsPublished(run_id="r", policy="solver", version=0, created_ms=14_500))
+    for version, created_ms in ((1, 15_000), (-1, 15_500), (2, 16_000), (2, 17_000)):  # -1 only tells of evictions
+        log.say(
+            TOPICS.batches("solver"),
+            BatchTrained(run_id="r", policy="solver", version=version, created_ms=created_ms),
+        )
+    assert log.figures.seconds_to_versions("solver") == {0: 4.5, 1: 5.0, 2: 7.0}
 
 
 def test_what_a_selector_said_is_told_and_of_what_it_remembers_how_much_that_is() -> None:

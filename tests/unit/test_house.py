@@ -151,6 +151,7 @@ def test_the_wheel_holds_every_room_and_its_data() -> None:
     for record in RECORDS:
         assert resources.files("schemas").joinpath("avsc", f"{record.__name__}.avsc").is_file()
     assert resources.files("recipes").joinpath("arithmetic.toml").is_file()
+    assert resources.files("recipes").joinpath("efficient-data", "ds.toml").is_file()
     assert resources.files("infra").joinpath("kafka-jars.json").is_file()
 
 
@@ -191,7 +192,7 @@ def tree_of_readme() -> dict[str, str]:
 def test_the_tree_in_the_readme_is_true() -> None:
     tree = tree_of_readme()
     there = {str(path.relative_to(ROOT)) for path in modules(*ALLOWED) if path.name != "__init__.py"}
-    there |= {f"{path.relative_to(ROOT)}" for path in (ROOT / "recipes").glob("*.toml")}
+    there |= {f"{path.relative_to(ROOT)}" for path in (ROOT / "recipes").rglob("*.toml")}
     folders = {f"{room}/" for room in ALLOWED} | {"tests/", "docs/"}
 
     assert not (there | folders) - tree.keys(), "these are missing in the tree"

@@ -57,6 +57,17 @@ def test_every_shipped_recipe_is_read_by_name_and_survives_its_topic() -> None:
         assert Recipe.from_json(recipe.to_json()) == recipe
 
 
+def test_recipes_in_a_folder_are_found_by_name_and_by_path_and_a_sweep_is_none_of_them() -> None:
+    shipped = shipped_recipes()
+    variants = [name for name in shipped if name.startswith("efficient-data/")]
+    assert len(variants) == 11
+    assert all(len(shipped[name].read_text().splitlines()) <= 10 for name in variants if not name.endswith("/base"))
+    path = Path(__file__).parents[2] / "recipes" / "efficient-data" / "ds-greso-replay-0.3.toml"
+    assert load_recipe("efficient-data/ds-greso-replay-0.3") == load_recipe(str(path))
+    with pytest.raises(UsageError, match=r"there is no recipe 'efficient-data/sweep'"):
+        load_recipe("efficient-data/sweep")
+
+
 @pytest.mark.parametrize("name", ["moe", "lora"])
 def test_the_recipe_on_a_page_is_the_shipped_one(name: str) -> None:
     page = Path(__file__).parents[2] / "docs" / f"{name}.md"

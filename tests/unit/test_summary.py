@@ -10,8 +10,9 @@ from rich.console import Console
 
 from consumers import summary as summaries
 from consumers.audit.fold import Audit
+from consumers.figures import RewardPoint
 from consumers.page.closing import show_summary
-from consumers.summary import eval_ends, log_cpu_share, mean_of, summarize
+from consumers.summary import eval_ends, log_cpu_share, mean_of, progress_of, summarize
 from infra.data_folder import DataFolder, Effort
 from infra.kafka import Connection, Message, RunAddress
 from infra.object_store import StoreAddress
@@ -95,6 +96,7 @@ def messages(run: Run) -> list[Message]:
         run_id=RUN_ID,
         policy="solver",
         version=10,
+        created_ms=7500,
         groups=tuple(groups),
         metrics={"seconds_step": 6.0, "seconds_commit": 1.0},
     )
@@ -107,7 +109,7 @@ def messages(run: Run) -> list[Message]:
         (topics.evals("solver"), EvalResult(run_id=RUN_ID, policy="solver", version=0, avg_at_k=0.25), 4000, b""),
         (topics.workers, worker, 4000, b"w"),
         (topics.state, state, 4000, b"feed"),
-        (topics.recipe, RecipeRevision(run_id=RUN_ID, ended="steps"), 4000, b""),
+        (topics.recipe, RecipeRevision(run_id=RUN_ID, ended="steps", created_ms=1000), 4000, b""),
         (topics.dead_letters, DeadLetter(run_id=RUN_ID, reason="undecodable"), 4000, b""),
     ]
     return [
@@ -155,6 +157,23 @@ def test_a_summary_says_what_came_of_the_run(summary: dict[str, Any]) -> None:
     assert (summary["tokens"], summary["wasted_tokens"]) == (250, 50), "200 came to a curator, the worker knew of 20"
     assert summary["data"]["bytes"] >= 10_000
     assert summary["policies"]["solver"]["weights"]["greatest_skew"] == 0
+
+
+def test_progress_counts_what_was_rolled_out_before_a_version_and_groups_of_no_known_version() -> None:
+    points = [
+        RewardPoint(-1, 0.0, 1, 2),
+        RewardPoint(0, 0.2, 3, 24),
+        RewardPoint(1, 0.4, 1, 8),
+        RewardPoint(3, 1, 1, 8),
+    ]
+    seconds = {0: 4.5, 1: 6.004, 2: 7.0, 3: 9.0}
+    assert progress_of(points, seconds) == [[0, 2, 4.5], [1, 26, 6.0], [2, 34, 7.0], [3, 34, 9.0]]
+
+
+def test_a_summary_tells_what_each_version_took(summary: dict[str, Any]) -> None:
+    block = summary["policies"]["solver"]
+    assert block["trajectories"] == 40
+    assert block["progress"] == [[10, 40, 6.5]]
 
 
 def test_a_summary_is_plain_json(summary: dict[str, Any]) -> None:

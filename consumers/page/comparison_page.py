@@ -1,0 +1,115 @@
+"""A comparison of variants for people: a table in the terminal, and the same table with its picture as HTML."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+COLUMNS = ("runs", "reward", "held-out", "trajectories", "trained", "replayed", "wall s", "groups discarded")
+NOTE = (
+    "Means over seeds ± half of their 95 % interval (Student's t). reward: training reward of the last 5 versions, of "
+    "all tasks that the variant chose to ask; held-out: the last evaluation, whose tasks are the same for all; "
+    "trained: share of all groups."
+)
+
+
+def comparison_page(found: Mapping[str, Any]) -> RenderableType:
+    """Return what `headrace compare` shows."""
+    title = Text.assemble((f"sweep {found['sweep']}", "bold"), f"  {found['about']}".rstrip())
+    parts: list[RenderableType] = [title]
+    for policy in policies_of(found):
+        table = Table(policy, *COLUMNS, box=None, header_style="dim")
+        for column in table.columns[1:-1]:
+            column.justify = "right"
+        for row in _rows(found, policy):
+            table.add_row(*map(Text, row))
+        parts.append(table)
+    parts.append(Text(NOTE, style="dim"))
+    return Group(*parts, *(Text(line, style="red") for line in warnings_of(found)))
+
+
+def comparison_html(found: Mapping[str, Any], picture: bytes) -> str:
+    """Return a page that needs no other file.
+
+    Args:
+        found: What `consumers.comparison.compared` returned.
+        picture: PNG.
+    """
+    title = f"sweep {escape(found['sweep'])}"
+    tables = "\n".join(_html_table(found, policy) for policy in policies_of(found))
+    notes = "\n".join(f"<p>{escape(line)}</p>" for line in (NOTE, *warnings_of(found)))
+    image = base64.b64encode(picture).decode()
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>
+body {{ font: 15px/1.4 sans-serif; margin: 2em auto; max-width: 1300px; padding: 0 1em }}
+table {{ border-collapse: collapse; margin: 1em 0 }}
+td, th {{ padding: .2em .8em; text-align: right; border-bottom: 1px solid #ddd }}
+td:first-child, th:first-child, td:last-child, th:last-child {{ text-align: left }}
+img {{ max-width: 100% }}
+</style></head><body>
+<h1>{title}</h1>
+<p>{escape(found["about"])}</p>
+{tables}
+{notes}
+<img alt="reward and held-out reward by version, trajectories and wall time" src="data:image/png;base64,{image}">
+</body></html>
+"""
+
+
+def policies_of(found: Mapping[str, Any]) -> list[str]:
+    """Return the policies of all variants."""
+    return list(dict.fromkeys(policy for variant in found["variants"].values() for policy in variant["policies"]))
+
+
+def warnings_of(found: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with single runs, a line each."""
+    failed = [f"run {name} failed: {run['failed']}" for name, run in found["runs"].items() if run["summary"] is None]
+    summaries = {name: run["summary"] for name, run in found["runs"].items() if run["summary"] is not None}
+    return failed + [
+        f"the audit of run {name} does not close: {proof['lost']} lost, {proof['doubled']} doubled"
+        for name, proof in ((name, summary["audit"]) for name, summary in summaries.items())
+        if not proof["ok"]
+    ]
+
+
+def _html_table(found: Mapping[str, Any], policy: str) -> str:
+    def line(cells: tuple[str, ...], kind: str) -> str:
+        return "<tr>" + "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in cells) + "</tr>"
+
+    rows = [line((policy, *COLUMNS), "th"), *(line(row, "td") for row in _rows(found, policy))]
+    return "<table>\n" + "\n".join(rows) + "\n</table>"
+
+
+def _rows(found: Mapping[str, Any], policy: str) -> Iterator[tuple[str, ...]]:
+    for name, variant in found["variants"].items():
+        block = variant["policies"].get(policy)
+        if block is None:
+            yield (name, str(variant["runs"]), *[""] * (len(COLUMNS) - 1))
+            continue
+        discarded = ", ".join(f"{one['mean']:,.0f} {reason}" for reason, one in block["discarded"].items())
+        yield (
+            name,
+            str(variant["runs"]),
+            in_words(block["reward"], "{:.3f}"),
+            in_words(block["held_out"], "{:.3f}"),
+            in_words(block["trajectories"], "{:,.0f}"),
+            in_words(block["trained_share"], "{:.1%}"),
+            in_words(block["replayed"], "{:,.0f}"),
+            in_words(variant["wall_s"], "{:.0f}"),
+            discarded or "none",
+        )
+
+
+def in_words(one: Mapping[str, Any], form: str) -> str:
+    """Return a mean and half of its interval; nothing where none is known."""
+    if one["mean"] is None:
+        return ""
+    half = "" if one["low"] is None else f" ± {form.format(one['high'] - one['mean'])}"
+    return form.format(one["mean"]) + half

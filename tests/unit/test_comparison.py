@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from consumers.comparison import compared, interval, mean_curve, points_of, student_t, trained_share
+from consumers.page.comparison_page import comparison_page
+from consumers.page.comparison_plot import check_plot, plot
+from infra.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"),
+    # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, the column of 0.975.
+    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (9, 2.262), (30, 2.042), (100, 1.984)],
+)
+def test_the_quantile_of_students_distribution_is_that_of_the_tables(freedom: int, t: float) -> None:
+    assert student_t(freedom) == pytest.approx(t, abs=6e-4)
+
+
+def test_other_shares_have_their_quantiles_and_no_freedom_is_refused() -> None:
+    assert student_t(4, 0.99) == pytest.approx(4.604, abs=6e-4)
+    assert student_t(7, 0.5) == pytest.approx(0.711, abs=6e-4)
+    with pytest.raises(ValueError, match="got 0"):
+        student_t(0)
+
+
+def test_an_interval_is_t_times_the_standard_error_either_way() -> None:
+    # deviation sqrt(2.5), five values: 2.7764 x 1.58114 / 2.23607
+    assert interval([1, 2, 3, 4, 5]) == {
+        "mean": 3.0,
+        "low": pytest.approx(3 - 1.96324, abs=1e-4),
+        "high": pytest.approx(3 + 1.96324, abs=1e-4),
+        "n": 5,
+    }
+    # deviation 0.141421, two values: 12.7062 x 0.1
+    assert interval([0.4, None, 0.6])["high"] == pytest.approx(0.5 + 1.27062, abs=1e-4)
+
+
+def test_one_value_has_no_interval_and_none_no_mean() -> None:
+    assert interval([0.5, None]) == {"mean": 0.5, "low": None, "high": None, "n": 1}
+    assert interval([None]) == {"mean": None, "low": None, "high": None, "n": 0}
+
+
+def test_curves_are_averaged_where_all_are_known_with_straight_lines_between_points() -> None:
+    first, second = [(0, 0.0), (4, 0.4)], [(1, 0.3), (2, 0.4), (3, 0.5), (9, 9.0)]
+    found = mean_curve([first, second, []], "version")
+    assert found["x"] == [1, 2, 3, 4]
+    assert found["mean"] == [0.2, 0.3, 0.4, pytest.approx((0.4 + 0.5 + 8.5 / 6) / 2, abs=1e-5)]
+    assert found["high"][0] == pytest.approx(0.2 + 12.7062 * 0.1, abs=1e-4)
+
+
+def test_curves_against_time_are_told_at_61_places_from_the_last_start_to_the_first_end() -> None:
+    found = mean_curve([[(10.0, 1.0), (70.0, 7.0)], [(4.0, 0.0), (80.0, 0.0)]], "seconds")
+    assert (len(found["x"]), found["x"][:2], found["x"][-1]) == (61, [10.0, 11.0], 70.0)
+    assert found["mean"][:2] == [0.5, 0.55]
+
+
+@pytest.mark.parametrize("curves", [[], [[]], [[(0, 1.0), (1, 1.0)], [(2, 1.0), (3, 1.0)]]])
+def test_where_nothing_is_common_there_is_no_curve(curves: list[list[tuple[float, float]]]) -> None:
+    assert mean_curve(curves, "seconds") == {"x": [], "mean": [], "low": [], "high": []}
+
+
+def test_points_stand_at_what_their_version_took_and_workflows_are_averaged() -> None:
+    block = {"progress": [[0, 0, 5.0], [1, 80, 7.5]], "eval_curve": [[0, 0.2], [0, 0.4], [1, 0.5], [2, 0.9]]}
+    assert points_of(block, "eval_curve", "version") == [(0, pytest.approx(0.3)), (1, 0.5)]
+    assert points_of(block, "eval_curve", "trajectories") == [(0, pytest.approx(0.3)), (80, 0.5)]
+    assert points_of(block, "eval_curve", "seconds") == [(5.0, pytest.approx(0.3)), (7.5, 0.5)]
+
+
+def test_the_trained_share_is_of_the_groups_that_concluded() -> None:
+    assert trained_share({"trained": 6, "discarded": {"zero_variance": 3, "run_end": 2}, "dead": 1}) == 0.5
+    assert trained_share({"trained": 0, "discarded": {}, "dead": 0}) is None
+
+
+def summary(end: float, dropped: dict[str, int], *, ok: bool = True) -> dict[str, Any]:
+    block = {
+        "versions": 2,
+        "reward_last": end,
+        "eval_last": end - 0.1,
+        "groups": {"trained": 10, "discarded": dropped, "dead": 0, "replayed": 4},
+        "trajectories": 160,
+        "reward_curve": [[0, 0.3], [1, 0.4], [2, end]],
+        "eval_curve": [[0, 0.2], [2, end - 0.1]],
+        "progress": [[0, 0, 4.0], [1, 80, 6.0], [2, 160, 8.0]],
+    }
+    audit = {"ok": ok, "lost": 0 if ok else 3, "doubled": 0}
+    return {"wall_s": 20.0, "audit": audit, "policies": {"solver": block}}
+
+
+@pytest.fixture
+def found() -> dict[str, Any]:
+    runs = {
+        "s-ds-1": {
+            "variant": "ds",
+            "seed": 1,
+            "summary": summary(0.4, {"run_end": 2, "zero_variance": 8}),
+            "failed": "",
+        },
+        "s-ds-2": {"variant": "ds", "seed": 2, "summary": summary(0.6, {"zero_variance": 10}, ok=False), "failed": ""},
+        "s-fifo-1": {"variant": "fifo", "seed": 1, "summary": None, "failed": "error: no room"},
+    }
+    return compared("s", "a <sweep>", runs)
+
+
+def test_variants_are_summed_up_over_their_seeds_and_a_failed_run_is_not_counted(found: dict[str, Any]) -> None:
+    assert found["variants"]["fifo"] == {
+        "runs": 0,
+        "failed": [1],
+        "wall_s": {"mean": None, "low": None, "high": None, "n": 0},
+        "policies": {},
+    }
+    ds = found["variants"]["ds"]
+    assert (ds["runs"], ds["failed"], ds["wall_s"]["mean"]) == (2, [], 20)
+    solver = ds["policies"]["solver"]
+    assert (solver["reward"]["mean"], solver["reward"]["n"]) == (0.5, 2)
+    assert solver["held_out"]["mean"] == pytest.approx(0.4)
+    assert solver["trained_share"]["mean"] == 0.5
+    assert {reason: one["mean"] for reason, one in solver["discarded"].items()} == {"zero_variance": 9, "run_end": 1}
+    assert list(solver["discarded"]) == ["zero_variance", "run_end"]
+    assert solver["curves"]["held_out"]["trajectories"]["x"][-1] == 160
+    assert solver["curves"]["reward"]["version"]["mean"] == [0.3, 0.4, 0.5]
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_the_page_shows_a_row_for_each_variant_and_names_what_is_wrong(found: dict[str, Any]) -> None:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(comparison_page(found))
+    page = console.export_text()
+    assert "0.500 ± 1.271" in page
+    assert "9 zero_variance, 1 run_end" in page
+    assert "run s-fifo-1 failed: error: no room" in page
+    assert "the audit of run s-ds-2 does not close: 3 lost, 0 doubled" in page
+
+
+def test_the_picture_is_drawn_and_the_page_beside_it_needs_no_other_file(found: dict[str, Any], tmp_path: Path) -> None:
+    check_plot(tmp_path / "sweep.png")
+    plot(found, tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "sweep.html").read_text()
+    assert "data:image/png;base64,iVBOR" in page
+    assert "<p>a &lt;sweep&gt;</p>" in page
+    assert "<td>0.500 ± 1.271</td>" in page
+    assert 'src="' not in page.replace('src="data:', "")
+
+
+@pytest.mark.parametrize("file", ["sweep.svg", "missing/sweep.png"])
+def test_a_picture_that_could_not_be_written_is_refused_before_the_runs(file: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--plot"):
+        check_plot(tmp_path / file)

@@ -1,0 +1,247 @@
+"""Playing a sweep, with a script in the place of `headrace up` and no servers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import pytest
+
+from infra import sweep as sweeps
+from infra.data_folder import DataFolder
+from infra.errors import UsageError
+from infra.kafka import Connection
+from infra.object_store import ListedObject, StoreAddress
+from infra.settings import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABLE, SECRET_KEY_VARIABLE
+from infra.sweep import Place, command_of, place_of, play
+from infra.sweep_file import Sweep, SweepRun, load_sweep
+
+SWEEP = """
+name = "s"
+seeds = [1]
+[[variants]]
+recipe = "arithmetic"
+name = "a"
+[[variants]]
+recipe = "arithmetic"
+name = "b"
+"""
+SUMMARY = {
+    "run_id": "of-it", "wall_s": 3.0, "reward_first": 0.25, "reward_last": 0.5, "eval_first": None, "eval_last": None,
+    "audit": {"ok": True}, "policies": {"solver": {"trajectories": 1200}},
+}  # fmt: skip
+PLAYED = f"import json, sys; open(sys.argv[1] + '/summary.json', 'w').write({json.dumps(SUMMARY)!r})"
+WAITS = "open(sys.argv[1] + '/began', 'w').close()\nwhile not {}: time.sleep(0.01)\n"
+
+
+@dataclass
+class Scene:
+    """What stands in for the outside."""
+
+    sweep: Sweep
+    runs: list[SweepRun]
+    data: Path
+    scripts: dict[str, str]
+    said: list[str] = field(default_factory=list)
+    begun: list[str] = field(default_factory=list)
+    servers: list[FakeServers] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+
+    def play(self) -> dict[str, dict[str, Any]]:
+        return play(self.sweep, self.runs, self.data, self.said.append)
+
+
+class FakeServers:
+    connection = Connection("127.0.0.1:9")
+    client: ClassVar = {"security.protocol": "SSL"}
+    store_address = StoreAddress("127.0.0.1:8", "bucket", "key", "secret")
+    embedded_kafka = True
+    until: ClassVar[list[Path]] = []
+    """Files that are waited for; then somebody presses Ctrl-C."""
+
+    def __init__(self, *_: object) -> None:
+        self.calls: list[str] = []
+
+    def claim(self) -> None:
+        self.calls.append("claim")
+
+    def fetch(self) -> None:
+        pass
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def revive(self) -> None:
+        if self.until and all(path.exists() for path in self.until):
+            raise KeyboardInterrupt
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+class FakeStore:
+    deleted: ClassVar[list[str]] = []
+
+    def __init__(self, address: StoreAddress) -> None:
+        self._prefix = address.prefix
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def listing(self) -> list[ListedObject]:
+        return [ListedObject(f"{self._prefix}weights", 1, None)]  # type: ignore[arg-type]  # nobody asks when
+
+    def delete(self, key: str) -> None:
+        self.deleted.append(key)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    (tmp_path / "s.toml").write_text(SWEEP)
+    made = Scene(*load_sweep(str(tmp_path / "s.toml")), tmp_path / "data", {"a": PLAYED, "b": PLAYED})
+
+    def servers(*words: object) -> FakeServers:
+        made.servers.append(FakeServers(*words))
+        return made.servers[-1]
+
+    def scripted(run: SweepRun, place: Place, _shared: Sequence[str]) -> list[str]:
+        made.begun.append(run.name)
+        code = f"import os, signal, sys, time\n{made.scripts[run.variant]}"
+        return [sys.executable, "-c", code, str(place.folder)]
+
+    def deleting(_connection: Connection, names: Iterable[str]) -> None:
+        made.deleted += names
+
+    monkeypatch.setattr(sweeps, "Servers", servers)
+    monkeypatch.setattr(sweeps, "command_of", scripted)
+    monkeypatch.setattr(sweeps, "delete_topics", deleting)
+    monkeypatch.setattr(sweeps, "ObjectStore", FakeStore)
+    monkeypatch.setattr(FakeStore, "deleted", made.deleted)
+    return made
+
+
+def test_runs_are_played_in_order_and_a_line_tells_of_each(scene: Scene) -> None:
+    found = scene.play()
+    assert scene.begun == ["s-a-1", "s-b-1"]
+    assert found["s-b-1"] == {"variant": "b", "seed": 1, "summary": SUMMARY, "failed": ""}
+    assert scene.said == [
+        "[1/2] a, seed 1: reward 0.25 → 0.50, 1,200 trajectories, 3 s",
+        "[2/2] b, seed 1: reward 0.25 → 0.50, 1,200 trajectories, 3 s",
+    ]
+    assert scene.servers[0].calls == ["claim", "start", "stop"]
+
+
+def test_a_run_that_fails_is_told_with_its_last_lines_and_the_others_go_on(scene: Scene) -> None:
+    scene.scripts["a"] = "print('all is well')\nsys.exit('error: no room on the disk')"
+    found = scene.play()
+    assert found["s-a-1"]["summary"] is None
+    assert found["s-a-1"]["failed"].endswith("error: no room on the disk")
+    assert found["s-b-1"]["summary"] == SUMMARY
+    assert "[1/2] a, seed 1: failed with exit code 1" in scene.said[0]
+    assert "error: no room on the disk" in scene.said[1]
+
+
+def test_only_what_is_missing_is_played_again_and_nothing_is_started_for_nothing(scene: Scene) -> None:
+    scene.scripts["a"] = "sys.exit(1)"
+    scene.play()
+    scene.scripts["a"] = PLAYED
+    scene.play()
+    assert scene.begun == ["s-a-1", "s-b-1", "s-a-1"]
+    assert "1 of 2 runs are there already" in scene.said[-2]
+    assert scene.said[-1].startswith("[2/2] a, seed 1: reward")
+    assert scene.play()["s-a-1"]["summary"] == SUMMARY
+    assert len(scene.begun) == 3
+    assert len(scene.servers) == 2
+
+
+def test_results_of_another_recipe_are_not_compared(scene: Scene, tmp_path: Path) -> None:
+    scene.play()
+    (tmp_path / "s.toml").write_text(SWEEP.replace('name = "b"', 'name = "b"\nset = ["trainer.steps=7"]'))
+    scene.sweep, scene.runs = load_sweep(str(tmp_path / "s.toml"))
+    with pytest.raises(UsageError, match=r"s-b-1 of another recipe:\n  trainer\.steps: 80 -> 7\n.*another --data"):
+        scene.play()
+
+
+def test_topics_and_objects_of_a_run_go_once_its_summary_is_there(scene: Scene) -> None:
+    scene.scripts["b"] = "sys.exit(1)"
+    scene.play()
+    assert {"s-a-1.recipe", "s-a-1.curated.solver", "s-a-1.tasks.sums", "of-it/weights"} <= set(scene.deleted)
+    assert not [name for name in scene.deleted if name.startswith("s-b-1")], "it is gone on with"
+
+
+def test_what_a_sweep_that_was_killed_left_of_runs_that_are_done_goes_too(scene: Scene) -> None:
+    scene.scripts["b"] = "sys.exit(1)"
+    scene.play()
+    scene.deleted.clear()
+    scene.play()
+    assert "s-a-1.recipe" in scene.deleted
+
+
+def test_the_folder_of_a_run_or_of_another_sweep_is_refused(scene: Scene) -> None:
+    scene.play()
+    scene.sweep = scene.sweep.model_copy(update={"name": "other"})
+    with pytest.raises(UsageError, match="holds run s-a-1, which is none of sweep other"):
+        scene.play()
+
+
+def test_keep_keeps_them(scene: Scene) -> None:
+    scene.sweep = scene.sweep.model_copy(update={"keep": True})
+    scene.play()
+    assert not scene.deleted
+
+
+def test_so_many_runs_as_are_asked_for_go_on_at_once(scene: Scene) -> None:
+    scene.sweep = scene.sweep.model_copy(update={"side_by_side": 2})
+    for variant, other in (("a", "b"), ("b", "a")):
+        there = f"os.path.exists({str(scene.data / f's-{other}-1' / 'began')!r})"
+        scene.scripts[variant] = WAITS.format(there) + PLAYED
+    found = scene.play()
+    assert all(run["summary"] for run in found.values())
+
+
+def test_a_sweep_that_is_stopped_stops_its_run_in_order_and_begins_no_other(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = scene.data / "s-a-1"
+    monkeypatch.setattr(FakeServers, "until", [folder / "began"])
+    end = "signal.signal(signal.SIGTERM, lambda *_: (open(sys.argv[1] + '/stopped', 'w').close(), sys.exit(130)))\n"
+    scene.scripts["a"] = end + WAITS.format(False)
+    with pytest.raises(KeyboardInterrupt):
+        scene.play()
+    assert (folder / "stopped").exists()
+    assert scene.begun == ["s-a-1"]
+    assert scene.servers[0].calls[-1] == "stop"
+    assert scene.said == []
+
+
+def test_secrets_go_by_the_environment(scene: Scene) -> None:
+    wanted = (KAFKA_CLIENT_VARIABLE, ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE)
+    scene.scripts["a"] = f"print(*[os.environ[name] for name in {wanted!r}])\nsys.exit(1)"
+    assert scene.play()["s-a-1"]["failed"] == '{"security.protocol": "SSL"} key secret'
+
+
+def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: Path) -> None:
+    run = scene.runs[0]
+    place = place_of(tmp_path, run)
+    words = command_of(run, place, ['kafka.bootstrap="h:1"'])
+    folder = tmp_path / "s-a-1"
+    assert words[1:5] == ["-m", "infra.cli", "up", "arithmetic"]
+    sets = [value for word, value in pairwise(words) if word == "--set"]
+    assert sets == ["seed=1", 'name="s-a-1"', 'kafka.bootstrap="h:1"']
+    assert words[-5:] == ["--data", str(folder), "--summary", str(folder / "summary.json"), "--plain"]
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
+    assert command_of(run, place, [])[-1] == "--new-recipe", "the servers of a run that goes on may have moved"
+
+
+def test_one_sweep_at_a_time_uses_a_folder(scene: Scene) -> None:
+    with DataFolder(scene.data).owned(), pytest.raises(Exception, match="give this run another folder"):
+        scene.play()

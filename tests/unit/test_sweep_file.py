@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from infra.sweep_file import SweepRun, load_sweep, without_addresses
+
+TWO = """
+name = "two"
+seeds = [1, 2]
+set = ["trainer.steps=3", "trainer.minibatches=2"]
+
+[[variants]]
+recipe = "arithmetic"
+
+[[variants]]
+recipe = "arithmetic"
+name = "many-0.5"
+set = ["trainer.minibatches=8"]
+"""
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "sweep.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def refusal(folder: Path, text: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        load_sweep(write(folder, text))
+    return str(caught.value)
+
+
+def runs_of(folder: Path, text: str = TWO) -> list[SweepRun]:
+    return load_sweep(write(folder, text))[1]
+
+
+def test_every_variant_is_run_with_every_seed_seed_by_seed(tmp_path: Path) -> None:
+    runs = runs_of(tmp_path)
+    assert [run.name for run in runs] == ["two-arithmetic-1", "two-many-0_5-1", "two-arithmetic-2", "two-many-0_5-2"]
+    assert [(run.variant, run.seed) for run in runs[:2]] == [("arithmetic", 1), ("many-0.5", 1)]
+    assert [run.recipe.name for run in runs] == [run.name for run in runs]
+    assert [run.recipe.seed for run in runs] == [1, 1, 2, 2]
+
+
+def test_a_variants_changes_come_after_those_of_all(tmp_path: Path) -> None:
+    first, second, *_ = runs_of(tmp_path)
+    assert (first.recipe.trainer.steps, first.recipe.trainer.minibatches) == (3, 2)
+    assert (second.recipe.trainer.steps, second.recipe.trainer.minibatches) == (3, 8)
+    assert second.sets == (
+        "trainer.steps=3", "trainer.minibatches=2", "trainer.minibatches=8", "seed=1", 'name="two-many-0_5-1"',
+    )  # fmt: skip
+
+
+def test_a_recipe_beside_the_sweep_file_is_taken_before_a_shipped_one(tmp_path: Path) -> None:
+    (tmp_path / "arithmetic").write_text('extends = "arithmetic.toml"\n[trainer]\nlearning_rate = 0.25\n')
+    assert {run.recipe.trainer.learning_rate for run in runs_of(tmp_path)} == {0.25}
+
+
+def test_what_the_tables_of_the_servers_set_is_every_runs(tmp_path: Path) -> None:
+    shared = '[kafka]\nbootstrap = "a:1"\npartitions = 2\n[store]\nendpoint = "b:2"\ncache_gib = 1.5\n'
+    for run in runs_of(tmp_path, TWO + shared):
+        assert (run.recipe.kafka.partitions, run.recipe.store.cache_gib) == (2, 1.5)
+        assert run.recipe.kafka.bootstrap == "", "where the servers are is told when a run begins"
+
+
+def test_recipes_that_differ_in_addresses_only_are_the_same(tmp_path: Path) -> None:
+    recipe = runs_of(tmp_path)[0].recipe
+    kafka = recipe.kafka.model_copy(update={"bootstrap": "a:1", "client": {"x": "y"}})
+    store = recipe.store.model_copy(update={"endpoint": "b:2", "secure": True})
+    assert without_addresses(recipe.model_copy(update={"kafka": kafka, "store": store})) == without_addresses(recipe)
+    other = recipe.kafka.model_copy(update={"partitions": 3})
+    assert without_addresses(recipe.model_copy(update={"kafka": other})) != without_addresses(recipe)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "telling"),
+    [
+        ("seeds", "seed", "`seed` is not known: there are about, kafka, keep, name, seeds, set, side_by_side, store"),
+        ("seeds = [1, 2]", "", "`seeds` is missing"),
+        ("seeds = [1, 2]", "seeds = []", "`seeds` Tuple should have at least 1 item"),
+        ("seeds = [1, 2]", "seeds = [1, 1]", "seed 1 is there twice"),
+        ("seeds = [1, 2]", "seeds = [1, -2]", "recipe arithmetic is not right"),
+        (
+            "seeds = [1, 2]",
+            "seeds = [1, 2]\nside_by_side = 0",
+            "`side_by_side` must be greater than or equal to 1, got 0",
+        ),
+        (
+            'name = "many-0.5"\n',
+            "",
+            "variant arithmetic is there twice: give each once, variants of one recipe by `name`",
+        ),
+        ('name = "many-0.5"', 'nmae = "x"', "`variants.1.nmae` is not known: there are name, recipe, set"),
+        ('name = "many-0.5"', f'name = "{"x" * 60}"', "rename the sweep or the variant"),
+        ('name = "two"', 'name = "t.w.o"', "dots separate"),
+        ('recipe = "arithmetic"', 'recipe = "arithmetics"', "there is no recipe 'arithmetics'"),
+        ("trainer.minibatches=8", "trainer.minibatch=8", "trainer.minibatch"),
+        ("trainer.minibatches=8", "seed=8", "seeds are given by `seeds`"),
+        ("trainer.minibatches=8", "name=own", "seeds are given by `seeds`"),
+        ("trainer.minibatches=8", "kafka.bootstrap=x:1", "all runs share one Kafka"),
+        ("trainer.steps=3", "store.endpoint=x:1", "all runs share one Kafka"),
+        ("[[variants]]", "[variants", "is not TOML"),
+    ],
+)
+def test_what_is_wrong_with_a_sweep_is_said(old: str, new: str, telling: str, tmp_path: Path) -> None:
+    assert old in TWO
+    assert telling in refusal(tmp_path, TWO.replace(old, new, 1))
+
+
+def test_a_sweep_that_is_not_there_is_told_with_those_that_are_shipped() -> None:
+    with pytest.raises(UsageError, match=r"there is no sweep 'efficient': .*\(efficient-data\)"):
+        load_sweep("efficient")
+
+
+def test_the_sweep_on_the_page_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    runs = runs_of(tmp_path, page.partition("```toml\n")[2].partition("```")[0])
+    assert [run.name for run in runs[:2]] == ["rates-slow-1", "rates-fast-1"]
+    variants = {run.variant for run in load_sweep("efficient-data")[1]}
+    assert not [name for name in variants if "replay" not in name and f"`{name}`" not in page]
+
+
+def test_the_shipped_sweep_compares_ten_variants_that_differ_in_what_they_say_only() -> None:
+    sweep, runs = load_sweep("efficient-data")
+    assert len(runs) == 10 * len(sweep.seeds)
+    assert len({run.recipe.model_dump_json(exclude={"name", "about", "seed"}) for run in runs}) == 10
+    ordered = {run.variant: run.recipe for run in runs}
+    edf, fifo = ordered["edf"], ordered["fifo"]
+    assert edf.trainer.model_copy(update={"order": "fifo"}) == fifo.trainer
+    assert without_addresses(edf).feed == without_addresses(fifo).feed
