@@ -23,7 +23,6 @@ from infra.errors import UsageError
 from infra.kafka import Message, Outgoing
 from infra.progress import progress
 from infra.recipe_file import with_chain
-from infra.run import read_revision
 from infra.settings import Recipe
 from schemas import codec
 from schemas.records import DeadLetter, Outcome
@@ -114,10 +113,7 @@ def curate_offline(source: Path, policy: str | None, chain: Path | None, out: Pa
 
 def _recipes(archive: Archive, chain: Path | None) -> dict[int, Recipe]:
     """Return the recipes of an archived run by revision, each with the chain of the file where one is given."""
-    [place] = archive.places(archive.topics.recipe)
-    revisions = (read_revision(message) for message in archive.messages(place))
-    ours = [one for one in revisions if one is not None and one.run_id == archive.manifest.run_id]
-    recipes = {one.revision: Recipe.from_json(one.recipe) for one in ours}
+    recipes = {one.revision: Recipe.from_json(one.recipe) for one in archive.revisions()}
     if not recipes:
         raise UsageError(
             f"the recipe topic of the archive {archive.root} holds no recipe of run {archive.manifest.run_id}"

@@ -24,7 +24,7 @@ from infra.errors import UsageError
 from infra.kafka import Connection, Message, Outgoing, end_offsets, parse_run
 from infra.object_store import ObjectStore, StoreAddress, StoredObject
 from infra.progress import progress
-from infra.run import read_revision, store_of
+from infra.run import store_of
 from infra.servers import await_leaders
 from infra.settings import Recipe
 from infra.topic_admin import ensure_topics
@@ -95,9 +95,7 @@ def replay(root: Path, into: str | None, data: Path | None, topics: Iterable[str
 
 
 def _newest(archive: Archive) -> RecipeRevision:
-    [place] = archive.places(archive.topics.recipe)
-    told = (read_revision(message) for message in archive.messages(place))
-    ours = [one for one in told if one is not None and one.run_id == archive.manifest.run_id]
+    ours = archive.revisions()
     if not ours:
         raise UsageError(f"the archive {archive.root} holds no recipe of its run, so it cannot be replayed")
     return ours[-1]

@@ -16,10 +16,10 @@ from infra.archive.writing import OBJECTS
 from infra.errors import UsageError
 from infra.kafka import Message
 from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.run import STORE_NAME
+from infra.run import STORE_NAME, read_revision
 from infra.topic_reader import Place
 from schemas import codec
-from schemas.records import ClaimCheck
+from schemas.records import ClaimCheck, RecipeRevision
 from schemas.topics import Topics
 
 
@@ -52,6 +52,12 @@ class Archive:
         """
         for file in self.manifest.series(place).files:
             yield from self._messages(place, file)
+
+    def revisions(self) -> list[RecipeRevision]:
+        """Return the recipe revisions of the archived run itself, oldest first. Raises as `places` and `messages`."""
+        [place] = self.places(self.topics.recipe)
+        told = (read_revision(message) for message in self.messages(place))
+        return [one for one in told if one is not None and one.run_id == self.manifest.run_id]
 
     def _messages(self, place: Place, listed: ArchivedFile) -> Iterator[Message]:
         path = self.root / listed.name

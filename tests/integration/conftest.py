@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,13 @@ def store_address(request: pytest.FixtureRequest, elsewhere: tuple[str, StoreAdd
 def store(store_address: StoreAddress, run_name: str) -> Iterator[ObjectStore]:
     with ObjectStore(replace(store_address, prefix=f"{run_name}/")) as store:
         yield store
+
+
+@pytest.fixture
+def trainers() -> Iterator[list[BaseProcess]]:
+    """Trainers that are ended with the test."""
+    started: list[BaseProcess] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.join()

@@ -9,10 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +20,10 @@ import pytest
 from confluent_kafka import TopicPartition
 from made_records import played, say, tasks
 from made_run import make_run, tiny_recipe
+from test_redrive import curating
 
 from consumers.archiver import NoRoom, archive
 from consumers.audit.report import report
-from consumers.curator import curator
 from consumers.offline_curator import curate_offline
 from consumers.replayer import replay
 from infra.archive.container import ContainerWriter
@@ -35,8 +33,6 @@ from infra.errors import UsageError
 from infra.kafka import Message, Outgoing, kafka_errors, open_admin
 from infra.object_store import ObjectStore
 from infra.run import Run
-from infra.run_loop import run_loop
-from infra.stopwatch import Stopwatch
 from infra.topic_reader import read_all
 from infra.transactions import TransactionalWriter
 from schemas import codec
@@ -82,20 +78,6 @@ def roll_out(run: Run, numbers: range) -> None:
         writer.begin()
         writer.produce([junk])
         writer.commit()
-
-
-@contextmanager
-def curating(run: Run) -> Iterator[None]:
-    stop = threading.Event()
-    writer = TransactionalWriter(run.connection, f"{run.topics.curate_group('solver')}.0")
-    with closing(writer), closing(curator(run, "solver")) as consumer:
-        loop = threading.Thread(target=run_loop, args=(consumer, writer, stop, Stopwatch()))
-        loop.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            loop.join(30)
 
 
 def curate_live(run: Run) -> dict[str, Any]:

@@ -93,16 +93,6 @@ def scripted_run(bootstrap: str, store: ObjectStore, name: str) -> Run:
     return run
 
 
-@pytest.fixture
-def trainers() -> Iterator[list[BaseProcess]]:
-    """Trainers that are ended with the test."""
-    started: list[BaseProcess] = []
-    yield started
-    for process in started:
-        process.kill()
-        process.join()
-
-
 @pytest.fixture(scope="module")
 def undisturbed(bootstrap: str, store_address: StoreAddress) -> Iterator[Run]:
     """A run that is trained to its end by one trainer."""

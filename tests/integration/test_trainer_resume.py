@@ -38,16 +38,6 @@ POINTS = {
 
 
 @pytest.fixture
-def trainers() -> Iterator[list[BaseProcess]]:
-    """Trainers that are ended with the test."""
-    started: list[BaseProcess] = []
-    yield started
-    for process in started:
-        process.kill()
-        process.join()
-
-
-@pytest.fixture
 def run(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
     return fed_run(bootstrap, store, run_name)
 
