@@ -214,7 +214,7 @@ class Launch:
         if client := self._servers.client:
             environment[KAFKA_CLIENT_VARIABLE] = json.dumps(client)
         self._supervisor = Supervisor(
-            components_of(self._recipe, str(self._servers.address)),
+            components_of(self._recipe, str(self._servers.address), self._folder.logs),
             self._folder.logs,
             environment,
             patience=Patience(most_short_lives=self._recipe.launch.most_short_lives),
@@ -363,11 +363,13 @@ def is_drained(page: Page, since_end_s: float) -> bool:
     return not (page.awaits_evaluation and since_end_s < EVALUATION_DRAIN_S)
 
 
-def components_of(recipe: Recipe, address: str) -> list[Child]:
+def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
     """Return the component processes of a run on one machine, as the recipe's `launch` says."""
 
     def child(name: str, *words: str, torch_processes: int = 0) -> Child:
-        together = [*TORCHRUN, str(torch_processes), "-m", "--"] if torch_processes > 1 else ["-m"]
+        together = ["-m"]
+        if torch_processes > 1:  # without a folder for it, torchrun leaves one in /tmp
+            together = [*TORCHRUN, str(torch_processes), "--log-dir", str(logs / "torchrun"), "-m", "--"]
         return Child(name, [sys.executable, *together, "infra.cli", *words, "--run", address], torch_processes)
 
     trainers = {policy: recipe.trainer_of(policy).processes for policy in recipe.policies}

@@ -52,7 +52,8 @@ class Group:
 
 
 def torchrun(log: Path, *words: str, out: int | None = None) -> Group:
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "--"]
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
+    launcher += ["--log-dir", str(log.parent / "torchrun"), "-m", "--"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as file:
         process = subprocess.Popen(

@@ -36,7 +36,8 @@ def two(folder: Folder) -> dict[str, Any]:
 
 def made_by(processes: int, folder: Folder, device: str) -> dict[str, Any]:
     script = str(HERE / "group_steps.py")
-    words = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), script, folder.path, device]
+    words = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    words += ["--log-dir", f"{folder.path}/torchrun", script, folder.path, device]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", *words], env=environment, capture_output=True, text=True, timeout=600, check=False
