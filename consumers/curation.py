@@ -15,6 +15,7 @@ import structlog
 
 from consumers.algorithms.chain import Chain, load_chain
 from consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, generated_lengths
+from consumers.chain_ends import ChainEnds
 from consumers.dedupe import Dedupe
 from consumers.uses import Uses
 from infra.dead_letters import dead_letter, was_sent_back
@@ -84,6 +85,7 @@ class CuratorPartition:
         self._clock = -1
         self._uses = Uses(desk.run_id, desk.policy)
         self._chains: dict[int, Chain] = {}
+        self._ends = ChainEnds()
         self._limits: dict[int, int] = {}
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
@@ -113,7 +115,9 @@ class CuratorPartition:
             self._dedupe.bury(stream, number)
             return [self._dead(message, why)]
         self._clock = max(self._clock, group.head_version)
-        return self._curate(group, message.value)
+        outgoing = self._curate(group, message.value)
+        self._end_chains(group)
+        return outgoing
 
     def _stamp(self, message: Message) -> Stamp:
         try:
@@ -236,6 +240,16 @@ class CuratorPartition:
             self._chains[revision] = chain_of(self._desk.recipe_of(revision), self._desk.policy)
         return self._chains[revision]
 
+    def _end_chains(self, group: TrajectoryGroup) -> None:
+        """Drop the chains through which no group can come any more, and what they remember."""
+        self._ends.see(group.revision, group.stream, group.number)
+        if len(self._chains) > 1:
+            streams = self._desk.recipe_of(max(self._chains)).streams_of(self._desk.policy)
+            for revision in self._ends.over(streams, self._dedupe.settled):
+                self._uses.drop(revision)
+                del self._chains[revision]
+                log.info("chain.ended", revision=revision, partition=self._partition)
+
     def _staleness_limit(self, revision: int) -> int:
         if revision not in self._limits:
             self._limits[revision] = self._desk.recipe_of(revision).trainer_of(self._desk.policy).max_staleness
@@ -248,6 +262,7 @@ class CuratorPartition:
             "clock": self._clock,
             "uses": self._uses.snapshot(self._chains),
             "chains": {str(revision): chain.snapshot() for revision, chain in sorted(self._chains.items())},
+            "ends": self._ends.snapshot(),
         }
         return json.dumps(state).encode()
 
@@ -259,6 +274,7 @@ class CuratorPartition:
         self._uses.restore(state["uses"])
         for revision, known in state["chains"].items():
             self._chain(int(revision)).restore(known)
+        self._ends.restore(state.get("ends", {}))
 
 
 def _outcome(policy: str, candidate: Candidate) -> Outcome:

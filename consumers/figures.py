@@ -12,6 +12,7 @@ from typing import Any
 
 from consumers.audit.fold import FEEDER_KEY, AuditFold
 from consumers.audit.numbers import PolicyAudit
+from consumers.revision_figures import RevisionFigures, RevisionsFold
 from consumers.weights_figures import FRESH_MS, WeightsFigures, WeightsFold, is_there
 from infra.group_offsets import committed_offsets
 from infra.kafka import Message, end_offsets
@@ -111,6 +112,8 @@ class RunFigures:
     """Dead letters by reason that `groups` does not count, as they name no training number; without those sent back."""
     weights: dict[str, WeightsFigures] = field(default_factory=dict)
     """Policy to how its versions get to the workers."""
+    revisions: tuple[RevisionFigures, ...] = ()
+    """Of the recipe, in order."""
     selection: dict[str, Selection] = field(default_factory=dict)
     """Stream to what became of the problems that were drawn for it, as of the feeder's newest snapshot."""
 
@@ -153,6 +156,7 @@ class Figures:
         self._curated_tokens = 0
         """Of those groups."""
         self._positions: dict[str, dict[Place, int]] = {}
+        self._revisions = RevisionsFold()
         self._ended = ""
         self._began_ms = 0
         self._made_ms: dict[str, dict[int, int]] = {policy: {} for policy in recipe.policies}
@@ -200,6 +204,7 @@ class Figures:
             if _believable(record):
                 self._evals.append(record)
         elif isinstance(record, RecipeRevision):
+            self._revisions.revision(record)
             self._ended = record.ended if record.recipe or record.ended else self._ended  # others only tell schemas
             self._began_ms = self._began_ms or record.created_ms
         elif isinstance(record, WeightsPublished):
@@ -234,6 +239,7 @@ class Figures:
     def _reward(self, outcome: Outcome) -> None:
         if outcome.level != "group" or outcome.component != "curate" or outcome.use:
             return
+        self._revisions.outcome(outcome)
         self._curated[outcome.policy] += 1
         self._curated_tokens += sum(outcome.lengths)
         if outcome.rewards and outcome.policy in self._rewards:
@@ -283,6 +289,7 @@ class Figures:
             delivered_tokens=self._curated_tokens + round(sum(map(_tokens_of, self._evals))),
             unnumbered_letters=self._audit.unnumbered.by_reason(),
             weights={policy: self._weights.figures(policy, now_ms) for policy in self.recipe.policies},
+            revisions=self._revisions.figures(),
             selection={stream: _selection(source) for stream, source in feeder.get("sources", {}).items()},
         )
 

@@ -17,7 +17,7 @@ import typer
 from infra import workers
 from infra.cli_archive import archive, curate, replay
 from infra.cli_compare import compare
-from infra.cli_data import discards
+from infra.cli_data import discards, swap
 from infra.cli_options import (
     FAILED,
     JSON,
@@ -552,6 +552,7 @@ def export(
 
 
 app.command(rich_help_panel=LOOK)(discards)
+app.command(rich_help_panel=RUN)(swap)
 for _of_runs in (archive, replay, compare):
     app.command(rich_help_panel=RUN)(_of_runs)
 for _of_servers in (topics, store_policy, doctor):

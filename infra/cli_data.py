@@ -1,4 +1,4 @@
-"""Commands about the data of a run: `headrace discards`."""
+"""Commands about the data of a run: `headrace discards`, `headrace swap`."""
 
 from __future__ import annotations
 
@@ -35,3 +35,25 @@ def discards(
     if plot is not None:
         workers.find(workers.PLOT_DISCARDS)(found, plot)
     answer(found, workers.SHOW_DISCARDS, as_json=as_json)
+
+
+def swap(
+    chain: Annotated[Path, typer.Argument(metavar="CHAIN.toml", help="[[curate.chain]] tables, and nothing else.")],
+    run: RunChoice = None,
+    data: DataChoice = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the chain, and change nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a run another chain of data algorithms while it goes on, as the next revision of its recipe.
+
+    Every task issued from then on goes through the new chain; those issued before go through the old one, which ends
+    after the last of them. Nothing stops, is lost or is trained twice. A run that rests goes on with the new chain.
+
+    Example: [bold]headrace swap --run kafka://127.0.0.1:9092/arithmetic new_chain.toml[/]
+    """
+    from infra.opened_run import opened_run
+    from infra.swap import swap as swap_chain
+
+    log_quietly()
+    with opened_run(run, data) as opened:
+        answer(swap_chain(opened.run, chain, dry_run=dry_run), workers.SHOW_SWAP, as_json=as_json)

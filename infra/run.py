@@ -54,6 +54,10 @@ class NoSuchRun(HeadraceError):
     """The cluster holds no run of that name."""
 
 
+class RunEnded(HeadraceError):
+    """The run is over: nobody would work off what is asked for."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A run, joined."""

@@ -78,6 +78,10 @@ class Use(BaseModel):
         """All keys beside `use`."""
         return dict(self.model_extra or {})
 
+    def in_words(self) -> str:
+        """Return name and settings in one line: `pods m=4`."""
+        return " ".join([self.use, *(f"{name}={value}" for name, value in self.settings.items())])
+
 
 def _one_or_several(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
@@ -475,6 +479,10 @@ class Recipe(Settings):
     def policies_of(self, workflow: str) -> tuple[str, ...]:
         """Return the policies that a workflow trains, each once, in the order of its roles."""
         return tuple(dict.fromkeys(self.workflows[workflow].policies.values()))
+
+    def streams_of(self, policy: str) -> tuple[str, ...]:
+        """Return the streams that train a policy; today a stream is a workflow."""
+        return tuple(workflow for workflow in self.workflows if policy in self.policies_of(workflow))
 
     def to_json(self) -> str:
         """Return the text that the `recipe` topic carries; equal recipes give equal texts."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from consumers.audit.numbers import PolicyAudit, PolicyNumbers, Scope
 from consumers.audit.problems import Problems
+from consumers.audit.revisions import RevisionSpans
 from consumers.audit.unread import Unnumbered, Unread
 from consumers.audit.weights_chain import Link, WeightsChain
 from infra.dead_letters import REDRIVEN
@@ -34,7 +35,8 @@ from schemas.records import BatchTrained, CheckpointPointer, DeadLetter, Outcome
 from schemas.topics import checkpoint_prefix, is_eval
 
 FEEDER_KEY = b"feed"
-"""Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream."""
+"""Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream, and, as
+`revisions`, from which number on it issued under which recipe revision."""
 CURATOR_KEY = b"curate."
 """Beginning of the keys of the curators' snapshots."""
 
@@ -57,7 +59,7 @@ def _fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields:
     return Fields(
         batch=get("version", "epoch", "base_hash", "weights_hash", "groups", "evictions", "positions"),
         eviction=get("verdict", "group"),
-        outcome=get("stream", "number", "use", "level", "verdict", "reason", "component"),
+        outcome=get("stream", "number", "use", "level", "verdict", "reason", "component", "revision"),
         position=get("partition", "offset"),
         use=get("stream", "number", "use"),
     )
@@ -129,6 +131,10 @@ class AuditFold:
         """The newest of every component, by key."""
         self.curated = frozenset(recipe.topics.curated(policy) for policy in recipe.policies)
         """Topics of curated groups."""
+        self.begins: dict[str, list[list[int]]] = {}
+        """Stream to (revision, the first number issued under it), from the same snapshot."""
+        self._revisions = RevisionSpans()
+        self._outcomes = {policy: recipe.topics.outcomes(policy) for policy in recipe.policies}
         self._numbers = {policy: PolicyNumbers(policy) for policy in recipe.policies}
         self._seen: dict[str, int] = {}
         self._run_header = run_id.encode()
@@ -232,6 +238,7 @@ class AuditFold:
         found = dict(message.headers)
         try:
             run_id, stream, number = found["run_id"], found["stream"].decode(), int(found["number"])
+            revision = int(found["revision"])
         except KeyError as error:
             raise HeaderError(f"header {error} is missing") from error
         except ValueError as error:
@@ -239,6 +246,7 @@ class AuditFold:
         if run_id != self._run_header or is_eval(stream):
             return False
         self._seen[stream] = max(self._seen.get(stream, 0), number + 1)
+        self._revisions.see(message.topic, stream, number, revision)
         return True
 
     def _trajectories(self, message: Message) -> bool:
@@ -260,7 +268,7 @@ class AuditFold:
         found = dict(message.headers)
         try:
             run_id, policy, stream = found["run_id"], found["policy"].decode(), found["stream"].decode()
-            number, use = int(found["number"]), int(found["use"])
+            number, use, revision = int(found["number"]), int(found["use"]), int(found["revision"])
         except KeyError as error:
             raise HeaderError(f"header {error} is missing") from error
         except ValueError as error:
@@ -269,6 +277,7 @@ class AuditFold:
             raise HeaderError(f"it is of run {run_id!r:.60}")
         if policy not in self._numbers:
             raise HeaderError(f"policy {policy!r:.60} is not one of the run's")
+        self._revisions.see(message.topic, stream, number, revision)
         return policy, stream, number, use
 
     # --------------------------------------------------------------------------------------------------------- records
@@ -289,9 +298,10 @@ class AuditFold:
 
     def _conclude(self, policy: str, outcome: object, fields: Fields) -> None:
         numbers = self._numbers[policy]
-        stream, number, use, level, verdict, reason, component = fields.outcome(outcome)
+        stream, number, use, level, verdict, reason, component, revision = fields.outcome(outcome)
         if is_eval(stream):
             return
+        self._revisions.see(self._outcomes[policy], stream, number, revision)
         if level == "trajectory":
             numbers.discard_trajectory()
         elif verdict == "kept":
@@ -318,7 +328,12 @@ class AuditFold:
         return [policy for policy in named if policy in self._numbers]
 
     def _issue(self, snapshot: Snapshot) -> None:
-        self.issued = {stream: int(number) for stream, number in json.loads(snapshot.body)["next"].items()}
+        state = json.loads(snapshot.body)
+        self.issued = {stream: int(number) for stream, number in state["next"].items()}
+        self.begins = {
+            stream: [[int(revision), int(first)] for revision, first in begins]
+            for stream, begins in state.get("revisions", {}).items()
+        }
 
     def policies_of(self, stream: str) -> tuple[str, ...]:
         """Return the policies that a stream trains."""
@@ -366,6 +381,8 @@ class AuditFold:
             problems.extend(self.chains[policy].backwards)
         for found in (broken, self.unread.problems(positions or {}), self._found):
             problems.extend(found)
+        for what in self._revisions.problems(self.begins):
+            problems.say(what)
         total = {name: sum(getattr(p, name) for p in policies.values()) for name in SUMMED}
         discarded = sum(sum(p.discarded.values()) for p in policies.values())
         return Audit(

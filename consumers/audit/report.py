@@ -289,6 +289,7 @@ class WholeAudit:
             "more_problems": placed.more,
             "policies": {policy: asdict(counts) for policy, counts in found.policies.items()},
             "curated": {policy: self._curated(policy) for policy in self.run.recipe.policies},
+            "revisions": self.fold.begins,
             "store": self.store,
             "objects": self.objects.count if self.objects else 0,
             "objects_seconds": round(objects_s, 3),

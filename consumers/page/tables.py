@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,10 +31,8 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     )
     dropped = " · ".join(f"{count} {reason}" for reason, count in groups["discarded"].items())
     table.add_row("dropped", f"{dropped or 'none'} · {groups['dead']} dead")
-    for stream, told in status["selection"].items():
-        if told["rejected"] or told["forced"]:
-            words = " · ".join(f"{told[key]} {key}" for key in ("selected", "rejected", "forced"))
-            table.add_row("tasks", f"{stream}: {words}")
+    for word, line in (*_revisions(status), *_selected(status)):
+        table.add_row(word, Text(line))
     if status["unnumbered_letters"]:
         table.add_row("letters", Text(unnumbered(status["unnumbered_letters"])))
     table.add_row("lag", " · ".join(f"{topic} {count}" for topic, count in status["lag"].items()) or "none")
@@ -52,6 +50,22 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
         state = _lost(worker) if worker["gone"] else worker["state"]
         table.add_row("worker", f"{worker['worker']} {state}{detail}{made}")
     return table
+
+
+def _revisions(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a line for every revision of the recipe, where there are several."""
+    for one in status["revisions"] if len(status["revisions"]) > 1 else ():
+        chain = " → ".join(one["chain"]) or "no chain"
+        yield "revision", f"{one['revision']}: {one['groups']} groups, {one['kept']} kept by {chain}"
+
+
+def _selected(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for stream, told in status["selection"].items():
+        if told["rejected"] or told["forced"]:
+            yield (
+                "tasks",
+                f"{stream}: " + " · ".join(f"{told[key]} {key}" for key in ("selected", "rejected", "forced")),
+            )
 
 
 def wasted(count: int, tokens: int, *, is_all: bool) -> str:
@@ -79,6 +93,11 @@ def audit_table(audit: Mapping[str, Any]) -> RenderableType:
         )
     numbers: list[RenderableType] = [] if audit["source"] else [table]  # an offline experiment has none of its own
     numbers += [Text(_replays(policy, counts)) for policy, counts in audit["policies"].items() if counts["replays"]]
+    numbers += [
+        Text(f"{stream}: recipe revision {revision} from number {first} on")
+        for stream, begins in audit["revisions"].items()
+        for revision, first in begins[1:]
+    ]
     if audit["unnumbered_letters"]:
         numbers.append(Text(unnumbered(audit["unnumbered_letters"]), style="yellow"))
     return Group(*numbers, Text(_what_was_read(audit), style="dim"), *_verdict(audit))
@@ -119,3 +138,16 @@ def _verdict(audit: Mapping[str, Any]) -> list[RenderableType]:
     if audit["more_problems"]:
         found.append(Text(f"  and {audit['more_problems']} more"))
     return found
+
+
+def swap_lines(found: Mapping[str, Any]) -> RenderableType:
+    """Return what `headrace swap` shows; `found` is what it prints as JSON."""
+    before, after = (" → ".join(found[key]) or "(empty)" for key in ("chain_before", "chain"))
+    if found["before"] == found["revision"]:
+        return Text(f"run {found['run']} has this chain already, as revision {found['revision']}: {after}")
+    done = "" if found["swapped"] else " (a dry run: nothing is changed)"
+    table = Table.grid(padding=(0, 2))
+    table.add_row(f"revision {found['before']}", Text(before, style="dim"))
+    table.add_row(f"revision {found['revision']}", Text(after))
+    told = "Every task issued from now on goes through the new chain, what was issued before through the old one."
+    return Group(Text(f"run {found['run']}{done}"), table, Text(told if found["swapped"] else "The chain is sound."))

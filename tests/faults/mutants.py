@@ -54,6 +54,7 @@ RETRAIN = "tests/integration/test_retrain.py::"
 ATTENTION = "tests/unit/test_attention.py::"
 EPOCHS = "tests/unit/test_resume.py::test_a_new_epoch_begins_where_one_of_them_is_another"
 CURATION = "tests/unit/test_curation.py::"
+SWAP = "tests/unit/test_swap.py::"
 FILTERS = "tests/unit/test_filters.py::"
 REPLAYS = "tests/unit/test_replay.py::"
 DOWN_SAMPLING = "tests/unit/test_down_sampling.py::"
@@ -197,6 +198,46 @@ MUTANTS = (
         "transactional_id=transactional_id,",
         'transactional_id=f"{transactional_id}.{time.time_ns()}",',
         (f"{RUN_LOOP}test_a_second_writer_of_the_same_id_fences_the_first",),
+    ),
+    Mutant(
+        "swap-attempts",
+        "all attempts of a number are of the recipe revision that it was issued under",
+        "producers/feed_state.py",
+        "            revision=self.revision_of(stream, number),\n",
+        "",
+        (f"{SWAP}test_every_further_number_has_the_new_revision_and_one_that_is_lost_keeps_its_own",),
+    ),
+    Mutant(
+        "swap-early-end",
+        "an old chain stays while groups for it may come",
+        "consumers/chain_ends.py",
+        "return min(later, default=settled + 1) <= settled",
+        "return min(later, default=settled + 1) <= settled + 100",
+        (f"{SWAP}test_an_old_chain_ends_when_all_below_the_first_number_of_the_new_one_is_concluded",),
+    ),
+    Mutant(
+        "swap-other-stream",
+        "an old chain stays while another stream may still have groups for it",
+        "consumers/chain_ends.py",
+        "if revision == newest or not all(",
+        "if revision == newest or not any(",
+        (f"{SWAP}test_a_chain_does_not_end_while_another_stream_of_its_policy_may_still_have_groups_for_it",),
+    ),
+    Mutant(
+        "swap-undone",
+        "the command that began a run goes on with the chain that it was swapped to",
+        "infra/revisions.py",
+        "if not newest.swapped or recipe.curate.chain",
+        "if newest.swapped or recipe.curate.chain",
+        (f"{SWAP}test_the_command_that_began_a_run_goes_on_with_the_chain_that_it_was_swapped_to",),
+    ),
+    Mutant(
+        "audit-revisions",
+        "the audit sees a record of another revision than its number was issued under",
+        "consumers/audit/revisions.py",
+        "not begin <= number < end",
+        "not 0 <= number < end",
+        (f"{SWAP}test_the_audit_names_a_number_that_carries_another_revision_than_it_was_issued_under",),
     ),
     Mutant(
         "two-requests",

@@ -723,7 +723,8 @@ def test_what_cannot_be_read_needs_a_letter_that_names_its_place() -> None:
 
 def test_a_task_whose_number_is_beyond_all_numbers_is_a_problem_like_others() -> None:
     log = clean()
-    log.say(TOPICS.tasks("sums"), b"", headers=[("run_id", b"r"), ("stream", b"sums"), ("number", b"9" * 40)])
+    headers = [("run_id", b"r"), ("stream", b"sums"), ("number", b"9" * 40), ("revision", b"0")]
+    log.say(TOPICS.tasks("sums"), b"", headers=headers)
     found = log.audit(STILL)
     assert says(found)[0] == "sums:9 of solver is a task, and the feeder does not know that it was issued"
     assert len(found.problems.listed) == MOST_LISTED
