@@ -17,7 +17,7 @@ import typer
 from infra import workers
 from infra.cli_archive import archive, curate, replay
 from infra.cli_compare import compare
-from infra.cli_data import discards, swap
+from infra.cli_data import discards, evaluate, swap
 from infra.cli_options import (
     FAILED,
     JSON,
@@ -191,13 +191,7 @@ def train(
     workers.find(workers.TRAIN)(run, policy)
 
 
-@app.command(rich_help_panel=PARTS)
-def evaluate(run: RunOption) -> None:
-    """Fold the answers to held-out problems into avg@k and pass@k per version.
-
-    Example: [bold]headrace evaluate --run kafka://127.0.0.1:9092/arithmetic[/]
-    """
-    workers.find(workers.EVALUATE)(run)
+app.command(rich_help_panel=PARTS)(evaluate)
 
 
 @app.command(rich_help_panel=PARTS)

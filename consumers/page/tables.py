@@ -151,3 +151,15 @@ def swap_lines(found: Mapping[str, Any]) -> RenderableType:
     table.add_row(f"revision {found['revision']}", Text(after))
     told = "Every task issued from now on goes through the new chain, what was issued before through the old one."
     return Group(Text(f"run {found['run']}{done}"), table, Text(told if found["swapped"] else "The chain is sound."))
+
+
+def evaluation_table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> RenderableType:
+    """Return what `headrace evaluate --weights` shows; `found` is what it prints as JSON."""
+    table = Table("workflow", "policy", "avg@k", "pass@k", "problems", "tokens", "failures", box=None)
+    for workflow, policies in found.items():
+        for policy, one in policies.items():
+            passed = ", ".join(f"{k}: {share:.2f}" for k, share in one["pass_at_k"].items())
+            asked = f"{one['problems']} x {one['samples']}"
+            row = (f"{one['avg_at_k']:.3f}", passed, asked, f"{one['mean_length']:.1f}", str(one["failures"]))
+            table.add_row(workflow, policy, *row)
+    return table

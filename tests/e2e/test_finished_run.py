@@ -226,6 +226,10 @@ def test_how_versions_were_published_is_told_and_one_is_a_folder_that_others_loa
     assert transformers.AutoModelForCausalLM.from_pretrained(out).config.hidden_size == 64
     again = headrace("weights", "export", out, "--data", finished.data)
     assert (again.returncode, "exists" in again.stderr) == (2, True)
+    played = headrace("evaluate", "--recipe", "arithmetic", "--weights", out, "--json")
+    assert played.returncode == 0, played.stderr
+    alone, in_the_run = json.loads(played.stdout)["sums"]["solver"]["avg_at_k"], finished.summary["eval_last"]
+    assert abs(alone - in_the_run) < 0.15, "other draws of the same problems by the same weights"
 
 
 @pytest.mark.parametrize("words", [("--help",), ("up", "--help"), ("--version",)])
