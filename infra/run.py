@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -52,6 +52,18 @@ LARGEST_GROUP_BYTES = 256 << 20
 
 class NoSuchRun(HeadraceError):
     """The cluster holds no run of that name."""
+
+
+class Objects(Protocol):
+    """Where the objects are that records name: a run, which has a store, or an archive."""
+
+    def get(self, claim: ClaimCheck) -> bytes:
+        """Return an object's bytes, verified. Raises ObjectMissing, ObjectCorrupt, and what else ends the reading."""
+        ...
+
+    def get_group(self, claim: ClaimCheck) -> bytes:
+        """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -140,9 +152,14 @@ class Run:
 
     def get_group(self, claim: ClaimCheck) -> bytes:
         """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
-        if claim.size_bytes > LARGEST_GROUP_BYTES:
-            raise ObjectCorrupt(f"a group of {claim.size_bytes} bytes is larger than {LARGEST_GROUP_BYTES}")
+        refuse_large_group(claim)
         return self.get(claim)
+
+
+def refuse_large_group(claim: ClaimCheck) -> None:
+    """Raise ObjectCorrupt for a group that is too large to be held."""
+    if claim.size_bytes > LARGEST_GROUP_BYTES:
+        raise ObjectCorrupt(f"a group of {claim.size_bytes} bytes is larger than {LARGEST_GROUP_BYTES}")
 
 
 def _waiting(call: Callable[[], T], patience_s: float, given_up: threading.Event | None = None) -> T:
