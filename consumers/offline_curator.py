@@ -6,7 +6,6 @@ that stand on its curated topic; another chain gives what it would have given.
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,12 +17,13 @@ from consumers.archiver import claims_of_groups
 from consumers.curated_digest import CuratedDigest
 from consumers.curation import CuratorPartition, Desk, UnknownRevision, chain_of
 from infra.archive.reading import Archive
-from infra.archive.writing import LOCK, ArchiveWriter
+from infra.archive.writing import ArchiveWriter
 from infra.errors import UsageError
 from infra.kafka import Message, Outgoing
 from infra.progress import progress
 from infra.recipe_file import with_chain
 from infra.settings import Recipe
+from infra.whole_folder import new_folder
 from schemas import codec
 from schemas.records import DeadLetter, Outcome
 from schemas.topics import Topics
@@ -91,6 +91,7 @@ def curate_offline(source: Path, policy: str | None, chain: Path | None, out: Pa
 
     Raises:
         UsageError: No such archive or policy, a chain that cannot be, an `out` that is there.
+        FolderBusy: Another process makes `out`.
         ArchiveCorrupt: A file is not what the manifest says.
     """
     archive = Archive(source)
@@ -146,7 +147,7 @@ def _curate(
             raise UnknownRevision(f"recipe revision {revision} is not among the {len(recipes)} that are archived")
         return recipes[revision]
 
-    desk = Desk(archive.manifest.run_id, policy, topics, recipe_of, archive.fetch)
+    desk = Desk(archive.manifest.run_id, policy, topics, recipe_of, archive.get)
     topic = topics.trajectories(policy)
     places, source = archive.places(topic), archive.manifest.topics
     for name in (topics.curated(policy), topics.outcomes(policy)):
@@ -189,13 +190,10 @@ def _copy_topic(archive: Archive, topic: str, writer: ArchiveWriter) -> None:
 @contextmanager
 def _new_archive(archive: Archive, out: Path) -> Iterator[ArchiveWriter]:
     """Open a writer on a folder that takes its name at the end."""
-    if out.exists():
-        raise UsageError(f"{out} is there already: give another folder by --out, or remove it")
-    growing = out.with_name(f"{out.name}.part")
-    if (growing / LOCK).exists():
-        shutil.rmtree(growing)
     manifest = archive.manifest
-    with ArchiveWriter(growing, manifest.run, manifest.run_id, archive.copy, claims_of_groups) as writer:
+    with (
+        new_folder(out) as growing,
+        ArchiveWriter(growing, manifest.run, manifest.run_id, archive.copy, claims_of_groups) as writer,
+    ):
         writer.add_topic(archive.topics.dead_letters, 1, {})
         yield writer
-    growing.replace(out)

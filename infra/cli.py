@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from infra import workers
-from infra.cli_archive import archive, curate, replay
+from infra.cli_archive import archive, curate, replay, train
 from infra.cli_compare import compare
 from infra.cli_data import discards, evaluate, swap
 from infra.cli_options import (
@@ -172,23 +172,8 @@ def rollout(
     workers.find(workers.ROLLOUT)(run, workflow, name, region, concurrency)
 
 
-app.command(rich_help_panel=PARTS)(curate)
-
-
-@app.command(rich_help_panel=PARTS)
-def train(
-    run: RunOption,
-    policy: Annotated[str | None, typer.Option(help="Whom to train; the only policy if not given.")] = None,
-) -> None:
-    """Learn from curated groups and publish weights; one per policy, resumed where it stopped.
-
-    Example: [bold]headrace train --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
-
-    On several GPUs or machines, with the weights in shards (FSDP2), under torchrun.
-
-    Example: [bold]torchrun --nproc-per-node 8 --max-restarts 3 --no-python -- headrace train --run kafka://...[/]
-    """
-    workers.find(workers.TRAIN)(run, policy)
+for _of_either in (curate, train):
+    app.command(rich_help_panel=PARTS)(_of_either)
 
 
 app.command(rich_help_panel=PARTS)(evaluate)

@@ -1,4 +1,4 @@
-"""Commands that take a run's topics out of Kafka and bring them back; and curating, which reads either."""
+"""Commands that take a run's topics out of Kafka and bring them back; and those that read either."""
 
 from __future__ import annotations
 
@@ -100,3 +100,64 @@ def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     log_quietly()
     done = workers.find(workers.CURATE_OFFLINE)(source, policy, chain, out)
     answer(done, workers.SHOW_CURATED, as_json=as_json)
+
+
+def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    run: Annotated[str | None, RUN_ADDRESS] = None,
+    policy: Annotated[str | None, typer.Option(help="Whom to train; the only policy if not given.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="ARCHIVE", help="Instead of a run: the archived curated groups of one."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --from: new folder, of the last weights and what became of each batch."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="With --from: --set trainer.learning_rate=1e-5. Repeatable."),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --from: last version to make; trainer.steps of the recipe if not given."),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE", help="With --from: archive or folder of weights to begin at; its oldest checkpoint if not."
+        ),
+    ] = None,
+    batches: Annotated[
+        bool, typer.Option("--batches", help="With --from: the run's own batches, as they were, and compare hashes.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Learn from curated groups and publish weights; one per policy, resumed where it stopped. Or over an archive.
+
+    Example: [bold]headrace train --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
+
+    On several GPUs or machines, with the weights in shards (FSDP2), under torchrun.
+
+    Example: [bold]torchrun --nproc-per-node 8 --max-restarts 3 --no-python -- headrace train --run kafka://...[/]
+
+    With no run: from archived groups into a folder that transformers loads, other settings as you like.
+
+    Example: [bold]headrace train --from sums.archive --out tried --set trainer.learning_rate=1e-4[/]
+    """
+    if source is None:
+        if run is None or out or sets or steps or start or batches or as_json:
+            raise UsageError(
+                "give --run ADDRESS, or --from ARCHIVE and --out DIR; "
+                "--set, --steps, --start, --batches and --json go with --from"
+            )
+        workers.find(workers.TRAIN)(run, policy)
+        return
+    if run or out is None:
+        raise UsageError("--from ARCHIVE needs --out DIR, and no --run: no run is asked")
+    from infra.progress import progress
+
+    log_quietly()
+    wish = workers.find(workers.TRAINING_WISH)(policy, tuple(sets or ()), steps, start, batches)
+    with progress("versions trained") as tell:
+        found = workers.find(workers.TRAIN_OFFLINE)(source, out, wish, tell)
+    answer(found, workers.SHOW_TRAINED, as_json=as_json)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -56,6 +56,18 @@ class NoSuchRun(HeadraceError):
 
 class RunEnded(HeadraceError):
     """The run is over: nobody would work off what is asked for."""
+
+
+class Objects(Protocol):
+    """Where the objects are that records name: a run, which has a store, or an archive."""
+
+    def get(self, claim: ClaimCheck) -> bytes:
+        """Return an object's bytes, verified. Raises ObjectMissing, ObjectCorrupt, and what else ends the reading."""
+        ...
+
+    def get_group(self, claim: ClaimCheck) -> bytes:
+        """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -144,9 +156,14 @@ class Run:
 
     def get_group(self, claim: ClaimCheck) -> bytes:
         """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
-        if claim.size_bytes > LARGEST_GROUP_BYTES:
-            raise ObjectCorrupt(f"a group of {claim.size_bytes} bytes is larger than {LARGEST_GROUP_BYTES}")
+        refuse_large_group(claim)
         return self.get(claim)
+
+
+def refuse_large_group(claim: ClaimCheck) -> None:
+    """Raise ObjectCorrupt for a group that is too large to be held."""
+    if claim.size_bytes > LARGEST_GROUP_BYTES:
+        raise ObjectCorrupt(f"a group of {claim.size_bytes} bytes is larger than {LARGEST_GROUP_BYTES}")
 
 
 def _waiting(call: Callable[[], T], patience_s: float, given_up: threading.Event | None = None) -> T:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 
@@ -36,9 +36,10 @@ from schemas.records import (
 )
 from trainers.advantages import RewardError
 from trainers.batch import BatchError
+from trainers.candidates import Candidate, candidate, candidate_of
 from trainers.estimator import AdvantageError
-from trainers.groups import PreparedGroup, WholeGroup, batch_sequences, prepared
-from trainers.payloads import Payloads
+from trainers.groups import PreparedGroup, WholeGroup, batch_sequences
+from trainers.payloads import LoggedFirstUses, Payloads
 from trainers.pipeline import Made, Order, Pipeline
 from trainers.publisher import WindowMark, pointer
 from trainers.resume import Incarnation
@@ -85,7 +86,7 @@ class Trainer:
         """Records that the last incarnation's window held: they come before all others."""
         capacity = (self.settings.max_staleness + 1) * self.settings.groups_per_batch
         self.window = Window(capacity, self.settings.order, run.recipe.seed)
-        self._payloads = Payloads(run, policy)
+        self._payloads = Payloads(LoggedFirstUses(run, policy))
         self._evicted: list[Eviction] = []
         self._evicted_since = 0.0
         self._arrivals = 0
@@ -178,19 +179,7 @@ class Trainer:
     def _candidate(self, curated: CuratedGroup) -> Candidate:
         """Return the decoded group. Raises what makes it unusable."""
         group = whole(self.run, curated)
-        if group.group.tokenizer_hash and group.group.tokenizer_hash != self._tokenizer_hash:
-            raise BatchError(f"its tokens are of tokenizer {group.group.tokenizer_hash[:16]!r}, which is another one's")
-        ready = prepared(group)
-        sequences = batch_sequences([ready], self.settings)
-        if not any(sequence.mask.any() for sequence in sequences):
-            raise BatchError("it has no token to train on")
-        for sequence in sequences:
-            self.learner.check_ids(sequence.ids)
-            self.learner.check_routing(sequence)
-        newest = max(int(sequence.versions.max()) for sequence in sequences)
-        if newest > self.learner.version:
-            raise BatchError(f"it has tokens of version {newest}, and {self.learner.version} is the newest there is")
-        return Candidate(group, ready)
+        return candidate(group, self.learner, self.settings, self._tokenizer_hash, self.learner.version)
 
     def _bury(self, message: Message, why: tuple[str, str], key: GroupKey = UNKNOWN) -> list[Outgoing]:
         """Return a record's letter and, beside how far we are, its place as dead.
@@ -420,20 +409,6 @@ class Trainer:
         for entry in chain(self.window.leftovers(), on_their_way):
             first[entry.partition] = min(first[entry.partition], entry.offset)
         return tuple(Position(partition, offset) for partition, offset in first.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A group in the window, and what the learner would be given of it."""
-
-    whole: WholeGroup
-    prepared: PreparedGroup
-
-
-def candidate_of(entry: Waiting) -> Candidate:
-    """Return what an entry of the trainer's window holds."""
-    assert isinstance(entry.payload, Candidate)  # noqa: S101 - what `_take_in` put there
-    return entry.payload
 
 
 def _use(entry: Waiting) -> GroupUse:

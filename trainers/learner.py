@@ -17,7 +17,7 @@ import transformers
 from infra.errors import UsageError
 from infra.experts import compute_experts_plainly
 from infra.lora import published_names
-from infra.run import Run
+from infra.run import Objects, Run
 from infra.settings import Trainer
 from infra.weights.tensors import Tensor
 from schemas.records import NamedObject
@@ -98,6 +98,11 @@ class Learner:
         self._needs = self._objective.needs
         self.masters.use(settings)
         self._arrange()
+
+    @property
+    def seed(self) -> int:
+        """Of the recipe."""
+        return self._seed
 
     @property
     def model(self) -> transformers.PreTrainedModel:
@@ -209,14 +214,14 @@ class Learner:
         version = self.check_state(shapes, checkpoint.metadata)
         self.load_tensors(version, list(shapes), lambda path: to_torch(checkpoint.tensors[path]))
 
-    def load_stored(self, run: Run, index: Index, parts: Sequence[NamedObject]) -> None:
+    def load_stored(self, objects: Objects, index: Index, parts: Sequence[NamedObject]) -> None:
         """Go on from a checkpoint in parts, of which this process reads what it needs.
 
         Raises CheckpointError for one of another model, and for parts that do not hold what the index says;
         ObjectMissing, ObjectCorrupt and StoreUnavailable. Nothing is changed then.
         """
         version = self.check_state(index.shapes, index.metadata)
-        self.load_parts(version, read_parts(run, index, parts, self.room(index), None))
+        self.load_parts(version, read_parts(objects, index, parts, self.room(index), None))
 
     def check_state(self, shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, Json]) -> int:
         """Return the version of a checkpoint. Raises CheckpointError when it names none, or is of another model."""

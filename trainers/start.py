@@ -78,7 +78,7 @@ def _publish_what_was_left_out(
 def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
     """Make version 0 and publish it with checkpoint 0, in one transaction."""
     settings = run.recipe.policies[policy]
-    model, tokenizer = _first_model(settings, run.recipe.seed)
+    model, tokenizer = first_model(settings, run.recipe.seed)
     if settings.warm_start is not None:
         _warm_start(run, policy, model, tokenizer, stop)
     seed = run.recipe.seed
@@ -101,9 +101,10 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     return Incarnation(learner, publisher, 0, event.weights_hash, positions)
 
 
-def _first_model(
+def first_model(
     settings: Policy, seed: int
 ) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
+    """Return a policy's model as it is before any warm start, and its tokenizer. Raises ModelError."""
     if settings.path:
         return load_model(Path(settings.path))
     tokenizer = character_tokenizer(settings.alphabet)

@@ -11,16 +11,21 @@ from pathlib import Path
 from typing import BinaryIO
 
 from infra.archive.container import Container
-from infra.archive.manifest import ArchiveCorrupt, ArchivedFile, Manifest, read_manifest
+from infra.archive.manifest import MANIFEST, ArchiveCorrupt, ArchivedFile, Manifest, read_manifest
 from infra.archive.writing import OBJECTS
 from infra.errors import UsageError
 from infra.kafka import Message
 from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.run import STORE_NAME, read_revision
+from infra.run import STORE_NAME, read_revision, refuse_large_group
 from infra.topic_reader import Place
 from schemas import codec
 from schemas.records import ClaimCheck, RecipeRevision
 from schemas.topics import Topics
+
+
+def is_archive(place: str) -> bool:
+    """Tell whether there is an archive, or was meant to be one."""
+    return (Path(place) / MANIFEST).exists()
 
 
 class Archive:
@@ -29,9 +34,9 @@ class Archive:
     Raises UsageError when the folder holds none, ArchiveCorrupt when its manifest is damaged.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.manifest: Manifest = read_manifest(root)
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self.manifest: Manifest = read_manifest(self.root)
 
     @property
     def topics(self) -> Topics:
@@ -52,6 +57,15 @@ class Archive:
         """
         for file in self.manifest.series(place).files:
             yield from self._messages(place, file)
+
+    def backwards(self, place: Place, offset: int) -> Iterator[Iterator[Message]]:
+        """Yield, a file at a time, the newest first, the messages of those that begin at or before an offset.
+
+        Raises as `messages`.
+        """
+        for file in reversed(self.manifest.series(place).files):
+            if file.first_offset <= offset:
+                yield self._messages(place, file)
 
     def revisions(self) -> list[RecipeRevision]:
         """Return the recipe revisions of the archived run itself, oldest first. Raises as `places` and `messages`."""
@@ -108,16 +122,21 @@ class Archive:
         return path
 
     def copy(self, claim: ClaimCheck, path: Path) -> None:
-        """Write an object to a path. Raises as `fetch`."""
+        """Write an object to a path. Raises as `get`."""
         shutil.copyfile(self._found(claim), path)
 
-    def fetch(self, claim: ClaimCheck) -> bytes:
+    def get(self, claim: ClaimCheck) -> bytes:
         """Return an object's bytes, verified.
 
         Raises ObjectMissing or ObjectCorrupt where the run's store would have, and ArchiveCorrupt for an object that
         was archived and is no more what it was.
         """
         return self._found(claim).read_bytes()
+
+    def get_group(self, claim: ClaimCheck) -> bytes:
+        """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
+        refuse_large_group(claim)
+        return self.get(claim)
 
     def _found(self, claim: ClaimCheck) -> Path:
         listed = self.manifest.objects.get(claim.key)

@@ -64,6 +64,7 @@ COMPACTION = "tests/unit/test_compaction.py::"
 AUDIT = "tests/unit/test_audit.py::"
 AUDIT_OBJECTS = "tests/unit/test_audit_objects.py::"
 ARCHIVE = "tests/unit/test_archive.py::"
+OFFLINE = "tests/unit/test_offline_training.py::"
 SWEEP = "tests/unit/test_sweep.py::"
 GC = "tests/integration/test_gc.py::"
 RETENTION = "tests/unit/test_retention.py::"
@@ -882,8 +883,8 @@ MUTANTS = (
     Mutant(
         "routing-of-any-model",
         "routing that is not of the model makes no version",
-        "trainers/component.py",
-        "self.learner.check_routing(sequence)",
+        "trainers/candidates.py",
+        "learner.check_routing(sequence)",
         "pass",
         ("tests/fuzz/test_consumers.py::test_what_would_have_stopped_a_trainer_is_buried",),
     ),
@@ -1110,6 +1111,55 @@ MUTANTS = (
         "config, ids[topic])",
         'config, "")',
         ("tests/integration/test_archive.py::test_a_topic_that_is_not_there_and_one_that_was_made_anew_are_refused",),
+    ),
+    Mutant(
+        "whole-folder-locked",
+        "two commands that make one folder at once do not mix what they write",
+        "infra/whole_folder.py",
+        "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "pass",
+        (f"{OFFLINE}test_only_one_makes_a_folder_and_the_other_leaves_it_alone",),
+    ),
+    Mutant(
+        "whole-folder-still-growing",
+        "a folder that got its name while its lock was awaited is left alone",
+        "infra/whole_folder.py",
+        "    if not _is_at(lock, growing):  # whoever held it has given it its name, or removed it\n"
+        "        os.close(lock)\n        raise busy\n",
+        "    growing.mkdir(exist_ok=True)\n",
+        (f"{OFFLINE}test_a_lock_on_a_folder_that_has_its_name_by_now_is_none",),
+    ),
+    Mutant(
+        "whole-folder-empty",
+        "what a killed command left in a folder is none of the next one's",
+        "infra/whole_folder.py",
+        "shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()",
+        "pass",
+        (f"{OFFLINE}test_a_folder_is_whole_or_not_there_and_what_a_killed_one_left_is_removed",),
+    ),
+    Mutant(
+        "offline-clock",
+        "what is too old over an archive is told by the clock of the log",
+        "trainers/offline_versions.py",
+        "self._window.expire(self.clock)",
+        "self._window.expire(self._learner.version)",
+        (f"{OFFLINE}test_what_is_too_old_is_told_by_the_clock_of_the_log_and_not_by_the_version_that_is_made",),
+    ),
+    Mutant(
+        "offline-ages",
+        "over an archive tokens are as old as they are by the clock of the log",
+        "trainers/offline_versions.py",
+        "np.clip(one.versions + shift, 0, most)",
+        "np.clip(one.versions, 0, most)",
+        (f"{OFFLINE}test_tokens_are_as_old_for_the_learner_as_by_the_clock",),
+    ),
+    Mutant(
+        "offline-order",
+        "archived partitions come in the order of logical time",
+        "trainers/archived_groups.py",
+        "return self.clock, self.place, self.message.partition",
+        "return 0, self.place, self.message.partition",
+        (f"{OFFLINE}test_partitions_come_in_turn_and_the_oldest_clock_first",),
     ),
     Mutant(
         "replay-once",

@@ -248,7 +248,7 @@ def assert_completed(root: Path) -> None:
     for partition in range(2):
         wanted = [one for one in many() if one.partition == partition]
         assert list(found.messages((TOPIC, partition))) == wanted
-    assert found.fetch(CLAIM) == OBJECT
+    assert found.get(CLAIM) == OBJECT
     listed = {file.name for topic in found.manifest.topics.values() for one in topic.partitions for file in one.files}
     assert {str(file.relative_to(root)) for file in (root / "topics").rglob("*") if file.is_file()} == listed
 
@@ -372,11 +372,11 @@ def test_an_object_that_changed_is_told_and_is_no_missing_one(whole: Path) -> No
     found = Archive(whole)
 
     with pytest.raises(ArchiveCorrupt, match=CLAIM.sha256):
-        found.fetch(CLAIM)
+        found.get(CLAIM)
     with pytest.raises(ObjectMissing):
-        found.fetch(replace(CLAIM, key="run-1/groups/other"))
+        found.get(replace(CLAIM, key="run-1/groups/other"))
     with pytest.raises(ObjectCorrupt):
-        found.fetch(replace(CLAIM, sha256="0" * 64))
+        found.get(replace(CLAIM, sha256="0" * 64))
 
 
 # ------------------------------------------------------------------------------------------------------------- objects
@@ -409,7 +409,7 @@ def test_a_missing_object_is_looked_for_again(tmp_path: Path) -> None:
         made.look_again()
         made.save()
 
-    assert Archive(tmp_path).fetch(CLAIM) == OBJECT
+    assert Archive(tmp_path).get(CLAIM) == OBJECT
     assert not Archive(tmp_path).manifest.missing
 
 
