@@ -22,6 +22,7 @@ from infra.errors import UsageError
 from infra.kafka import Message, Outgoing
 from infra.progress import progress
 from infra.recipe_file import with_chain
+from infra.revisions import with_experiment_of
 from infra.settings import Recipe
 from infra.whole_folder import new_folder
 from schemas import codec
@@ -80,13 +81,14 @@ class Tally:
         }
 
 
-def curate_offline(source: Path, policy: str | None, chain: Path | None, out: Path) -> dict[str, Any]:
+def curate_offline(source: Path, policy: str | None, chain: Path | Recipe | None, out: Path) -> dict[str, Any]:
     """Curate archived trajectories into a new archive of recipe, curated records, outcomes and dead letters.
 
     Args:
         source: The archive.
         policy: Whose groups; those of all policies that are archived when it is None.
-        chain: A TOML file with `[[curate.chain]]`, for every group; else each goes through the chain of its revision.
+        chain: A TOML file with `[[curate.chain]]`, or a recipe, for every group; else each goes through the chain of
+            its revision.
         out: Folder of the new archive, which appears whole or not at all.
 
     Raises:
@@ -106,19 +108,21 @@ def curate_offline(source: Path, policy: str | None, chain: Path | None, out: Pa
             _curate(archive, name, recipes, writer, (tallies[name], tell))
         writer.save()
     found = {name: tally.to_json() for name, tally in tallies.items()}
-    where = {"archive": str(source), "out": str(out), "chain": str(chain) if chain else None}
+    where = {"archive": str(source), "out": str(out), "chain": str(chain) if isinstance(chain, Path) else None}
     if len(found) == 1:
         return {**where, "policy": policies[0], **found[policies[0]]}
     return {**where, "policies": found, "sha256": {name: one["sha256"] for name, one in found.items()}}
 
 
-def _recipes(archive: Archive, chain: Path | None) -> dict[int, Recipe]:
+def _recipes(archive: Archive, chain: Path | Recipe | None) -> dict[int, Recipe]:
     """Return the recipes of an archived run by revision, each with the chain of the file where one is given."""
     recipes = {one.revision: Recipe.from_json(one.recipe) for one in archive.revisions()}
     if not recipes:
         raise UsageError(
             f"the recipe topic of the archive {archive.root} holds no recipe of run {archive.manifest.run_id}"
         )
+    if isinstance(chain, Recipe):
+        return {revision: with_experiment_of(recipe, chain) for revision, recipe in recipes.items()}
     return {revision: with_chain(recipe, chain) if chain else recipe for revision, recipe in recipes.items()}
 
 

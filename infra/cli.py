@@ -85,7 +85,7 @@ def _top(
 
 
 @app.command(rich_help_panel=RUN)
-def up(
+def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
     recipe: Annotated[str, typer.Argument(help="A shipped recipe by name, or the path of a TOML file.")],
     sets: SetOption = None,
     data: Annotated[
@@ -96,10 +96,17 @@ def up(
         bool, typer.Option("--new-recipe", help="Record a changed recipe as a revision of a run that is there.")
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live page.")] = False,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="ARCHIVE", help="Play nothing: learn from what an archive holds. No servers."),
+    ] = None,
 ) -> None:
     """Run a recipe to its end: servers, components, live page, summary. The same command goes on where it stopped.
 
     Example: [bold]headrace up arithmetic --set trainer.steps=40 --summary summary.json[/]
+
+    With --from, the archived trajectories go through the recipe's chain, its trainer learns from what is kept, and
+    versions are played on held-out problems.
 
     On the page,
       [bold]rolling[/], [bold]behind[/]: a worker plays; its weights are too old to play with
@@ -117,6 +124,12 @@ def up(
 
     resolved = load_recipe(recipe, sets or ())
     folder = data_folder_of(resolved.name, data).root
+    if source is not None:
+        from infra.offline_run import OfflineOrder, run_offline
+
+        log_quietly()
+        answer(run_offline(OfflineOrder(resolved, source, folder, summary)), workers.SHOW_OFFLINE, as_json=False)
+        return
     program = _program()
     again = f"{program} {shlex.join(word for word in sys.argv[1:] if word != '--new-recipe')}"
     order = Order(resolved, folder, summary, new_recipe, plain, program, again)

@@ -174,6 +174,16 @@ def with_chain_of(recipe: Recipe, other: Recipe) -> Recipe:
     return recipe.model_copy(update={"curate": curate})
 
 
+def with_experiment_of(recipe: Recipe, other: Recipe) -> Recipe:
+    """Return a recipe with the chain, the trainer settings and the seed of another of the same policies."""
+    policies = {
+        name: policy.model_copy(update={"trainer": other.policies[name].trainer} if name in other.policies else {})
+        for name, policy in recipe.policies.items()
+    }
+    changed = {"seed": other.seed, "trainer": other.trainer, "policies": policies}
+    return with_chain_of(recipe, other).model_copy(update=changed)
+
+
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in table.items():

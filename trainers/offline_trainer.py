@@ -8,7 +8,7 @@ version that is made: these are other weights, and may be fewer or more versions
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from infra.archive.reading import Archive
 from infra.errors import UsageError
 from infra.progress import Tell
 from infra.recipe_file import changed_recipe, check_trainer_words
-from infra.revisions import differences
+from infra.revisions import differences, with_experiment_of
 from infra.settings import Recipe, is_alone
 from infra.weights.files import ADAPTER_WEIGHTS
 from infra.weights.folder import write_adapter, write_weights
@@ -30,7 +30,7 @@ from trainers.learner import Learner
 from trainers.model import pin_threads
 from trainers.offline_versions import Counts, Version, batches_of_the_run, made_again, made_anew
 
-BATCHES, REPORT = "batches.jsonl", "training.json"
+BATCHES, REPORT, VERSIONS = "batches.jsonl", "training.json", "versions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,10 @@ class Wish:
     """An archive or a folder of weights to begin at."""
     batches: bool = False
     """Whether to train the run's own batches, exactly as they were."""
+    like: Recipe | None = None
+    """Whose trainer settings and seed are taken; else those of the archived recipe."""
+    keep_every: int = 0
+    """Also keep the weights of every so many versions, in `versions/N`; 0 for none."""
 
 
 def train_offline(source: str | Path, out: Path, wish: Wish, tell: Tell = lambda _done, _total: None) -> dict[str, Any]:
@@ -73,7 +77,8 @@ def train_offline(source: str | Path, out: Path, wish: Wish, tell: Tell = lambda
             made, most = made_again(archive, policy, start.learner, recipes, batches), len(batches)
         else:
             made, most = made_anew(archive, policy, start, counts), _most(archive, policy, start.learner)
-        versions = _written(folder / BATCHES, made, lambda done: tell(done, most))
+        kept = _keeping(made, start, folder, wish.keep_every)
+        versions = _written(folder / BATCHES, kept, lambda done: tell(done, most))
         if not versions:
             raise UsageError(
                 f"of the {counts.read} curated records of {archive.root}, {counts.left} groups could be trained on, "
@@ -95,6 +100,16 @@ def train_offline(source: str | Path, out: Path, wish: Wish, tell: Tell = lambda
         }
         _write(folder, start, found)
     return {"out": str(out), **found, "versions": versions}
+
+
+def _keeping(made: Iterable[Version], start: Start, folder: Path, every: int) -> Iterator[Version]:
+    """Pass versions on, and write the weights of every so many, that of the start among them."""
+    if every:
+        write_model(start, folder / VERSIONS / str(start.learner.version))
+    for one in made:
+        if every and one.version % every == 0:
+            write_model(start, folder / VERSIONS / str(one.version))
+        yield one
 
 
 def _written(path: Path, made: Iterable[Version], tell: Callable[[int], None]) -> list[dict[str, Any]]:
@@ -125,7 +140,8 @@ def _settled(archive: Archive, wish: Wish) -> tuple[str, Recipe, list[Recipe]]:
             f"the archive {archive.root} holds no curated groups of policy {policy}: archive curated.{policy} too, or "
             "make them by `headrace curate --from`"
         )
-    recipes = [changed_recipe(recipe, recipe.name, _words(recipe, policy, wish)) for recipe in before]
+    asked = [with_experiment_of(recipe, wish.like) if wish.like else recipe for recipe in before]
+    recipes = [changed_recipe(recipe, recipe.name, _words(recipe, policy, wish)) for recipe in asked]
     for recipe in recipes:
         check_advantage(recipe, policy)
         check_loss(recipe, policy)
@@ -158,6 +174,13 @@ def _told_of(counts: Counts, archive: Archive, policy: str) -> dict[str, Any]:
 
 def _write(folder: Path, start: Start, found: Mapping[str, Any]) -> None:
     """Write the last weights, what lies beside them, and the report."""
+    write_model(start, folder)
+    (folder / REPORT).write_text(json.dumps(found, indent=1) + "\n")
+
+
+def write_model(start: Start, folder: Path) -> None:
+    """Write the learner's weights as they are now into a folder, and what lies beside them."""
+    folder.mkdir(parents=True, exist_ok=True)
     named = start.learner.published()
     if start.is_adapter:
         write_adapter(named, folder / ADAPTER_WEIGHTS, weights_hash(named))
@@ -165,4 +188,3 @@ def _write(folder: Path, start: Start, found: Mapping[str, Any]) -> None:
         write_weights(named, folder, weights_hash(named))
     for name, content in start.files_to_serve().items():
         (folder / name).write_bytes(content)
-    (folder / REPORT).write_text(json.dumps(found, indent=1) + "\n")

@@ -20,6 +20,8 @@ COLUMNS = {
     "grad_norm_mean": ("grad norm", "{:.2f}"),
 }
 """What a metric is called here, and its form."""
+WORDS = {"issued": "read", "trained": "trained", "replayed": "replayed"}
+"""Counts of groups, and what they are called here."""
 
 
 def offline_training_page(trained: Facts) -> RenderableType:
@@ -89,3 +91,22 @@ def _counts(trained: Facts) -> list[Text]:
             )
         )
     return parts
+
+
+def run_page(summary: Facts) -> RenderableType:
+    """Return what `headrace up --from` shows; `summary` is what --summary writes."""
+    [(policy, block)] = summary["policies"].items()
+    groups, data = block["groups"], summary["data"]
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in groups["discarded"].items()) or "none"
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_row("run", f"[bold]{summary['run']}[/] over {data['archive']}, nothing played")
+    table.add_row("policy", f"{policy}, {len(block['progress']) - 1} versions, to version {block['versions']}")
+    table.add_row(
+        "groups", f"{groups['issued']:,} read, {groups['trained']:,} trained, {groups['replayed']:,} replayed"
+    )
+    table.add_row("dropped", dropped)
+    for version, reward in block["eval_curve"]:
+        table.add_row("held out", f"{reward:.2f} at version {version}")
+    table.add_row("data", f"{data['folder']}: curated, trained")
+    return table
