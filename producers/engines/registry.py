@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 
 from infra.errors import UsageError
 from infra.settings import Rollout
 from infra.weights.files import ADAPTER_CONFIG
-from producers.engines.contract import Engine
+from producers.engines.contract import Engine, EngineError
 
 Opened = tuple[Engine, str]
 OpenEngine = Callable[[Mapping[str, Path], Rollout, int], Opened]
@@ -26,7 +28,9 @@ MOST_ROWS = 128
 
 
 def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) -> Opened:
-    """Open the in-process engine."""
+    """Open the in-process engine. Raises UsageError for settings, as all of its own stand in `[rollout]`."""
+    if rollout.engine.settings:
+        raise UsageError(f"engine torch takes no settings of its own, got {', '.join(rollout.engine.settings)}")
     import torch
     import transformers
 
@@ -49,7 +53,24 @@ def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) 
     return TorchEngine(sources, settings), build
 
 
-ENGINES: dict[str, OpenEngine] = {"torch": open_torch}
+def open_scripted(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int) -> Opened:
+    """Open the engine without a model. Raises UsageError for settings that it does not take."""
+    from producers.engines.scripted import ScriptedEngine, ScriptedPolicy, ScriptedSettings
+    from producers.policy_files import Tokenizer
+
+    try:
+        settings = ScriptedSettings(**rollout.engine.settings)
+    except (TypeError, ValueError, EngineError) as error:
+        takes = ", ".join(field.name for field in fields(ScriptedSettings))
+        raise UsageError(f"engine scripted: {error}; it takes {takes}") from error
+    policies = {}
+    for policy, folder in folders.items():
+        config = json.loads((folder / "config.json").read_text())
+        policies[policy] = ScriptedPolicy(Tokenizer(folder), config["vocab_size"], config["max_position_embeddings"])
+    return ScriptedEngine(policies, settings), f"scripted {settings}"
+
+
+ENGINES: dict[str, OpenEngine] = {"torch": open_torch, "scripted": open_scripted}
 """Name to the function that opens it."""
 
 
@@ -58,7 +79,7 @@ def open_engine(folders: Mapping[str, Path], rollout: Rollout, concurrency: int)
 
     Raises UsageError for a name that is neither.
     """
-    return _found(rollout.engine)(folders, rollout, concurrency)
+    return _found(rollout.engine.use)(folders, rollout, concurrency)
 
 
 _importing = threading.Lock()
