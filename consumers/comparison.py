@@ -49,6 +49,7 @@ def _variant(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "runs": len(summaries),
         "failed": [run["seed"] for run in runs if run["summary"] is None],
         "wall_s": interval([summary["wall_s"] for summary in summaries]),
+        "skipped": interval([sum(one["rejected"] for one in s["selection"].values()) for s in summaries]),
         "policies": {
             policy: _policy([s["policies"][policy] for s in summaries if policy in s["policies"]])
             for policy in policies
@@ -59,6 +60,7 @@ def _variant(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _policy(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     groups = [block["groups"] for block in blocks]
     reasons = sorted({reason for one in groups for reason in one["discarded"]})
+    lengths = [block["lengths"] for block in blocks]
     discarded = {reason: interval([one["discarded"].get(reason, 0) for one in groups]) for reason in reasons}
     return {
         "versions": interval([block["versions"] for block in blocks]),
@@ -66,6 +68,10 @@ def _policy(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "held_out": interval([block["eval_last"] for block in blocks]),
         "trajectories": interval([block["trajectories"] for block in blocks]),
         "trained_share": interval([trained_share(one) for one in groups]),
+        "discarded_share": interval([discarded_share(one) for one in groups]),
+        "length_trained": interval([one["trained"] for one in lengths]),
+        "length_discarded": interval([one["discarded"] for one in lengths]),
+        "length_bias": interval([one["bias"] and one["bias"]["ratio"] for one in lengths]),
         "replayed": interval([one["replayed"] for one in groups]),
         "discarded": dict(sorted(discarded.items(), key=lambda item: -(item[1]["mean"] or 0))),
         "curves": {
@@ -77,8 +83,17 @@ def _policy(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def trained_share(groups: Mapping[str, Any]) -> float | None:
     """Return which share of the groups that concluded was trained on, replays not counted; None where none did."""
+    return _share(groups["trained"], groups)
+
+
+def discarded_share(groups: Mapping[str, Any]) -> float | None:
+    """Return which share of them was discarded, for whatever reason; None where none concluded."""
+    return _share(sum(groups["discarded"].values()), groups)
+
+
+def _share(count: int, groups: Mapping[str, Any]) -> float | None:
     concluded = groups["trained"] + sum(groups["discarded"].values()) + groups["dead"]
-    return groups["trained"] / concluded if concluded else None
+    return count / concluded if concluded else None
 
 
 def points_of(block: Mapping[str, Any], key: str, axis: str) -> list[Point]:

@@ -152,12 +152,14 @@ def told(ledger: Ledger) -> dict[str, Any]:
     """Return a ledger as JSON has it, the most frequent reason first; numbers that are not known are null."""
     trained = ledger.groups.get(TRAINED, Tally())
     others = {reason: tally for reason, tally in ledger.groups.items() if reason != TRAINED}
+    lengths = _pooled(tally.lengths for tally in others.values())
     return {
         TRAINED: _row(trained, None),
         "discarded": {reason: _row(tally, trained.lengths) for reason, tally in _by_count(others)},
         "trajectories": {reason: _row(tally, trained.lengths) for reason, tally in _by_count(ledger.trajectories)},
         "waiting": ledger.waiting,
-        "bias": bias(_pooled(tally.lengths for tally in others.values()), trained.lengths),
+        "discarded_length": lengths.mean if lengths.count else None,
+        "bias": bias(lengths, trained.lengths),
     }
 
 

@@ -11,11 +11,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-COLUMNS = ("runs", "reward", "held-out", "trajectories", "trained", "replayed", "wall s", "groups discarded")
+COLUMNS = (
+    *("runs", "reward", "held-out", "skipped", "trajectories", "trained", "length bias", "replayed", "wall s"),
+    "groups discarded",
+)
 NOTE = (
     "Means over seeds ± half of their 95 % interval (Student's t). reward: training reward of the last 5 versions, of "
     "all tasks that the variant chose to ask; held-out: the last evaluation, whose tasks are the same for all; "
-    "trained: share of all groups."
+    "skipped: tasks that the selector did not ask; trained: share of all groups; length bias: mean length of discarded "
+    "groups over that of trained ones."
 )
 
 
@@ -99,8 +103,10 @@ def _rows(found: Mapping[str, Any], policy: str) -> Iterator[tuple[str, ...]]:
             str(variant["runs"]),
             in_words(block["reward"], "{:.3f}"),
             in_words(block["held_out"], "{:.3f}"),
+            in_words(variant["skipped"], "{:,.0f}"),
             in_words(block["trajectories"], "{:,.0f}"),
             in_words(block["trained_share"], "{:.1%}"),
+            in_words(block["length_bias"], "{:.2f}"),
             in_words(block["replayed"], "{:,.0f}"),
             in_words(variant["wall_s"], "{:.0f}"),
             discarded or "none",

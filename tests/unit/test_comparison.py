@@ -84,13 +84,15 @@ def summary(end: float, dropped: dict[str, int], *, ok: bool = True) -> dict[str
         "reward_last": end,
         "eval_last": end - 0.1,
         "groups": {"trained": 10, "discarded": dropped, "dead": 0, "replayed": 4},
+        "lengths": {"trained": 10.0, "discarded": 20 * end, "bias": {"ratio": 2 * end, "low": 0.5, "high": 2.0}},
         "trajectories": 160,
         "reward_curve": [[0, 0.3], [1, 0.4], [2, end]],
         "eval_curve": [[0, 0.2], [2, end - 0.1]],
         "progress": [[0, 0, 4.0], [1, 80, 6.0], [2, 160, 8.0]],
     }
     audit = {"ok": ok, "lost": 0 if ok else 3, "doubled": 0}
-    return {"wall_s": 20.0, "audit": audit, "policies": {"solver": block}}
+    selection = {"sums": {"rejected": 30}, "products": {"rejected": round(10 * end)}}
+    return {"wall_s": 20.0, "audit": audit, "selection": selection, "policies": {"solver": block}}
 
 
 @pytest.fixture
@@ -113,6 +115,7 @@ def test_variants_are_summed_up_over_their_seeds_and_a_failed_run_is_not_counted
         "runs": 0,
         "failed": [1],
         "wall_s": {"mean": None, "low": None, "high": None, "n": 0},
+        "skipped": {"mean": None, "low": None, "high": None, "n": 0},
         "policies": {},
     }
     ds = found["variants"]["ds"]
@@ -120,7 +123,10 @@ def test_variants_are_summed_up_over_their_seeds_and_a_failed_run_is_not_counted
     solver = ds["policies"]["solver"]
     assert (solver["reward"]["mean"], solver["reward"]["n"]) == (0.5, 2)
     assert solver["held_out"]["mean"] == pytest.approx(0.4)
-    assert solver["trained_share"]["mean"] == 0.5
+    assert solver["trained_share"]["mean"] == solver["discarded_share"]["mean"] == 0.5
+    assert (solver["length_trained"]["mean"], solver["length_discarded"]["mean"]) == (10, 10)
+    assert (solver["length_bias"]["mean"], solver["length_bias"]["high"]) == (1, pytest.approx(1 + 2.541, abs=1e-3))
+    assert ds["skipped"]["mean"] == 35
     assert {reason: one["mean"] for reason, one in solver["discarded"].items()} == {"zero_variance": 9, "run_end": 1}
     assert list(solver["discarded"]) == ["zero_variance", "run_end"]
     assert solver["curves"]["held_out"]["trajectories"]["x"][-1] == 160
@@ -129,11 +135,13 @@ def test_variants_are_summed_up_over_their_seeds_and_a_failed_run_is_not_counted
 
 
 def test_the_page_shows_a_row_for_each_variant_and_names_what_is_wrong(found: dict[str, Any]) -> None:
-    console = Console(width=160, record=True, file=io.StringIO())
+    console = Console(width=180, record=True, file=io.StringIO())
     console.print(comparison_page(found))
     page = console.export_text()
     assert "0.500 ± 1.271" in page
     assert "9 zero_variance, 1 run_end" in page
+    assert "1.00 ± 2.54" in page
+    assert "35 ± 13" in page
     assert "run s-fifo-1 failed: error: no room" in page
     assert "the audit of run s-ds-2 does not close: 3 lost, 0 doubled" in page
 

@@ -66,6 +66,7 @@ def test_every_group_is_counted_once_under_what_became_of_it() -> None:
     assert {reason: row["groups"] for reason, row in found["trajectories"].items()} == {"truncated": 1}
     assert found["waiting"] == 1
     assert found["trained"]["length"] == pytest.approx(6)
+    assert found["discarded_length"] == pytest.approx((3 + 40 + 60 + 20 + 30) / 5)
     assert found["discarded"]["stale"]["length"] == pytest.approx(50)
 
 
