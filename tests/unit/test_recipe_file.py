@@ -69,6 +69,15 @@ def test_recipes_in_a_folder_are_found_by_name_and_by_path_and_a_sweep_is_none_o
         load_recipe("efficient-data/sweep")
 
 
+def test_the_scripted_policy_on_the_page_of_experiments_is_that_of_its_recipe() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    shipped = shipped_recipes()["efficient-data/scripted"].read_text(encoding="utf-8")
+    [engine] = [line for line in shipped.splitlines() if line.startswith("engine = ")]
+    [env] = [line for line in shipped.splitlines() if line.startswith("env = ")]
+    assert f"[rollout]\n{engine}\n" in page
+    assert f"[workflows.sums]\n{env} " in page
+
+
 @pytest.mark.parametrize("name", ["moe", "lora"])
 def test_the_recipe_on_a_page_is_the_shipped_one(name: str) -> None:
     page = Path(__file__).parents[2] / "docs" / f"{name}.md"

@@ -13,9 +13,11 @@ import pytest
 
 from envs.scripted import Question, Scripted, read_question
 from infra.errors import UsageError
+from infra.launcher import check_names
+from infra.recipe_file import load_recipe
 from infra.settings import Rollout
 from producers.engines.contract import EngineError, Generation, Sampling
-from producers.engines.registry import open_engine
+from producers.engines.registry import check_engine, open_engine
 from producers.engines.scripted import ScriptedEngine, ScriptedPolicy, ScriptedSettings
 
 LETTERS = "\0\1=/?0123456789"
@@ -111,6 +113,27 @@ def test_settings_that_it_does_not_take_are_refused(settings: dict[str, object],
 def test_the_engine_of_models_takes_no_settings() -> None:
     with pytest.raises(UsageError, match="engine torch takes no settings of its own, got tokens"):
         open_engine({}, Rollout.model_validate({"engine": {"use": "torch", "tokens": [1]}}), 1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "engine", "message"),
+    [
+        ("arithmetic", "scriptd", "no engine 'scriptd': take one of scripted, torch"),
+        ("arithmetic", "scripted", "workflows.sums asks problems of arithmetic, and engine scripted"),
+        ("efficient-data/edf", '{ use = "scripted", tokens = [1, 4] }', "tokens are at least 2"),
+        ("arithmetic", '{ use = "torch", tokens = [4] }', "engine torch takes no settings"),
+    ],
+)
+def test_an_engine_that_cannot_play_a_recipe_is_refused_before_anything_is_started(
+    recipe: str, engine: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_names(load_recipe(recipe, [f"rollout.engine={engine}"]))
+
+
+def test_engines_that_can_play_a_recipe_are_taken() -> None:
+    check_names(load_recipe("efficient-data/edf"))
+    check_engine(load_recipe("arithmetic", ["rollout.engine=only_the_workers_have:this"]))
 
 
 def test_it_needs_no_torch() -> None:
