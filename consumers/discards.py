@@ -151,7 +151,10 @@ def discards(run: Run, policy: str | None) -> dict[str, Any]:
 
 
 def told(ledger: Ledger) -> dict[str, Any]:
-    """Return a ledger as JSON has it, the most frequent reason first; numbers that are not known are null."""
+    """Return a ledger as JSON has it, the most frequent reason first; numbers that are not known are null.
+
+    `bias` is that of all that was discarded, `before_end` leaves out what was there still when the run ended.
+    """
     trained = ledger.groups.get(TRAINED, Tally())
     others = {reason: tally for reason, tally in ledger.groups.items() if reason != TRAINED}
     chosen = _pooled(tally.lengths for reason, tally in others.items() if reason != RUN_END)
