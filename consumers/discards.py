@@ -20,6 +20,8 @@ from schemas.records import BatchTrained, Outcome
 
 TRAINED = "trained"
 """Stands where others have a reason."""
+RUN_END = "run_end"
+"""What was left when the run was over: no rule chose it, and `before_end` leaves it out."""
 NORMAL_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
 REWARD_BIN = 0.25
@@ -149,15 +151,20 @@ def discards(run: Run, policy: str | None) -> dict[str, Any]:
 
 
 def told(ledger: Ledger) -> dict[str, Any]:
-    """Return a ledger as JSON has it, the most frequent reason first; numbers that are not known are null."""
+    """Return a ledger as JSON has it, the most frequent reason first; numbers that are not known are null.
+
+    `bias` is that of all that was discarded, `before_end` leaves out what was there still when the run ended.
+    """
     trained = ledger.groups.get(TRAINED, Tally())
     others = {reason: tally for reason, tally in ledger.groups.items() if reason != TRAINED}
+    chosen = _pooled(tally.lengths for reason, tally in others.items() if reason != RUN_END)
     return {
         TRAINED: _row(trained, None),
         "discarded": {reason: _row(tally, trained.lengths) for reason, tally in _by_count(others)},
         "trajectories": {reason: _row(tally, trained.lengths) for reason, tally in _by_count(ledger.trajectories)},
         "waiting": ledger.waiting,
         "bias": bias(_pooled(tally.lengths for tally in others.values()), trained.lengths),
+        "before_end": {"length": chosen.mean if chosen.count else None, "bias": bias(chosen, trained.lengths)},
     }
 
 

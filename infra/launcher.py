@@ -32,6 +32,7 @@ from infra.workers import (
     CHECK_ADVANTAGE,
     CHECK_CHAIN,
     CHECK_CHARACTERS,
+    CHECK_ENGINE,
     CHECK_EXPERTS,
     CHECK_LOSS,
     CHECK_TARGETS,
@@ -311,6 +312,7 @@ def check_names(recipe: Recipe) -> None:
 
     Raises UsageError, with what there is instead.
     """
+    find(CHECK_ENGINE)(recipe)
     for policy in recipe.policies:
         find(CHECK_CHAIN)(recipe, policy)
         find(CHECK_ADVANTAGE)(recipe, policy)

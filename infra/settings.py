@@ -170,8 +170,9 @@ class Workflow(Settings):
 class Rollout(Settings):
     """How workers generate."""
 
-    engine: str = "torch"
-    """torch (in-process)."""
+    engine: Use = Use(use="torch")
+    """torch (in-process); scripted, which has no model (`producers/engines/scripted.py`), with settings of its own; or
+    your own as `package.module:function`."""
     device: str = "cpu"
     """Where the in-process engine computes."""
     group_size: int = Field(8, ge=1, le=4096)

@@ -73,6 +73,12 @@ ROUTING = "tests/unit/test_routing.py::"
 GROUPS = "tests/unit/test_groups.py::"
 CHAIN_REPLAYS = "tests/unit/test_replays.py::"
 REPLAYED = "tests/integration/test_replayed_groups.py::"
+CONTRACT = "tests/unit/test_engine_contract.py::"
+SCRIPTED = "tests/unit/test_scripted_engine.py::"
+ORDERED = (
+    "tests/unit/test_mechanics.py::"
+    "test_first_come_first_served_loses_long_tasks_where_the_earliest_deadline_first_loses_none"
+)
 DEAD = f"{CURATION}test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes"
 UNDONE = f"{RUN_LOOP}test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
 
@@ -1200,6 +1206,46 @@ MUTANTS = (
         "end_all([child.pid], 2 * STOP_WITHIN_S)",
         "child.kill()",
         (f"{SWEEP}test_a_sweep_that_is_stopped_stops_its_run_in_order_and_begins_no_other",),
+    ),
+    Mutant(
+        "edf-as-they-come",
+        "the earliest deadline is trained first",
+        "trainers/window.py",
+        '"edf": (_deadline, _age)',
+        '"edf": (_arrival, _age)',
+        (ORDERED,),
+    ),
+    Mutant(
+        "one-batch-more-open",
+        "no more is open than is trained before it is too old",
+        "producers/feed_state.py",
+        "Quota((t.max_staleness + 1)",
+        "Quota((t.max_staleness + 2)",
+        (ORDERED,),
+    ),
+    Mutant(
+        "scripted-newest-version",
+        "a token of the scripted engine carries the version that made it",
+        "producers/engines/scripted.py",
+        "                    request.end_run()\n",
+        "",
+        (f"{CONTRACT}test_a_token_carries_the_version_that_made_it_and_a_swap_ends_no_request",),
+    ),
+    Mutant(
+        "scripted-held",
+        "a held version of the scripted engine is played over swaps",
+        "producers/engines/scripted.py",
+        " and request.held is None",
+        "",
+        (f"{CONTRACT}test_a_held_version_is_played_over_swaps_until_it_is_released",),
+    ),
+    Mutant(
+        "scripted-draw",
+        "the same request has the same answer at the same version",
+        "producers/engines/scripted.py",
+        "random.Random(seed)",
+        "random.Random()",
+        (f"{SCRIPTED}test_an_answer_is_right_as_often_as_said_and_stays_right_as_versions_rise",),
     ),
 )
 
