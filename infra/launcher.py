@@ -200,8 +200,7 @@ class Launch:
         first = first_message(address)
         revision = settled(address, self._recipe, store, with_keys=is_ours, new_recipe=self._order.new_recipe)
         topics = self._recipe.topics
-        workflows, policies = tuple(self._recipe.workflows), tuple(self._recipe.policies)
-        ensure_topics(address.connection, topics.all(workflows, policies, self._recipe.kafka.partitions))
+        ensure_topics(address.connection, self._recipe.topic_specs)
         if revision is not None:
             write_revision(address.connection, topics.recipe, revision, first)
             if revision.revision and not revision.ended:
