@@ -9,7 +9,7 @@ snapshot follows it at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import structlog
@@ -84,6 +84,17 @@ def chain_of(recipe: Recipe, line: str) -> Chain:
     limits = {"max_staleness": {"limit": recipe.trainer_of(line).max_staleness}}
     uses = [(use.use, {**limits.get(use.use, {}), **use.settings}) for use in recipe.chain_of(line)]
     return load_chain(uses, recipe.seed)
+
+
+def recipe_for(recipes: Mapping[int, Recipe], revision: int, line: str) -> Recipe:
+    """Return the recipe of a revision, or where that lacks the shadow, of the first after it that has it.
+
+    Raises UnknownRevision.
+    """
+    if revision not in recipes:
+        raise UnknownRevision(f"recipe revision {revision} is not among the {len(recipes)} that are known")
+    later = (recipes[known] for known in sorted(recipes) if known >= revision and line in recipes[known].lines)
+    return next(later, recipes[revision])
 
 
 class CuratorPartition:

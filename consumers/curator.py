@@ -9,7 +9,7 @@ import secrets
 import threading
 from contextlib import closing
 
-from consumers.curation import CuratorPartition, Desk, UnknownRevision, chain_of
+from consumers.curation import CuratorPartition, Desk, chain_of, recipe_for
 from infra.group_consumer import GroupConsumer, Membership
 from infra.kafka import parse_run
 from infra.log import configure_logging
@@ -59,10 +59,7 @@ def curator(run: Run, line: str) -> GroupConsumer:
         if revision not in recipes:
             found = (new for new in news.look() if new.run_id == run.run_id)
             recipes.update({new.revision: Recipe.from_json(new.recipe) for new in found})
-        if revision not in recipes:
-            raise UnknownRevision(f"recipe revision {revision} is not among the {len(recipes)} of the run")
-        later = (recipes[known] for known in range(revision, len(recipes)) if line in recipes[known].lines)
-        return next(later, recipes[revision])
+        return recipe_for(recipes, revision, line)
 
     desk = Desk(run.run_id, line, topics, recipe_of, run.get_group)
     component = f"curate.{line}"

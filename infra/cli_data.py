@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from infra import workers
-from infra.cli_options import DataChoice, JsonOption, RunChoice, answer, log_quietly
+from infra.cli_options import DataChoice, JsonOption, RunChoice, VariantChoice, answer, log_quietly
 
 
 def discards(
     policy: Annotated[str | None, typer.Option("--policy", help="Which policy; all if not given.")] = None,
+    variant: VariantChoice = None,
     run: RunChoice = None,
     data: DataChoice = None,
     plot: Annotated[
@@ -31,7 +32,7 @@ def discards(
 
     log_quietly()
     with opened_run(run, data) as opened:
-        found = workers.find(workers.DISCARDS)(opened.run, policy)
+        found = workers.find(workers.DISCARDS)(opened.run, opened.run.line(policy, variant))
     if plot is not None:
         workers.find(workers.PLOT_DISCARDS)(found, plot)
     answer(found, workers.SHOW_DISCARDS, as_json=as_json)

@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails
 
 from infra.errors import UsageError
 from infra.recipe_keys import children_of, fields_of, is_free, known_keys
-from infra.settings import Recipe, Trainer
+from infra.settings import Recipe, Trainer, TrainerError
 
 SET = "--set"
 SWEEP = "sweep.toml"
@@ -271,7 +271,7 @@ def _explain(error: ValidationError, draft: Draft, name: str) -> str:
 def _faults(errors: list[ErrorDetails], table: Table) -> list[tuple[Location, str]]:
     found: list[tuple[Location, str]] = []
     for error in errors:
-        if isinstance(error.get("ctx", {}).get("error"), ValidationError):
+        if isinstance(error.get("ctx", {}).get("error"), TrainerError):
             found += _trainer_faults(table)
         else:
             found.append((error["loc"], _sentence(error)))

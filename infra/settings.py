@@ -345,6 +345,10 @@ class Trainer(Settings):
         return self
 
 
+class TrainerError(ValueError):
+    """The keys of `[trainer]` that a policy or a shadow sets for itself do not go with the others."""
+
+
 class ShadowTrainer(Trainer):
     """The trainer of a shadow: the tokens that it trains on were sampled by the main variant, and name its versions."""
 
@@ -427,7 +431,7 @@ class Launch(Settings):
     workers: int = Field(1, ge=0)
     """Rollout workers per workflow."""
     curators: int = Field(1, ge=1)
-    """Curators per policy."""
+    """Curators per policy; a shadow has one."""
     most_short_lives: int = Field(8, ge=1)
     """A component that dies so often in a row, each time within a minute of its start, is given up; the run stops. The
     default is more than it takes to find two tasks that kill their worker, three deaths each."""
@@ -493,7 +497,11 @@ class Recipe(Settings):
                     f"shadows.{name}.policy names {shadow.policy or 'none'!r}: name one of {', '.join(self.policies)}"
                 )
         for line in self.lines:
-            if self.trainer_of(line).replay_routing and not self.rollout.record_routing:
+            try:
+                trainer = self.trainer_of(line)
+            except ValidationError as error:
+                raise TrainerError(f"the trainer of {line}: {error}") from error
+            if trainer.replay_routing and not self.rollout.record_routing:
                 raise ValueError(
                     f"the trainer of {line} is to replay routing that nobody records: set rollout.record_routing = true"
                 )
