@@ -493,9 +493,8 @@ class Recipe(Settings):
         for name, shadow in self.shadows.items():
             check_name("shadow", name)
             if shadow.policy not in self.policies and (shadow.policy or len(self.policies) > 1):
-                raise ValueError(
-                    f"shadows.{name}.policy names {shadow.policy or 'none'!r}: name one of {', '.join(self.policies)}"
-                )
+                found = f"names {shadow.policy!r}" if shadow.policy else "is missing"
+                raise ValueError(f"shadows.{name}.policy {found}: name one of {', '.join(self.policies)}")
         for line in self.lines:
             try:
                 trainer = self.trainer_of(line)
