@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,7 +16,8 @@ import pytest
 from made_records import curator_partitions, played, say
 from made_run import make_run, tiny_recipe
 from stoppable import Component, Start, starter, until
-from trained_run import batches, outcomes, published, start_trainer
+from test_evictions import outgoing, training
+from trained_run import batches, curated, curated_message, feed, outcomes, published, start_trainer
 
 from consumers.audit.report import report
 from consumers.discards import discards
@@ -23,9 +25,11 @@ from consumers.status import status
 from infra.kafka import Message, Outgoing
 from infra.object_store import ObjectStore, StoreAddress
 from infra.run import Run, join, read_revisions
+from infra.run_loop import run_loop
+from infra.stopwatch import Stopwatch
 from infra.topic_reader import read_all
 from schemas import codec
-from schemas.records import DeadLetter, Snapshot
+from schemas.records import BatchTrained, DeadLetter, Outcome, Snapshot
 from trainers.retrain import retrain
 
 STEPS, BATCH, NUMBERS = 6, 4, 78
@@ -40,7 +44,7 @@ TRAINER = {
     "learning_rate": 1e-3,
     "order": "fifo",
 }
-UNFILTERED = {"chain": ["validate"], "trainer": {"steps": 100, "learning_rate": 3e-3}}
+UNFILTERED = {"chain": ["validate"], "trainer": {"steps": 100, "learning_rate": 3e-3, "max_staleness": 20}}
 """It keeps every group, and never comes to its last version."""
 
 
@@ -207,3 +211,52 @@ def test_what_nobody_can_read_is_a_letter_of_the_policy_and_an_outcome_of_the_sh
     assert found["ok"], found["problems"]
     assert found["policies"]["solver"]["dead"] == 1
     assert (found["shadows"][FREE]["dead"], found["shadows"][FREE]["discarded"]) == (0, {"undecodable": 1})
+
+
+@pytest.fixture
+def begun(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
+    """A run of which version 0 is there, for its shadow to begin with."""
+    recipe = tiny_recipe(run_name, kafka={"partitions": 1}, shadows={"free": UNFILTERED})
+    run = make_run(bootstrap, store, recipe)
+    with training(run):
+        return run
+
+
+def test_a_shadows_groups_grow_old_by_the_versions_of_its_policy(begun: Run) -> None:
+    feed(begun, [curated(number, version=0, stale=1) for number in range(3)], line=FREE)
+    feed(begun, [curated(3, version=2, stale=1)], line=FREE)
+    with training(begun, FREE) as (trainer, _):
+        told = outgoing(trainer, lambda told: len(told) >= 4)
+        assert [entry.key[1] for entry in trainer.window.leftovers()] == [3], "no version of its own is as new"
+        assert trainer.learner.version == 0
+    verdicts = [codec.decode(one.value, Outcome).verdict for one in told if one.topic == begun.topics.outcomes(FREE)]
+    assert verdicts == ["expired"] * 3
+
+
+def test_a_shadow_trains_on_after_the_runs_end_as_long_as_a_batch_can_be_cut(begun: Run) -> None:
+    feed(begun, [curated(number, stale=100) for number in range(2 * BATCH + 1)], line=FREE)
+    end(begun)
+    with training(join(begun.address), FREE) as (trainer, writer):
+        stop = threading.Event()
+
+        def concluded_all() -> bool:
+            return concluded(begun, FREE) == 2 * BATCH + 1
+
+        loop = threading.Thread(target=run_loop, args=(trainer, writer, stop, Stopwatch()))
+        loop.start()
+        until(concluded_all, "the shadow has run dry")
+        stop.set()
+        loop.join()
+    assert [len(batch.groups) for batch in batches(begun, FREE)] == [BATCH, BATCH]
+    assert [one.verdict for one in outcomes(begun, FREE)] == ["run_end"]
+
+
+def test_what_a_shadows_trainer_cannot_read_is_an_outcome_and_a_place_in_its_batches(begun: Run) -> None:
+    broken = curated_message(begun, curated(0), FREE)
+    say(begun, replace(broken, value=broken.value[:-5]))
+    with training(begun, FREE) as (trainer, _):
+        told = outgoing(trainer, lambda told: len(told) >= 2)
+    lost, batch = (codec.decode(told[0].value, Outcome), codec.decode(told[1].value, BatchTrained))
+    assert (lost.verdict, lost.reason, lost.number, lost.component) == ("dropped", "undecodable", 0, "train")
+    assert [(one.verdict, one.group and one.group.number) for one in batch.evictions] == [("dead", 0)]
+    assert begun.topics.dead_letters not in {one.topic for one in told}

@@ -123,19 +123,19 @@ def curated(number: int, version: int = 0, stale: int = 1, lengths: tuple[int, i
     )
 
 
-def feed(run: Run, groups: list[CuratedGroup], writer: TransactionalWriter | None = None) -> None:
+def feed(run: Run, groups: list[CuratedGroup], writer: TransactionalWriter | None = None, line: str = "solver") -> None:
     """Write curated groups as a curator does."""
     own = writer or TransactionalWriter(run.connection, f"{run.address.run}.curate.test")
     own.begin()
-    own.produce([curated_message(run, group) for group in groups])
+    own.produce([curated_message(run, group, line) for group in groups])
     own.commit()
 
 
-def curated_message(run: Run, group: CuratedGroup) -> Outgoing:
+def curated_message(run: Run, group: CuratedGroup, line: str = "solver") -> Outgoing:
     """A curated record with its key and headers, on the partition of its number."""
     stamp = Stamp(group.run_id, group.stream, group.number, use=group.use, policy="solver")
     partition = group.number % run.recipe.kafka.partitions
-    return Outgoing(run.topics.curated("solver"), codec.encode(group), stamp.key, stamp.to_headers(), partition)
+    return Outgoing(run.topics.curated(line), codec.encode(group), stamp.key, stamp.to_headers(), partition)
 
 
 def replay(first: CuratedGroup, use: int, back: int = 0, weight: float = 1.0) -> CuratedGroup:
