@@ -449,8 +449,8 @@ MUTANTS = (
         "silent-skip",
         "what cannot be read becomes a dead letter",
         "consumers/curation.py",
-        "return [self._dead(message, why)]",
-        "return []",
+        "            return self._dead(message, why)\n        self._clock",
+        "            return []\n        self._clock",
         (DEAD,),
     ),
     Mutant(
@@ -979,8 +979,8 @@ MUTANTS = (
         "letter-alone",
         "how far a trainer is goes with a letter",
         "trainers/component.py",
-        "return [letter, self._batch_message(dead)]",
-        "return [letter]",
+        "return [*said, self._batch_message(dead)]",
+        "return said",
         (f"{EVICTIONS_FILE}test_a_letter_is_written_once_by_incarnations_of_which_each_does_nothing_else",),
     ),
     Mutant(
