@@ -134,8 +134,7 @@ def chosen_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False)
 
     The recipe topic is always among them: it holds the recipe and the schemas that the others are read with.
     """
-    recipe = run.recipe
-    known = run.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
+    known = run.recipe.topic_specs
     there, by_name = known_topics(run.connection), {spec.name: spec for spec in known}
     wanted = [f"{run.address.run}.{name}" for name in asked]
     if missing := [name for name in wanted if name not in there]:

@@ -116,7 +116,7 @@ def _chosen(archive: Archive, asked: Iterable[str]) -> list[str]:
 def _specs(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> list[TopicSpec]:
     """Return every topic of the run, so that its components find all they need; and those that are no recipe's."""
     recipe = Recipe.from_json(newest.recipe)
-    specs = archive.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
+    specs = recipe.topic_specs
     held, named = archive.manifest.topics, {spec.name for spec in specs}
     others = [name for name in chosen if name not in named]
     return [*specs, *(TopicSpec(name, len(held[name].partitions), held[name].config) for name in others)]

@@ -65,6 +65,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> dict[str, Any]:
         "cpu_s": {name: round(used["process"], 1) for name, used in effort.cpu.items()},
         "data": {"folder": str(folder.root), "bytes": folder.size_bytes()},
         "policies": policies,
+        "shadows": {line: asdict(shadow) for line, shadow in figures.shadows.items()},
     }
 
 

@@ -27,6 +27,7 @@ from infra.cli_options import (
     RunChoice,
     RunOption,
     SetOption,
+    VariantChoice,
     answer,
     log_quietly,
     open_console,
@@ -345,12 +346,13 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
 
 @app.command(rich_help_panel=LOOK)
-def lineage(
+def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     version: Annotated[int | None, typer.Option(min=0, help="A version: the groups that made it.")] = None,
     group: Annotated[
         str | None, typer.Option(metavar="STREAM:NUMBER", help="A group: the versions that it trained, or its end.")
     ] = None,
     policy: PolicyChoice = None,
+    variant: VariantChoice = None,
     run: RunChoice = None,
     data: DataChoice = None,
     as_json: JsonOption = False,
@@ -372,7 +374,7 @@ def lineage(
         else (workers.LINEAGE_OF_GROUP, workers.SHOW_GROUP, group)
     )
     with opened_run(run, data, store=True) as opened:
-        answer(workers.find(report)(opened.run, policy, asked), show, as_json=as_json)
+        answer(workers.find(report)(opened.run, opened.run.line(policy, variant), asked), show, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -388,6 +390,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
         int | None, typer.Option(min=0, help="How many groups (4), or tokens (400); 0 for all.", show_default=False)
     ] = None,
     policy: PolicyChoice = None,
+    variant: VariantChoice = None,
     run: RunChoice = None,
     data: DataChoice = None,
     as_json: JsonOption = False,
@@ -406,11 +409,12 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if trajectory is not None and not re.fullmatch(r"[^:]+:\d+:\d+", trajectory):
         raise UsageError(f"--trajectory {trajectory!r} names none: write STREAM:NUMBER:SAMPLE, as in sums:12:0")
     with opened_run(run, data, store=True) as opened:
+        line = opened.run.line(policy, variant)
         if step is not None:
-            found = workers.find(workers.INSPECT_STEP)(opened.run, policy, step, group, 4 if limit is None else limit)
+            found = workers.find(workers.INSPECT_STEP)(opened.run, line, step, group, 4 if limit is None else limit)
             answer(found, workers.SHOW_STEP, as_json=as_json)
         else:
-            found = workers.find(workers.INSPECT_TRAJECTORY)(opened.run, policy, trajectory)
+            found = workers.find(workers.INSPECT_TRAJECTORY)(opened.run, line, trajectory)
             answer(found, workers.SHOW_TRAJECTORY, 400 if limit is None else limit, as_json=as_json)
 
 
@@ -419,6 +423,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     run: RunChoice = None,
     data: DataChoice = None,
     policy: PolicyChoice = None,
+    variant: VariantChoice = None,
     begin: Annotated[
         int | None,
         typer.Option(
@@ -459,12 +464,13 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     log_quietly()
     _check_retrain((begin, end), into, sets or ())
     with _leading(), _or_no_verdict(), opened_run(run, data, store=True) as opened:
+        line = opened.run.line(policy, variant)
         with progress("versions trained again") as tell:
             if into is None:
-                found: dict[str, Any] = workers.find(workers.RETRAIN)(opened.run, policy, (begin, end), tell)
+                found: dict[str, Any] = workers.find(workers.RETRAIN)(opened.run, line, (begin, end), tell)
             else:
                 experiment = workers.find(workers.EXPERIMENT)
-                found = experiment(opened.run, policy, (into, tuple(sets or ())), (begin, end), tell)
+                found = experiment(opened.run, line, (into, tuple(sets or ())), (begin, end), tell)
         answer(found, workers.SHOW_RETRAIN, _program(), _options_of(into or "", run, data), as_json=as_json)
     if any(version["equal"] is False for version in found["versions"]) and into is None:
         raise typer.Exit(FAILED)
@@ -503,6 +509,7 @@ def weights(
     run: RunChoice = None,
     data: DataChoice = None,
     policy: PolicyChoice = None,
+    variant: VariantChoice = None,
     as_json: JsonOption = False,
 ) -> None:
     """How a run's versions were published: whole or as deltas, how large, how long it took, and who serves which.
@@ -517,16 +524,18 @@ def weights(
 
     log_quietly()
     with opened_run(run, data) as opened:
-        answer(workers.find(workers.WEIGHTS_HISTORY)(opened.run, policy), workers.SHOW_WEIGHTS, as_json=as_json)
+        line = opened.run.line(policy, variant)
+        answer(workers.find(workers.WEIGHTS_HISTORY)(opened.run, line), workers.SHOW_WEIGHTS, as_json=as_json)
 
 
 @weights_app.command()
-def export(
+def export(  # noqa: PLR0913, PLR0917 - options, each given by its name
     out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write, whole or not at all.")],
     version: Annotated[int | None, typer.Option("--version", help="Which version; the newest if not given.")] = None,
     run: RunChoice = None,
     data: DataChoice = None,
     policy: PolicyChoice = None,
+    variant: VariantChoice = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write one version of a run as a folder in Hugging Face's layout, config and tokenizer beside the weights.
@@ -538,7 +547,7 @@ def export(
 
     log_quietly()
     with opened_run(run, data, store=True) as opened:
-        found = export(opened.run, policy, version, out)
+        found = export(opened.run, opened.run.line(policy, variant), version, out)
     told = {"version": found.version, "weights_hash": found.weights_hash}
     typer.echo(json.dumps(told) if as_json else f"{out}: version {found.version}, weights hash {found.weights_hash}")
 

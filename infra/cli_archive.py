@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from infra import workers
-from infra.cli_options import RUN_ADDRESS, DataChoice, JsonOption, RunChoice, answer, log_quietly
+from infra.cli_options import RUN_ADDRESS, DataChoice, JsonOption, RunChoice, VariantChoice, answer, log_quietly
 from infra.errors import UsageError
 
 TopicsOption = Annotated[
@@ -74,6 +74,7 @@ def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     policy: Annotated[
         str | None, typer.Option(help="Whose groups; if not given, the only policy's, and with --from all policies'.")
     ] = None,
+    variant: VariantChoice = None,
     slot: Annotated[str | None, typer.Option(help="Its place under a supervisor: a successor fences it.")] = None,
     source: Annotated[
         Path | None, typer.Option("--from", metavar="ARCHIVE", help="Instead of a run: what `headrace archive` made.")
@@ -93,18 +94,21 @@ def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if source is None:
         if run is None or chain or out or as_json:
             raise UsageError("give --run ADDRESS, or --from ARCHIVE and --out DIR; --chain and --json go with --from")
-        workers.find(workers.CURATE)(run, policy, slot)
+        workers.find(workers.CURATE)(run, policy, slot, variant)
         return
     if run or slot or out is None:
         raise UsageError("--from ARCHIVE needs --out DIR, and neither --run nor --slot: no run is asked")
+    if chain and variant:
+        raise UsageError("--variant NAME asks for the chain of a shadow, --chain FILE for another: give one of them")
     log_quietly()
-    done = workers.find(workers.CURATE_OFFLINE)(source, policy, chain, out)
+    done = workers.find(workers.CURATE_OFFLINE)(source, policy, chain, out, variant)
     answer(done, workers.SHOW_CURATED, as_json=as_json)
 
 
 def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
     run: Annotated[str | None, RUN_ADDRESS] = None,
     policy: Annotated[str | None, typer.Option(help="Whom to train; the only policy if not given.")] = None,
+    variant: VariantChoice = None,
     source: Annotated[
         str | None,
         typer.Option("--from", metavar="ARCHIVE", help="Instead of a run: the archived curated groups of one."),
@@ -150,10 +154,10 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
                 "give --run ADDRESS, or --from ARCHIVE and --out DIR; "
                 "--set, --steps, --start, --batches and --json go with --from"
             )
-        workers.find(workers.TRAIN)(run, policy)
+        workers.find(workers.TRAIN)(run, policy, variant)
         return
-    if run or out is None:
-        raise UsageError("--from ARCHIVE needs --out DIR, and no --run: no run is asked")
+    if run or variant or out is None:
+        raise UsageError("--from ARCHIVE needs --out DIR, and neither --run nor --variant: no run is asked")
     from infra.progress import progress
 
     log_quietly()

@@ -8,12 +8,22 @@ from typing import Annotated
 import typer
 
 from infra import workers
-from infra.cli_options import RUN_ADDRESS, DataChoice, JsonOption, RunChoice, SetOption, answer, log_quietly
+from infra.cli_options import (
+    RUN_ADDRESS,
+    DataChoice,
+    JsonOption,
+    RunChoice,
+    SetOption,
+    VariantChoice,
+    answer,
+    log_quietly,
+)
 from infra.errors import UsageError
 
 
 def discards(
     policy: Annotated[str | None, typer.Option("--policy", help="Which policy; all if not given.")] = None,
+    variant: VariantChoice = None,
     run: RunChoice = None,
     data: DataChoice = None,
     plot: Annotated[
@@ -32,7 +42,7 @@ def discards(
 
     log_quietly()
     with opened_run(run, data) as opened:
-        found = workers.find(workers.DISCARDS)(opened.run, policy)
+        found = workers.find(workers.DISCARDS)(opened.run, opened.run.line(policy, variant))
     if plot is not None:
         workers.find(workers.PLOT_DISCARDS)(found, plot)
     answer(found, workers.SHOW_DISCARDS, as_json=as_json)

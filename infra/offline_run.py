@@ -112,7 +112,7 @@ def _trained(order: OfflineOrder, policy: str) -> dict[str, Any]:
         if out.exists():
             shutil.rmtree(out)
         began, seconds = time.monotonic(), [0.0]
-        wish = workers.find(workers.OFFLINE_WISH)(
+        wish = workers.find(workers.TRAINING_WISH)(
             policy=policy, start=order.archive, like=order.recipe, keep_every=order.recipe.evaluate.every
         )
         with progress("versions") as tell:

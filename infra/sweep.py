@@ -270,9 +270,8 @@ class _Playing:
         if summary is None or self._sweep.keep or self._servers is None:
             return
         recipe = run.recipe
-        specs = recipe.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
         try:
-            delete_topics(self._servers.connection, [spec.name for spec in specs])
+            delete_topics(self._servers.connection, [spec.name for spec in recipe.topic_specs])
             with ObjectStore(replace(self._servers.store_address, prefix=f"{summary['run_id']}/")) as store:
                 for listed in store.listing():
                     store.delete(listed.key)

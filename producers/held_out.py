@@ -51,7 +51,7 @@ def play_held_out(
             for policy in recipe.policies:
                 engine.load(policy, 0, open_weights(folders[policy]).tensors)
                 engine.hold(policy, 0)
-            cast = Cast(engine, recipe.rollout.engine, build, tokenizers, "held-out", "", lambda _policy: 0)
+            cast = Cast(engine, recipe.rollout.engine.use, build, tokenizers, "held-out", "", lambda _policy: 0)
             return asyncio.run(_play_all(asked, cast, tell))
     except KeyError as error:
         raise UsageError(f"policy {error} of the recipe has no weights: name a folder for each policy") from error

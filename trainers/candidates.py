@@ -17,10 +17,12 @@ class Candidate:
 
     whole: WholeGroup
     prepared: PreparedGroup
+    newest: int
+    """Version of its newest token."""
 
 
 def candidate(
-    group: WholeGroup, learner: Learner, settings: Trainer, tokenizer_hash: str, newest_version: int
+    group: WholeGroup, learner: Learner, settings: Trainer, tokenizer_hash: str, newest_version: float
 ) -> Candidate:
     """Return a group that can be trained on.
 
@@ -29,7 +31,7 @@ def candidate(
         learner: Whose vocabulary and experts it must fit.
         settings: Of the batch that it would be in.
         tokenizer_hash: BLAKE3 of the policy's tokenizer; empty where there is none.
-        newest_version: No token can be of a later one.
+        newest_version: No token can be of a later one; infinite where nobody knows.
 
     Raises BatchError, RewardError and AdvantageError for what makes it unusable.
     """
@@ -45,7 +47,7 @@ def candidate(
     newest = max(int(sequence.versions.max()) for sequence in sequences)
     if newest > newest_version:
         raise BatchError(f"it has tokens of version {newest}, and {newest_version} is the newest there is")
-    return Candidate(group, ready)
+    return Candidate(group, ready, newest)
 
 
 def candidate_of(entry: Waiting) -> Candidate:

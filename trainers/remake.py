@@ -17,6 +17,7 @@ from infra.settings import Recipe
 from infra.weights.files import write_files
 from infra.weights.tensors import weights_hash
 from schemas.records import BatchTrained, CheckpointPointer, NamedObject
+from schemas.topics import line_of
 from trainers.backends.group import new_learner
 from trainers.checkpoint import CheckpointError, decode_checkpoint
 from trainers.groups import WholeGroup, batch_sequences, prepared
@@ -38,8 +39,10 @@ class Remade:
     metrics: StepMetrics
 
 
-def learner_at(objects: Objects, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe) -> Learner:
-    """Return a learner as it was at a checkpoint, to go on under a recipe.
+def learner_at(
+    objects: Objects, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe, line: str = ""
+) -> Learner:
+    """Return a learner as it was at a checkpoint, to go on under a recipe, as its own line or as another of its policy.
 
     `files` hold the model's config, and the base of its adapter where it has one. Raises ObjectMissing, ObjectCorrupt,
     WeightsError, FilesError, and CheckpointError when the checkpoint's weights are not those that its pointer names.
@@ -50,7 +53,8 @@ def learner_at(objects: Objects, pointer: CheckpointPointer, files: tuple[NamedO
     lora = recipe.policies[pointer.policy].lora
     model = _model(objects, files, is_base=lora is not None)
     adapter = Adapter(model, lora, recipe.seed) if lora is not None else None
-    learner = new_learner(model, recipe.trainer_of(pointer.policy), recipe.seed, adapter)
+    settings = recipe.trainer_of(line or line_of(pointer.policy, pointer.variant))
+    learner = new_learner(model, settings, recipe.seed, adapter)
     if isinstance(state, Index):
         learner.load_stored(objects, state, pointer.parts)
     else:

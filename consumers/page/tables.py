@@ -21,10 +21,8 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     table.add_column()
     ended = f" ({status['ended']})" if status["ended"] else ""
     table.add_row("run", f"[bold]{status['run']}[/] {status['state']}{ended}")
-    for policy, version in status["versions"].items():
-        first, last = (status[key].get(policy) for key in ("reward_first", "reward_last"))
-        reward = "" if first is None or last is None else f", reward {first:.2f} → {last:.2f}"
-        table.add_row("policy", f"{policy} at version {version}{reward}")
+    for what, words in _lines(status):
+        table.add_row(what, Text(words))
     groups = status["groups"]
     table.add_row(
         "groups", " · ".join(f"{groups[k]} {k.replace('_', ' ')}" for k in ("issued", "trained", "in_flight"))
@@ -68,6 +66,28 @@ def _selected(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             )
 
 
+def _lines(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is told of every policy and shadow."""
+    for policy, version in status["versions"].items():
+        first, last = (status[key].get(policy) for key in ("reward_first", "reward_last"))
+        reward = "" if first is None or last is None else f", reward {first:.2f} → {last:.2f}"
+        yield "policy", f"{policy} at version {version}{reward}"
+    for line, shadow in status["shadows"].items():
+        yield "shadow", shadow_in_words(line, shadow)
+
+
+def shadow_in_words(line: str, shadow: Mapping[str, Any]) -> str:
+    """Return how a shadow is doing; `shadow` is the JSON of `ShadowFigures`."""
+    groups = shadow["groups"]
+    dropped = ", ".join(f"{count} {reason}" for reason, count in groups["discarded"].items()) or "none"
+    words = [f"{line} at version {max(0, shadow['version'])}"] if shadow["version"] >= 0 else [f"{line} has not begun"]
+    if (gap := shadow["off_policy_gap"]) is not None:
+        beside = shadow["off_policy_gap_beside"]
+        words.append(f"off-policy gap {gap:.1e}" + (f" (beside it {beside:.1e})" if beside is not None else ""))
+    words.append(f"groups {groups['trained']} trained, dropped {dropped}, {groups['in_flight']} in flight")
+    return " · ".join(words)
+
+
 def wasted(count: int, tokens: int, *, is_all: bool) -> str:
     """Say how many of the tokens that all workers generated were for nothing; at least, where not all are known."""
     least = "" if is_all else "at least "
@@ -82,7 +102,8 @@ def _lost(worker: Mapping[str, Any]) -> str:
 def audit_table(audit: Mapping[str, Any]) -> RenderableType:
     """Return what `headrace audit` shows; `audit` is what it prints as JSON."""
     table = Table("policy", "issued", "trained", "discarded", "dead", "in flight", "lost", "doubled", box=None)
-    for policy, counts in audit["policies"].items():
+    lines = {**audit["policies"], **audit["shadows"]}
+    for policy, counts in lines.items():
         discarded = ", ".join(f"{count} {reason}" for reason, count in counts["discarded"].items()) or "0"
         table.add_row(
             policy,
@@ -92,7 +113,7 @@ def audit_table(audit: Mapping[str, Any]) -> RenderableType:
             *(str(counts[key]) for key in ("dead", "in_flight", "lost", "doubled")),
         )
     numbers: list[RenderableType] = [] if audit["source"] else [table]  # an offline experiment has none of its own
-    numbers += [Text(_replays(policy, counts)) for policy, counts in audit["policies"].items() if counts["replays"]]
+    numbers += [Text(_replays(line, counts)) for line, counts in lines.items() if counts["replays"]]
     numbers += [
         Text(f"{stream}: recipe revision {revision} from number {first} on")
         for stream, begins in audit["revisions"].items()

@@ -55,6 +55,7 @@ ATTENTION = "tests/unit/test_attention.py::"
 EPOCHS = "tests/unit/test_resume.py::test_a_new_epoch_begins_where_one_of_them_is_another"
 CURATION = "tests/unit/test_curation.py::"
 SWAP = "tests/unit/test_swap.py::"
+SHADOWS = "tests/integration/test_shadows.py::"
 FILTERS = "tests/unit/test_filters.py::"
 REPLAYS = "tests/unit/test_replay.py::"
 DOWN_SAMPLING = "tests/unit/test_down_sampling.py::"
@@ -197,6 +198,102 @@ MUTANTS = (
         "            self._held.pop((tp.topic, tp.partition), None)\n",
         "",
         (f"{RUN_LOOP}test_a_member_that_lost_a_partition_commits_nothing_for_it",),
+    ),
+    Mutant(
+        "shadow-letters",
+        "a shadow concludes no number of its policy",
+        "consumers/curation.py",
+        "if not desk.is_shadow:",
+        "if True:",
+        (f"{CURATION}test_what_a_shadow_cannot_read_it_concludes_as_the_policy_does_and_without_a_letter",),
+    ),
+    Mutant(
+        "shadow-sent-back",
+        "a shadow concludes a number once, be it sent back to its policy or not",
+        "consumers/curation.py",
+        "was_sent_back(message) and not self._desk.is_shadow",
+        "was_sent_back(message)",
+        (f"{CURATION}test_what_is_sent_back_is_a_repetition_to_a_shadow",),
+    ),
+    Mutant(
+        "unread-without-snapshot",
+        "a snapshot follows what could not be read, be it told by a letter or by an outcome",
+        "consumers/curation.py",
+        "        self.was_unread = True\n",
+        "        self.was_unread = not self._desk.is_shadow\n",
+        (f"{CURATION}test_what_a_shadow_cannot_read_it_concludes_as_the_policy_does_and_without_a_letter",),
+    ),
+    Mutant(
+        "shadow-before-its-chain",
+        "groups of before a shadow was there have a chain",
+        "consumers/curation.py",
+        "return next(later, recipes[revision])",
+        "return recipes[revision]",
+        (f"{CURATION}test_groups_of_before_a_shadow_was_there_go_through_the_first_chain_that_it_had",),
+    ),
+    Mutant(
+        "shadow-own-clock",
+        "a shadow's groups grow old by the versions that their tokens name",
+        "trainers/component.py",
+        "return self._head if self.settings.is_shadow else self.learner.version",
+        "return self.learner.version",
+        (f"{SHADOWS}test_a_shadows_groups_grow_old_by_the_versions_of_its_policy",),
+    ),
+    Mutant(
+        "shadow-ends-at-once",
+        "a shadow trains what it has read before it ends",
+        "trainers/component.py",
+        "return bool(self._ended) and (not self.settings.is_shadow or self._has_run_dry())",
+        "return bool(self._ended)",
+        (f"{SHADOWS}test_a_shadow_trains_on_after_the_runs_end_as_long_as_a_batch_can_be_cut",),
+    ),
+    Mutant(
+        "shadow-trainer-letters",
+        "what a shadow's trainer cannot read concludes no number of its policy",
+        "trainers/component.py",
+        "        if self.settings.is_shadow:\n            outcome = lost_to_shadow(",
+        "        if False:\n            outcome = lost_to_shadow(",
+        (f"{SHADOWS}test_what_a_shadows_trainer_cannot_read_is_an_outcome_and_a_place_in_its_batches",),
+    ),
+    Mutant(
+        "shadow-gap",
+        "a shadow's versions are held for those of no engine",
+        "trainers/learner.py",
+        "NO_VERSION if sums.steps or self.settings.is_shadow else self.version",
+        "NO_VERSION if sums.steps else self.version",
+        ("tests/unit/test_learner.py::test_a_shadow_trains_on_tokens_of_versions_that_it_has_not_made",),
+    ),
+    Mutant(
+        "letters-for-shadows",
+        "a letter of a curator or trainer concludes nothing of a shadow",
+        "consumers/audit/fold.py",
+        "if letter.topic in self._readers:",
+        "if False:",
+        (f"{AUDIT}test_a_letter_concludes_a_shadows_number_only_where_no_worker_could_read_the_task",),
+    ),
+    Mutant(
+        "shadow-waits",
+        "what waits in a shadow is not lost, and is once it has made its last version",
+        "consumers/audit/fold.py",
+        "return replace(scope, drained=False)",
+        "return scope",
+        (f"{AUDIT}test_what_waits_in_a_shadow_is_lost_once_it_has_made_its_last_version",),
+    ),
+    Mutant(
+        "shadow-rewards",
+        "no figure of a policy counts its shadows in",
+        "consumers/figures.py",
+        "if message.topic not in self._of_shadows:",
+        "if True:",
+        ("tests/unit/test_figures.py::test_a_shadow_is_told_of_by_itself_and_counts_in_no_other_figure",),
+    ),
+    Mutant(
+        "shadow-versions",
+        "versions of a shadow are kept and retired as its own",
+        "consumers/retention/marking.py",
+        "if (event.run_id, line_of(event.policy, event.variant)) != (self._run_id, policy):",
+        "if (event.run_id, event.policy) != (self._run_id, policy):",
+        (f"{RETENTION}test_versions_of_a_shadow_are_kept_and_retired_beside_those_of_its_policy",),
     ),
     Mutant(
         "no-fencing",
@@ -400,8 +497,8 @@ MUTANTS = (
         "silent-skip",
         "what cannot be read becomes a dead letter",
         "consumers/curation.py",
-        "return [self._dead(message, why)]",
-        "return []",
+        "            return self._dead(message, why)\n        self._clock",
+        "            return []\n        self._clock",
         (DEAD,),
     ),
     Mutant(
@@ -930,8 +1027,8 @@ MUTANTS = (
         "letter-alone",
         "how far a trainer is goes with a letter",
         "trainers/component.py",
-        "return [letter, self._batch_message(dead)]",
-        "return [letter]",
+        "return [*said, self._batch_message(dead)]",
+        "return said",
         (f"{EVICTIONS_FILE}test_a_letter_is_written_once_by_incarnations_of_which_each_does_nothing_else",),
     ),
     Mutant(

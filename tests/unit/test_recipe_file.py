@@ -200,3 +200,11 @@ def test_a_missing_recipe_is_told_with_where_it_was_looked_for(tmp_path: Path) -
 
 def test_text_that_is_not_toml_is_told_with_its_place(tmp_path: Path) -> None:
     assert "line 2" in refusal(write(tmp_path, 'name = "x"\nname name\n'))
+
+
+def test_a_shadows_own_trainer_keys_are_checked_with_those_of_its_policy(base: Path) -> None:
+    told = refusal(str(base), "shadows={ careful = { trainer = { stpes = 3 } } }")
+    assert "shadows.careful.trainer.stpes" in told
+    assert "did you mean `steps`" in told
+    told = refusal(str(base), "shadows={ careful = { trainer = { steps = 0 } } }")
+    assert "`shadows.careful.trainer.steps` must be greater than or equal to 1" in told
