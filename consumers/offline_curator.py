@@ -80,7 +80,7 @@ class Tally:
         }
 
 
-def curate_offline(source: Path, policy: str | None, chain: Path | None, out: Path) -> dict[str, Any]:
+def curate_offline(source: Path | str, policy: str | None, chain: Path | None, out: Path) -> dict[str, Any]:
     """Curate archived trajectories into a new archive of recipe, curated records, outcomes and dead letters.
 
     Args:
