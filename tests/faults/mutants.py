@@ -1060,7 +1060,7 @@ MUTANTS = (
         "archive-leftovers",
         "what a killed writer left is none of the archive's",
         "infra/archive/writing.py",
-        "        self._sweep(manifest)\n",
+        "        self.location.sweep({file.name for file in files}, manifest.objects.keys())\n",
         "",
         (f"{ARCHIVE}test_a_file_that_a_killed_writer_had_not_listed_is_removed_by_the_next",),
     ),
