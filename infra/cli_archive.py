@@ -80,6 +80,25 @@ def replay(
     answer(done, workers.SHOW_REPLAYED, as_json=as_json)
 
 
+def export_trajectories(
+    source: Annotated[
+        str, typer.Argument(metavar="ARCHIVE", help="Folder or s3://BUCKET/PREFIX that `headrace archive` made.")
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="New file.")],
+    policy: Annotated[str | None, typer.Option("--policy", help="Whose; the only policy's if not given.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write an archive's trajectories as a Parquet file, with what became of each; needs headrace[parquet].
+
+    A row has ids, tokens, log-probabilities, versions, rewards, outcome and reason of one sequence. Texts are there
+    where the archive was made with --with-weights, as the tokenizer lies beside the weights.
+
+    Example: [bold]headrace export sums.archive --to sums.parquet[/]
+    """
+    log_quietly()
+    answer(workers.find(workers.EXPORT)(source, policy, to), workers.SHOW_EXPORTED, as_json=as_json)
+
+
 def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     run: Annotated[str | None, RUN_ADDRESS] = None,
     policy: Annotated[
