@@ -82,7 +82,7 @@ class Tally:
 
 
 def curate_offline(
-    source: Path, policy: str | None, chain: Path | Recipe | None, out: Path, variant: str | None = None
+    source: Path | str, policy: str | None, chain: Path | Recipe | None, out: Path, variant: str | None = None
 ) -> dict[str, Any]:
     """Curate archived trajectories into a new archive of recipe, curated records, outcomes and dead letters.
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from infra import workers
-from infra.cli_archive import archive, curate, replay, train
+from infra.cli_archive import archive, curate, export_trajectories, replay, train
 from infra.cli_compare import compare
 from infra.cli_data import discards, evaluate, swap
 from infra.cli_options import (
@@ -556,6 +556,7 @@ app.command(rich_help_panel=LOOK)(discards)
 app.command(rich_help_panel=RUN)(swap)
 for _of_runs in (archive, replay, compare):
     app.command(rich_help_panel=RUN)(_of_runs)
+app.command("export", rich_help_panel=RUN)(export_trajectories)
 for _of_servers in (topics, store_policy, doctor):
     app.command(rich_help_panel=LOOK)(_of_servers)
 

@@ -22,7 +22,14 @@ TopicsOption = Annotated[
 
 
 def archive(
-    out: Annotated[Path, typer.Option("--out", metavar="ARCHIVE", help="Folder of the archive; one holds one run.")],
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out",
+            metavar="ARCHIVE",
+            help="Folder, s3://BUCKET/PREFIX, or store:PREFIX in the run's own store; one archive holds one run.",
+        ),
+    ],
     run: RunChoice = None,
     data: DataChoice = None,
     topics: TopicsOption = None,
@@ -37,6 +44,8 @@ def archive(
     run that goes on or after it; killed at any moment, it goes on with the same records, none missing and none twice.
 
     Example: [bold]headrace archive --data .headrace/arithmetic --out sums.archive[/]
+
+    Example: [bold]headrace archive --run kafka://... --out s3://archives/sums[/]
     """
     from infra.opened_run import opened_run
 
@@ -47,7 +56,9 @@ def archive(
 
 
 def replay(
-    source: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Folder that `headrace archive` made.")],
+    source: Annotated[
+        str, typer.Argument(metavar="ARCHIVE", help="Folder or s3://BUCKET/PREFIX that `headrace archive` made.")
+    ],
     into: Annotated[
         str | None, typer.Option("--into", metavar="ADDRESS", help="kafka://HOST:PORT/RUN, the run's name as it was.")
     ] = None,
@@ -69,6 +80,25 @@ def replay(
     answer(done, workers.SHOW_REPLAYED, as_json=as_json)
 
 
+def export_trajectories(
+    source: Annotated[
+        str, typer.Argument(metavar="ARCHIVE", help="Folder or s3://BUCKET/PREFIX that `headrace archive` made.")
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="New file.")],
+    policy: Annotated[str | None, typer.Option("--policy", help="Whose; the only policy's if not given.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write an archive's trajectories as a Parquet file, with what became of each; needs headrace[parquet].
+
+    A row has ids, tokens, log-probabilities, versions, rewards, outcome and reason of one sequence. Texts are there
+    where the archive was made with --with-weights, as the tokenizer lies beside the weights.
+
+    Example: [bold]headrace export sums.archive --to sums.parquet[/]
+    """
+    log_quietly()
+    answer(workers.find(workers.EXPORT)(source, policy, to), workers.SHOW_EXPORTED, as_json=as_json)
+
+
 def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     run: Annotated[str | None, RUN_ADDRESS] = None,
     policy: Annotated[
@@ -77,7 +107,7 @@ def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     variant: VariantChoice = None,
     slot: Annotated[str | None, typer.Option(help="Its place under a supervisor: a successor fences it.")] = None,
     source: Annotated[
-        Path | None, typer.Option("--from", metavar="ARCHIVE", help="Instead of a run: what `headrace archive` made.")
+        str | None, typer.Option("--from", metavar="ARCHIVE", help="Instead of a run: what `headrace archive` made.")
     ] = None,
     chain: Annotated[
         Path | None, typer.Option(metavar="CHAIN.toml", help="With --from: another chain than the run's own.")

@@ -20,6 +20,8 @@ ACCESS_KEY_VARIABLE = "HEADRACE_S3_ACCESS_KEY"
 """Access key of a store that the recipe names; an embedded store makes its own."""
 SECRET_KEY_VARIABLE = "HEADRACE_S3_SECRET_KEY"  # noqa: S105 - the name of a variable
 """Secret key of a store that the recipe names."""
+ENDPOINT_VARIABLE = "HEADRACE_S3_ENDPOINT"
+"""Endpoint of archives that are named by s3://BUCKET/PREFIX; a run's store is named by its recipe."""
 AWS_ACCESS_KEY_VARIABLE = "AWS_ACCESS_KEY_ID"
 """Access key where ours is not set, as other clients of S3 take it."""
 AWS_SECRET_KEY_VARIABLE = "AWS_SECRET_ACCESS_KEY"  # noqa: S105 - the name of a variable

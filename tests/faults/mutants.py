@@ -66,6 +66,7 @@ AUDIT = "tests/unit/test_audit.py::"
 AUDIT_OBJECTS = "tests/unit/test_audit_objects.py::"
 ARCHIVE = "tests/unit/test_archive.py::"
 OFFLINE = "tests/unit/test_offline_training.py::"
+IN_STORE = "tests/integration/test_archive_in_store.py::"
 SWEEP = "tests/unit/test_sweep.py::"
 GC = "tests/integration/test_gc.py::"
 RETENTION = "tests/unit/test_retention.py::"
@@ -1203,7 +1204,7 @@ MUTANTS = (
         "archive-leftovers",
         "what a killed writer left is none of the archive's",
         "infra/archive/writing.py",
-        "        self._sweep(manifest)\n",
+        "        self.location.sweep({file.name for file in files}, manifest.objects.keys())\n",
         "",
         (f"{ARCHIVE}test_a_file_that_a_killed_writer_had_not_listed_is_removed_by_the_next",),
     ),
@@ -1263,6 +1264,38 @@ MUTANTS = (
         "return self.clock, self.place, self.message.partition",
         "return 0, self.place, self.message.partition",
         (f"{OFFLINE}test_partitions_come_in_turn_and_the_oldest_clock_first",),
+    ),
+    Mutant(
+        "archive-store-newest",
+        "a writer that another one has overtaken in an object store is told so, and its manifest does not count",
+        "infra/archive/locations.py",
+        'if (listed[-1].key if listed else "") != self._newest:',
+        "if False:",
+        (f"{IN_STORE}test_of_two_writers_at_once_one_is_told_and_nothing_is_mixed",),
+    ),
+    Mutant(
+        "archive-store-young",
+        "what somebody may be adding to an archive in an object store is not swept",
+        "infra/archive/locations.py",
+        " and datetime.now(UTC) - one.modified > SPARED_BY_GC",
+        "",
+        (f"{IN_STORE}test_old_manifests_go_and_so_does_what_a_killed_writer_left_long_ago",),
+    ),
+    Mutant(
+        "archive-store-apart",
+        "no archive lies where gc would take it for garbage",
+        "consumers/archiver.py",
+        "if prefix.startswith(own.prefix) or own.prefix.startswith(prefix):",
+        "if False:",
+        (f"{IN_STORE}test_a_place_that_cannot_be_is_told",),
+    ),
+    Mutant(
+        "batches-verified",
+        "a batch is trained again from the groups that it names and no others",
+        "trainers/archived_groups.py",
+        "if (curated.stream, curated.number, curated.use) != (use.stream, use.number, use.use):",
+        "if False:",
+        (f"{OFFLINE}test_a_batch_that_names_another_group_than_stands_there_is_told",),
     ),
     Mutant(
         "replay-once",

@@ -103,7 +103,7 @@ def there(run: Run, *topics: str) -> dict[tuple[str, int], list[Message]]:
     return found
 
 
-def archived(root: Path, *topics: str) -> dict[tuple[str, int], list[Message]]:
+def archived(root: Path | str, *topics: str) -> dict[tuple[str, int], list[Message]]:
     found = Archive(root)
     read = {place: list(found.messages(place)) for topic in topics for place in found.places(topic)}
     return {place: messages for place, messages in read.items() if messages}

@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 
 from infra.archive import writing
+from infra.archive.locations import ArchiveBusy, InFolder
 from infra.archive.manifest import ArchiveCorrupt, read_manifest
 from infra.archive.reading import Archive
-from infra.archive.writing import ArchiveBusy, ArchiveWriter
+from infra.archive.writing import ArchiveWriter
 from infra.errors import UsageError
 from infra.kafka import Message
 from infra.object_store import ObjectCorrupt, ObjectMissing
@@ -271,7 +272,7 @@ def test_a_file_that_a_killed_writer_had_not_listed_is_removed_by_the_next(tmp_p
     made = writer(tmp_path)
     made.write(message(0))
     made._cut(PLACE)
-    os.close(made._lock)
+    made.location.release()
     assert len(files_of(tmp_path)) == 1
 
     found = archive(tmp_path, [message(0), message(1)])
@@ -302,7 +303,7 @@ def test_at_whatever_moment_a_writer_ends_the_next_one_completes(
             for one in many():
                 made.write(one)
             made.save()
-        os.close(made._lock)  # all that a process's end does
+        made.location.release()  # all that a process's end does
         for held in made._open.values():
             held._out.file.close()
         assert_completed(root)
@@ -354,13 +355,13 @@ def test_a_changed_manifest_is_told(whole: Path) -> None:
         assert old in text
         path.write_text(text.replace(old, new, 1))
         with pytest.raises(ArchiveCorrupt, match=r"manifest\.json"):
-            read_manifest(whole)
+            read_manifest(InFolder(whole))
 
 
 def test_a_file_that_lacks_records_is_told_even_when_its_hash_is_right(whole: Path) -> None:
-    manifest = read_manifest(whole)
+    manifest = read_manifest(InFolder(whole))
     manifest.topics[TOPIC].partitions[0].files[0].records += 1
-    manifest.write(whole)
+    (whole / "manifest.json").write_bytes(manifest.to_bytes())
 
     with pytest.raises(ArchiveCorrupt, match="has 20 records"):
         list(Archive(whole).messages(PLACE))

@@ -24,11 +24,21 @@ from infra.settings import Recipe
 from infra.whole_folder import FolderBusy, new_folder
 from schemas import codec
 from schemas.headers import Stamp
-from schemas.records import CuratedGroup, RecipeRevision, Sampling, Span, Trajectory, TrajectoryGroup
+from schemas.records import (
+    BatchTrained,
+    CuratedGroup,
+    GroupUse,
+    RecipeRevision,
+    Sampling,
+    Span,
+    Trajectory,
+    TrajectoryGroup,
+)
 from schemas.records import Sequence as Tokens
-from trainers.archived_groups import ArchivedFirstUses, arrivals
+from trainers.archived_groups import ArchivedFirstUses, archived_batches, arrivals
 from trainers.offline_trainer import Wish, train_offline
 from trainers.payloads import replay_of
+from trainers.trained_groups import LineageBroken
 
 TOPIC = "t.curated.solver"
 
@@ -45,9 +55,9 @@ def recipe(**trainer: Any) -> Recipe:
     })  # fmt: skip
 
 
-def curated(number: int, head: int = 0, stale: int = 2, use: int = 0, back: int = 0) -> Message:
-    """A group of four, sampled at `head` - 1; of a replay only what names its first use."""
-    draw, version = np.random.default_rng(number), max(0, head - 1)
+def curated(number: int, head: int = 0, lag: int = 1, use: int = 0, back: int = 0) -> Message:
+    """A group of four, sampled `lag` versions before `head`; of a replay only what names its first use."""
+    draw, version = np.random.default_rng(number), max(0, head - lag)
     members = []
     for i in range(4):
         ids = draw.integers(2, 50, 6).astype(np.int32)
@@ -56,7 +66,7 @@ def curated(number: int, head: int = 0, stale: int = 2, use: int = 0, back: int 
         sequence = Tokens(ids, logprobs, np.array([-1, 2, version, 4], np.int32), spans=spans)
         members.append(Trajectory(f"sums:{number}:{i}", float(i % 2), {}, (sequence,)))
     group = TrajectoryGroup("run-1", "sums", number, policy="solver", trajectories=tuple(members), head_version=head)
-    record = CuratedGroup("run-1", "sums", number, use, deadline_version=version + stale, min_version=version)
+    record = CuratedGroup("run-1", "sums", number, use, deadline_version=version + 2, min_version=version)
     if use:
         record = replace(record, first_back=back)
     else:
@@ -142,16 +152,17 @@ def test_what_is_too_old_is_told_by_the_clock_of_the_log_and_not_by_the_version_
 
 
 def test_tokens_are_as_old_for_the_learner_as_by_the_clock(tmp_path: Path) -> None:
-    """The proximal policy is then guessed by their age; were they all of the newest version, others came out."""
-    loss = ("--set", 'trainer.loss={use="decoupled_ppo", proximal="interpolated"}')
-    archive(tmp_path / "old", [[curated(number, 5 + number // 4) for number in range(8)]])
-    archive(tmp_path / "older", [[curated(number, 50 + number // 4) for number in range(8)]])
+    """The proximal policy is guessed by their age, so weights tell which age the learner was given."""
+    sets = ('trainer.loss={use="decoupled_ppo", proximal="interpolated"}',)
+    hashes = {}
+    for name, (head, lag) in {"old": (5, 1), "older": (50, 1), "fresh": (5, 0)}.items():
+        archive(tmp_path / name, [[curated(number, head + number // 4, lag) for number in range(8)]])
+        found = train_offline(tmp_path / name, tmp_path / f"of-{name}", Wish(sets=sets))
+        hashes[name] = found["weights_hash"]
+        assert found["versions"][1]["metrics"][f"staleness_{lag}"] == 1.0
 
-    old = train_offline(tmp_path / "old", tmp_path / "a", Wish(sets=loss[1:]))
-    older = train_offline(tmp_path / "older", tmp_path / "b", Wish(sets=loss[1:]))
-
-    assert old["weights_hash"] == older["weights_hash"], "what counts is age, not the number"
-    assert old["versions"][1]["metrics"]["staleness_1"] == 1.0
+    assert hashes["old"] == hashes["older"], "what counts is their age, not their number"
+    assert hashes["old"] != hashes["fresh"]
 
 
 def test_what_cannot_be_trained_on_is_counted_by_reason(tmp_path: Path) -> None:
@@ -176,6 +187,20 @@ def test_it_ends_at_the_last_step_and_what_it_did_not_read_is_told(tmp_path: Pat
 
     assert (len(found["versions"]), found["read"], found["unread"]) == (2, 8, 4)
     assert found["settings"] == ["trainer.steps: 50 -> 2"]
+
+
+def test_a_batch_that_names_another_group_than_stands_there_is_told(tmp_path: Path) -> None:
+    found = archive(tmp_path, [[curated(number) for number in range(4)]])
+
+    def groups(*uses: GroupUse) -> list[int]:
+        [(_, wholes)] = archived_batches(found, "solver", [BatchTrained(version=1, groups=uses)])
+        return [one.curated.number for one in wholes]
+
+    assert groups(GroupUse("sums", 2, 0, 0, 4), GroupUse("sums", 0, 0, 0, 0)) == [2, 0], "in the order of the batch"
+    with pytest.raises(LineageBroken, match="at offset 4 another group"):
+        groups(GroupUse("sums", 3, 0, 0, 4))
+    with pytest.raises(LineageBroken, match="holds no offset 5"):
+        groups(GroupUse("sums", 3, 0, 0, 5))
 
 
 @pytest.mark.parametrize(
