@@ -255,6 +255,14 @@ MUTANTS = (
         (f"{BUILDS}test_a_newer_builds_record_is_read_as_soon_as_its_schema_is_told_and_not_before",),
     ),
     Mutant(
+        "short-of-bytes",
+        "a message that ends before its record does is refused",
+        "schemas/codec.py",
+        "        if end == len(data):",
+        "        if end >= len(data):",
+        ("tests/unit/test_codec.py::test_a_message_cut_short_anywhere_is_refused",),
+    ),
+    Mutant(
         "told-to-stop-is-finished",
         "a component that ends before the run does is started again",
         "infra/supervisor.py",
