@@ -35,7 +35,6 @@ def reader_of(record: type) -> Reader:
     """Return the function that reads a record of this class."""
     names: dict[str, Any] = {
         "long": _long,
-        "length": _length,
         "double": struct.Struct("<d").unpack_from,
         "view": np.frombuffer,
     }
@@ -100,8 +99,7 @@ def _scalar(kind: type, target: str) -> list[str]:
         return [f"({target},) = double(data, at)", "at += 8"]
     if kind is bool:
         return ["n = data[at]", "at += 1", "if n > 1:", " raise ValueError", f"{target} = n == 1"]
-    short = ["n = data[at]", "at += 1", "if n > 127:", " n, at = long(data, at - 1)"]
-    return [*short, f"{target} = n >> 1 ^ -(n & 1)"]
+    return [*_number("n"), f"{target} = n >> 1 ^ -(n & 1)"]
 
 
 def _stretch() -> list[str]:
@@ -110,9 +108,15 @@ def _stretch() -> list[str]:
 
 
 def _size(size: str) -> list[str]:
-    """Return the lines that read a length or a count: even, since it is not negative, and mostly of one byte."""
-    far = [f"if {size} & 129:", f" {size}, at = length(data, at - 1)", "else:", f" {size} >>= 1"]
-    return [f"{size} = data[at]", "at += 1", *far]
+    """Return the lines that read a length or a count, which are not negative."""
+    return [*_number(size), f"if {size} & 1:", " raise ValueError", f"{size} >>= 1"]
+
+
+def _number(number: str) -> list[str]:
+    """Return the lines that read a number as it travels, its sign in the last bit; most take one byte or two."""
+    far = ["m = data[at]", "at += 1", "if m < 128:", f" {number} += (m << 7) - 128"]
+    further = ["else:", f" {number}, at = long(data, at - 2)"]
+    return [f"{number} = data[at]", "at += 1", f"if {number} > 127:", *[f" {line}" for line in far + further]]
 
 
 def _long(data: bytes, at: int) -> tuple[int, int]:
@@ -126,10 +130,3 @@ def _long(data: bytes, at: int) -> tuple[int, int]:
             return number, at
         shift += 7
     raise ValueError
-
-
-def _length(data: bytes, at: int) -> tuple[int, int]:
-    number, at = _long(data, at)
-    if number & 1:
-        raise ValueError
-    return number >> 1, at

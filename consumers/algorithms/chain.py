@@ -77,7 +77,8 @@ class Chain:
                 break
             results = tuple(algorithm.process(verdict.candidate, clock))
             verdict = _verdict(use, results)
-            again += [result for result in results if isinstance(result, Again)]
+            if len(results) > 1:
+                again += [result for result in results if isinstance(result, Again)]
         return (verdict, *again)
 
     def snapshot(self) -> dict[str, Any]:
@@ -94,8 +95,11 @@ class Chain:
             algorithm.restore(own)
 
 
+_VERDICT = (Keep, Drop)
+
+
 def _verdict(use: str, results: Sequence[Result]) -> Keep | Drop:
-    verdicts = [result for result in results if isinstance(result, Keep | Drop)]
+    verdicts = [result for result in results if isinstance(result, _VERDICT)]
     if len(verdicts) != 1:
         raise ChainError(f"algorithm {use} returned {len(verdicts)} verdicts for one group: one Keep or Drop is due")
     return verdicts[0]

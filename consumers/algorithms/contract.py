@@ -154,18 +154,19 @@ class Stateless:
 
 def version_range(trajectories: Iterable[Trajectory]) -> tuple[int, int]:
     """Return the oldest and the newest version that generated a token, or (-1, -1); version 0 is one like any other."""
-    versions = set[int]()
+    versions: list[int] = []
     for trajectory in trajectories:
         for sequence in trajectory.sequences:
-            runs = sequence.version_runs.tolist()
-            if len(runs) <= _FEW:  # numpy costs more than so many numbers
-                versions.update(v for v, n in zip(runs[::2], runs[1::2], strict=False) if v >= 0 and n > 0)
-            else:
-                versions.update(_versions(sequence.version_runs))
+            if sequence.version_runs.size > _FEW:
+                versions += _versions(sequence.version_runs)
+                continue
+            runs = iter(sequence.version_runs.tolist())
+            versions += [version for version, count in zip(runs, runs, strict=False) if version >= 0 and count > 0]
     return (min(versions), max(versions)) if versions else (-1, -1)
 
 
 _FEW = 64
+"""Numbers for which numpy costs more."""
 
 
 def _versions(runs: npt.NDArray[np.int32]) -> tuple[int, ...]:
