@@ -12,9 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from schemas.records import GroupUse, Trajectory, TrajectoryGroup
 
 
@@ -154,26 +151,22 @@ class Stateless:
 
 def version_range(trajectories: Iterable[Trajectory]) -> tuple[int, int]:
     """Return the oldest and the newest version that generated a token, or (-1, -1); version 0 is one like any other."""
-    versions: list[int] = []
+    oldest, newest = _NEVER, -1
     for trajectory in trajectories:
         for sequence in trajectory.sequences:
-            if sequence.version_runs.size > _FEW:
-                versions += _versions(sequence.version_runs)
-                continue
-            runs = iter(sequence.version_runs.tolist())
-            versions += [version for version, count in zip(runs, runs, strict=False) if version >= 0 and count > 0]
-    return (min(versions), max(versions)) if versions else (-1, -1)
+            runs = sequence.version_runs.tolist()
+            for at in range(0, len(runs) - 1, 2):
+                version = runs[at]
+                if version >= 0 and runs[at + 1] > 0:
+                    if version < oldest:  # noqa: PLR1730 - a call costs more than all the rest
+                        oldest = version
+                    if version > newest:  # noqa: PLR1730
+                        newest = version
+    return (oldest, newest) if newest >= 0 else (-1, -1)
 
 
-_FEW = 64
-"""Numbers for which numpy costs more."""
-
-
-def _versions(runs: npt.NDArray[np.int32]) -> tuple[int, ...]:
-    """Return the oldest and the newest version of many runs."""
-    pairs = runs[: runs.size // 2 * 2].reshape(-1, 2)
-    versions = pairs[(pairs[:, 0] >= 0) & (pairs[:, 1] > 0), 0]
-    return (int(versions.min()), int(versions.max())) if versions.size else ()
+_NEVER = 1 << 31
+"""Newer than any version."""
 
 
 def generated_lengths(group: TrajectoryGroup) -> tuple[int, ...]:

@@ -40,8 +40,7 @@ def best_counts(ascending: Sequence[float], m: int) -> list[int]:
     total, squares = sum(values[:m]), sum([value * value for value in values[:m]])
     best, most = [0], squares - total * total / m
     near = ROUNDING * (ascending[-1] - ascending[0]) ** 2
-    for k in range(1, m + 1):
-        out, new = values[m - k], values[-k]
+    for k, (out, new) in enumerate(zip(values[m - 1 :: -1], values[::-1], strict=False), start=1):
         if out == new:
             continue  # the same rewards, so the same set
         total += new - out

@@ -53,9 +53,10 @@ def ends(falling: Sequence[int], rising: Sequence[int], largest: int, smallest: 
 
 def _in_order_of_ids(candidate: Candidate) -> list[int]:
     """Return the kept indices, smallest id first: `sums:7:2` before `sums:7:10`."""
+    members = candidate.group.trajectories
 
     def key(index: int) -> tuple[str, int]:
-        ident = candidate.group.trajectories[index].id
+        ident = members[index].id
         stem, _, sample = ident.rpartition(":")
         return (stem, int(sample)) if sample.isdecimal() else (ident, -1)
 
