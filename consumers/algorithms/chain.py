@@ -10,6 +10,7 @@ from typing import Any, cast, get_type_hints
 
 from consumers.algorithms.contract import Again, Algorithm, Candidate, Drop, Keep, Result
 from consumers.algorithms.order import wrong_order
+from consumers.algorithms.replay import Replay
 from consumers.algorithms.sizes import nothing_left
 from infra.errors import HeadraceError, UsageError
 
@@ -63,6 +64,15 @@ class Chain:
         """Return (stream, number) of every group that may still be asked for again."""
         replaying = [algorithm for _, algorithm in self._algorithms if hasattr(algorithm, "holds")]
         return {numbered for algorithm in replaying for numbered in algorithm.holds()}
+
+    def forget_stale(self, clock: int) -> None:
+        """Have its replays forget what no later clock lets them ask for; nothing that follows is another for it.
+
+        A chain through which no group comes any more would remember for ever.
+        """
+        for _, algorithm in self._algorithms:
+            if isinstance(algorithm, Replay):
+                algorithm.forget_stale(clock)
 
     def process(self, candidate: Candidate, clock: int) -> tuple[Result, ...]:
         """Return the Keep or Drop that the candidate ends with, then the Agains of every algorithm that saw it.

@@ -381,6 +381,22 @@ MUTANTS = (
         (f"{FILTERS}test_a_truncated_completion_is_not_trained_on_and_still_counts",),
     ),
     Mutant(
+        "old-chains-stay-full",
+        "a chain through which no group comes any more forgets with the clock",
+        "consumers/curation.py",
+        "            chain.forget_stale(self._clock)\n",
+        "            pass\n",
+        (f"{CHAIN_REPLAYS}test_a_chain_of_an_old_revision_forgets_what_is_stale_though_no_group_comes_through_it",),
+    ),
+    Mutant(
+        "snapshots-ahead-of-the-clock",
+        "a snapshot changes nothing of what follows",
+        "consumers/curation.py",
+        "            chain.forget_stale(self._clock)\n",
+        "            chain.forget_stale(self._clock + 1)\n",
+        (f"{CHAIN_REPLAYS}test_a_snapshot_at_any_time_changes_nothing_of_what_follows",),
+    ),
+    Mutant(
         "hasty-look",
         "the look at a whole group lets nothing pass that the closer look finds",
         "consumers/algorithms/soundness.py",
