@@ -286,7 +286,9 @@ class CuratorPartition:
         return self._limits[revision]
 
     def snapshot(self) -> bytes:
-        """Return the state as JSON."""
+        """Return the state as JSON, without what is too old to be trained on again."""
+        for chain in self._chains.values():
+            chain.forget_stale(self._clock)
         state = {
             "dedupe": self._dedupe.snapshot(),
             "clock": self._clock,
@@ -294,7 +296,7 @@ class CuratorPartition:
             "chains": {str(revision): chain.snapshot() for revision, chain in sorted(self._chains.items())},
             "ends": self._ends.snapshot(),
         }
-        return json.dumps(state).encode()
+        return json.dumps(state, separators=(",", ":")).encode()
 
     def restore(self, body: bytes) -> None:
         """Take what `snapshot` returned."""

@@ -5,7 +5,7 @@ the `.avsc` file. Every field has a default, so any past or future schema can be
 reasons, verdicts) are strings, not Avro enums: a new symbol would break old readers.
 
 Tensors are Avro `bytes`, little-endian, with their dtype named in the schema; here they are numpy arrays, on read
-views, without a copy, of the bytes that the decoder hands over.
+views that cannot be written.
 """
 
 from __future__ import annotations

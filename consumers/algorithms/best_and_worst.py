@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from consumers.algorithms.contract import Candidate
-from consumers.algorithms.subset import Subset, ends
+from consumers.algorithms.subset import Subset, both_ways, ends
 
 
 class BestAndWorst(Subset):
@@ -16,4 +16,4 @@ class BestAndWorst(Subset):
 
     def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
         """Take both ends."""
-        return ends(ranked, candidate.rewards, self._m - self._m // 2, self._m // 2)
+        return ends(*both_ways(ranked, candidate.rewards), self._m - self._m // 2, self._m // 2)

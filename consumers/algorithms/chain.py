@@ -10,6 +10,7 @@ from typing import Any, cast, get_type_hints
 
 from consumers.algorithms.contract import Again, Algorithm, Candidate, Drop, Keep, Result
 from consumers.algorithms.order import wrong_order
+from consumers.algorithms.replay import Replay
 from consumers.algorithms.sizes import nothing_left
 from infra.errors import HeadraceError, UsageError
 
@@ -64,6 +65,15 @@ class Chain:
         replaying = [algorithm for _, algorithm in self._algorithms if hasattr(algorithm, "holds")]
         return {numbered for algorithm in replaying for numbered in algorithm.holds()}
 
+    def forget_stale(self, clock: int) -> None:
+        """Have its replays forget what no later clock lets them ask for; nothing that follows is another for it.
+
+        A chain through which no group comes any more would remember for ever.
+        """
+        for _, algorithm in self._algorithms:
+            if isinstance(algorithm, Replay):
+                algorithm.forget_stale(clock)
+
     def process(self, candidate: Candidate, clock: int) -> tuple[Result, ...]:
         """Return the Keep or Drop that the candidate ends with, then the Agains of every algorithm that saw it.
 
@@ -77,7 +87,8 @@ class Chain:
                 break
             results = tuple(algorithm.process(verdict.candidate, clock))
             verdict = _verdict(use, results)
-            again += [result for result in results if isinstance(result, Again)]
+            if len(results) > 1:
+                again += [result for result in results if isinstance(result, Again)]
         return (verdict, *again)
 
     def snapshot(self) -> dict[str, Any]:
@@ -94,8 +105,11 @@ class Chain:
             algorithm.restore(own)
 
 
+_VERDICT = (Keep, Drop)
+
+
 def _verdict(use: str, results: Sequence[Result]) -> Keep | Drop:
-    verdicts = [result for result in results if isinstance(result, Keep | Drop)]
+    verdicts = [result for result in results if isinstance(result, _VERDICT)]
     if len(verdicts) != 1:
         raise ChainError(f"algorithm {use} returned {len(verdicts)} verdicts for one group: one Keep or Drop is due")
     return verdicts[0]

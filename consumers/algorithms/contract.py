@@ -12,9 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from schemas.records import GroupUse, Trajectory, TrajectoryGroup
 
 
@@ -154,25 +151,22 @@ class Stateless:
 
 def version_range(trajectories: Iterable[Trajectory]) -> tuple[int, int]:
     """Return the oldest and the newest version that generated a token, or (-1, -1); version 0 is one like any other."""
-    versions = set[int]()
+    oldest, newest = _NEVER, -1
     for trajectory in trajectories:
         for sequence in trajectory.sequences:
             runs = sequence.version_runs.tolist()
-            if len(runs) <= _FEW:  # numpy costs more than so many numbers
-                versions.update(v for v, n in zip(runs[::2], runs[1::2], strict=False) if v >= 0 and n > 0)
-            else:
-                versions.update(_versions(sequence.version_runs))
-    return (min(versions), max(versions)) if versions else (-1, -1)
+            for at in range(0, len(runs) - 1, 2):
+                version = runs[at]
+                if version >= 0 and runs[at + 1] > 0:
+                    if version < oldest:  # noqa: PLR1730 - a call costs more than all the rest
+                        oldest = version
+                    if version > newest:  # noqa: PLR1730
+                        newest = version
+    return (oldest, newest) if newest >= 0 else (-1, -1)
 
 
-_FEW = 64
-
-
-def _versions(runs: npt.NDArray[np.int32]) -> tuple[int, ...]:
-    """Return the oldest and the newest version of many runs."""
-    pairs = runs[: runs.size // 2 * 2].reshape(-1, 2)
-    versions = pairs[(pairs[:, 0] >= 0) & (pairs[:, 1] > 0), 0]
-    return (int(versions.min()), int(versions.max())) if versions.size else ()
+_NEVER = 1 << 31
+"""Newer than any version."""
 
 
 def generated_lengths(group: TrajectoryGroup) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ def mean_and_deviation(rewards: Iterable[float]) -> tuple[float, float]:
     mean = math.fsum(counted) / len(counted)
     if len(counted) == 1 or max(counted) - min(counted) <= EQUAL:
         return mean, 0.0
-    return mean, math.sqrt(math.fsum((reward - mean) ** 2 for reward in counted) / (len(counted) - 1))
+    return mean, math.sqrt(math.fsum([(reward - mean) ** 2 for reward in counted]) / (len(counted) - 1))
 
 
 def standardised(rewards: Sequence[float]) -> list[float]:

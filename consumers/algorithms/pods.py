@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from consumers.algorithms.contract import Candidate
-from consumers.algorithms.subset import Subset, ends
+from consumers.algorithms.subset import Subset, both_ways, ends
 
 ROUNDING = 1e-12
 """Sums of squares closer than this share of the squared spread of rewards are equal."""
@@ -21,8 +21,9 @@ class Pods(Subset):
     def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
         """Try every k."""
         rewards, m = candidate.rewards, self._m
-        best = best_counts(sorted([rewards[index] for index in ranked]), m)
-        sets = [ends(ranked, rewards, k, m - k) for k in best]
+        falling, rising = both_ways(ranked, rewards)
+        best = best_counts([rewards[index] for index in rising], m)
+        sets = [ends(falling, rising, k, m - k) for k in best]
         if len(sets) == 1:
             return sets[0]
         place = {index: rank for rank, index in enumerate(ranked)}
@@ -36,11 +37,10 @@ def best_counts(ascending: Sequence[float], m: int) -> list[int]:
     """
     middle = (ascending[0] + ascending[-1]) / 2
     values = [reward - middle for reward in ascending]
-    total, squares = sum(values[:m]), sum(value * value for value in values[:m])
+    total, squares = sum(values[:m]), sum([value * value for value in values[:m]])
     best, most = [0], squares - total * total / m
     near = ROUNDING * (ascending[-1] - ascending[0]) ** 2
-    for k in range(1, m + 1):
-        out, new = values[m - k], values[-k]
+    for k, (out, new) in enumerate(zip(values[m - 1 :: -1], values[::-1], strict=False), start=1):
         if out == new:
             continue  # the same rewards, so the same set
         total += new - out

@@ -23,9 +23,11 @@ class RandomM(Subset):
     def chosen(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
         """Draw from the group's identity."""
         group = candidate.group
-        begin = f"{self._seed}/{group.policy}/{group.stream}/{group.number}/"
+        begin = hashlib.blake2b(f"{self._seed}/{group.policy}/{group.stream}/{group.number}/".encode(), digest_size=16)
 
         def draw(index: int) -> bytes:
-            return hashlib.blake2b(f"{begin}{group.trajectories[index].id}".encode(), digest_size=16).digest()
+            one = begin.copy()
+            one.update(group.trajectories[index].id.encode())
+            return one.digest()
 
         return sorted(ranked, key=draw)[: self._m]

@@ -24,19 +24,24 @@ class Repetition(Watching):
             raise ValueError(f"probability is between 0 and 1; got {probability}")
         super().__init__("repetition", monitor=monitor)
         self._run = run
-        self._sure = math.log(probability)
+        self._sure = float(np.float32(math.log(probability)))
+        """Rounded as a comparison with a float32 array rounds it."""
 
     def fault(self, trajectory: Trajectory) -> str:
         """Return the longest run where it is long enough, else nothing."""
-        longest = max((self._longest(sequence) for sequence in trajectory.sequences), default=0)
+        longest = 0
+        for sequence in trajectory.sequences:
+            if sequence.ids.size >= self._run:
+                longest = max(longest, self._longest(sequence))
         return f"{longest} consecutive tokens of probability above {math.exp(self._sure):.4g}" if longest else ""
 
     def _longest(self, sequence: Sequence) -> int:
         """Return the length of the longest run of generated tokens that are sure, 0 where none reaches `run`."""
-        if sequence.ids.size < self._run:
-            return 0
         longest = 0
         for logprobs in generated_stretches(sequence, sequence.logprobs):
+            # Whatever is `run` tokens long holds one of every so many: most stretches need no closer look.
+            if not [logprob for logprob in logprobs[self._run - 1 :: self._run].tolist() if logprob > self._sure]:
+                continue
             sure = logprobs > self._sure
             if np.count_nonzero(sure) >= self._run:
                 breaks = np.flatnonzero(~sure)

@@ -13,8 +13,9 @@ from consumers.algorithms.contract import Again, Candidate, Keep, Result
 from consumers.algorithms.ranges import at_least
 from schemas.records import GroupUse
 
-LARGEST_CAPACITY = 50_000
-"""The curator's snapshot is one record, of some 90 bytes a group, and the broker takes 8 MiB."""
+LARGEST_CAPACITY = 20_000
+"""The curator's snapshot is one record, of some 90 bytes a group, and the broker takes 8 MiB: room for the chains of
+three revisions side by side, and for what dedupe remembers."""
 ROUNDING = 1e-9
 """A replay is due although the sum of credits is this much below a whole number."""
 
@@ -42,7 +43,7 @@ class Replay:
     group of the partition while its age, clock - min_version, is at most `max_staleness` and it was trained on fewer
     than `max_uses` times, the first included. At most `capacity` are remembered; the oldest arrival leaves first.
 
-    A group costs O(log capacity), memory is O(capacity + max_staleness), and the snapshot some 50 bytes for each group.
+    A group costs O(log capacity), memory is O(capacity + max_staleness), and the snapshot some 60 bytes for each group.
     """
 
     def __init__(self, ratio: float, capacity: int, max_uses: int, max_staleness: int) -> None:
@@ -95,7 +96,7 @@ class Replay:
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
         """Keep the group, replay what is due, then remember it."""
-        self._expire(clock)
+        self.forget_stale(clock)
         self._fresh += 1
         results: list[Result] = [Keep(candidate)]
         due = math.floor(self._fresh * self._credit + ROUNDING) - self._replayed
@@ -157,7 +158,8 @@ class Replay:
             self.placed(slot)
         self.placed(len(self._groups))
 
-    def _expire(self, clock: int) -> None:
+    def forget_stale(self, clock: int) -> None:
+        """Forget the groups that are older than `max_staleness`, as the next group would have it done."""
         while self._versions and clock - self._versions[0] > self._max_staleness:
             version = heapq.heappop(self._versions)
             for arrival in list(self._of_version[version]):

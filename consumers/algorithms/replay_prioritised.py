@@ -61,7 +61,7 @@ class ReplayPrioritised(Replay):
 
     def priority(self, candidate: Candidate) -> float:
         """Return p."""
-        advantages = standardised([_own_reward(candidate, index) for index in range(len(candidate.rewards))])
+        advantages = standardised(_own_rewards(candidate))
         counted = [abs(advantages[index]) for index in candidate.kept if math.isfinite(advantages[index])]
         return (math.fsum(counted) / len(counted) if counted else 0.0) + self._epsilon
 
@@ -99,10 +99,11 @@ class ReplayPrioritised(Replay):
         super().restore(state)
 
 
-def _own_reward(candidate: Candidate, index: int) -> float:
-    """Return a member's shaped reward; where its sequences have rewards of their own, the mean of them all."""
-    members, reward = candidate.group.trajectories, candidate.rewards[index]
-    if index >= len(members) or math.isnan(reward) or all(s.reward is None for s in members[index].sequences):
-        return reward
-    rewards = [reward if sequence.reward is None else sequence.reward for sequence in members[index].sequences]
-    return math.fsum(rewards) / len(rewards)
+def _own_rewards(candidate: Candidate) -> list[float]:
+    """Return the shaped rewards; of a member whose sequences have rewards of their own, the mean of them all."""
+    told = list(candidate.rewards)
+    for index, member in enumerate(candidate.group.trajectories):
+        own = [sequence.reward for sequence in member.sequences]
+        if own.count(None) < len(own) and not math.isnan(told[index]):
+            told[index] = math.fsum([told[index] if reward is None else reward for reward in own]) / len(own)
+    return told

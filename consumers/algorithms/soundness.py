@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -21,84 +21,84 @@ def all_sound(members: list[Trajectory], head_version: int, vocabulary: int) -> 
 
     False does not say that there is one: what is rare, as a span of length 0, is left to the closer look.
     """
-    if len({member.id for member in members}) < len(members):
-        return False
-    told = [member.reward for member in members]
-    lengths: list[int] = []
-    generated: list[bool] = []
-    for member in members:
-        begin = len(generated)
-        for sequence in member.sequences:
-            edges = _span_edges(sequence, told, lengths, generated)
-            if not edges or edges != _version_edges(sequence, head_version):
-                return False
-        if True not in generated[begin:]:
-            return False
     sequences = [sequence for member in members for sequence in member.sequences]
-    return (
-        bool(sequences)
-        and math.isfinite(sum(told))
-        and _sound_tokens(sequences, lengths, generated, vocabulary or _NO_VOCABULARY)
-    )
-
-
-def _span_edges(sequence: Sequence, told: list[float], lengths: list[int], generated: list[bool]) -> list[int]:
-    """Append what its spans say; return where generated tokens begin and end, then the end, or nothing if in doubt."""
-    edges: list[int] = []
-    position = turn = 0
-    was_made = False
-    for span in sequence.spans:
-        kind, length = span.kind, span.length
-        made = kind == "generated"
-        if length <= 0 or kind not in SPAN_KINDS or (position and span.turn < turn) or (made and not position):
-            return []
-        if made is not was_made:
-            edges.append(position)
-            was_made = made
-        if span.reward is not None:
-            told.append(span.reward)
-        generated.append(made)
-        lengths.append(length)
-        position += length
-        turn = span.turn
-    if sequence.reward is not None:
-        told.append(sequence.reward)
-    if sequence.baseline is not None:
-        told.append(sequence.baseline)
-    edges.append(position)
-    return edges if 0 < position == sequence.ids.size == sequence.logprobs.size else []
-
-
-def _version_edges(sequence: Sequence, head_version: int) -> list[int]:
-    """Return where tokens that have a version begin and end, then the end, or nothing if in doubt."""
-    runs = sequence.version_runs.tolist()
-    if len(runs) % 2:
-        return []
-    edges: list[int] = []
-    position = 0
-    was_made = False
-    numbers = iter(runs)
-    for version, count in zip(numbers, numbers, strict=True):
-        if count <= 0 or version > head_version:
-            return []
-        made = version >= 0
-        if made is not was_made:
-            edges.append(position)
-            was_made = made
-        position += count
-    edges.append(position)
-    return edges
-
-
-def _sound_tokens(sequences: list[Sequence], lengths: list[int], generated: list[bool], vocabulary: int) -> bool:
-    """Return whether ids are in the vocabulary and log-probabilities finite, at most 0, and 0 where not generated."""
-    if np.concatenate([sequence.ids for sequence in sequences]).view(np.uint32).max() >= vocabulary:
+    if len({member.id for member in members if member.sequences}) < len(members) or not sequences:
         return False
-    logprobs = np.concatenate([sequence.logprobs for sequence in sequences])
-    starts = [0, *accumulate(lengths)][:-1]
-    # The least and the largest of every span; NaN is both wherever there is one.
-    lowest, highest = np.minimum.reduceat(logprobs, starts).tolist(), np.maximum.reduceat(logprobs, starts).tolist()
-    for low, high, made in zip(lowest, highest, generated, strict=True):
-        if not (-math.inf < low and high <= LOGPROB_SLACK if made else low == high == 0):
+    tokens, others = _not_generated(sequences, head_version)
+    return tokens > 0 and _are_finite(members) and _sound_tokens(sequences, tokens, others, vocabulary)
+
+
+def _not_generated(sequences: list[Sequence], head_version: int) -> tuple[int, list[tuple[int, int]]]:
+    """Return how many tokens there are, and of those not generated where they begin, over all, and how many they are.
+
+    No tokens where the spans, version runs and lengths of a sequence do not fit each other, or nothing of it was
+    generated. Spans and runs are walked together: `end` is where the run ends that was read last.
+    """
+    others: list[tuple[int, int]] = []
+    before = 0
+    for sequence in sequences:
+        runs = sequence.version_runs.tolist()
+        position = end = at = turn = generated = 0
+        last, was_made = len(runs) - 1, False
+        for span in sequence.spans:
+            kind, length = span.kind, span.length
+            made = kind == "generated"
+            if length <= 0 or (position and span.turn < turn) or (made is not was_made and not 0 < end == position):
+                return 0, []
+            if made:
+                generated += length
+            elif kind in SPAN_KINDS:
+                others.append((before + position, length))
+            else:
+                return 0, []
+            was_made, turn = made, span.turn
+            position += length
+            while end < position:
+                if at >= last:
+                    return 0, []
+                version, count = runs[at], runs[at + 1]
+                if count <= 0 or (version >= 0) is not made or version > head_version:
+                    return 0, []
+                end += count
+                at += 2
+        if not (generated and at == len(runs) and position == end == sequence.ids.size == sequence.logprobs.size):
+            return 0, []
+        before += position
+    return before, others
+
+
+def _are_finite(members: list[Trajectory]) -> bool:
+    """Return whether rewards and baselines of members, sequences and spans are finite, those that are given."""
+    told = 0.0
+    for member in members:
+        told += member.reward
+        for sequence in member.sequences:
+            if sequence.reward is not None:
+                told += sequence.reward
+            if sequence.baseline is not None:
+                told += sequence.baseline
+            for span in sequence.spans:
+                if span.reward is not None:
+                    told += span.reward
+    return math.isfinite(told)
+
+
+def _sound_tokens(sequences: list[Sequence], tokens: int, others: list[tuple[int, int]], vocabulary: int) -> bool:
+    """Return whether ids are in the vocabulary and log-probabilities finite, at most 0, and 0 where not generated."""
+    all_ids: list[Any] = [sequence.ids for sequence in sequences]
+    all_logprobs: list[Any] = [sequence.logprobs for sequence in sequences]
+    # Half the time of numpy's concatenate. Arrays that are no tensors of a record are left to the closer look.
+    try:
+        ids, logprobs = b"".join(all_ids), b"".join(all_logprobs)
+    except ValueError:
+        return False
+    if not len(ids) == len(logprobs) == 4 * tokens:
+        return False
+    for start, length in others:
+        if not logprobs.startswith(bytes(4 * length), 4 * start):
             return False
-    return True
+    values = np.frombuffer(logprobs, np.float32)
+    # The largest is NaN when any is.
+    lowest, highest = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
+    largest_id = int(np.maximum.reduce(np.frombuffer(ids, np.uint32)))
+    return largest_id < (vocabulary or _NO_VOCABULARY) and lowest > -math.inf and highest <= LOGPROB_SLACK

@@ -40,19 +40,23 @@ class Subset(Stateless):
         return [Keep(left.with_rewards(tuple(rewards)))]
 
 
-def ends(ranked: Sequence[int], rewards: Sequence[float], largest: int, smallest: int) -> set[int]:
-    """Return the indices of so many of the largest and of the smallest rewards, of equal ones those that come first."""
-    # Sorting keeps the order of equal ones, also when it is reversed.
-    taken = set(sorted(ranked, key=rewards.__getitem__, reverse=True)[:largest])
-    rest = [index for index in ranked if index not in taken]
-    return taken.union(sorted(rest, key=rewards.__getitem__)[:smallest])
+def both_ways(ranked: Sequence[int], rewards: Sequence[float]) -> tuple[list[int], list[int]]:
+    """Return the indices by reward, largest first and smallest first; equal ones stay as they are in both."""
+    return sorted(ranked, key=rewards.__getitem__, reverse=True), sorted(ranked, key=rewards.__getitem__)
+
+
+def ends(falling: Sequence[int], rising: Sequence[int], largest: int, smallest: int) -> set[int]:
+    """Return so many indices of the largest and of the smallest rewards, of equal ones those that come first."""
+    taken = set(falling[:largest])
+    return taken.union([index for index in rising if index not in taken][:smallest])
 
 
 def _in_order_of_ids(candidate: Candidate) -> list[int]:
     """Return the kept indices, smallest id first: `sums:7:2` before `sums:7:10`."""
+    members = candidate.group.trajectories
 
     def key(index: int) -> tuple[str, int]:
-        ident = candidate.group.trajectories[index].id
+        ident = members[index].id
         stem, _, sample = ident.rpartition(":")
         return (stem, int(sample)) if sample.isdecimal() else (ident, -1)
 

@@ -334,7 +334,7 @@ def test_every_replay_is_of_an_earlier_group_within_its_bounds_and_counted() -> 
         (ReplayLatest, {"ratio": 1.0}, "ratio is a share of all groups, from 0 to below 1; got 1.0"),
         (ReplayLatest, {"ratio": -0.1}, "ratio is a share"),
         (ReplayUniform, {"capacity": 0}, "capacity is 1 or more; got 0"),
-        (ReplayUniform, {"capacity": 10**6}, "capacity is at most 50,000"),
+        (ReplayUniform, {"capacity": 10**6}, "capacity is at most 20,000"),
         (ReplayUniform, {"max_uses": 1}, "max_uses is 2 or more; got 1"),
         (ReplayRecency, {"max_staleness": -1}, "max_staleness is 0 or more; got -1"),
         (ReplayRecency, {"half_life": 0.0}, "half_life is above 0; got 0.0"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,10 +11,12 @@ import pytest
 from test_curation import group, message, read
 
 from consumers import uses
-from consumers.algorithms.chain import ChainError
+from consumers.algorithms.chain import Chain, ChainError
 from consumers.algorithms.contract import Again, Candidate, Keep, Result
+from consumers.algorithms.replay import LARGEST_CAPACITY, Remembered
+from consumers.algorithms.replay_prioritised import ReplayPrioritised
 from consumers.curation import CuratorPartition, Desk
-from infra.kafka import Outgoing
+from infra.kafka import MESSAGE_BYTES, Outgoing
 from infra.settings import Recipe
 from schemas.headers import Stamp
 from schemas.records import CuratedGroup, GroupUse, Outcome
@@ -141,6 +145,65 @@ def test_what_a_chain_holds_no_more_is_forgotten_but_not_before_its_last_use(
         curated(state, [number])
         sizes.append(len(state._uses._groups[0]))
     assert 4 < max(sizes) <= most
+
+
+def revisions(*chains: object) -> CuratorPartition:
+    made = [recipe(chain) for chain in chains]
+    desk = Desk("run-1", "solver", Topics("t"), made.__getitem__, pytest.fail)
+    return CuratorPartition(desk, ("t.trajectories.solver", 0), 4)
+
+
+@pytest.mark.parametrize(
+    "use_", ["replay_latest", "replay_uniform", "replay_dots", "replay_recency", "replay_prioritised"]
+)
+def test_a_snapshot_at_any_time_changes_nothing_of_what_follows(use_: str) -> None:
+    """Though what is stale by then leaves the memory at once, and not with the next group."""
+    replay = {"use": use_, "ratio": 0.6, "max_uses": 3, "max_staleness": 3}
+    rested, looked_at = revisions(replay, replay), revisions(replay, replay)
+    replays = 0
+    for number in range(120):
+        head = number // 3
+        sent = {"version": max(0, head - number % 4), "revision": int(number % 23 > 11), "head_version": head}
+        outgoing = curated(rested, [number], **sent)
+        assert curated(looked_at, [number], **sent) == outgoing
+        looked_at.snapshot()
+        replays += sum(Stamp.from_headers(record.headers).use > 0 for record in outgoing)
+    assert replays > 100
+
+
+def test_a_chain_of_an_old_revision_forgets_what_is_stale_though_no_group_comes_through_it() -> None:
+    replay = {"use": "replay_uniform", "ratio": 0.1, "max_staleness": 3}
+    state = revisions(replay, replay)
+    curated(state, range(50), version=5)
+    full = len(state.snapshot())
+    curated(state, [50], version=8, revision=1)
+    assert len(state.snapshot()) > full
+    curated(state, [51], version=9, revision=1)
+    assert len(state.snapshot()) < full / 4
+
+
+def test_the_name_of_a_stream_stands_in_a_snapshot_as_often_with_many_groups_as_with_one() -> None:
+    stream = "s" * 900
+    state = partition({"use": "replay_uniform", "ratio": 0.1})
+    times = []
+    for number in range(20):
+        curated(state, [number], stream=stream)
+        times.append(state.snapshot().count(stream.encode()))
+    assert times == [3] * 20
+
+
+def test_three_revisions_full_of_replays_fit_into_one_snapshot() -> None:
+    """Reckoned from the first tenth of each, with numbers as large as those of a long run."""
+    known, chains = uses.Uses("run-1", "solver"), {}
+    for revision in range(1000, 1003):
+        algorithm = ReplayPrioritised(ratio=0.0, capacity=LARGEST_CAPACITY)
+        for number in range(10_000_000, 10_000_000 + LARGEST_CAPACITY // 10):
+            algorithm._place(Remembered("sums", number, 10_000, 10_001, 3, number, math.sqrt(number % 97)))
+            stamp = Stamp("run-1", "sums", number, attempt=3, revision=revision, head_version=10_001)
+            known.add(stamp, replays=True)
+        chains[revision] = Chain([("replay_prioritised", algorithm)])
+    state = [known.snapshot(chains), [chain.snapshot() for chain in chains.values()]]
+    assert 4 << 20 < 10 * len(json.dumps(state, separators=(",", ":"))) < MESSAGE_BYTES - (2 << 20)
 
 
 def test_a_chain_without_replays_remembers_nothing_of_what_it_kept() -> None:
