@@ -570,8 +570,8 @@ MUTANTS = (
         "stale-replay",
         "a replay has its own bound on staleness",
         "consumers/algorithms/replay.py",
-        "        self._expire(clock)\n",
-        "",
+        "        self.forget_stale(clock)\n        self._fresh += 1\n",
+        "        self._fresh += 1\n",
         (f"{REPLAYS}test_nothing_is_replayed_beyond_its_own_staleness",),
     ),
     Mutant(
@@ -1349,8 +1349,8 @@ MUTANTS = (
         "sweep-unfinished-stays",
         "topics and objects are deleted of runs that are done only",
         "infra/sweep.py",
-        "if summary is None or self._sweep.keep:",
-        "summary = summary or {'run_id': ''}\n        if self._sweep.keep:",
+        "if summary is None or self._sweep.keep or self._servers is None:",
+        "summary = summary or {'run_id': ''}\n        if self._sweep.keep or self._servers is None:",
         (f"{SWEEP}test_topics_and_objects_of_a_run_go_once_its_summary_is_there",),
     ),
     Mutant(
