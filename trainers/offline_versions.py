@@ -189,7 +189,7 @@ class _Intake:
         entry = Waiting(
             key=(curated.stream, curated.number, curated.use),
             min_version=curated.min_version,
-            deadline_version=curated.deadline_version,
+            deadline_version=self._deadline(curated),
             arrival=counts.read,
             partition=message.partition,
             offset=message.offset,
@@ -204,6 +204,10 @@ class _Intake:
             return None
         group = whole(self._archive, found)
         return candidate(group, self._learner, self._settings, self._tokenizer_hash, self.clock)
+
+    def _deadline(self, curated: CuratedGroup) -> int:
+        """Return the last clock at which it may be trained on: as the settings say, of a replay as its chain said."""
+        return curated.deadline_version if curated.use else curated.min_version + self._settings.max_staleness
 
     def batch(self) -> list[Candidate]:
         """Return the next batch; nothing while it is to wait."""

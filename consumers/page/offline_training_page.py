@@ -85,8 +85,8 @@ def _counts(trained: Facts) -> list[Text]:
     if trained["evicted"].get("expired"):
         parts.append(
             Text(
-                "What expired was too old by the clock of the log before a batch was full: curate with a larger limit "
-                "of max_staleness (headrace curate --from ... --chain ...), or take smaller batches.",
+                "What expired was too old by the clock of the log before a batch was full: allow more by "
+                "--set trainer.max_staleness=N, or take smaller batches.",
                 style="yellow",
             )
         )

@@ -66,6 +66,7 @@ AUDIT = "tests/unit/test_audit.py::"
 AUDIT_OBJECTS = "tests/unit/test_audit_objects.py::"
 ARCHIVE = "tests/unit/test_archive.py::"
 OFFLINE = "tests/unit/test_offline_training.py::"
+EXPORT = "tests/unit/test_export.py::"
 IN_STORE = "tests/integration/test_archive_in_store.py::"
 SWEEP = "tests/unit/test_sweep.py::"
 GC = "tests/integration/test_gc.py::"
@@ -1320,6 +1321,14 @@ MUTANTS = (
         "if (curated.stream, curated.number, curated.use) != (use.stream, use.number, use.use):",
         "if False:",
         (f"{OFFLINE}test_a_batch_that_names_another_group_than_stands_there_is_told",),
+    ),
+    Mutant(
+        "export-repeated",
+        "a group that came twice is told as repeated, not as trained on twice",
+        "consumers/exporter.py",
+        'if is_first else (REPEATED, "", [])',
+        'if True else (REPEATED, "", [])',
+        (f"{EXPORT}test_a_row_holds_the_tokens_of_a_sequence_and_what_became_of_it",),
     ),
     Mutant(
         "replay-once",

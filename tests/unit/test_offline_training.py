@@ -15,6 +15,7 @@ import pytest
 import transformers
 from made_run import TINY_MODEL
 
+from consumers.offline_curator import curate_offline
 from envs.arithmetic import ALPHABET
 from infra.archive.reading import Archive
 from infra.archive.writing import ArchiveWriter
@@ -148,7 +149,9 @@ def test_what_is_too_old_is_told_by_the_clock_of_the_log_and_not_by_the_version_
     leaping = [curated(0, 1), curated(1, 1), *(curated(number, 9) for number in range(2, 6))]
     archive(tmp_path / "b", [leaping])
     found = train_offline(tmp_path / "b", tmp_path / "leapt", Wish())
-    assert (found["evicted"], found["trained"]) == ({"expired": 2}, 4)
+    assert (found["evicted"], found["trained"], found["left"]) == ({"expired": 2}, 4, 0)
+    found = train_offline(tmp_path / "b", tmp_path / "allowed", Wish(sets=("trainer.max_staleness=9",)))
+    assert (found["evicted"], found["trained"], found["left"]) == ({}, 4, 2)
 
 
 def test_tokens_are_as_old_for_the_learner_as_by_the_clock(tmp_path: Path) -> None:
@@ -262,6 +265,28 @@ def test_only_one_makes_a_folder_and_the_other_leaves_it_alone(tmp_path: Path) -
             pass
         assert (growing / "mine").exists()
     assert (tmp_path / "out" / "mine").exists()
+
+
+def test_of_two_that_curate_into_one_folder_at_once_one_is_refused(tmp_path: Path) -> None:
+    topic, told = "t.trajectories.solver", RecipeRevision(run_id="run-1", recipe=recipe().to_json())
+    with ArchiveWriter(tmp_path / "a", "t", "run-1", lambda *_: None, lambda *_: []) as writer:
+        writer.add_topic("t.recipe", 1, {})
+        writer.add_topic(topic, 1, {})
+        writer.write(Message("t.recipe", 0, 0, b"", codec.encode(told)))
+        for number in range(4):
+            made = curated(number)
+            group = codec.decode(made.value, CuratedGroup).group
+            writer.write(replace(made, topic=topic, offset=number, value=group))
+        writer.save()
+
+    with new_folder(tmp_path / "out") as growing:
+        (growing / "mine").write_text("mine")
+        with pytest.raises(FolderBusy):
+            curate_offline(tmp_path / "a", None, None, tmp_path / "out")
+        assert (growing / "mine").exists()
+    alone = curate_offline(tmp_path / "a", None, None, tmp_path / "other")
+    assert alone["read"] == 4
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 def test_a_lock_on_a_folder_that_has_its_name_by_now_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
