@@ -12,15 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 COLUMNS = (
-    *("runs", "reward", "held-out", "skipped", "trajectories", "trained", "length bias", "replayed", "wall s"),
-    "groups discarded",
+    *("runs", "reward", "held-out", "skipped", "trajectories", "trained", "discarded", "length bias", "replayed"),
+    *("wall s", "groups discarded"),
 )
 NOTHING = ("", "0", "0 ± 0")
 NOTE = (
     "Means over seeds ± half of their 95 % interval (Student's t). reward: training reward of the last 5 versions, of "
     "all tasks that the variant chose to ask; held-out: the last evaluation, whose tasks are the same for all; "
-    "skipped: tasks that the selector did not ask; trained: share of all groups; length bias: mean length of groups "
-    "that were discarded before the run's end over that of trained ones."
+    "skipped: tasks that the selector did not ask; trained: share of all groups; discarded: share before the "
+    "run's end; length bias: mean length of these over that of trained ones."
 )
 
 
@@ -116,6 +116,7 @@ def _rows(found: Mapping[str, Any], policy: str) -> Iterator[tuple[str, ...]]:
             in_words(variant["skipped"], "{:,.0f}"),
             in_words(block["trajectories"], "{:,.0f}"),
             in_words(block["trained_share"], "{:.1%}"),
+            in_words(block["discarded_share"], "{:.1%}"),
             in_words(block["length_bias"], "{:.2f}"),
             in_words(block["replayed"], "{:,.0f}"),
             in_words(variant["wall_s"], "{:.0f}"),
