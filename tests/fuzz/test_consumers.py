@@ -73,7 +73,8 @@ from schemas.records import (
     WorkerStatus,
 )
 from trainers.batch import minibatches
-from trainers.component import Trainer, candidate_of
+from trainers.candidates import candidate_of
+from trainers.component import Trainer
 from trainers.groups import batch_sequences
 from trainers.learner import Learner
 from trainers.payloads import Payloads
