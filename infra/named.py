@@ -1,4 +1,4 @@
-"""A function by the name that a recipe gives it: a shipped one, or the user's own as `package.module:function`."""
+"""A function or class by the name that a recipe gives it: a shipped one, or the user's own as `package.module:name`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,15 @@ def named(where: str, use: str, shipped: Mapping[str, Callable[..., Any]]) -> Ca
 
     Raises UsageError with the shipped names, nearest first, or with why an import failed.
     """
-    if use in shipped:
-        return shipped[use]
-    module, _, attribute = use.partition(":")
+    return shipped[use] if use in shipped else imported(where, use, dict.fromkeys(shipped, ""))
+
+
+def imported(where: str, use: str, shipped: Mapping[str, str]) -> Callable[..., Any]:
+    """Return the function or class called `use`, by its own `module:name` or by that of the shipped name.
+
+    Raises UsageError like `named`.
+    """
+    module, _, attribute = shipped.get(use, use).partition(":")
     if not module or not attribute:
         nearest = difflib.get_close_matches(use, shipped, n=len(shipped), cutoff=0.0)
         raise UsageError(f"{where}: no {use!r}; take one of {', '.join(nearest)}, or your own as `package.module:name`")
@@ -32,8 +38,20 @@ def named(where: str, use: str, shipped: Mapping[str, Callable[..., Any]]) -> Ca
     except AttributeError as error:
         raise UsageError(f"{where}: module {module} has no {attribute!r}") from error
     if not callable(found):
-        raise UsageError(f"{where}: {use!r} is no function but {found!r}")
+        raise UsageError(f"{where}: {use!r} is no function and no class but {found!r}")
     return found
+
+
+def check_kinds(where: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+    """Raise UsageError for a value that is not of the plain kind which its parameter's annotation names.
+
+    A whole number is a number too; a bool is none. Settings that are no parameters are passed over.
+    """
+    parameters = _signature(function).parameters
+    for name, value in settings.items():
+        kinds = _kinds(parameters[name].annotation) if name in parameters else ()
+        if kinds and type(value) not in kinds and not (type(value) is int and float in kinds):
+            raise UsageError(f"{where}: {name} must be {' or '.join(KINDS[k] for k in kinds)}, got {value!r}")
 
 
 def check_options(
@@ -52,13 +70,11 @@ def check_options(
     }
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    for name, value in options.items():
+    for name in options:
         if name not in takes:
             nearest = difflib.get_close_matches(name, takes, n=len(takes) or 1, cutoff=0.0)
             raise UsageError(f"{where}: no option {name!r}; it takes {', '.join(nearest) or 'none'}")
-        kinds = _kinds(takes[name].annotation)
-        if kinds and type(value) not in kinds and not (type(value) is int and float in kinds):
-            raise UsageError(f"{where}: {name} must be {' or '.join(KINDS[k] for k in kinds)}, got {value!r}")
+    check_kinds(where, function, options)
     for name, parameter in takes.items():
         if parameter.default is parameter.empty and name not in options:
             raise UsageError(f"{where}: {name!r} is missing; it takes {', '.join(takes)}")

@@ -13,7 +13,11 @@ from schemas import codec
 from schemas.records import CuratedGroup
 
 MOST_BYTES = 64 << 20
-"""Of the groups that are remembered."""
+"""Of the groups that are remembered, with what Python holds beside their bytes."""
+RECORD_BYTES = 768
+"""Of a record without its group: objects, texts and key."""
+MEMBER_BYTES = 48
+"""An index, a reward and their places in two tuples."""
 MOST_PLACES = 65_536
 """Places that are remembered: some 150 bytes each."""
 
@@ -102,9 +106,14 @@ class Payloads:
             self._places.popitem(last=False)
         before = self._firsts.pop(key, None)
         self._firsts[key] = first
-        self._bytes += len(first.group) - (len(before.group) if before else 0)
+        self._bytes += held_bytes(first) - (held_bytes(before) if before else 0)
         while self._bytes > self._most_bytes:
-            self._bytes -= len(self._firsts.popitem(last=False)[1].group)
+            self._bytes -= held_bytes(self._firsts.popitem(last=False)[1])
+
+
+def held_bytes(first: CuratedGroup) -> int:
+    """Return what Python holds for a group, about: its bytes, its indices and rewards, the record and its key."""
+    return len(first.group) + RECORD_BYTES + MEMBER_BYTES * max(len(first.kept), len(first.rewards))
 
 
 def replay_of(message: Message, curated: CuratedGroup) -> Replay:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import bisect
+import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, TypeAlias
 
 Order = Literal["edf", "fifo", "lifo", "random"]
 Rank: TypeAlias = tuple[int, int]
+Key: TypeAlias = tuple[str, int, int]
+SLACK = 64
+"""Entries that wait no more and may stand in a heap beside as many as wait."""
 Verdict = Literal["surplus", "expired", "run_end", "dead", "missing"]
 
 
@@ -18,7 +22,7 @@ Verdict = Literal["surplus", "expired", "run_end", "dead", "missing"]
 class Waiting:
     """A curated group in the window, with all that its outcome and the lineage need."""
 
-    key: tuple[str, int, int]
+    key: Key
     """(stream, number, use): the identity of one use of one group."""
     min_version: int
     """Oldest version that generated a token of the group; 0 is a version like any other."""
@@ -68,6 +72,10 @@ class Window:
         self._capacity = capacity
         self._rank, self._leaves = _rules(order, seed)
         self._entries: list[Waiting] = []
+        self._inside: dict[bool, set[Key]] = {False: set(), True: set()}
+        """The fresh groups and the replays that wait."""
+        self._leaving: dict[bool, list[tuple[Rank, Key, Waiting]]] = {False: [], True: []}
+        """Of each kind a heap, who leaves first on top; some in it wait no more."""
         self._earliest: float = math.inf
         """No entry's deadline is before it."""
 
@@ -78,12 +86,20 @@ class Window:
         """Take one group in; return what leaves as `surplus` for want of room."""
         bisect.insort(self._entries, entry, key=self._rank)
         self._earliest = min(self._earliest, entry.deadline_version)
-        kind = [waiting for waiting in self._entries if waiting.is_replay == entry.is_replay]
-        if len(kind) <= self._capacity:
+        inside, leaving = self._inside[entry.is_replay], self._leaving[entry.is_replay]
+        inside.add(entry.key)
+        heapq.heappush(leaving, (_last_first(self._leaves(entry)), entry.key, entry))
+        if len(leaving) > 2 * len(inside) + SLACK:
+            leaving[:] = [one for one in leaving if one[1] in inside]
+            heapq.heapify(leaving)
+        if len(inside) <= self._capacity:
             return []
-        leaving = max(kind, key=self._leaves)
-        self._entries.remove(leaving)
-        return [Eviction(leaving, "surplus")]
+        while leaving[0][1] not in inside:
+            heapq.heappop(leaving)
+        gone = heapq.heappop(leaving)[2]
+        del self._entries[bisect.bisect_left(self._entries, self._rank(gone), key=self._rank)]
+        inside.remove(gone.key)
+        return [Eviction(gone, "surplus")]
 
     def expire(self, current_version: int) -> list[Eviction]:
         """Evict what the trainer, now at `current_version`, may no longer train on.
@@ -94,6 +110,7 @@ class Window:
             return []
         expired = [entry for entry in self._entries if entry.deadline_version < current_version]
         self._entries = [entry for entry in self._entries if entry.deadline_version >= current_version]
+        self._forget(expired)
         self._earliest = min((entry.deadline_version for entry in self._entries), default=math.inf)
         return [Eviction(entry, "expired") for entry in expired]
 
@@ -102,7 +119,12 @@ class Window:
         if len(self._entries) < n:
             return None
         taken, self._entries = self._entries[:n], self._entries[n:]
+        self._forget(taken)
         return taken
+
+    def _forget(self, gone: Iterable[Waiting]) -> None:
+        for entry in gone:
+            self._inside[entry.is_replay].remove(entry.key)
 
     def leftovers(self) -> tuple[Waiting, ...]:
         """Show what waits now, in the order in which it would be served; the window keeps it."""
@@ -122,6 +144,10 @@ def next_batch(waiting: int, full: int, unit: int, waited_s: float, limit_s: flo
     if waiting >= full:
         return full
     return waiting // unit * unit if 0 < limit_s <= waited_s else 0
+
+
+def _last_first(rank: Rank) -> Rank:
+    return -rank[0], -rank[1]
 
 
 def _rules(order: Order, seed: int) -> tuple[_Ranked, _Ranked]:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 from consumers.algorithms.contract import Again, Algorithm, Candidate, Drop, Keep, Result
 from consumers.algorithms.order import wrong_order
 from consumers.algorithms.replay import Replay
 from consumers.algorithms.sizes import nothing_left
 from infra.errors import HeadraceError, UsageError
+from infra.named import check_kinds, imported
 
 ALGORITHMS = {
     "failures": "consumers.algorithms.failures:Failures",
     "validate": "consumers.algorithms.validate:Validate",
     "max_staleness": "consumers.algorithms.max_staleness:MaxStaleness",
-    "drop_zero_variance": "consumers.algorithms.zero_variance:DropZeroVariance",
     "length_bounds": "consumers.algorithms.length_bounds:LengthBounds",
     "mask_truncated": "consumers.algorithms.truncated:MaskTruncated",
+    "drop_zero_variance": "consumers.algorithms.zero_variance:DropZeroVariance",
     "repetition": "consumers.algorithms.repetition:Repetition",
     "gibberish": "consumers.algorithms.gibberish:Gibberish",
     "scale_rewards": "consumers.algorithms.scale_rewards:ScaleRewards",
@@ -121,17 +120,29 @@ def load_chain(uses: Sequence[tuple[str, Mapping[str, Any]]], seed: int = 1) -> 
     An algorithm that takes a `seed` gets this one where its settings have none. Raises UnknownAlgorithm, with the
     nearest names, the settings that an algorithm takes, or what is wrong with the order.
     """
-    wrong = wrong_order([use for use, _ in uses])
+    built = [
+        _load(f"algorithm {number} of the chain, {use}", use, own, seed) for number, (use, own) in enumerate(uses, 1)
+    ]
+    wrong = wrong_order([_shipped_name(use, algorithm) for (use, _), algorithm in zip(uses, built, strict=True)])
     if wrong:
         raise UnknownAlgorithm(f"the chain's order: {wrong}")
-    return Chain([(use, _load(number, use, settings, seed)) for number, (use, settings) in enumerate(uses, start=1)])
+    return Chain([(use, algorithm) for (use, _), algorithm in zip(uses, built, strict=True)])
 
 
-def _load(number: int, use: str, settings: Mapping[str, Any], seed: int) -> Algorithm:
-    where = f"algorithm {number} of the chain, {use}"
-    build = _found(where, use)
+def _shipped_name(use: str, algorithm: Algorithm) -> str:
+    """Return the name of a shipped algorithm, by whatever way it was named; else `use`."""
+    kind = type(algorithm)
+    target = f"{kind.__module__}:{kind.__qualname__}"
+    return next((name for name, shipped in ALGORITHMS.items() if shipped == target), use)
+
+
+def _load(where: str, use: str, settings: Mapping[str, Any], seed: int) -> Algorithm:
     try:
+        build = imported(where, use, ALGORITHMS)
+        check_kinds(where, build, settings)
         signature = inspect.signature(build)
+    except UsageError as error:
+        raise UnknownAlgorithm(str(error)) from error
     except ValueError as error:
         raise UnknownAlgorithm(f"{where}: {error}") from error
     takes = signature.parameters
@@ -141,9 +152,6 @@ def _load(number: int, use: str, settings: Mapping[str, Any], seed: int) -> Algo
         bound = signature.bind(**settings)
     except TypeError as error:
         raise UnknownAlgorithm(f"{where}: {error}; it takes {', '.join(takes) or 'no settings'}") from error
-    for name, kind in _plain_kinds(build).items():
-        if name in settings and not _fits(settings[name], kind):
-            raise UnknownAlgorithm(f"{where}: {name} takes {kind.__name__}, got {settings[name]!r}")
     try:
         algorithm = build(*bound.args, **bound.kwargs)
     except (TypeError, ValueError) as error:
@@ -152,33 +160,3 @@ def _load(number: int, use: str, settings: Mapping[str, Any], seed: int) -> Algo
     if lacking:
         raise UnknownAlgorithm(f"{where}: it has no {' and no '.join(lacking)}; see docs/data-algorithms.md")
     return cast("Algorithm", algorithm)
-
-
-def _plain_kinds(build: Any) -> dict[str, type]:
-    """Return the settings whose annotation is a type that a TOML value has."""
-    try:
-        hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
-    except (NameError, TypeError):
-        return {}  # it is annotated with what only a type checker sees, or is no plain function
-    return {name: hint for name, hint in hints.items() if hint in (bool, int, float, str)}
-
-
-def _fits(value: object, kind: type) -> bool:
-    """Return whether a value is of a kind; a whole number is a float too, a truth value no number."""
-    return type(value) is kind or (kind is float and type(value) is int)
-
-
-def _found(where: str, use: str) -> Any:
-    module, _, attribute = ALGORITHMS.get(use, use).partition(":")
-    if not module or not attribute:
-        nearest = difflib.get_close_matches(use, ALGORITHMS, n=len(ALGORITHMS), cutoff=0.0)
-        raise UnknownAlgorithm(f"{where}: take one of {', '.join(nearest)}, or your own as `package.module:Name`")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except ImportError as error:
-        raise UnknownAlgorithm(f"{where}: importing {module} failed ({error})") from error
-    except AttributeError as error:
-        raise UnknownAlgorithm(f"{where}: module {module} has no {attribute!r}") from error
-    if not callable(found):
-        raise UnknownAlgorithm(f"{where}: it is no class but {found!r}")
-    return found

@@ -15,7 +15,8 @@ class LinearLength(Stateless):
     """r_i - mu (output o_i / max o + prompt p_i / max p + turns k_i / max k), then less the mean of these.
 
     o are a trajectory's generated tokens, p its other ones, k its turns; mu is the group's mean reward, so that length
-    counts only as far as a task is solved. `centre = false` leaves the mean in. Source: prime-rl's length penalty.
+    counts only as far as a task is solved. Failed episodes that count have no length, and are centred with the others;
+    `centre = false` leaves the mean in. Source: prime-rl's length penalty.
     """
 
     def __init__(self, output: float = 0.25, prompt: float = 0.1, turns: float = 0.1, *, centre: bool = True) -> None:
@@ -42,7 +43,7 @@ class LinearLength(Stateless):
         if not self._centre:
             return [Keep(shaped)]
         centre, _ = mean_and_deviation(shaped.rewards)
-        return [Keep(shaped.shaped([reward - centre for reward in shaped.rewards[: len(members)]]))]
+        return [Keep(shaped.with_rewards(tuple([reward - centre for reward in shaped.rewards])))]
 
 
 def _lengths(trajectory: Trajectory) -> tuple[int, int, int]:

@@ -37,10 +37,12 @@ def best_counts(ascending: Sequence[float], m: int) -> list[int]:
     """
     middle = (ascending[0] + ascending[-1]) / 2
     values = [reward - middle for reward in ascending]
-    total, squares = sum(values[:m]), sum([value * value for value in values[:m]])
+    smallest = values[:m]
+    total, squares = sum(smallest), sum([value * value for value in smallest])
     best, most = [0], squares - total * total / m
     near = ROUNDING * (ascending[-1] - ascending[0]) ** 2
-    for k, (out, new) in enumerate(zip(values[m - 1 :: -1], values[::-1], strict=False), start=1):
+    for k in range(1, m + 1):
+        out, new = values[m - k], values[-k]
         if out == new:
             continue  # the same rewards, so the same set
         total += new - out

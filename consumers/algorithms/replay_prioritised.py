@@ -103,7 +103,9 @@ def _own_rewards(candidate: Candidate) -> list[float]:
     """Return the shaped rewards; of a member whose sequences have rewards of their own, the mean of them all."""
     told = list(candidate.rewards)
     for index, member in enumerate(candidate.group.trajectories):
-        own = [sequence.reward for sequence in member.sequences]
-        if own.count(None) < len(own) and not math.isnan(told[index]):
-            told[index] = math.fsum([told[index] if reward is None else reward for reward in own]) / len(own)
+        for sequence in member.sequences:
+            if sequence.reward is not None and not math.isnan(told[index]):
+                own = [told[index] if one.reward is None else one.reward for one in member.sequences]
+                told[index] = math.fsum(own) / len(own)
+                break
     return told

@@ -18,6 +18,8 @@ class ScaleRewards(Stateless):
     def __init__(self, bias: float = 0.0, scale: float = 1.0, clip: float = 20.0) -> None:
         finite(bias=bias, scale=scale, clip=clip)
         at_least(0, clip=clip)
+        if scale == 0:
+            raise ValueError("scale is not 0, which would make all rewards equal")
         self._bias = bias
         self._scale = scale
         self._clip = clip or math.inf

@@ -28,16 +28,17 @@ class Subset(Stateless):
         """Take out all but m trajectories."""
         if len(candidate.kept) <= self._m:
             return [Keep(candidate)]
-        ranked = [index for index in _in_order_of_ids(candidate) if not math.isnan(candidate.rewards[index])]
+        rewards = candidate.rewards
+        ranked = [index for index in _in_order_of_ids(candidate) if not math.isnan(rewards[index])]
         chosen = set(self.chosen(candidate, ranked) if len(ranked) > self._m else ranked)
         why = f"not among the {self._m} chosen"
         rejections = [Rejection(index, "down_sampled", why) for index in candidate.kept if index not in chosen]
         left = candidate.without(rejections, counted=False)
-        if len(candidate.kept) == len(candidate.rewards):
+        if len(candidate.kept) == len(rewards):
             return [Keep(left)]
-        members = candidate.rewards[: len(candidate.group.trajectories)]
-        rewards = [reward if index in chosen else math.nan for index, reward in enumerate(members)]
-        return [Keep(left.with_rewards(tuple(rewards)))]
+        members = rewards[: len(candidate.group.trajectories)]
+        told = [reward if index in chosen else math.nan for index, reward in enumerate(members)]
+        return [Keep(left.with_rewards(tuple(told)))]
 
 
 def both_ways(ranked: Sequence[int], rewards: Sequence[float]) -> tuple[list[int], list[int]]:

@@ -7,8 +7,6 @@ once. It returns the engine and its build: all versions and settings that its nu
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -17,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.named import named
 from infra.settings import Recipe, Rollout, Use
 from infra.weights.files import ADAPTER_CONFIG
 from producers.engines.contract import Engine, EngineError
@@ -75,7 +74,8 @@ def open_engine(folders: Mapping[str, Path], rollout: Rollout, concurrency: int)
     Raises UsageError for a name that is neither, and for settings that a shipped one does not take.
     """
     _check_settings(rollout.engine)
-    return _found(rollout.engine.use)(folders, rollout, concurrency)
+    opened: OpenEngine = named("rollout.engine", rollout.engine.use, ENGINES)
+    return opened(folders, rollout, concurrency)
 
 
 def check_engine(recipe: Recipe) -> None:
@@ -87,7 +87,7 @@ def check_engine(recipe: Recipe) -> None:
     engine = recipe.rollout.engine
     if ":" in engine.use:
         return
-    _found(engine.use)
+    named("rollout.engine", engine.use, ENGINES)
     _check_settings(engine)
     for name, workflow in recipe.workflows.items():
         env = workflow.env.use
@@ -126,19 +126,3 @@ def import_engine(name: str) -> None:
             import producers.engines.torch_engine  # noqa: F401 - for its imports
 
             transformers.AutoTokenizer  # noqa: B018 - resolves what transformers imports only when it is asked for
-
-
-def _found(name: str) -> OpenEngine:
-    if name in ENGINES:
-        return ENGINES[name]
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        near = ", ".join(difflib.get_close_matches(name, ENGINES, n=len(ENGINES), cutoff=0.0))
-        raise UsageError(
-            f"there is no engine {name!r}: take one of {near}, or name your own as `package.module:function`"
-        )
-    try:
-        found: OpenEngine = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"engine {name!r} cannot be imported here: {error}") from error
-    return found

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from envs.contract import Problem
 from infra.errors import UsageError
+from infra.named import check_kinds, imported
 from infra.settings import Use
 from producers.selectors.contract import ChoosesTier, KnowsSize, Selector
 from schemas.records import Outcome
@@ -88,18 +87,8 @@ def load_selectors(uses: Sequence[Use], seed: int) -> AllOf:
 
 def load_selector(use: Use, seed: int) -> Selector:
     """Build one selector, by its name or as `package.module:Name`. Raises UsageError."""
-    where = SELECTORS.get(use.use, use.use)
-    module, _, attribute = where.partition(":")
-    if not attribute:
-        near = get_close_matches(use.use, SELECTORS, 1, 0)
-        raise UsageError(
-            f"feed.selector names {use.use!r}, which is none of {', '.join(SELECTORS)}: did you mean {near[0]!r}? One "
-            "of your own is named as package.module:Name"
-        )
-    try:
-        build = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"feed.selector names {use.use!r}, which cannot be imported: {error}") from error
+    build = imported("feed.selector", use.use, SELECTORS)
+    check_kinds(f"feed.selector, {use.use}", build, use.settings)
     try:
         selector: Selector = build(seed=seed, **use.settings)
     except (TypeError, ValueError) as error:

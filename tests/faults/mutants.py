@@ -1125,8 +1125,8 @@ MUTANTS = (
         "room-for-replays",
         "replays and fresh groups take no room of each other",
         "trainers/window.py",
-        " if waiting.is_replay == entry.is_replay",
-        "",
+        "self._inside[entry.is_replay], self._leaving[entry.is_replay]",
+        "self._inside[False], self._leaving[False]",
         ("tests/unit/test_window.py::test_replays_and_fresh_groups_take_no_room_of_each_other",),
     ),
     Mutant(

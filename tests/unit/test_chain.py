@@ -8,6 +8,7 @@ import pytest
 
 from consumers.algorithms.chain import ALGORITHMS, Chain, ChainError, UnknownAlgorithm, load_chain
 from consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, Result, Stateless
+from consumers.algorithms.pods import Pods
 from consumers.curation import chain_of
 from infra.errors import UsageError
 from infra.settings import Recipe
@@ -75,6 +76,20 @@ def test_the_first_algorithm_that_drops_gives_the_reason(whole: Candidate, clock
     [verdict] = load_chain(DEFAULT).process(whole, clock)
     assert isinstance(verdict, Drop)
     assert verdict.reason == reason
+
+
+def test_a_group_that_lost_its_variance_on_the_way_is_dropped_by_a_second_look() -> None:
+    look, shorter = ("drop_zero_variance", {}), ("length_bounds", {"longest": 1})
+    long = Sequence(np.arange(4, dtype=np.int32), spans=(Span("prompt", 2), Span("generated", 2)))
+    short = Sequence(np.arange(3, dtype=np.int32), spans=(Span("prompt", 2), Span("generated", 1)))
+    told = ((1.0, short), (1.0, short), (0.0, long))
+    members = tuple(Trajectory(f"sums:1:{i}", reward, {}, (one,)) for i, (reward, one) in enumerate(told))
+    whole = Candidate.of(TrajectoryGroup(trajectories=members))
+    assert isinstance(load_chain([look, shorter]).process(whole, 0)[0], Keep)
+    for chain in ([look, shorter, look], [shorter, look]):
+        [verdict] = load_chain(chain).process(whole, 0)
+        assert isinstance(verdict, Drop)
+        assert verdict.reason == "zero_variance"
 
 
 def test_a_group_of_which_no_episode_came_back_ends_before_any_chain() -> None:
@@ -152,7 +167,7 @@ def test_one_of_your_own_is_named_by_module_and_name() -> None:
     ("first", "second", "why"),
     [
         ("replay_latest", "max_staleness", "what it drops or changes would be replayed as it was; put the replay last"),
-        ("replay_uniform", "my_package.rules:Mine", "put the replay last"),
+        ("replay_uniform", f"{__name__}:Drawing", "put the replay last"),
         ("replay_uniform", "replay_latest", "both would count the uses of one group; take one of them"),
         ("validate", "failures", "whether failed episodes count must be known before anything looks at the group"),
         ("drop_zero_variance", "failures", "must be known before"),
@@ -168,10 +183,19 @@ def test_an_order_that_makes_an_algorithm_wrong_is_refused(first: str, second: s
         load_chain(uses)
 
 
+@pytest.mark.parametrize("first", ["consumers.algorithms.pods:Pods", f"{__name__}:Imported"])
+def test_a_shipped_algorithm_keeps_its_place_whatever_it_is_called(first: str) -> None:
+    with pytest.raises(UnknownAlgorithm, match="overlong cannot come after pods: a subset is chosen by shaped rewards"):
+        load_chain([(first, {"m": 2}), ("consumers.algorithms.overlong:Overlong", {"limit": 9})])
+
+
 def test_the_order_of_the_table_is_right() -> None:
     replays = [use for use in ALGORITHMS if use.startswith("replay")]
     for replay in replays:
         load_chain([(use, NEEDED.get(use, {})) for use in [*ALGORITHMS] if use not in replays or use == replay])
+
+
+Imported = Pods
 
 
 class Drawing(Stateless):
@@ -200,18 +224,18 @@ def test_an_algorithm_that_takes_a_seed_gets_the_recipes(settings: dict[str, Any
 @pytest.mark.parametrize(
     ("use", "settings", "sentence"),
     [
-        ("max_stalenes", {}, "algorithm 2 of the chain, max_stalenes: take one of max_staleness, "),
+        ("max_stalenes", {}, "algorithm 2 of the chain, max_stalenes: no 'max_stalenes'; take one of max_staleness, "),
         ("max_staleness", {}, "max_staleness: missing a required argument: 'limit'; it takes limit"),
         ("max_staleness", {"limit": 1, "limits": 2}, "unexpected keyword argument 'limits'; it takes limit"),
         ("max_staleness", {"limit": -1}, "max_staleness: limit is a number of versions, 0 or more; got -1"),
-        ("max_staleness", {"limit": "two"}, "max_staleness: limit takes int, got 'two'"),
-        ("max_staleness", {"limit": True}, "max_staleness: limit takes int, got True"),
-        ("max_staleness", {"limit": 1.0}, "max_staleness: limit takes int, got 1.0"),
+        ("max_staleness", {"limit": "two"}, "max_staleness: limit must be a whole number, got 'two'"),
+        ("max_staleness", {"limit": True}, "max_staleness: limit must be a whole number, got True"),
+        ("max_staleness", {"limit": 1.0}, "max_staleness: limit must be a whole number, got 1.0"),
         ("pods", {"m": 1}, "pods: m is 2 or more; got 1"),
-        ("repetition", {"monitor": 1}, "repetition: monitor takes bool, got 1"),
+        ("repetition", {"monitor": 1}, "repetition: monitor must be true or false, got 1"),
         ("replay_uniform", {"ratio": 1}, "replay_uniform: ratio is a share of all groups, from 0 to below 1; got 1"),
         ("consumers.algorithms.contract:Stateless", {}, "Stateless: it has no process; see docs/data-algorithms.md"),
-        ("consumers.algorithms.sizes:SMALLEST_GROUP", {}, "it is no class but 2"),
+        ("consumers.algorithms.sizes:SMALLEST_GROUP", {}, "is no function and no class but 2"),
         ("builtins:object", {}, "it has no process and no snapshot and no restore"),
         ("builtins:dict", {}, "no signature found for builtin type"),
         ("no_such_module:Name", {}, "importing no_such_module failed"),

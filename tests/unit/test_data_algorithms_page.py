@@ -85,7 +85,10 @@ def test_the_pages_own_algorithm_works_and_goes_on_from_its_snapshot() -> None:
 
 @pytest.mark.usefixtures("_page")
 def test_the_pages_own_algorithm_refuses_what_cannot_be() -> None:
-    for versions, sentence in ((0, "versions is 1 or more; got 0"), ("two", "versions takes int, got 'two'")):
+    for versions, sentence in (
+        (0, "versions is 1 or more; got 0"),
+        ("two", "versions must be a whole number, got 'two'"),
+    ):
         with pytest.raises(UnknownAlgorithm, match=sentence):
             load_chain([("my_page:Rested", {"versions": versions})])
 

@@ -115,7 +115,7 @@ def test_an_estimator_of_your_own_is_taken_by_its_place(own: str) -> None:
         ("short", "returned 3 advantages for 4 sequences"),
         ("infinite", "not finite"),
         ("wide", r"shape \(7,\) for 2 generated tokens"),
-        ("number", "is no function but 3"),
+        ("number", "is no function and no class but 3"),
         ("missing", "module my_estimators has no 'missing'"),
     ],
 )

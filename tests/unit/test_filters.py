@@ -19,6 +19,7 @@ from consumers.algorithms.repetition import Repetition
 from consumers.algorithms.soundness import all_sound
 from consumers.algorithms.truncated import MaskTruncated
 from consumers.algorithms.validate import Validate
+from consumers.algorithms.zero_variance import DropZeroVariance
 from schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
 
 # ------------------------------------------------------------------------------------------------------------- failures
@@ -272,6 +273,7 @@ def test_a_monitor_only_counts() -> None:
     ("build", "settings", "sentence"),
     [
         (Failures, {"policy": "drop"}, "policy is one of drop_group, keep_survivors, count_as_zero; got 'drop'"),
+        (DropZeroVariance, {"epsilon": math.inf}, "epsilon is a finite number; got inf"),
         (LengthBounds, {}, "give shortest, longest or both"),
         (LengthBounds, {"shortest": 5, "longest": 4}, "longest 4 is below shortest 5"),
         (LengthBounds, {"shortest": -1}, "shortest is 0 or more; got -1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,10 @@ from schemas import codec
 from schemas.records import CuratedGroup
 from schemas.topics import Topics
 from trainers import payloads
-from trainers.payloads import LoggedFirstUses, Payloads
+from trainers.payloads import LoggedFirstUses, Payloads, held_bytes
 
 KEPT, REWARDS = (0, 2), (1.0, 0.0, 0.5)
+HELD = held_bytes(CuratedGroup("r", "sums", 1, group=bytes(100), kept=KEPT, rewards=REWARDS))
 
 
 class Log:
@@ -82,12 +84,12 @@ def test_from_the_first_replay_on_what_is_read_is_remembered(log: Log) -> None:
 
 
 def test_memory_is_bounded_and_what_left_it_is_read_at_its_place(log: Log) -> None:
-    state = memory(most_bytes=1000, most_places=50)
+    state = memory(most_bytes=10 * HELD, most_places=50)
     state.whole(*log.put(0))
     state.whole(*log.put(0, 1))
     for number in range(1, 200):
         state.whole(*log.put(number))
-        assert sum(len(one.group) for one in state._firsts.values()) == state._bytes <= 1000
+        assert len(state._firsts) * HELD == state._bytes <= 10 * HELD
         assert len(state._places) <= 50
     del log.asked[:]
     state.whole(*log.put(199, 1))
@@ -99,8 +101,20 @@ def test_memory_is_bounded_and_what_left_it_is_read_at_its_place(log: Log) -> No
     assert isinstance(log.asked[-1], Replay), "nor its place any more"
 
 
+@pytest.mark.parametrize("members", [2, 64])
+def test_what_python_holds_for_small_groups_counts_too(members: int) -> None:
+    written = codec.encode(
+        CuratedGroup("run", "sums", 7, group=bytes(50), kept=(1,) * members, rewards=(0.5,) * members)
+    )
+    tracemalloc.start()
+    held = {(0, "sums", number): codec.decode(written, CuratedGroup) for number in range(2000)}
+    current, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.5 < current / sum(map(held_bytes, held.values())) < 1
+
+
 def test_what_is_asked_for_stays_longest(log: Log) -> None:
-    state = memory(most_bytes=300)
+    state = memory(most_bytes=3 * HELD)
     state.whole(*log.put(0))
     state.whole(*log.put(0, 1))
     for number in range(1, 20):
@@ -110,7 +124,7 @@ def test_what_is_asked_for_stays_longest(log: Log) -> None:
 
 
 def test_a_group_larger_than_the_memory_is_not_remembered(log: Log) -> None:
-    state = memory(most_bytes=50)
+    state = memory(most_bytes=HELD - 1)
     state.whole(*log.put(0))
     assert state.whole(*log.put(0, 1)) is not None
     assert (state._bytes, len(state._firsts)) == (0, 0)

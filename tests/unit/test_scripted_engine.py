@@ -118,7 +118,7 @@ def test_the_engine_of_models_takes_no_settings() -> None:
 @pytest.mark.parametrize(
     ("recipe", "engine", "message"),
     [
-        ("arithmetic", "scriptd", "no engine 'scriptd': take one of scripted, torch"),
+        ("arithmetic", "scriptd", "no 'scriptd'; take one of scripted, torch"),
         ("arithmetic", "scripted", "workflows.sums asks problems of arithmetic, and engine scripted"),
         ("efficient-data/edf", '{ use = "scripted", tokens = [1, 4] }', "tokens are at least 2"),
         ("arithmetic", '{ use = "torch", tokens = [4] }', "engine torch takes no settings"),

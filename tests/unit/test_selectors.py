@@ -389,6 +389,19 @@ def test_settings_that_make_no_sense_are_refused(name: str, setting: str, value:
         load_selector(Use.model_validate({"use": name, setting: value}), 1)
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "sentence"),
+    [
+        ("remember", "many", "remember must be a whole number, got 'many'"),
+        ("remember", 10.0, "remember must be a whole number, got 10.0"),
+        ("threshold", True, "threshold must be a number, got True"),
+    ],
+)
+def test_a_setting_of_another_kind_is_refused(setting: str, value: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=f"^feed.selector, filter_solved: {sentence}$"):
+        load_selector(Use.model_validate({"use": "filter_solved", setting: value}), 1)
+
+
 def test_pools_that_are_never_asked_are_refused() -> None:
     with pytest.raises(ValueError, match="one of hard, normal, easy is above 0"):
         Pools(1, hard=0, normal=0, easy=0)

@@ -100,6 +100,11 @@ def test_the_linear_penalty_has_its_golden_numbers() -> None:
     assert shaped(LinearLength(), linear()) == pytest.approx((0.56406, 0.53281, -0.51719, -0.57969), abs=1e-5)
 
 
+def test_the_linear_penalty_centres_failed_episodes_that_count_with_the_others() -> None:
+    *members, failed = shaped(LinearLength(output=0, prompt=0, turns=0), with_failure(candidate(1.0, 0.5)))
+    assert [*members, failed] == pytest.approx([0.5, 0.0, -0.5])
+
+
 def test_a_task_that_is_never_solved_has_no_linear_penalty() -> None:
     assert shaped(LinearLength(), candidate(0.0, 0.0, lengths=(1, 99))) == (0.0, 0.0)
 
@@ -156,6 +161,7 @@ def test_rewards_are_centred_over_all_that_count() -> None:
     ("build", "settings", "sentence"),
     [
         (ScaleRewards, {"clip": -1.0}, "clip is 0 or more; got -1.0"),
+        (ScaleRewards, {"scale": 0.0}, "scale is not 0, which would make all rewards equal"),
         (ScaleRewards, {"bias": math.nan}, "bias is a finite number; got nan"),
         (Overlong, {"limit": 0}, "limit is 1 or more; got 0"),
         (Overlong, {"limit": 10, "buffer": 11}, "buffer 11 is longer than limit 10"),

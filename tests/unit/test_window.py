@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from trainers.window import Order, Waiting, Window, next_batch
@@ -139,3 +140,27 @@ def test_a_batch_waits_to_be_whole_or_for_so_long_and_is_never_empty(
     waiting: int, waited_s: float, limit_s: float, groups: int
 ) -> None:
     assert next_batch(waiting, 32, 4, waited_s, limit_s) == groups
+
+
+@pytest.mark.parametrize("order", ["edf", "fifo", "lifo", "random"])
+def test_who_leaves_a_full_window_is_found_without_looking_at_all_that_wait(order: Order) -> None:
+    window, draw, looked = Window(20, order), np.random.default_rng(5), 0
+    leaves = window._leaves
+
+    def counted(entry: Waiting) -> tuple[int, int]:
+        nonlocal looked
+        looked += 1
+        return leaves(entry)
+
+    window._leaves = counted
+    for arrival in range(1500):
+        key = ("sums", arrival, int(draw.integers(2)))
+        entry = replace(waiting(arrival // 10 + int(draw.integers(9)), arrival, 1 + int(draw.integers(8))), key=key)
+        before = [one for one in (*window.leftovers(), entry) if one.is_replay == entry.is_replay]
+        expected = [max(before, key=leaves)] if len(before) > 20 else []
+        assert [eviction.entry for eviction in window.add(entry)] == expected
+        if arrival % 7 == 0:
+            window.take(int(draw.integers(12)))
+            window.expire(arrival // 10 + 3)
+    assert looked == 1500
+    assert all(len(heap) <= 2 * 20 + 65 for heap in window._leaving.values())
