@@ -8,6 +8,7 @@ them; what became a letter may be readable later, so nothing is rebuilt over a l
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -240,6 +241,14 @@ class CuratorPartition:
         if revision not in self._limits:
             self._limits[revision] = self._desk.recipe_of(revision).trainer_of(self._desk.policy).max_staleness
         return self._limits[revision]
+
+    @property
+    def flagged(self) -> Counter[str]:
+        """Trajectories that `repetition` and `gibberish` flagged, by algorithm; those that only watch too."""
+        counts: Counter[str] = Counter()
+        for chain in self._chains.values():
+            counts.update(chain.flagged())
+        return counts
 
     def snapshot(self) -> bytes:
         """Return the state as JSON, without what is too old to be trained on again."""
