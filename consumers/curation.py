@@ -9,6 +9,7 @@ snapshot follows it at once.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -109,6 +110,8 @@ class CuratorPartition:
         self._uses = Uses(desk.run_id, desk.policy)
         self._chains: dict[int, Chain] = {}
         self._ends = ChainEnds()
+        self._flagged: Counter[str] = Counter()
+        """By chains that are over; what a restore does not bring back."""
         self._limits: dict[int, int] = {}
         self.was_unread = False
         """Whether the message that was handled last could not be read."""
@@ -277,13 +280,21 @@ class CuratorPartition:
             streams = self._desk.recipe_of(max(self._chains)).streams_of(self._desk.policy)
             for revision in self._ends.over(streams, self._dedupe.settled):
                 self._uses.drop(revision)
-                del self._chains[revision]
+                self._flagged.update(self._chains.pop(revision).flagged())
                 log.info("chain.ended", revision=revision, partition=self._partition)
 
     def _staleness_limit(self, revision: int) -> int:
         if revision not in self._limits:
             self._limits[revision] = self._desk.recipe_of(revision).trainer_of(self._desk.line).max_staleness
         return self._limits[revision]
+
+    @property
+    def flagged(self) -> Counter[str]:
+        """Trajectories that `repetition` and `gibberish` flagged, by algorithm; those that only watch too."""
+        counts = Counter(self._flagged)
+        for chain in self._chains.values():
+            counts.update(chain.flagged())
+        return counts
 
     def snapshot(self) -> bytes:
         """Return the state as JSON, without what is too old to be trained on again."""

@@ -42,6 +42,8 @@ class Tally:
     """Groups by reason."""
     dropped_trajectories: Counter[str] = field(default_factory=Counter)
     """Single ones of groups that were kept."""
+    flagged: Counter[str] = field(default_factory=Counter)
+    """Trajectories that an algorithm flagged, by its name, also where it only watches."""
     dead: Counter[str] = field(default_factory=Counter)
     """Messages that could not be read, by reason."""
     repeated: int = 0
@@ -74,6 +76,7 @@ class Tally:
             "kept": self.digest.kept,
             "dropped": dict(sorted(self.dropped.items())),
             "dropped_trajectories": dict(sorted(self.dropped_trajectories.items())),
+            "flagged": dict(sorted(self.flagged.items())),
             "again": self.digest.again,
             "dead": dict(sorted(self.dead.items())),
             "repeated": self.repeated,
@@ -178,6 +181,7 @@ def _curate(
                 numbers.write(one, message.timestamp_ms)
             if tally.read % TELL_EVERY == 0:
                 tell(tally.read, whole)
+        tally.flagged += state.flagged
 
 
 class _Offsets:

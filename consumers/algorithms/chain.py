@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from consumers.algorithms.contract import Again, Algorithm, Candidate, Drop, Keep, Result
+from consumers.algorithms.degenerate import Watching
 from consumers.algorithms.order import wrong_order
 from consumers.algorithms.replay import Replay
 from consumers.algorithms.sizes import nothing_left
@@ -63,6 +64,10 @@ class Chain:
         """Return (stream, number) of every group that may still be asked for again."""
         replaying = [algorithm for _, algorithm in self._algorithms if hasattr(algorithm, "holds")]
         return {numbered for algorithm in replaying for numbered in algorithm.holds()}
+
+    def flagged(self) -> dict[str, int]:
+        """Return how many trajectories were flagged, by algorithm, those that only watch among them."""
+        return {use: algorithm.flagged for use, algorithm in self._algorithms if isinstance(algorithm, Watching)}
 
     def forget_stale(self, clock: int) -> None:
         """Have its replays forget what no later clock lets them ask for; nothing that follows is another for it.

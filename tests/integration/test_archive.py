@@ -160,13 +160,16 @@ def test_another_chain_gives_what_it_would_have_given(run: Run, tmp_path: Path) 
     roll_out(run, range(GROUPS))
     archive(run, tmp_path / "a")
     chain = tmp_path / "chain.toml"
-    chain.write_text('[[curate.chain]]\nuse = "validate"\n')
+    watch = 'use = "repetition"\nrun = 1\nprobability = 1e-6\nmonitor = true\n'
+    chain.write_text(f'[[curate.chain]]\nuse = "validate"\n\n[[curate.chain]]\n{watch}')
 
     own = curate_offline(tmp_path / "a", "solver", None, tmp_path / "own")
     other = curate_offline(tmp_path / "a", "solver", chain, tmp_path / "other")
 
     assert own["dropped"] == {"zero_variance": GROUPS / 3}
     assert (other["kept"], other["dropped"]) == (GROUPS, {})
+    assert own["flagged"] == {}
+    assert other["flagged"]["repetition"] > GROUPS
     assert own["sha256"] != other["sha256"]
     for text in ('[[curate.chain]]\nuse = "no_such"\n', "[trainer]\nsteps = 3\n", '[curate]\nchain = "validate"\n'):
         chain.write_text(text)
