@@ -184,7 +184,8 @@ def curate(load: Load, _reports: Reports, _go: Event) -> None:
 
 def take_in(load: Load, reports: Reports, _go: Event) -> None:
     """Be the trainer up to a batch: poll, decode, window, cut, decode the groups inside."""
-    from trainers.component import Trainer, candidate_of
+    from trainers.candidates import candidate_of
+    from trainers.component import Trainer
     from trainers.resume import Incarnation
     from trainers.window import Waiting
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from consumers.audit.reading import known_topics
+from infra.archive.locations import InStore, Location, location_of
 from infra.archive.writing import ArchiveWriter
 from infra.errors import HeadraceError, UsageError
 from infra.kafka import KafkaRefused, begin_offsets, end_offsets
@@ -78,12 +79,12 @@ def _claims_in(value: Any) -> Iterator[ClaimCheck]:
             yield from _claims_in(inner)
 
 
-def archive(run: Run, out: Path, topics: Iterable[str] = (), *, with_weights: bool = False) -> dict[str, Any]:
+def archive(run: Run, out: Path | str, topics: Iterable[str] = (), *, with_weights: bool = False) -> dict[str, Any]:
     """Archive what is new of a run's topics, up to their ends of this moment; return what `--json` prints.
 
     Args:
         run: The run.
-        out: Folder of the archive.
+        out: Where the archive is to lie, as `location_of` takes it.
         topics: Names without the run's; by default all but the compacted ones, which hold places in this cluster.
         with_weights: Whether a new archive copies the objects of weights and checkpoints too, and `state`, which names
             the latter; one that is there goes on as it began.
@@ -102,7 +103,7 @@ def archive(run: Run, out: Path, topics: Iterable[str] = (), *, with_weights: bo
         return claims_of_any(name, fields) if writer.manifest.with_weights else claims_of_groups(name, fields)
 
     try:
-        with ArchiveWriter(out, run.address.run, run.run_id, fetch, claims) as writer:
+        with ArchiveWriter(_location(run, out), run.address.run, run.run_id, fetch, claims) as writer:
             _agree_on_weights(writer, with_weights=with_weights)
             specs = chosen_topics(run, topics, with_weights=writer.manifest.with_weights)
             reading = _begin(run, writer, specs)
@@ -118,14 +119,27 @@ def archive(run: Run, out: Path, topics: Iterable[str] = (), *, with_weights: bo
         raise
 
 
+def _location(run: Run, out: Path | str) -> Location:
+    """Return where the archive is to lie. Raises UsageError for a place among the run's own objects."""
+    found, own = location_of(out, run.store_address), run.store_address
+    if isinstance(found, InStore) and found.address.bucket == own.bucket:
+        prefix = found.address.prefix
+        if prefix.startswith(own.prefix) or own.prefix.startswith(prefix):
+            raise UsageError(
+                f"{found} is among the objects of run {run.address.run}, of which `headrace gc` deletes what no record "
+                "names: give another prefix"
+            )
+    return found
+
+
 def _agree_on_weights(writer: ArchiveWriter, *, with_weights: bool) -> None:
     """Go on as the archive began. Raises UsageError when weights are asked for that it has passed over."""
     if not writer.manifest.topics:
         writer.manifest.with_weights = with_weights
     elif with_weights and not writer.manifest.with_weights:
         raise UsageError(
-            f"the archive {writer.root} was begun without weights, and has passed over those that there were: archive "
-            "with them into another folder"
+            f"the archive {writer.location} was begun without weights, and has passed over those that there were: "
+            "archive with them into another folder"
         )
 
 
@@ -134,8 +148,7 @@ def chosen_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False)
 
     The recipe topic is always among them: it holds the recipe and the schemas that the others are read with.
     """
-    recipe = run.recipe
-    known = run.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
+    known = run.recipe.topic_specs
     there, by_name = known_topics(run.connection), {spec.name: spec for spec in known}
     wanted = [f"{run.address.run}.{name}" for name in asked]
     if missing := [name for name in wanted if name not in there]:
@@ -161,7 +174,7 @@ def _begin(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Read
         if ends[place] < position:
             raise KafkaRefused(
                 f"{place[0]}[{place[1]}] ends at offset {ends[place]} and was archived up to {position}: the cluster "
-                f"has lost what {writer.root} holds; give another folder by --out"
+                f"has lost what {writer.location} holds; give another folder by --out"
             )
         if begins[place] > position:
             found.gone.append(Gone(*place, position, begins[place]))
@@ -182,7 +195,7 @@ def _read(run: Run, writer: ArchiveWriter, reading: _Reading) -> None:
 def _report(run: Run, writer: ArchiveWriter, reading: _Reading, seconds: float) -> dict[str, Any]:
     manifest, prefix = writer.manifest, f"{run.address.run}."
     return {
-        "archive": str(writer.root),
+        "archive": str(writer.location),
         "run": manifest.run,
         "run_id": manifest.run_id,
         "topics": {

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from consumers.discards import RUN_END
+
 GRID = 61
 """Places at which a curve against trajectories or time is told."""
 DIGITS = 5
@@ -49,6 +51,7 @@ def _variant(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "runs": len(summaries),
         "failed": [run["seed"] for run in runs if run["summary"] is None],
         "wall_s": interval([summary["wall_s"] for summary in summaries]),
+        "skipped": interval([sum(one["rejected"] for one in s["selection"].values()) for s in summaries]),
         "policies": {
             policy: _policy([s["policies"][policy] for s in summaries if policy in s["policies"]])
             for policy in policies
@@ -59,6 +62,7 @@ def _variant(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _policy(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     groups = [block["groups"] for block in blocks]
     reasons = sorted({reason for one in groups for reason in one["discarded"]})
+    lengths = [block["lengths"] for block in blocks]
     discarded = {reason: interval([one["discarded"].get(reason, 0) for one in groups]) for reason in reasons}
     return {
         "versions": interval([block["versions"] for block in blocks]),
@@ -66,6 +70,10 @@ def _policy(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "held_out": interval([block["eval_last"] for block in blocks]),
         "trajectories": interval([block["trajectories"] for block in blocks]),
         "trained_share": interval([trained_share(one) for one in groups]),
+        "discarded_share": interval([discarded_share(one) for one in groups]),
+        "length_trained": interval([one["trained"] for one in lengths]),
+        "length_discarded": interval([one["discarded"] for one in lengths]),
+        "length_bias": interval([one["bias"] and one["bias"]["ratio"] for one in lengths]),
         "replayed": interval([one["replayed"] for one in groups]),
         "discarded": dict(sorted(discarded.items(), key=lambda item: -(item[1]["mean"] or 0))),
         "curves": {
@@ -79,6 +87,13 @@ def trained_share(groups: Mapping[str, Any]) -> float | None:
     """Return which share of the groups that concluded was trained on, replays not counted; None where none did."""
     concluded = groups["trained"] + sum(groups["discarded"].values()) + groups["dead"]
     return groups["trained"] / concluded if concluded else None
+
+
+def discarded_share(groups: Mapping[str, Any]) -> float | None:
+    """Return which share of the groups that concluded before the run's end was discarded; None where none did."""
+    discarded = sum(count for reason, count in groups["discarded"].items() if reason != RUN_END)
+    concluded = groups["trained"] + discarded + groups["dead"]
+    return discarded / concluded if concluded else None
 
 
 def points_of(block: Mapping[str, Any], key: str, axis: str) -> list[Point]:

@@ -1,24 +1,26 @@
 """What a curator does with one partition: dedupe, clock, chain. Logic without I/O of its own.
 
 Every group gives exactly one outcome, and a kept one also a curated record, and so does every replay; bytes that
-cannot be read give a dead letter. Memory is a function of the partition's records in order, so it can be rebuilt from
-them; what became a letter may be readable later, so nothing is rebuilt over a letter: a snapshot follows it at once.
+cannot be read give a dead letter, or in a shadow an outcome. Memory is a function of the partition's records in order,
+so it can be rebuilt from them; what could not be read may be readable later, so nothing is rebuilt over that: a
+snapshot follows it at once.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import structlog
 
 from consumers.algorithms.chain import Chain, load_chain
 from consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, generated_lengths
+from consumers.chain_ends import ChainEnds
 from consumers.dedupe import Dedupe
 from consumers.uses import Uses
-from infra.dead_letters import dead_letter, was_sent_back
+from infra.dead_letters import dead_letter, lost_to_shadow, was_sent_back
 from infra.kafka import Message, Outgoing
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.settings import Recipe
@@ -27,7 +29,7 @@ from schemas import codec
 from schemas.avro import SchemaError
 from schemas.headers import HeaderError, Stamp, outcome_stamp
 from schemas.records import ClaimCheck, CuratedGroup, Outcome, TrajectoryGroup
-from schemas.topics import Topics
+from schemas.topics import Topics, policy_of
 
 log = structlog.get_logger()
 
@@ -45,11 +47,22 @@ class Desk:
     """What a curator's partitions share, none of it state."""
 
     run_id: str
-    policy: str
+    line: str
+    """A policy, or a shadow of it."""
     topics: Topics
     recipe_of: Callable[[int], Recipe]
     """Recipe by revision; raises UnknownRevision."""
     fetch: Callable[[ClaimCheck], bytes]
+
+    @property
+    def policy(self) -> str:
+        """Whose trajectories."""
+        return policy_of(self.line)
+
+    @property
+    def is_shadow(self) -> bool:
+        """Whether another curator concludes the numbers that the feeder waits for."""
+        return self.line != self.policy
 
 
 class UnknownRevision(LookupError):
@@ -65,14 +78,25 @@ class _Unreadable(Exception):
         self.detail = detail
 
 
-def chain_of(recipe: Recipe, policy: str) -> Chain:
-    """Return the chain of a recipe; `max_staleness` takes the trainer's limit, what draws the recipe's seed.
+def chain_of(recipe: Recipe, line: str) -> Chain:
+    """Return the chain of a policy or shadow; `max_staleness` takes the trainer's limit, what draws the recipe's seed.
 
     What the recipe's chain gives them itself comes first.
     """
-    limits = {"max_staleness": {"limit": recipe.trainer_of(policy).max_staleness}}
-    uses = [(use.use, {**limits.get(use.use, {}), **use.settings}) for use in recipe.curate.chain]
+    limits = {"max_staleness": {"limit": recipe.trainer_of(line).max_staleness}}
+    uses = [(use.use, {**limits.get(use.use, {}), **use.settings}) for use in recipe.chain_of(line)]
     return load_chain(uses, recipe.seed)
+
+
+def recipe_for(recipes: Mapping[int, Recipe], revision: int, line: str) -> Recipe:
+    """Return the recipe of a revision, or where that lacks the shadow, of the first after it that has it.
+
+    Raises UnknownRevision.
+    """
+    if revision not in recipes:
+        raise UnknownRevision(f"recipe revision {revision} is not among the {len(recipes)} that are known")
+    later = (recipes[known] for known in sorted(recipes) if known >= revision and line in recipes[known].lines)
+    return next(later, recipes[revision])
 
 
 class CuratorPartition:
@@ -85,36 +109,44 @@ class CuratorPartition:
         self._clock = -1
         self._uses = Uses(desk.run_id, desk.policy)
         self._chains: dict[int, Chain] = {}
+        self._ends = ChainEnds()
+        self._flagged: Counter[str] = Counter()
+        """By the chains that have ended."""
         self._limits: dict[int, int] = {}
+        self.was_unread = False
+        """Whether the message that was handled last could not be read."""
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
         """Return the dead letter, or the outcome (and curated record), of one message; nothing for a repetition.
 
         A message that was sent back is none, where its number's conclusion was a dead letter; where that was forgotten
-        it becomes another one.
+        it becomes another one. To a shadow, whose conclusion no letter was, it is a repetition.
         """
+        self.was_unread = False
         try:
             stamp = self._stamp(message)
         except _Unreadable as why:
             # A misrouted number stays open: without its headers the letter concludes nothing.
             named = replace(message, headers=[]) if why.reason == "misrouted" else message
-            return [self._dead(named, why)]
+            return self._dead(named, why)
         stream, number = stamp.stream, stamp.number
-        is_new, is_back = self._dedupe.conclude(stream, number), was_sent_back(message)
+        is_new, is_back = self._dedupe.conclude(stream, number), was_sent_back(message) and not self._desk.is_shadow
         if not is_new and not (is_back and self._dedupe.revive(stream, number)):
             if is_back and self._dedupe.forgot(stream):
                 # The word that it was sent back opened its number, which this letter concludes again.
                 detail = "more numbers of its stream are dead than are remembered: it may be a repetition"
-                return [self._dead(message, _Unreadable("forgotten", detail))]
+                return self._dead(message, _Unreadable("forgotten", detail))
             log.debug("group.repeated", stream=stream, number=number, attempt=stamp.attempt)
             return []
         try:
             group = self._group(message.value, stamp)
         except _Unreadable as why:
             self._dedupe.bury(stream, number)
-            return [self._dead(message, why)]
+            return self._dead(message, why)
         self._clock = max(self._clock, group.head_version)
-        return self._curate(group, message.value)
+        outgoing = self._curate(group, message.value)
+        self._end_chains(group)
+        return outgoing
 
     def _stamp(self, message: Message) -> Stamp:
         try:
@@ -220,32 +252,46 @@ class CuratorPartition:
         return [self._outcome_message(_replay_outcome(stamp)), self._curated_message(curated, stamp)]
 
     def _curated_message(self, curated: CuratedGroup, stamp: Stamp) -> Outgoing:
-        topic = self._desk.topics.curated(self._desk.policy)
+        topic = self._desk.topics.curated(self._desk.line)
         return Outgoing(topic, codec.encode(curated), stamp.key, stamp.to_headers(), self._partition)
 
     def _outcome_message(self, outcome: Outcome) -> Outgoing:
         stamp = outcome_stamp(outcome)
-        topic = self._desk.topics.outcomes(self._desk.policy)
+        topic = self._desk.topics.outcomes(self._desk.line)
         return Outgoing(topic, codec.encode(outcome), stamp.key, stamp.to_headers(), self._partition)
 
-    def _dead(self, message: Message, why: _Unreadable) -> Outgoing:
-        component = f"curate.{self._desk.policy}"
-        return dead_letter(self._desk.topics, self._desk.run_id, component, message, (why.reason, why.detail))
+    def _dead(self, message: Message, why: _Unreadable) -> list[Outgoing]:
+        self.was_unread = True
+        desk, said = self._desk, (why.reason, why.detail)
+        if not desk.is_shadow:
+            return [dead_letter(desk.topics, desk.run_id, f"curate.{desk.line}", message, said)]
+        outcome = lost_to_shadow(desk.run_id, desk.line, message, said)
+        return [self._outcome_message(replace(outcome, component="curate"))] if outcome is not None else []
 
     def _chain(self, revision: int) -> Chain:
         if revision not in self._chains:
-            self._chains[revision] = chain_of(self._desk.recipe_of(revision), self._desk.policy)
+            self._chains[revision] = chain_of(self._desk.recipe_of(revision), self._desk.line)
         return self._chains[revision]
+
+    def _end_chains(self, group: TrajectoryGroup) -> None:
+        """Drop the chains through which no group can come any more, and what they remember."""
+        self._ends.see(group.revision, group.stream, group.number)
+        if len(self._chains) > 1:
+            streams = self._desk.recipe_of(max(self._chains)).streams_of(self._desk.policy)
+            for revision in self._ends.over(streams, self._dedupe.settled):
+                self._uses.drop(revision)
+                self._flagged.update(self._chains.pop(revision).flagged())
+                log.info("chain.ended", revision=revision, partition=self._partition)
 
     def _staleness_limit(self, revision: int) -> int:
         if revision not in self._limits:
-            self._limits[revision] = self._desk.recipe_of(revision).trainer_of(self._desk.policy).max_staleness
+            self._limits[revision] = self._desk.recipe_of(revision).trainer_of(self._desk.line).max_staleness
         return self._limits[revision]
 
     @property
     def flagged(self) -> Counter[str]:
         """Trajectories that `repetition` and `gibberish` flagged, by algorithm; those that only watch too."""
-        counts: Counter[str] = Counter()
+        counts = self._flagged.copy()
         for chain in self._chains.values():
             counts.update(chain.flagged())
         return counts
@@ -259,6 +305,8 @@ class CuratorPartition:
             "clock": self._clock,
             "uses": self._uses.snapshot(self._chains),
             "chains": {str(revision): chain.snapshot() for revision, chain in sorted(self._chains.items())},
+            "ends": self._ends.snapshot(),
+            "flagged": self._flagged,
         }
         return json.dumps(state, separators=(",", ":")).encode()
 
@@ -270,6 +318,8 @@ class CuratorPartition:
         self._uses.restore(state["uses"])
         for revision, known in state["chains"].items():
             self._chain(int(revision)).restore(known)
+        self._ends.restore(state.get("ends", {}))
+        self._flagged = Counter(state.get("flagged", {}))
 
 
 def _outcome(policy: str, candidate: Candidate) -> Outcome:

@@ -1,6 +1,6 @@
-"""The curator: `headrace curate --run kafka://host:port/run --policy NAME`.
+"""The curator: `headrace curate --run kafka://host:port/run --policy NAME [--variant NAME]`.
 
-A member of the policy's consumer group; `curation.py` is what it does with a partition.
+A member of the consumer group of its policy, or of a shadow; `curation.py` is what it does with a partition.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import secrets
 import threading
 from contextlib import closing
 
-from consumers.curation import CuratorPartition, Desk, UnknownRevision, chain_of
+from consumers.curation import CuratorPartition, Desk, chain_of, recipe_for
 from infra.group_consumer import GroupConsumer, Membership
 from infra.kafka import parse_run
 from infra.log import configure_logging
@@ -23,14 +23,17 @@ from infra.topic_reader import whole_topics
 from infra.transactions import TransactionalWriter
 
 
-def main(run: str, policy: str | None = None, slot: str | None = None) -> None:
-    """Curate one policy's groups until told to stop; `slot` names a supervised place, whose successor fences it."""
-    configure_logging("curate", policy=policy or "")
+def main(run: str, policy: str | None = None, slot: str | None = None, variant: str | None = None) -> None:
+    """Curate one policy's groups until told to stop, or a shadow's, by the name of its variant.
+
+    `slot` names a supervised place, whose successor fences it.
+    """
+    configure_logging("curate", policy=policy or "", **({"variant": variant} if variant else {}))
     address, stop = parse_run(run), stop_on_signals()
 
     def build_and_run(stop: threading.Event) -> None:
         joined = join_to_write(address, JOIN_PATIENCE_S, stop)
-        name = joined.policy(policy)
+        name = joined.policy(joined.line(policy, variant))
         place = slot or secrets.token_hex(4)
         writer = TransactionalWriter(
             joined.connection, f"{joined.topics.curate_group(name)}.{place}", joined.topic_names
@@ -41,10 +44,13 @@ def main(run: str, policy: str | None = None, slot: str | None = None) -> None:
     keep_running(build_and_run, stop)
 
 
-def curator(run: Run, policy: str) -> GroupConsumer:
-    """Return the group consumer of a policy's curators; its chain is checked before it joins the group."""
-    topics, topic = run.topics, run.topics.trajectories(policy)
-    chain_of(run.recipe, policy)
+def curator(run: Run, line: str) -> GroupConsumer:
+    """Return the group consumer of the curators of a policy or shadow; the chain is checked before it joins the group.
+
+    Groups of before a shadow was there go through the first chain that it had.
+    """
+    topics, topic = run.topics, run.topics.trajectories(line)
+    chain_of(run.recipe, line)
     partitions = len(whole_topics(run.connection, [topic]))
 
     recipes, news = dict(enumerate(run.revisions)), RecipeNews(run.address, run.recipe_end)
@@ -53,22 +59,19 @@ def curator(run: Run, policy: str) -> GroupConsumer:
         if revision not in recipes:
             found = (new for new in news.look() if new.run_id == run.run_id)
             recipes.update({new.revision: Recipe.from_json(new.recipe) for new in found})
-        if revision not in recipes:
-            raise UnknownRevision(f"recipe revision {revision} is not among the {len(recipes)} of the run")
-        return recipes[revision]
+        return recipe_for(recipes, revision, line)
 
-    desk = Desk(run.run_id, policy, topics, recipe_of, run.get_group)
-    component = f"curate.{policy}"
+    desk = Desk(run.run_id, line, topics, recipe_of, run.get_group)
+    component = f"curate.{line}"
     return GroupConsumer(
         Membership(
             connection=run.connection,
             component=component,
             run_id=run.run_id,
-            group=topics.curate_group(policy),
+            group=topics.curate_group(line),
             topics=(topic,),
             state_topic=topics.state,
             snapshot_every_s=run.recipe.curate.snapshot_every_s,
-            dead_letters=topics.dead_letters,
         ),
         lambda place: CuratorPartition(desk, place, partitions),
     )

@@ -62,6 +62,12 @@ class Dedupe:
             runs.insert(after, [begin, end])
         return True
 
+    def settled(self, stream: str) -> int:
+        """Return the number below which all of this partition's are concluded."""
+        runs = self._runs.get(stream)
+        first_open = runs[0][1] if runs and runs[0][0] == 0 else 0
+        return first_open * self._partitions + self._partition
+
     def bury(self, stream: str, number: int) -> None:
         """Note that a concluded number is dead: its conclusion was a dead letter. Beyond MOST_DEAD it is forgotten."""
         if sum(map(len, self._dead.values())) < MOST_DEAD:

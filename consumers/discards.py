@@ -17,9 +17,12 @@ from consumers.lineage import readable
 from infra.run import Run
 from infra.topic_reader import read_all
 from schemas.records import BatchTrained, Outcome
+from schemas.topics import variant_of
 
 TRAINED = "trained"
 """Stands where others have a reason."""
+RUN_END = "run_end"
+"""What was left when the run was over: no rule chose it, and `before_end` leaves it out."""
 NORMAL_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
 REWARD_BIN = 0.25
@@ -35,6 +38,8 @@ class Seen(NamedTuple):
     reward: float
     """NaN where none is finite."""
     min_version: int
+    head_version: int
+    """Newest version that the worker knew."""
 
 
 class Cell(NamedTuple):
@@ -94,9 +99,15 @@ class Tally:
 
 
 class Ledger:
-    """The fates of one policy's groups, from its outcomes and then its batches, each topic in order."""
+    """The fates of the groups of a policy or shadow, from its outcomes and then its batches, each topic in order.
 
-    def __init__(self) -> None:
+    Args:
+        is_shadow: Its own versions sample nothing: a group is as old as the newest version that a worker knew who
+            played one of its batch, or of those before it.
+    """
+
+    def __init__(self, *, is_shadow: bool = False) -> None:
+        self._is_shadow = is_shadow
         self._kept: dict[Key, Seen] = {}
         """Groups that a curator let pass and no trainer has used or evicted so far."""
         self._head = 0
@@ -119,14 +130,19 @@ class Ledger:
 
     def batch(self, batch: BatchTrained) -> None:
         """Take in what a trainer trained on and what it evicted."""
-        self._head = max(self._head, batch.version - 1)
+        if self._is_shadow:
+            known = (self._kept.get((use.stream, use.number)) for use in batch.groups)
+            self._head = max(self._head, *(seen.head_version for seen in known if seen), 0)
+        else:
+            self._head = max(self._head, batch.version - 1)
         fates = [(use, TRAINED) for use in batch.groups]
         fates += [(gone.group, gone.verdict) for gone in batch.evictions if gone.group is not None]
         for use, reason in fates:
             seen = None if use.use else self._kept.pop((use.stream, use.number), None)
             if seen is not None:
                 _of(self.groups, reason).add(seen, self._head)
-        self._head = max(self._head, batch.version)
+        if not self._is_shadow:
+            self._head = max(self._head, batch.version)
 
     @property
     def waiting(self) -> int:
@@ -139,7 +155,7 @@ def discards(run: Run, policy: str | None) -> dict[str, Any]:
     policies = [run.policy(policy)] if policy is not None else list(run.recipe.policies)
     found = {}
     for name in policies:
-        ledger = Ledger()
+        ledger = Ledger(is_shadow=bool(variant_of(name)))
         for _, outcome in readable(run, read_all(run.connection, [run.topics.outcomes(name)]), Outcome):
             ledger.outcome(outcome)
         for _, batch in readable(run, read_all(run.connection, [run.topics.batches(name)]), BatchTrained):
@@ -149,15 +165,20 @@ def discards(run: Run, policy: str | None) -> dict[str, Any]:
 
 
 def told(ledger: Ledger) -> dict[str, Any]:
-    """Return a ledger as JSON has it, the most frequent reason first; numbers that are not known are null."""
+    """Return a ledger as JSON has it, the most frequent reason first; numbers that are not known are null.
+
+    `bias` is that of all that was discarded, `before_end` leaves out what was there still when the run ended.
+    """
     trained = ledger.groups.get(TRAINED, Tally())
     others = {reason: tally for reason, tally in ledger.groups.items() if reason != TRAINED}
+    chosen = _pooled(tally.lengths for reason, tally in others.items() if reason != RUN_END)
     return {
         TRAINED: _row(trained, None),
         "discarded": {reason: _row(tally, trained.lengths) for reason, tally in _by_count(others)},
         "trajectories": {reason: _row(tally, trained.lengths) for reason, tally in _by_count(ledger.trajectories)},
         "waiting": ledger.waiting,
         "bias": bias(_pooled(tally.lengths for tally in others.values()), trained.lengths),
+        "before_end": {"length": chosen.mean if chosen.count else None, "bias": bias(chosen, trained.lengths)},
     }
 
 
@@ -209,6 +230,7 @@ def _seen(outcome: Outcome) -> Seen:
         length=fmean(outcome.lengths) if outcome.lengths else math.nan,
         reward=fmean(finite) if finite else math.nan,
         min_version=outcome.min_version,
+        head_version=outcome.head_version,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from consumers.audit.fold import FEEDER_KEY, AuditFold
 from consumers.audit.numbers import PolicyAudit
+from consumers.revision_figures import RevisionFigures, RevisionsFold
 from consumers.weights_figures import FRESH_MS, WeightsFigures, WeightsFold, is_there
 from infra.group_offsets import committed_offsets
 from infra.kafka import Message, end_offsets
@@ -31,8 +32,10 @@ from schemas.records import (
     WeightsPublished,
     WorkerStatus,
 )
-from schemas.topics import eval_stream
+from schemas.topics import eval_stream, line_of, policy_of
 
+OFF_POLICY_GAP = "off_policy_gap"
+"""Of a version's metrics; `trainers.step_metrics` makes it."""
 MOST_SHOWN = 16
 """Entries of a selector's list or table that are told one by one; of a longer one the number is told."""
 EDGE = 5
@@ -77,6 +80,22 @@ class RewardPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowFigures:
+    """A shadow at one moment."""
+
+    version: int
+    """Its newest; -1 before the first."""
+    groups: PolicyAudit
+    """What it made of the numbers of its policy."""
+    off_policy_gap: float | None
+    """Of its newest version, as `trainers.step_metrics.ratio_sums` tells it; None before the first."""
+    off_policy_gap_beside: float | None
+    """Of the newest version of its policy."""
+    gaps: tuple[tuple[int, float], ...]
+    """(version, off-policy gap) of each."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunFigures:
     """A run at one moment."""
 
@@ -111,8 +130,17 @@ class RunFigures:
     """Dead letters by reason that `groups` does not count, as they name no training number; without those sent back."""
     weights: dict[str, WeightsFigures] = field(default_factory=dict)
     """Policy to how its versions get to the workers."""
+    revisions: tuple[RevisionFigures, ...] = ()
+    """Of the recipe, in order."""
     selection: dict[str, Selection] = field(default_factory=dict)
     """Stream to what became of the problems that were drawn for it, as of the feeder's newest snapshot."""
+    shadows: dict[str, ShadowFigures] = field(default_factory=dict)
+    """By `policy.variant`; no other figure counts them in, but for `lag`."""
+
+    @property
+    def in_flight(self) -> int:
+        """Numbers that are issued and not concluded, over all policies and shadows."""
+        return self.groups.in_flight + sum(shadow.groups.in_flight for shadow in self.shadows.values())
 
     @property
     def drained(self) -> bool:
@@ -140,6 +168,9 @@ class Figures:
         self._audit = AuditFold(run_id, recipe)
         self._run_id = run_id
         self._kinds = _kinds_of(recipe)
+        self._of_shadows = {recipe.topics.outcomes(line) for line in recipe.shadow_lines}
+        self._gaps: dict[str, dict[int, float]] = {line: {} for line in recipe.lines}
+        """Policy or shadow to the off-policy gaps of its versions."""
         self._read: dict[Place, int] = {}
         self._versions: dict[str, int] = {}
         self._weights = WeightsFold(recipe.policies)
@@ -153,6 +184,7 @@ class Figures:
         self._curated_tokens = 0
         """Of those groups."""
         self._positions: dict[str, dict[Place, int]] = {}
+        self._revisions = RevisionsFold()
         self._ended = ""
         self._began_ms = 0
         self._made_ms: dict[str, dict[int, int]] = {policy: {} for policy in recipe.policies}
@@ -200,6 +232,7 @@ class Figures:
             if _believable(record):
                 self._evals.append(record)
         elif isinstance(record, RecipeRevision):
+            self._revisions.revision(record)
             self._ended = record.ended if record.recipe or record.ended else self._ended  # others only tell schemas
             self._began_ms = self._began_ms or record.created_ms
         elif isinstance(record, WeightsPublished):
@@ -209,24 +242,30 @@ class Figures:
         else:
             self._audit.take_record(record, (message.topic, message.partition, message.offset))
         if isinstance(record, Outcome):
-            self._reward(record)
+            if message.topic not in self._of_shadows:
+                self._reward(record)
         elif isinstance(record, BatchTrained):
             self._trained(record)
 
     def _published(self, event: WeightsPublished) -> None:
         if not is_version(event):
             return
-        self._version(event.policy, event.version)
+        self._version(line_of(event.policy, event.variant), event.version)
+        if event.variant:
+            return
         self._weights.event(event)
         if not event.version:
             self._made_ms.setdefault(event.policy, {})[0] = event.created_ms
 
     def _trained(self, batch: BatchTrained) -> None:
-        self._version(batch.policy, batch.version)
+        line = line_of(batch.policy, batch.variant)
+        self._version(line, batch.version)
         if batch.version > 0:
-            self._made_ms.setdefault(batch.policy, {})[batch.version] = batch.created_ms
-        topic = self.recipe.topics.curated(batch.policy)
-        self._positions[batch.policy] = {(topic, p.partition): p.offset for p in batch.positions}
+            self._made_ms.setdefault(line, {})[batch.version] = batch.created_ms
+            if (gap := batch.metrics.get(OFF_POLICY_GAP)) is not None:
+                self._gaps.setdefault(line, {})[batch.version] = gap
+        topic = self.recipe.topics.curated(line)
+        self._positions[line] = {(topic, p.partition): p.offset for p in batch.positions}
 
     def _version(self, policy: str, version: int) -> None:
         self._versions[policy] = max(version, self._versions.get(policy, -1))
@@ -234,6 +273,7 @@ class Figures:
     def _reward(self, outcome: Outcome) -> None:
         if outcome.level != "group" or outcome.component != "curate" or outcome.use:
             return
+        self._revisions.outcome(outcome)
         self._curated[outcome.policy] += 1
         self._curated_tokens += sum(outcome.lengths)
         if outcome.rewards and outcome.policy in self._rewards:
@@ -283,14 +323,27 @@ class Figures:
             delivered_tokens=self._curated_tokens + round(sum(map(_tokens_of, self._evals))),
             unnumbered_letters=self._audit.unnumbered.by_reason(),
             weights={policy: self._weights.figures(policy, now_ms) for policy in self.recipe.policies},
+            revisions=self._revisions.figures(),
             selection={stream: _selection(source) for stream, source in feeder.get("sources", {}).items()},
+            shadows={line: self._shadow(line, counts) for line, counts in self._audit.shadows().items()},
+        )
+
+    def _shadow(self, line: str, counts: PolicyAudit) -> ShadowFigures:
+        gaps, beside = (sorted(self._gaps[one].items()) for one in (line, policy_of(line)))
+        return ShadowFigures(
+            version=self._versions.get(line, -1),
+            groups=counts,
+            off_policy_gap=gaps[-1][1] if gaps else None,
+            off_policy_gap_beside=beside[-1][1] if beside else None,
+            gaps=tuple(gaps),
         )
 
     def _state(self, now_ms: int) -> str:
         here = [worker for worker in self._workers.values() if is_there(worker, now_ms)]
         starting = not self._workers and now_ms - self._newest_ms < FRESH_MS
         if self._ended:
-            busy = any(policy.in_flight for policy in self._audit.policies(drained=False).values())
+            lines = {**self._audit.policies(drained=False), **self._audit.shadows()}
+            busy = any(counts.in_flight for counts in lines.values())
             return "running" if here and busy else "finished"
         return "running" if here or starting else "stopped"
 
@@ -362,6 +415,9 @@ def _kinds_of(recipe: Recipe) -> dict[str, type[Any]]:
     for policy in recipe.policies:
         kinds |= {topics.weights(policy): WeightsPublished, topics.evals(policy): EvalResult}
         kinds |= {topics.outcomes(policy): Outcome, topics.batches(policy): BatchTrained}
+    for line in recipe.shadow_lines:
+        kinds |= {topics.weights(line): WeightsPublished}
+        kinds |= {topics.outcomes(line): Outcome, topics.batches(line): BatchTrained}
     return kinds | {topics.dead_letters: DeadLetter, topics.state: Snapshot}
 
 
@@ -397,4 +453,8 @@ def lags(run: Run, trainer_positions: Mapping[Place, int]) -> dict[str, int]:
         ends = end_offsets(run.connection, whole_topics(run.connection, [trajectories, curated]))
         for topic in (trajectories, curated):
             found[topic] = sum(max(end - done.get(p, 0), 0) for p, end in ends.items() if p[0] == topic)
+    for line in recipe.shadow_lines:
+        curated = run.topics.curated(line)
+        ends = end_offsets(run.connection, whole_topics(run.connection, [curated]))
+        found[curated] = sum(max(end - trainer_positions.get(p, 0), 0) for p, end in ends.items())
     return found

@@ -21,7 +21,7 @@ from schemas import codec
 from schemas.avro import SchemaError
 from schemas.headers import HeaderError, Stamp, task_key
 from schemas.records import BatchTrained, DeadLetter, Outcome, Task, TrajectoryGroup
-from schemas.topics import is_eval
+from schemas.topics import is_eval, policy_of, variant_of
 
 FEEDER = "feed"
 """Component whose snapshots say, as `next`, how many numbers of every stream were issued."""
@@ -284,8 +284,10 @@ def _concluded(run: Run, policy: str, stream: str, number: int) -> tuple[Conclud
 
 def _letters(run: Run, policy: str, stream: str, number: int) -> tuple[Letter, ...]:
     found: dict[int, DeadLetter] = {}
+    tasks = run.topics.tasks(stream)  # of what a curator or a trainer could not read a shadow has outcomes of its own
     for message, letter in readable(run, read_all(run.connection, [run.topics.dead_letters]), DeadLetter):
-        if (letter.stream, letter.number) == (stream, number) and letter.policy in ("", policy):
+        concerns = letter.policy in {"", policy_of(policy)} and not (variant_of(policy) and letter.topic != tasks)
+        if (letter.stream, letter.number) == (stream, number) and concerns:
             found[message.offset] = letter
     redriven = {letter.redrives for letter in found.values() if letter.reason == REDRIVEN}
     return tuple(
@@ -316,7 +318,7 @@ def report_group(run: Run, policy: str | None, group: str) -> Mapping[str, Any]:
     stream, number = parse_group(run, group)
     trained = run.recipe.policies_of(stream.partition(".")[0])
     chosen = trained if policy is None else (run.policy(policy),)
-    if policy is not None and policy not in trained:
+    if policy is not None and policy_of(policy) not in trained:
         raise UsageError(f"stream {stream} trains {', '.join(trained)}, not {policy}")
     found = {name: group_lineage(run, name, stream, number) for name in chosen}
     if not any(one.is_known for one in found.values()):

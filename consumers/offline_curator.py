@@ -6,7 +6,6 @@ that stand on its curated topic; another chain gives what it would have given.
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,17 +15,19 @@ from typing import Any
 
 from consumers.archiver import claims_of_groups
 from consumers.curated_digest import CuratedDigest
-from consumers.curation import CuratorPartition, Desk, UnknownRevision, chain_of
+from consumers.curation import CuratorPartition, Desk, chain_of, recipe_for
 from infra.archive.reading import Archive
-from infra.archive.writing import LOCK, ArchiveWriter
+from infra.archive.writing import ArchiveWriter
 from infra.errors import UsageError
 from infra.kafka import Message, Outgoing
 from infra.progress import progress
 from infra.recipe_file import with_chain
+from infra.revisions import with_experiment_of
 from infra.settings import Recipe
+from infra.whole_folder import new_folder
 from schemas import codec
 from schemas.records import DeadLetter, Outcome
-from schemas.topics import Topics
+from schemas.topics import Topics, policy_of, variant_of
 
 TELL_EVERY = 500
 
@@ -48,13 +49,13 @@ class Tally:
     repeated: int = 0
     """Messages of numbers that were concluded before."""
 
-    def take(self, outgoing: list[Outgoing], topics: Topics, policy: str) -> None:
+    def take(self, outgoing: list[Outgoing], topics: Topics, line: str) -> None:
         """Count what followed from one message."""
         self.read += 1
         self.repeated += not outgoing
         concluded = []
         for one in outgoing:
-            if one.topic == topics.curated(policy):
+            if one.topic == topics.curated(line):
                 self.digest.take(one.value, one.headers)
             elif one.topic == topics.dead_letters:
                 self.dead[codec.decode(one.value, DeadLetter).reason] += 1
@@ -83,22 +84,29 @@ class Tally:
         }
 
 
-def curate_offline(source: Path, policy: str | None, chain: Path | None, out: Path) -> dict[str, Any]:
+def curate_offline(
+    source: Path | str, policy: str | None, chain: Path | Recipe | None, out: Path, variant: str | None = None
+) -> dict[str, Any]:
     """Curate archived trajectories into a new archive of recipe, curated records, outcomes and dead letters.
 
     Args:
         source: The archive.
         policy: Whose groups; those of all policies that are archived when it is None.
-        chain: A TOML file with `[[curate.chain]]`, for every group; else each goes through the chain of its revision.
+        chain: A TOML file with `[[curate.chain]]`, or a recipe, for every group; else each goes through the chain of
+            its revision.
         out: Folder of the new archive, which appears whole or not at all.
+        variant: A shadow, by its name, whose chain and topics are meant.
 
     Raises:
-        UsageError: No such archive or policy, a chain that cannot be, an `out` that is there.
+        UsageError: No such archive, policy or shadow, a chain that cannot be, an `out` that is there.
+        FolderBusy: Another process makes `out`.
         ArchiveCorrupt: A file is not what the manifest says.
     """
     archive = Archive(source)
     recipes = _recipes(archive, chain)
     policies = _policies(archive, policy)
+    if variant is not None:
+        policies = _shadow(recipes[max(recipes)], policies, variant)
     for name in policies:
         chain_of(recipes[max(recipes)], name)
     tallies = {name: Tally() for name in policies}
@@ -108,19 +116,21 @@ def curate_offline(source: Path, policy: str | None, chain: Path | None, out: Pa
             _curate(archive, name, recipes, writer, (tallies[name], tell))
         writer.save()
     found = {name: tally.to_json() for name, tally in tallies.items()}
-    where = {"archive": str(source), "out": str(out), "chain": str(chain) if chain else None}
+    where = {"archive": str(source), "out": str(out), "chain": str(chain) if isinstance(chain, Path) else None}
     if len(found) == 1:
         return {**where, "policy": policies[0], **found[policies[0]]}
     return {**where, "policies": found, "sha256": {name: one["sha256"] for name, one in found.items()}}
 
 
-def _recipes(archive: Archive, chain: Path | None) -> dict[int, Recipe]:
+def _recipes(archive: Archive, chain: Path | Recipe | None) -> dict[int, Recipe]:
     """Return the recipes of an archived run by revision, each with the chain of the file where one is given."""
     recipes = {one.revision: Recipe.from_json(one.recipe) for one in archive.revisions()}
     if not recipes:
         raise UsageError(
             f"the recipe topic of the archive {archive.root} holds no recipe of run {archive.manifest.run_id}"
         )
+    if isinstance(chain, Recipe):
+        return {revision: with_experiment_of(recipe, chain) for revision, recipe in recipes.items()}
     return {revision: with_chain(recipe, chain) if chain else recipe for revision, recipe in recipes.items()}
 
 
@@ -135,9 +145,18 @@ def _policies(archive: Archive, asked: str | None) -> list[str]:
     return there if asked is None else [asked]
 
 
+def _shadow(recipe: Recipe, policies: list[str], variant: str) -> list[str]:
+    """Return the shadow of that name. Raises UsageError."""
+    found = [line for line in recipe.shadow_lines if variant_of(line) == variant and policy_of(line) in policies]
+    if not found:
+        there = ", ".join(recipe.shadow_lines) or "none"
+        raise UsageError(f"--variant {variant}: the run has no such shadow of {', '.join(policies)}; it has {there}")
+    return found
+
+
 def _curate(
     archive: Archive,
-    policy: str,
+    line: str,
     recipes: dict[int, Recipe],
     writer: ArchiveWriter,
     told: tuple[Tally, Callable[[int, int], None]],
@@ -145,21 +164,19 @@ def _curate(
     topics, (tally, tell) = archive.topics, told
 
     def recipe_of(revision: int) -> Recipe:
-        if revision not in recipes:
-            raise UnknownRevision(f"recipe revision {revision} is not among the {len(recipes)} that are archived")
-        return recipes[revision]
+        return recipe_for(recipes, revision, line)
 
-    desk = Desk(archive.manifest.run_id, policy, topics, recipe_of, archive.fetch)
-    topic = topics.trajectories(policy)
+    desk = Desk(archive.manifest.run_id, line, topics, recipe_of, archive.get)
+    topic = topics.trajectories(line)
     places, source = archive.places(topic), archive.manifest.topics
-    for name in (topics.curated(policy), topics.outcomes(policy)):
+    for name in (topics.curated(line), topics.outcomes(line)):
         writer.add_topic(name, len(places), source[name].config if name in source else {})
     whole, numbers = source[topic].records, _Offsets(writer, is_own=not archive.manifest.objects)
     for place in places:
         state = CuratorPartition(desk, place, len(places))
         for message in archive.messages(place):
             outgoing = list(state.handle(message))
-            tally.take(outgoing, topics, policy)
+            tally.take(outgoing, topics, line)
             for one in outgoing:
                 numbers.write(one, message.timestamp_ms)
             if tally.read % TELL_EVERY == 0:
@@ -193,13 +210,10 @@ def _copy_topic(archive: Archive, topic: str, writer: ArchiveWriter) -> None:
 @contextmanager
 def _new_archive(archive: Archive, out: Path) -> Iterator[ArchiveWriter]:
     """Open a writer on a folder that takes its name at the end."""
-    if out.exists():
-        raise UsageError(f"{out} is there already: give another folder by --out, or remove it")
-    growing = out.with_name(f"{out.name}.part")
-    if (growing / LOCK).exists():
-        shutil.rmtree(growing)
     manifest = archive.manifest
-    with ArchiveWriter(growing, manifest.run, manifest.run_id, archive.copy, claims_of_groups) as writer:
+    with (
+        new_folder(out) as growing,
+        ArchiveWriter(growing, manifest.run, manifest.run_id, archive.copy, claims_of_groups) as writer,
+    ):
         writer.add_topic(archive.topics.dead_letters, 1, {})
         yield writer
-    growing.replace(out)

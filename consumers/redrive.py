@@ -19,9 +19,9 @@ import structlog
 
 from consumers.letters import Letter, Source, each_full_record, kind_of, of_reason, read_letters
 from infra.dead_letters import MOST_KEY_BYTES, REDRIVE_HEADER, REDRIVEN
-from infra.errors import HeadraceError, UsageError
+from infra.errors import UsageError
 from infra.kafka import Outgoing
-from infra.run import Run
+from infra.run import Run, RunEnded
 from infra.transactions import Ticket, TransactionalWriter
 from schemas import codec
 from schemas.records import DeadLetter
@@ -41,10 +41,6 @@ FOR_GOOD = {
     "forgotten": "it was sent back, and its curator had more dead numbers than it remembers",
 }
 """Reasons that no fix takes away."""
-
-
-class RunEnded(HeadraceError):
-    """The run is over: nobody would work off what is sent back."""
 
 
 @dataclass(frozen=True, slots=True)

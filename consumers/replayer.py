@@ -56,7 +56,7 @@ class Fed:
     """Of these, already there before."""
 
 
-def replay(root: Path, into: str | None, data: Path | None, topics: Iterable[str] = ()) -> dict[str, Any]:
+def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterable[str] = ()) -> dict[str, Any]:
     """Feed an archive into the cluster of a run's address, or of a data folder; return what `--json` prints.
 
     Args:
@@ -116,7 +116,7 @@ def _chosen(archive: Archive, asked: Iterable[str]) -> list[str]:
 def _specs(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> list[TopicSpec]:
     """Return every topic of the run, so that its components find all they need; and those that are no recipe's."""
     recipe = Recipe.from_json(newest.recipe)
-    specs = archive.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
+    specs = recipe.topic_specs
     held, named = archive.manifest.topics, {spec.name for spec in specs}
     others = [name for name in chosen if name not in named]
     return [*specs, *(TopicSpec(name, len(held[name].partitions), held[name].config) for name in others)]
@@ -167,7 +167,7 @@ def _put_objects(archive: Archive, target: Target) -> int:
     with ObjectStore(replace(target.store, prefix="")) as store, progress("putting objects") as tell:
         store.ensure_bucket()
         for count, (key, one) in enumerate(held.items(), 1):
-            with archive.object_path(key).open("rb") as file:
+            with archive.object_file(key) as path, path.open("rb") as file:
                 content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if one.size_bytes else b""
                 store.put_named(StoredObject(key, one.sha256, one.size_bytes), content)
             tell(count, len(held))

@@ -31,6 +31,6 @@ def status(run: Run, *, rests: bool) -> dict[str, Any]:
     found["wasted_is_all"] = figures_now.drained and not at_work  # until then an evaluation may be under way
     if found["wasted_is_all"]:
         found["wasted_tokens"] = figures_now.wasted()
-    for policy in found["policies"].values():
-        del policy["duplicates"]  # only the audit reads what was delivered twice
+    for counts in (*found["policies"].values(), *(shadow["groups"] for shadow in found["shadows"].values())):
+        del counts["duplicates"]  # only the audit reads what was delivered twice
     return found

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from consumers.audit.report import audit
+from consumers.discards import discards
 from consumers.figures import Figures, RewardPoint, RunFigures
 from consumers.page.pulse import Pulse
 from infra.data_folder import DataFolder, Effort
@@ -34,8 +35,10 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> dict[str, Any]:
     figures = fold.figures({}, 0)
     proof = audit(run, drained=True)
     rates = pulse.mean_rates()
+    fates = discards(run, None)["policies"]
     policies = {
-        policy: policy_block(figures, policy, fold.seconds_to_versions(policy)) for policy in run.recipe.policies
+        policy: policy_block(figures, policy, fold.seconds_to_versions(policy)) | {"lengths": lengths_of(fates[policy])}
+        for policy in run.recipe.policies
     }
     return {
         "run": figures.run,
@@ -62,6 +65,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> dict[str, Any]:
         "cpu_s": {name: round(used["process"], 1) for name, used in effort.cpu.items()},
         "data": {"folder": str(folder.root), "bytes": folder.size_bytes()},
         "policies": policies,
+        "shadows": {line: asdict(shadow) for line, shadow in figures.shadows.items()},
     }
 
 
@@ -91,6 +95,16 @@ def policy_block(figures: RunFigures, policy: str, seconds: Mapping[int, float])
         "trajectories": sum(point.trajectories for point in figures.rewards.get(policy, ())),
         "progress": progress_of(figures.rewards.get(policy, ()), seconds),
     }
+
+
+def lengths_of(fates: Mapping[str, Any]) -> dict[str, Any]:
+    """Return mean lengths of groups that were trained, and discarded before the end, and their ratio's 95 % interval.
+
+    Args:
+        fates: A policy's block of what `headrace discards` tells.
+    """
+    discarded = fates["before_end"]
+    return {"trained": fates["trained"]["length"], "discarded": discarded["length"], "bias": discarded["bias"]}
 
 
 def progress_of(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> list[list[float]]:

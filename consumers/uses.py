@@ -65,6 +65,11 @@ class Uses:
             self._groups[revision] = {numbered: one for numbered, one in known.items() if numbered in held}
             self._left[revision] = len(self._groups[revision])
 
+    def drop(self, revision: int) -> None:
+        """Forget all groups of a revision whose chain is over."""
+        self._groups.pop(revision, None)
+        self._left.pop(revision, None)
+
     def again(self, again: Again, revision: int) -> tuple[Stamp, int]:
         """Take in a replay that the chain of a revision asks for.
 

@@ -15,6 +15,7 @@ ENVIRONMENTS = {
     "jsonl": "envs.jsonl:JsonLines",
     "mixture": "envs.mixture:Mixture",
     "reasoning_gym": "envs.reasoning_gym_env:ReasoningGym",
+    "scripted": "envs.scripted:Scripted",
 }
 WORKFLOWS = {
     "single_turn": "envs.single_turn:single_turn",

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import typer
 
 from infra import workers
-from infra.cli_archive import archive, curate, replay
+from infra.cli_archive import archive, curate, export_trajectories, replay, train
 from infra.cli_compare import compare
-from infra.cli_data import discards
+from infra.cli_data import discards, evaluate, swap
 from infra.cli_options import (
     FAILED,
     JSON,
@@ -27,6 +27,7 @@ from infra.cli_options import (
     RunChoice,
     RunOption,
     SetOption,
+    VariantChoice,
     answer,
     log_quietly,
     open_console,
@@ -85,7 +86,7 @@ def _top(
 
 
 @app.command(rich_help_panel=RUN)
-def up(
+def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
     recipe: Annotated[str, typer.Argument(help="A shipped recipe by name, or the path of a TOML file.")],
     sets: SetOption = None,
     data: Annotated[
@@ -96,10 +97,17 @@ def up(
         bool, typer.Option("--new-recipe", help="Record a changed recipe as a revision of a run that is there.")
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live page.")] = False,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="ARCHIVE", help="Play nothing: learn from what an archive holds. No servers."),
+    ] = None,
 ) -> None:
     """Run a recipe to its end: servers, components, live page, summary. The same command goes on where it stopped.
 
     Example: [bold]headrace up arithmetic --set trainer.steps=40 --summary summary.json[/]
+
+    With --from, the archived trajectories go through the recipe's chain, its trainer learns from what is kept, and
+    versions are played on held-out problems.
 
     On the page,
       [bold]rolling[/], [bold]behind[/]: a worker plays; its weights are too old to play with
@@ -117,6 +125,12 @@ def up(
 
     resolved = load_recipe(recipe, sets or ())
     folder = data_folder_of(resolved.name, data).root
+    if source is not None:
+        from infra.offline_run import OfflineOrder, run_offline
+
+        log_quietly()
+        answer(run_offline(OfflineOrder(resolved, source, folder, summary)), workers.SHOW_OFFLINE, as_json=False)
+        return
     program = _program()
     again = f"{program} {shlex.join(word for word in sys.argv[1:] if word != '--new-recipe')}"
     order = Order(resolved, folder, summary, new_recipe, plain, program, again)
@@ -172,32 +186,11 @@ def rollout(
     workers.find(workers.ROLLOUT)(run, workflow, name, region, concurrency)
 
 
-app.command(rich_help_panel=PARTS)(curate)
+for _of_either in (curate, train):
+    app.command(rich_help_panel=PARTS)(_of_either)
 
 
-@app.command(rich_help_panel=PARTS)
-def train(
-    run: RunOption,
-    policy: Annotated[str | None, typer.Option(help="Whom to train; the only policy if not given.")] = None,
-) -> None:
-    """Learn from curated groups and publish weights; one per policy, resumed where it stopped.
-
-    Example: [bold]headrace train --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
-
-    On several GPUs or machines, with the weights in shards (FSDP2), under torchrun.
-
-    Example: [bold]torchrun --nproc-per-node 8 --max-restarts 3 --no-python -- headrace train --run kafka://...[/]
-    """
-    workers.find(workers.TRAIN)(run, policy)
-
-
-@app.command(rich_help_panel=PARTS)
-def evaluate(run: RunOption) -> None:
-    """Fold the answers to held-out problems into avg@k and pass@k per version.
-
-    Example: [bold]headrace evaluate --run kafka://127.0.0.1:9092/arithmetic[/]
-    """
-    workers.find(workers.EVALUATE)(run)
+app.command(rich_help_panel=PARTS)(evaluate)
 
 
 @app.command(rich_help_panel=PARTS)
@@ -353,12 +346,13 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
 
 @app.command(rich_help_panel=LOOK)
-def lineage(
+def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     version: Annotated[int | None, typer.Option(min=0, help="A version: the groups that made it.")] = None,
     group: Annotated[
         str | None, typer.Option(metavar="STREAM:NUMBER", help="A group: the versions that it trained, or its end.")
     ] = None,
     policy: PolicyChoice = None,
+    variant: VariantChoice = None,
     run: RunChoice = None,
     data: DataChoice = None,
     as_json: JsonOption = False,
@@ -380,7 +374,7 @@ def lineage(
         else (workers.LINEAGE_OF_GROUP, workers.SHOW_GROUP, group)
     )
     with opened_run(run, data, store=True) as opened:
-        answer(workers.find(report)(opened.run, policy, asked), show, as_json=as_json)
+        answer(workers.find(report)(opened.run, opened.run.line(policy, variant), asked), show, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -396,6 +390,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
         int | None, typer.Option(min=0, help="How many groups (4), or tokens (400); 0 for all.", show_default=False)
     ] = None,
     policy: PolicyChoice = None,
+    variant: VariantChoice = None,
     run: RunChoice = None,
     data: DataChoice = None,
     as_json: JsonOption = False,
@@ -414,11 +409,12 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if trajectory is not None and not re.fullmatch(r"[^:]+:\d+:\d+", trajectory):
         raise UsageError(f"--trajectory {trajectory!r} names none: write STREAM:NUMBER:SAMPLE, as in sums:12:0")
     with opened_run(run, data, store=True) as opened:
+        line = opened.run.line(policy, variant)
         if step is not None:
-            found = workers.find(workers.INSPECT_STEP)(opened.run, policy, step, group, 4 if limit is None else limit)
+            found = workers.find(workers.INSPECT_STEP)(opened.run, line, step, group, 4 if limit is None else limit)
             answer(found, workers.SHOW_STEP, as_json=as_json)
         else:
-            found = workers.find(workers.INSPECT_TRAJECTORY)(opened.run, policy, trajectory)
+            found = workers.find(workers.INSPECT_TRAJECTORY)(opened.run, line, trajectory)
             answer(found, workers.SHOW_TRAJECTORY, 400 if limit is None else limit, as_json=as_json)
 
 
@@ -427,6 +423,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     run: RunChoice = None,
     data: DataChoice = None,
     policy: PolicyChoice = None,
+    variant: VariantChoice = None,
     begin: Annotated[
         int | None,
         typer.Option(
@@ -467,12 +464,13 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     log_quietly()
     _check_retrain((begin, end), into, sets or ())
     with _leading(), _or_no_verdict(), opened_run(run, data, store=True) as opened:
+        line = opened.run.line(policy, variant)
         with progress("versions trained again") as tell:
             if into is None:
-                found: dict[str, Any] = workers.find(workers.RETRAIN)(opened.run, policy, (begin, end), tell)
+                found: dict[str, Any] = workers.find(workers.RETRAIN)(opened.run, line, (begin, end), tell)
             else:
                 experiment = workers.find(workers.EXPERIMENT)
-                found = experiment(opened.run, policy, (into, tuple(sets or ())), (begin, end), tell)
+                found = experiment(opened.run, line, (into, tuple(sets or ())), (begin, end), tell)
         answer(found, workers.SHOW_RETRAIN, _program(), _options_of(into or "", run, data), as_json=as_json)
     if any(version["equal"] is False for version in found["versions"]) and into is None:
         raise typer.Exit(FAILED)
@@ -511,6 +509,7 @@ def weights(
     run: RunChoice = None,
     data: DataChoice = None,
     policy: PolicyChoice = None,
+    variant: VariantChoice = None,
     as_json: JsonOption = False,
 ) -> None:
     """How a run's versions were published: whole or as deltas, how large, how long it took, and who serves which.
@@ -525,16 +524,18 @@ def weights(
 
     log_quietly()
     with opened_run(run, data) as opened:
-        answer(workers.find(workers.WEIGHTS_HISTORY)(opened.run, policy), workers.SHOW_WEIGHTS, as_json=as_json)
+        line = opened.run.line(policy, variant)
+        answer(workers.find(workers.WEIGHTS_HISTORY)(opened.run, line), workers.SHOW_WEIGHTS, as_json=as_json)
 
 
 @weights_app.command()
-def export(
+def export(  # noqa: PLR0913, PLR0917 - options, each given by its name
     out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write, whole or not at all.")],
     version: Annotated[int | None, typer.Option("--version", help="Which version; the newest if not given.")] = None,
     run: RunChoice = None,
     data: DataChoice = None,
     policy: PolicyChoice = None,
+    variant: VariantChoice = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write one version of a run as a folder in Hugging Face's layout, config and tokenizer beside the weights.
@@ -546,14 +547,16 @@ def export(
 
     log_quietly()
     with opened_run(run, data, store=True) as opened:
-        found = export(opened.run, policy, version, out)
+        found = export(opened.run, opened.run.line(policy, variant), version, out)
     told = {"version": found.version, "weights_hash": found.weights_hash}
     typer.echo(json.dumps(told) if as_json else f"{out}: version {found.version}, weights hash {found.weights_hash}")
 
 
 app.command(rich_help_panel=LOOK)(discards)
+app.command(rich_help_panel=RUN)(swap)
 for _of_runs in (archive, replay, compare):
     app.command(rich_help_panel=RUN)(_of_runs)
+app.command("export", rich_help_panel=RUN)(export_trajectories)
 for _of_servers in (topics, store_policy, doctor):
     app.command(rich_help_panel=LOOK)(_of_servers)
 

@@ -1,4 +1,4 @@
-"""Commands that take a run's topics out of Kafka and bring them back; and curating, which reads either."""
+"""Commands that take a run's topics out of Kafka and bring them back; and those that read either."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from infra import workers
-from infra.cli_options import RUN_ADDRESS, DataChoice, JsonOption, RunChoice, answer, log_quietly
+from infra.cli_options import RUN_ADDRESS, DataChoice, JsonOption, RunChoice, VariantChoice, answer, log_quietly
 from infra.errors import UsageError
 
 TopicsOption = Annotated[
@@ -22,7 +22,14 @@ TopicsOption = Annotated[
 
 
 def archive(
-    out: Annotated[Path, typer.Option("--out", metavar="ARCHIVE", help="Folder of the archive; one holds one run.")],
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out",
+            metavar="ARCHIVE",
+            help="Folder, s3://BUCKET/PREFIX, or store:PREFIX in the run's own store; one archive holds one run.",
+        ),
+    ],
     run: RunChoice = None,
     data: DataChoice = None,
     topics: TopicsOption = None,
@@ -37,6 +44,8 @@ def archive(
     run that goes on or after it; killed at any moment, it goes on with the same records, none missing and none twice.
 
     Example: [bold]headrace archive --data .headrace/arithmetic --out sums.archive[/]
+
+    Example: [bold]headrace archive --run kafka://... --out s3://archives/sums[/]
     """
     from infra.opened_run import opened_run
 
@@ -47,7 +56,9 @@ def archive(
 
 
 def replay(
-    source: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Folder that `headrace archive` made.")],
+    source: Annotated[
+        str, typer.Argument(metavar="ARCHIVE", help="Folder or s3://BUCKET/PREFIX that `headrace archive` made.")
+    ],
     into: Annotated[
         str | None, typer.Option("--into", metavar="ADDRESS", help="kafka://HOST:PORT/RUN, the run's name as it was.")
     ] = None,
@@ -69,14 +80,34 @@ def replay(
     answer(done, workers.SHOW_REPLAYED, as_json=as_json)
 
 
+def export_trajectories(
+    source: Annotated[
+        str, typer.Argument(metavar="ARCHIVE", help="Folder or s3://BUCKET/PREFIX that `headrace archive` made.")
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="New file.")],
+    policy: Annotated[str | None, typer.Option("--policy", help="Whose; the only policy's if not given.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write an archive's trajectories as a Parquet file, with what became of each; needs headrace[parquet].
+
+    A row has ids, tokens, log-probabilities, versions, rewards, outcome and reason of one sequence. Texts are there
+    where the archive was made with --with-weights, as the tokenizer lies beside the weights.
+
+    Example: [bold]headrace export sums.archive --to sums.parquet[/]
+    """
+    log_quietly()
+    answer(workers.find(workers.EXPORT)(source, policy, to), workers.SHOW_EXPORTED, as_json=as_json)
+
+
 def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     run: Annotated[str | None, RUN_ADDRESS] = None,
     policy: Annotated[
         str | None, typer.Option(help="Whose groups; if not given, the only policy's, and with --from all policies'.")
     ] = None,
+    variant: VariantChoice = None,
     slot: Annotated[str | None, typer.Option(help="Its place under a supervisor: a successor fences it.")] = None,
     source: Annotated[
-        Path | None, typer.Option("--from", metavar="ARCHIVE", help="Instead of a run: what `headrace archive` made.")
+        str | None, typer.Option("--from", metavar="ARCHIVE", help="Instead of a run: what `headrace archive` made.")
     ] = None,
     chain: Annotated[
         Path | None, typer.Option(metavar="CHAIN.toml", help="With --from: another chain than the run's own.")
@@ -93,10 +124,74 @@ def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if source is None:
         if run is None or chain or out or as_json:
             raise UsageError("give --run ADDRESS, or --from ARCHIVE and --out DIR; --chain and --json go with --from")
-        workers.find(workers.CURATE)(run, policy, slot)
+        workers.find(workers.CURATE)(run, policy, slot, variant)
         return
     if run or slot or out is None:
         raise UsageError("--from ARCHIVE needs --out DIR, and neither --run nor --slot: no run is asked")
+    if chain and variant:
+        raise UsageError("--variant NAME asks for the chain of a shadow, --chain FILE for another: give one of them")
     log_quietly()
-    done = workers.find(workers.CURATE_OFFLINE)(source, policy, chain, out)
+    done = workers.find(workers.CURATE_OFFLINE)(source, policy, chain, out, variant)
     answer(done, workers.SHOW_CURATED, as_json=as_json)
+
+
+def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    run: Annotated[str | None, RUN_ADDRESS] = None,
+    policy: Annotated[str | None, typer.Option(help="Whom to train; the only policy if not given.")] = None,
+    variant: VariantChoice = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="ARCHIVE", help="Instead of a run: the archived curated groups of one."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --from: new folder, of the last weights and what became of each batch."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="With --from: --set trainer.learning_rate=1e-5. Repeatable."),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --from: last version to make; trainer.steps of the recipe if not given."),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE", help="With --from: archive or folder of weights to begin at; its oldest checkpoint if not."
+        ),
+    ] = None,
+    batches: Annotated[
+        bool, typer.Option("--batches", help="With --from: the run's own batches, as they were, and compare hashes.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Learn from curated groups and publish weights; one per policy, resumed where it stopped. Or over an archive.
+
+    Example: [bold]headrace train --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
+
+    On several GPUs or machines, with the weights in shards (FSDP2), under torchrun.
+
+    Example: [bold]torchrun --nproc-per-node 8 --max-restarts 3 --no-python -- headrace train --run kafka://...[/]
+
+    With no run: from archived groups into a folder that transformers loads, other settings as you like.
+
+    Example: [bold]headrace train --from sums.archive --out tried --set trainer.learning_rate=1e-4[/]
+    """
+    if source is None:
+        if run is None or out or sets or steps or start or batches or as_json:
+            raise UsageError(
+                "give --run ADDRESS, or --from ARCHIVE and --out DIR; "
+                "--set, --steps, --start, --batches and --json go with --from"
+            )
+        workers.find(workers.TRAIN)(run, policy, variant)
+        return
+    if run or variant or out is None:
+        raise UsageError("--from ARCHIVE needs --out DIR, and neither --run nor --variant: no run is asked")
+    from infra.progress import progress
+
+    log_quietly()
+    wish = workers.find(workers.TRAINING_WISH)(policy, tuple(sets or ()), steps, start, batches)
+    with progress("versions trained") as tell:
+        found = workers.find(workers.TRAIN_OFFLINE)(source, out, wish, tell)
+    answer(found, workers.SHOW_TRAINED, as_json=as_json)

@@ -1,4 +1,4 @@
-"""Commands about the data of a run: `headrace discards`."""
+"""Commands about what a run plays and learns from: `headrace discards`, `swap`, `evaluate`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ from typing import Annotated
 import typer
 
 from infra import workers
-from infra.cli_options import DataChoice, JsonOption, RunChoice, answer, log_quietly
+from infra.cli_options import (
+    RUN_ADDRESS,
+    DataChoice,
+    JsonOption,
+    RunChoice,
+    SetOption,
+    VariantChoice,
+    answer,
+    log_quietly,
+)
+from infra.errors import UsageError
 
 
 def discards(
     policy: Annotated[str | None, typer.Option("--policy", help="Which policy; all if not given.")] = None,
+    variant: VariantChoice = None,
     run: RunChoice = None,
     data: DataChoice = None,
     plot: Annotated[
@@ -31,7 +42,61 @@ def discards(
 
     log_quietly()
     with opened_run(run, data) as opened:
-        found = workers.find(workers.DISCARDS)(opened.run, policy)
+        found = workers.find(workers.DISCARDS)(opened.run, opened.run.line(policy, variant))
     if plot is not None:
         workers.find(workers.PLOT_DISCARDS)(found, plot)
     answer(found, workers.SHOW_DISCARDS, as_json=as_json)
+
+
+def swap(
+    chain: Annotated[Path, typer.Argument(metavar="CHAIN.toml", help="[[curate.chain]] tables, and nothing else.")],
+    run: RunChoice = None,
+    data: DataChoice = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the chain, and change nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a run another chain of data algorithms while it goes on, as the next revision of its recipe.
+
+    Every task issued from then on goes through the new chain; those issued before go through the old one, which ends
+    after the last of them. Nothing stops, is lost or is trained twice. A run that rests goes on with the new chain.
+
+    Example: [bold]headrace swap --run kafka://127.0.0.1:9092/arithmetic new_chain.toml[/]
+    """
+    from infra.opened_run import opened_run
+    from infra.swap import swap as swap_chain
+
+    log_quietly()
+    with opened_run(run, data) as opened:
+        answer(swap_chain(opened.run, chain, dry_run=dry_run), workers.SHOW_SWAP, as_json=as_json)
+
+
+def evaluate(
+    run: Annotated[str | None, RUN_ADDRESS] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[POLICY=]FOLDER", help="Instead of a run: weights in Hugging Face layout. Repeatable."),
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="With --weights: whose held-out problems are played.")] = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fold the answers to held-out problems into avg@k and pass@k per version; or play them with weights in a folder.
+
+    Example: [bold]headrace evaluate --run kafka://127.0.0.1:9092/arithmetic[/]
+
+    Example: [bold]headrace evaluate --recipe arithmetic --weights exported-model[/]
+    """
+    if weights is None:
+        if run is None or recipe or sets or as_json:
+            raise UsageError("give --run ADDRESS, or --weights FOLDER and --recipe NAME; --set and --json go with them")
+        workers.find(workers.EVALUATE)(run)
+        return
+    if run or recipe is None:
+        raise UsageError("--weights FOLDER needs --recipe NAME, and no --run: no run is asked")
+    from infra.held_out import evaluate as play_held_out
+    from infra.held_out import named_folders
+    from infra.recipe_file import load_recipe
+
+    log_quietly()
+    asked = load_recipe(recipe, sets or ())
+    answer(play_held_out(asked, named_folders(asked, weights)), workers.SHOW_EVALUATION, as_json=as_json)

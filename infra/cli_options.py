@@ -34,6 +34,9 @@ SetOption = Annotated[
     ),
 ]
 PolicyChoice = Annotated[str | None, typer.Option("--policy", help="Which policy; the only one if not given.")]
+VariantChoice = Annotated[
+    str | None, typer.Option("--variant", help="A shadow, by its name, instead of the policy it learns beside.")
+]
 FAILED = 1
 """Exit code of a command that found something wrong."""
 JSON = "--json"

@@ -15,8 +15,8 @@ import structlog
 from infra.kafka import Message, Outgoing
 from schemas import codec
 from schemas.headers import HeaderError, Stamp
-from schemas.records import DeadLetter
-from schemas.topics import Topics
+from schemas.records import DeadLetter, Outcome
+from schemas.topics import Topics, policy_of
 
 log = structlog.get_logger()
 
@@ -86,6 +86,36 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
         created_ms=time.time_ns() // 1_000_000,
     )
     return Outgoing(topics.dead_letters, codec.encode(letter), message.key[:MOST_KEY_BYTES])
+
+
+def lost_to_shadow(run_id: str, line: str, message: Message, why: tuple[str, str]) -> Outcome | None:
+    """Return the outcome of a message that a shadow cannot read; `why` is (reason, detail). It writes no letter.
+
+    A letter concludes a number of the main variant, and can be sent back to it: the main curator writes that, where it
+    cannot read the message either. None when the headers name no task of this run: it concludes nothing.
+    """
+    reason, detail = why
+    said = detail[:DETAIL_LENGTH]
+    log.warning("message.lost", line=line, topic=message.topic, offset=message.offset, reason=reason, detail=said)
+    try:
+        stamp = Stamp.from_headers(message.headers)
+    except HeaderError:
+        return None
+    if (stamp.run_id, stamp.policy) != (run_id, policy_of(line)):
+        return None
+    return Outcome(
+        run_id=run_id,
+        stream=stamp.stream,
+        number=stamp.number,
+        use=stamp.use,
+        policy=stamp.policy,
+        verdict="dropped",
+        reason=reason,
+        revision=stamp.revision,
+        min_version=stamp.min_version,
+        max_version=stamp.max_version,
+        head_version=stamp.head_version,
+    )
 
 
 def _fitting(message: Message) -> Message:

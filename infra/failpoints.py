@@ -20,6 +20,8 @@ something to write: `handled` (records are in memory, nothing is produced), then
     compact.announced                                  its record is on the topic
     archive.object, archive.written                    an object is copied; a record is in a growing file
     archive.cut, archive.saved                         a file has its name; the manifest names it
+    archive.manifest                                   in a store, the next manifest is made and not yet put
+    folder.made                                        all that a new folder is to hold is in it; it has no name yet
     gc.deleted                                         an object is deleted; `gc.committed`: all is said, and there yet
 """
 

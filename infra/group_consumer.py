@@ -5,7 +5,7 @@ names its input position. On assignment: `committed()`, which waits for a pendin
 the records from its position up to the committed offset, handled silently. Nobody restores from "the end" of `state`:
 an open transaction hides the newest snapshot there.
 
-A turn with a dead letter ends with a snapshot: after a fix the same bytes, handled again, might be read.
+A turn in which something could not be read ends with a snapshot: after a fix the same bytes, handled again, might be.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ class StateLost(HeadraceError):
 class PartitionState(Protocol):
     """The memory of one input partition: a function of its records in order, without I/O or a clock."""
 
+    @property
+    def was_unread(self) -> bool:
+        """Whether the record that was handled last could not be read."""
+
     def handle(self, message: Message) -> Iterable[Outgoing]:
         """Take in one record; return what follows."""
 
@@ -64,8 +68,6 @@ class Membership:
     topics: tuple[str, ...]
     state_topic: str
     snapshot_every_s: float = 3.0
-    dead_letters: str = ""
-    """Topic of dead letters."""
 
 
 @dataclass(slots=True)
@@ -203,7 +205,7 @@ class GroupConsumer:
             return ()
         held.position, held.handled = message.offset + 1, True
         outgoing = list(held.state.handle(message))
-        if any(record.topic == self.membership.dead_letters for record in outgoing):
+        if held.state.was_unread:
             held.snapshot_due = 0.0
         return outgoing
 

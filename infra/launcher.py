@@ -32,6 +32,7 @@ from infra.workers import (
     CHECK_ADVANTAGE,
     CHECK_CHAIN,
     CHECK_CHARACTERS,
+    CHECK_ENGINE,
     CHECK_EXPERTS,
     CHECK_LOSS,
     CHECK_TARGETS,
@@ -42,6 +43,7 @@ from infra.workers import (
     SUMMARIZE,
     find,
 )
+from schemas.topics import policy_of, variant_of
 
 INTERRUPTED = 130
 TURN_S = 0.25
@@ -80,7 +82,7 @@ class Page(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Numbers that are issued and not concluded, over all policies."""
+        """Numbers that are issued and not concluded, over all policies and shadows."""
 
     @property
     def awaits_evaluation(self) -> bool:
@@ -200,8 +202,7 @@ class Launch:
         first = first_message(address)
         revision = settled(address, self._recipe, store, with_keys=is_ours, new_recipe=self._order.new_recipe)
         topics = self._recipe.topics
-        workflows, policies = tuple(self._recipe.workflows), tuple(self._recipe.policies)
-        ensure_topics(address.connection, topics.all(workflows, policies, self._recipe.kafka.partitions))
+        ensure_topics(address.connection, self._recipe.topic_specs)
         if revision is not None:
             write_revision(address.connection, topics.recipe, revision, first)
             if revision.revision and not revision.ended:
@@ -311,15 +312,17 @@ def check_names(recipe: Recipe) -> None:
 
     Raises UsageError, with what there is instead.
     """
-    for policy in recipe.policies:
-        find(CHECK_CHAIN)(recipe, policy)
-        find(CHECK_ADVANTAGE)(recipe, policy)
-        trainer = recipe.trainer_of(policy)
-        _check_processes(policy, trainer, recipe.policies[policy].lora)
+    find(CHECK_ENGINE)(recipe)
+    for line in recipe.lines:
+        find(CHECK_CHAIN)(recipe, line)
+        find(CHECK_ADVANTAGE)(recipe, line)
+        trainer = recipe.trainer_of(line)
+        _check_processes(line, trainer, recipe.policies[policy_of(line)].lora)
         if any(getattr(trainer, key) != Trainer.model_fields[key].default for key in LOSS_KEYS):
-            find(CHECK_LOSS)(recipe, policy)
+            find(CHECK_LOSS)(recipe, line)
         if trainer.replay_routing or trainer.router_aux:
-            find(CHECK_EXPERTS)(recipe, policy)
+            find(CHECK_EXPERTS)(recipe, policy_of(line))
+    for policy in recipe.policies:
         if (lora := recipe.policies[policy].lora) is not None and lora.targets:
             find(CHECK_TARGETS)(recipe, policy)
     for name, workflow in recipe.workflows.items():
@@ -372,10 +375,10 @@ def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
             together = [*TORCHRUN, str(torch_processes), "--log-dir", str(logs / "torchrun"), "-m", "--"]
         return Child(name, [sys.executable, *together, "infra.cli", *words, "--run", address], torch_processes)
 
-    trainers = {policy: recipe.trainer_of(policy).processes for policy in recipe.policies}
+    trainers = {line: recipe.trainer_of(line).processes for line in recipe.lines}
     children = [
-        child(f"train-{policy}", "train", "--policy", policy, torch_processes=processes)
-        for policy, processes in trainers.items()
+        child(f"train-{line}", "train", *_options_of(line), torch_processes=processes)
+        for line, processes in trainers.items()
         if processes
     ]
     children += [
@@ -385,13 +388,19 @@ def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
     ]
     children.append(child("feed", "feed"))
     children += [
-        child(f"curate-{policy}-{n}", "curate", "--policy", policy, "--slot", str(n))
-        for policy in recipe.policies
-        for n in range(recipe.launch.curators)
+        child(f"curate-{line}-{n}", "curate", *_options_of(line), "--slot", str(n))
+        for line in recipe.lines
+        for n in range(1 if variant_of(line) else recipe.launch.curators)
     ]
     if recipe.evaluate.every:
         children.append(child("evaluate", "evaluate"))
     return children
+
+
+def _options_of(line: str) -> list[str]:
+    """Return how the command line names a policy or a shadow."""
+    variant = variant_of(line)
+    return ["--policy", policy_of(line), *(["--variant", variant] if variant else [])]
 
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -280,9 +280,9 @@ class ObjectStore:
             return False
         return True
 
-    def listing(self) -> list[ListedObject]:
-        """Return all objects under the address's prefix, those of uploads under way left out."""
-        bucket, prefix = self.address.bucket, self.address.prefix
+    def listing(self, below: str = "") -> list[ListedObject]:
+        """Return all objects under the address's prefix, or below a part of it; uploads under way are left out."""
+        bucket, prefix = self.address.bucket, f"{self.address.prefix}{below}"
 
         def ask() -> list[ListedObject]:
             found = self._client.list_objects(bucket_name=bucket, prefix=prefix, recursive=True)

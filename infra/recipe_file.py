@@ -22,12 +22,12 @@ from pydantic_core import ErrorDetails
 
 from infra.errors import UsageError
 from infra.recipe_keys import children_of, fields_of, is_free, known_keys
-from infra.settings import Recipe, Trainer
+from infra.settings import Recipe, Trainer, TrainerError
 
 SET = "--set"
 SWEEP = "sweep.toml"
 """Of a folder of recipes the file that compares them; it is no recipe."""
-TRAINERS = re.compile(r"(policies\.[^.=]+\.)?trainer\.")
+TRAINERS = re.compile(r"((policies|shadows)\.[^.=]+\.)?trainer\.")
 Table = dict[str, Any]
 Location = tuple[str | int, ...]
 
@@ -271,7 +271,7 @@ def _explain(error: ValidationError, draft: Draft, name: str) -> str:
 def _faults(errors: list[ErrorDetails], table: Table) -> list[tuple[Location, str]]:
     found: list[tuple[Location, str]] = []
     for error in errors:
-        if isinstance(error.get("ctx", {}).get("error"), ValidationError):
+        if isinstance(error.get("ctx", {}).get("error"), TrainerError):
             found += _trainer_faults(table)
         else:
             found.append((error["loc"], _sentence(error)))
@@ -279,14 +279,20 @@ def _faults(errors: list[ErrorDetails], table: Table) -> list[tuple[Location, st
 
 
 def _trainer_faults(table: Table) -> list[tuple[Location, str]]:
-    """Find faults in the keys of `[trainer]` that a policy sets for itself."""
+    """Find faults in the keys of `[trainer]` that a policy or a shadow sets for itself."""
     found: list[tuple[Location, str]] = []
-    for policy, settings in table.get("policies", {}).items():
+    named = [(kind, name) for kind in ("policies", "shadows") for name in table.get(kind, {})]
+    for kind, name in named:
+        settings = table[kind][name]
+        policy = name if kind == "policies" else settings.get("policy") or next(iter(table["policies"]))
+        beside = table["policies"].get(policy, {})
         try:
-            Trainer.model_validate({**table.get("trainer", {}), **settings.get("trainer", {})})
+            Trainer.model_validate(
+                {**table.get("trainer", {}), **beside.get("trainer", {}), **settings.get("trainer", {})}
+            )
         except ValidationError as error:
             for fault in error.errors():
-                fault["loc"] = ("policies", policy, "trainer", *fault["loc"])
+                fault["loc"] = (kind, name, "trainer", *fault["loc"])
                 found.append((fault["loc"], _sentence(fault)))
     return found
 

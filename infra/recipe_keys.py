@@ -51,7 +51,7 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 def _kind_at(path: Sequence[str]) -> Any:
     """Return the type of what stands at a path; None where nothing is known."""
-    if len(path) == 3 and path[0] == "policies" and path[2] == "trainer":
+    if len(path) == 3 and path[0] in {"policies", "shadows"} and path[2] == "trainer":
         return Trainer  # held as a plain table, as its keys are checked together with [trainer]
     kind: Any = Recipe
     for key in path:

@@ -8,7 +8,7 @@ from infra.kafka import Message
 from infra.run import Run, read_record
 from infra.topic_reader import read_all
 from schemas.records import ObjectsRetired
-from schemas.topics import retired_prefix
+from schemas.topics import line_of, retired_prefix
 
 WEIGHTS, CHECKPOINTS = "weights", "checkpoints"
 """What is retired of a policy."""
@@ -17,7 +17,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class Retired:
-    """What was said of one run's policies; the newest word on each holds all that ever was retired."""
+    """What was said of one run's policies and shadows; the newest word on each holds all that ever was retired."""
 
     def __init__(self, run_id: str, policies: Iterable[str]) -> None:
         self._run_id = run_id
@@ -31,7 +31,8 @@ class Retired:
         record = read_record(message, ObjectsRetired)
         if record is not None and record.run_id == self._run_id:
             pairs = record.versions[: len(record.versions) // 2 * 2].reshape(-1, 2).tolist()
-            self._ranges[record.policy, record.what] = tuple((first, last) for first, last in pairs)
+            line = line_of(record.policy, record.variant)
+            self._ranges[line, record.what] = tuple((first, last) for first, last in pairs)
         return True
 
     def has(self, policy: str, what: str, version: int) -> bool:
@@ -48,7 +49,7 @@ def read_retired(run: Run) -> Retired:
 
     It is said before anything is deleted: whoever has missed an object, and reads this afterwards, finds it here.
     """
-    found = Retired(run.run_id, run.recipe.policies)
+    found = Retired(run.run_id, run.recipe.lines)
     for message in read_all(run.connection, [run.topics.state]):
         found.take(message)
     return found

@@ -6,6 +6,7 @@ import json
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,8 @@ def settled(
 
     A first revision begins a run, whose objects lie under its run id: runs that share a bucket, also from several
     clusters, are told apart by it. A changed recipe becomes the next revision if the user says so; a store at another
-    address is told of by the same revision once more. Raises UsageError with the keys that differ.
+    address is told of by the same revision once more. A recipe whose chain `headrace swap` replaced is no changed one.
+    Raises UsageError with the keys that differ.
     """
     before = known_revisions(address)
     if not before:
@@ -41,6 +43,7 @@ def settled(
         return revision_of(run_id, 0, recipe, store_text(replace(where, prefix=f"{run_id}/"), with_keys=with_keys))
     newest = before[-1]
     store = store_text(replace(where, prefix=store_of(newest).prefix), with_keys=with_keys)
+    swapped, recipe = _with_swapped_chain(before, recipe)
     differing = differences(Recipe.from_json(newest.recipe), recipe)
     if differing and not new_recipe:
         raise UsageError(
@@ -51,11 +54,23 @@ def settled(
         )
     if differing:
         _refuse_other_adapters(Recipe.from_json(newest.recipe), recipe)
-        return revision_of(newest.run_id, newest.revision + 1, recipe, store)
+        return replace(revision_of(newest.run_id, newest.revision + 1, recipe, store), swapped=swapped)
     if newest.store != store or untold(before):
         # The recipe's own text: another build may not know the keys that this one has.
         return replace(newest, store=store, schemas=codec.schema_texts(), created_ms=time.time_ns() // 1_000_000)
     return None
+
+
+def _with_swapped_chain(before: Sequence[RecipeRevision], recipe: Recipe) -> tuple[bool, Recipe]:
+    """Return whether a swap's chain stays in force, and the recipe with it: until the next swap, or another chain.
+
+    Whoever swapped the chain of a run goes on by the command that began it, whose recipe has the chain of before.
+    """
+    newest = before[-1]
+    asked = next((one for one in reversed(before) if not one.swapped), newest)
+    if not newest.swapped or recipe.curate.chain != Recipe.from_json(asked.recipe).curate.chain:
+        return False, recipe
+    return True, with_chain_of(recipe, Recipe.from_json(newest.recipe))
 
 
 def _refuse_other_adapters(old: Recipe, new: Recipe) -> None:
@@ -146,6 +161,27 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
         for key in {**before, **after}
         if before.get(key) != after.get(key)
     ]
+
+
+def differ_by_chain(old: Recipe, new: Recipe) -> bool:
+    """Tell whether two recipes are the same but for their chains, so that a run can go over while it goes on."""
+    return with_chain_of(new, old) == old
+
+
+def with_chain_of(recipe: Recipe, other: Recipe) -> Recipe:
+    """Return a recipe with the chain of another."""
+    curate = recipe.curate.model_copy(update={"chain": other.curate.chain})
+    return recipe.model_copy(update={"curate": curate})
+
+
+def with_experiment_of(recipe: Recipe, other: Recipe) -> Recipe:
+    """Return a recipe with the chain, the trainer settings and the seed of another of the same policies."""
+    policies = {
+        name: policy.model_copy(update={"trainer": other.policies[name].trainer} if name in other.policies else {})
+        for name, policy in recipe.policies.items()
+    }
+    changed = {"seed": other.seed, "trainer": other.trainer, "policies": policies}
+    return with_chain_of(recipe, other).model_copy(update=changed)
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -34,7 +34,7 @@ from infra.weights.object_cache import ObjectCache, Uncached
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.records import ClaimCheck, RecipeRevision
-from schemas.topics import Topics
+from schemas.topics import Topics, policy_of, variant_of
 
 log = structlog.get_logger()
 
@@ -52,6 +52,22 @@ LARGEST_GROUP_BYTES = 256 << 20
 
 class NoSuchRun(HeadraceError):
     """The cluster holds no run of that name."""
+
+
+class RunEnded(HeadraceError):
+    """The run is over: nobody would work off what is asked for."""
+
+
+class Objects(Protocol):
+    """Where the objects are that records name: a run, which has a store, or an archive."""
+
+    def get(self, claim: ClaimCheck) -> bytes:
+        """Return an object's bytes, verified. Raises ObjectMissing, ObjectCorrupt, and what else ends the reading."""
+        ...
+
+    def get_group(self, claim: ClaimCheck) -> bytes:
+        """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -95,9 +111,7 @@ class Run:
     @property
     def topic_names(self) -> tuple[str, ...]:
         """All its topics."""
-        recipe = self.recipe
-        specs = self.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
-        return tuple(spec.name for spec in specs)
+        return tuple(spec.name for spec in self.recipe.topic_specs)
 
     @cached_property
     def store(self) -> ObjectStore:
@@ -111,13 +125,24 @@ class Run:
         return ObjectCache(self.store, cache_folder() / "weights", most_bytes) if most_bytes else Uncached(self.store)
 
     def policy(self, asked: str | None) -> str:
-        """Return the policy asked for, or the only one. Raises UsageError."""
+        """Return the policy asked for, or the only one, or the shadow of that name. Raises UsageError."""
         known = tuple(self.recipe.policies)
         if asked is None and len(known) == 1:
             return known[0]
-        if asked not in known:
+        if asked not in self.recipe.lines:
             raise UsageError(f"--policy {asked or 'is missing'}: name one of the run's policies, {', '.join(known)}")
         return asked
+
+    def line(self, policy: str | None, variant: str | None) -> str | None:
+        """Return what `--policy` and `--variant` name, for `policy`. Raises UsageError when there is no such shadow."""
+        if not variant:
+            return policy
+        found = [line for line in self.recipe.shadow_lines if variant_of(line) == variant]
+        if not found or policy not in {None, policy_of(found[0])}:
+            there = ", ".join(self.recipe.shadow_lines) or "none"
+            of = f" of policy {policy}" if policy else ""
+            raise UsageError(f"--variant {variant}: the run has no such shadow{of}; it has {there}")
+        return found[0]
 
     def put(self, data: Content, kind: Kind, suffix: str = "", given_up: threading.Event | None = None) -> ClaimCheck:
         """Store bytes, waiting as long as the store is away; return the claim check that a record carries.
@@ -140,9 +165,14 @@ class Run:
 
     def get_group(self, claim: ClaimCheck) -> bytes:
         """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
-        if claim.size_bytes > LARGEST_GROUP_BYTES:
-            raise ObjectCorrupt(f"a group of {claim.size_bytes} bytes is larger than {LARGEST_GROUP_BYTES}")
+        refuse_large_group(claim)
         return self.get(claim)
+
+
+def refuse_large_group(claim: ClaimCheck) -> None:
+    """Raise ObjectCorrupt for a group that is too large to be held."""
+    if claim.size_bytes > LARGEST_GROUP_BYTES:
+        raise ObjectCorrupt(f"a group of {claim.size_bytes} bytes is larger than {LARGEST_GROUP_BYTES}")
 
 
 def _waiting(call: Callable[[], T], patience_s: float, given_up: threading.Event | None = None) -> T:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from infra.errors import UsageError
-from schemas.topics import Topics, check_name
+from schemas.topics import Topics, TopicSpec, check_name, line_of, policy_of, variant_of
 
 CACHE_VARIABLE = "HEADRACE_CACHE"
 """Folder of jars and other downloads shared by all runs."""
@@ -20,6 +20,8 @@ ACCESS_KEY_VARIABLE = "HEADRACE_S3_ACCESS_KEY"
 """Access key of a store that the recipe names; an embedded store makes its own."""
 SECRET_KEY_VARIABLE = "HEADRACE_S3_SECRET_KEY"  # noqa: S105 - the name of a variable
 """Secret key of a store that the recipe names."""
+ENDPOINT_VARIABLE = "HEADRACE_S3_ENDPOINT"
+"""Endpoint of archives that are named by s3://BUCKET/PREFIX; a run's store is named by its recipe."""
 AWS_ACCESS_KEY_VARIABLE = "AWS_ACCESS_KEY_ID"
 """Access key where ours is not set, as other clients of S3 take it."""
 AWS_SECRET_KEY_VARIABLE = "AWS_SECRET_ACCESS_KEY"  # noqa: S105 - the name of a variable
@@ -77,6 +79,10 @@ class Use(BaseModel):
     def settings(self) -> dict[str, Any]:
         """All keys beside `use`."""
         return dict(self.model_extra or {})
+
+    def in_words(self) -> str:
+        """Return name and settings in one line: `pods m=4`."""
+        return " ".join([self.use, *(f"{name}={value}" for name, value in self.settings.items())])
 
 
 def _one_or_several(value: Any) -> Any:
@@ -166,8 +172,9 @@ class Workflow(Settings):
 class Rollout(Settings):
     """How workers generate."""
 
-    engine: str = "torch"
-    """torch (in-process)."""
+    engine: Use = Use(use="torch")
+    """torch (in-process); scripted, which has no model (`producers/engines/scripted.py`), with settings of its own; or
+    your own as `package.module:function`."""
     device: str = "cpu"
     """Where the in-process engine computes."""
     group_size: int = Field(8, ge=1, le=4096)
@@ -331,6 +338,11 @@ class Trainer(Settings):
     device: str = "cpu"
     """Where the trainer computes."""
 
+    @property
+    def is_shadow(self) -> bool:
+        """Whether the tokens that it trains on name versions of another trainer."""
+        return False
+
     @model_validator(mode="after")
     def _whole_minibatches(self) -> Trainer:
         if self.groups_per_batch % self.minibatches:
@@ -338,6 +350,30 @@ class Trainer(Settings):
                 f"groups_per_batch ({self.groups_per_batch}) must be a multiple of minibatches ({self.minibatches})",
             )
         return self
+
+
+class TrainerError(ValueError):
+    """The keys of `[trainer]` that a policy or a shadow sets for itself do not go with the others."""
+
+
+class ShadowTrainer(Trainer):
+    """The trainer of a shadow: the tokens that it trains on were sampled by the main variant, and name its versions."""
+
+    @property
+    def is_shadow(self) -> bool:
+        """It is one."""
+        return True
+
+
+class Shadow(Settings):
+    """A second chain and a second trainer beside a policy's own, over the same rollouts (`docs/shadows.md`)."""
+
+    policy: str = ""
+    """Whose trajectories; may be left out where there is one policy."""
+    chain: tuple[Use, ...] | None = None
+    """Data algorithms; by default those of `[curate]`."""
+    trainer: dict[str, Any] = Field(default_factory=dict)
+    """Keys of `[trainer]` that differ from those of the policy."""
 
 
 class Evaluate(Settings):
@@ -402,7 +438,7 @@ class Launch(Settings):
     workers: int = Field(1, ge=0)
     """Rollout workers per workflow."""
     curators: int = Field(1, ge=1)
-    """Curators per policy."""
+    """Curators per policy; a shadow has one."""
     most_short_lives: int = Field(8, ge=1)
     """A component that dies so often in a row, each time within a minute of its start, is given up; the run stops. The
     default is more than it takes to find two tasks that kill their worker, three deaths each."""
@@ -429,6 +465,8 @@ class Recipe(Settings):
     """The chain of data algorithms."""
     trainer: Trainer = Trainer()
     """Algorithm and pace, for every policy that does not say otherwise."""
+    shadows: dict[str, Shadow] = Field(default_factory=dict)
+    """Shadows by name, which is that of their variant."""
     evaluate: Evaluate = Evaluate()
     """Evaluations."""
     kafka: Kafka = Kafka()
@@ -455,17 +493,54 @@ class Recipe(Settings):
                         f"workflows.{name}.policies.{role} names policy {policy!r}, which is not one of "
                         f"{', '.join(self.policies)}",
                     )
-        for policy in self.policies:
-            if self.trainer_of(policy).replay_routing and not self.rollout.record_routing:
+        return self
+
+    @model_validator(mode="after")
+    def _lines(self) -> Recipe:
+        for name, shadow in self.shadows.items():
+            check_name("shadow", name)
+            if shadow.policy not in self.policies and (shadow.policy or len(self.policies) > 1):
+                found = f"names {shadow.policy!r}" if shadow.policy else "is missing"
+                raise ValueError(f"shadows.{name}.policy {found}: name one of {', '.join(self.policies)}")
+        for line in self.lines:
+            try:
+                trainer = self.trainer_of(line)
+            except ValidationError as error:
+                raise TrainerError(f"the trainer of {line}: {error}") from error
+            if trainer.replay_routing and not self.rollout.record_routing:
                 raise ValueError(
-                    f"the trainer of {policy} is to replay routing that nobody records: set "
-                    "rollout.record_routing = true"
+                    f"the trainer of {line} is to replay routing that nobody records: set rollout.record_routing = true"
                 )
         return self
 
-    def trainer_of(self, policy: str) -> Trainer:
-        """Return the trainer settings of a policy."""
-        return Trainer.model_validate({**self.trainer.model_dump(), **self.policies[policy].trainer})
+    @property
+    def shadow_lines(self) -> tuple[str, ...]:
+        """The shadows, each named `policy.variant`."""
+        return tuple(line_of(shadow.policy or next(iter(self.policies)), name) for name, shadow in self.shadows.items())
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """All that curate and train: the policies, then the shadows."""
+        return (*self.policies, *self.shadow_lines)
+
+    def trainer_of(self, line: str) -> Trainer:
+        """Return the trainer settings of a policy, or of a shadow, `policy.variant`."""
+        settings = {**self.trainer.model_dump(), **self.policies[policy_of(line)].trainer}
+        if not (variant := variant_of(line)):
+            return Trainer.model_validate(settings)
+        return ShadowTrainer.model_validate({**settings, **self.shadows[variant].trainer})
+
+    def chain_of(self, line: str) -> tuple[Use, ...]:
+        """Return the data algorithms of a policy, or of a shadow, `policy.variant`."""
+        variant = variant_of(line)
+        own = self.shadows[variant].chain if variant else None
+        return self.curate.chain if own is None else own
+
+    @property
+    def topic_specs(self) -> tuple[TopicSpec, ...]:
+        """Every topic of the run, as it should be."""
+        policies, shadows = tuple(self.policies), self.shadow_lines
+        return self.topics.all(tuple(self.workflows), policies, self.kafka.partitions, shadows)
 
     @property
     def topics(self) -> Topics:
@@ -475,6 +550,10 @@ class Recipe(Settings):
     def policies_of(self, workflow: str) -> tuple[str, ...]:
         """Return the policies that a workflow trains, each once, in the order of its roles."""
         return tuple(dict.fromkeys(self.workflows[workflow].policies.values()))
+
+    def streams_of(self, policy: str) -> tuple[str, ...]:
+        """Return the streams that train a policy; today a stream is a workflow."""
+        return tuple(workflow for workflow in self.workflows if policy in self.policies_of(workflow))
 
     def to_json(self) -> str:
         """Return the text that the `recipe` topic carries; equal recipes give equal texts."""

@@ -112,12 +112,13 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: Say) -> dict[s
     }
 
 
-def command_of(run: SweepRun, place: Place, shared: Sequence[str]) -> list[str]:
+def command_of(run: SweepRun, place: Place, shared: Sequence[str], archive: str = "") -> list[str]:
     """Return the words of the `headrace up` that plays a run; `shared` are settings of the servers."""
     sets = [word for setting in (*run.sets, *shared) for word in ("--set", setting)]
     where = ["--data", str(place.folder), "--summary", str(place.summary), "--plain"]
     # Of a run that goes on only the servers' addresses may have changed: `play` has looked.
     where += ["--new-recipe"] if (place.folder / "run.json").exists() else []
+    where += ["--from", archive] if archive else []
     return [sys.executable, "-m", "infra.cli", "up", run.source, *sets, *where]
 
 
@@ -161,7 +162,9 @@ class _Playing:
         self._total, self._done = len(runs), 0
         self._runs = runs
         common = {"name": sweep.name, "kafka": sweep.kafka, "store": sweep.store}
-        self._servers = Servers(runs[0].recipe.model_copy(update=common), folder, say)
+        whole = runs[0].recipe.model_copy(update=common)
+        self._servers = None if sweep.archive else Servers(whole, folder, say)
+        """None where nothing is played."""
         self._stopping = threading.Event()
         self._telling = threading.Lock()
 
@@ -178,7 +181,8 @@ class _Playing:
                     open_runs = {threads.submit(self._play, run) for run in missing}
                     while open_runs:
                         done, open_runs = wait(open_runs, timeout=POLL_S)
-                        self._servers.revive()
+                        if self._servers is not None:
+                            self._servers.revive()
                         for one in done:
                             one.result()
                 finally:
@@ -187,9 +191,12 @@ class _Playing:
                         threads.shutdown(cancel_futures=True)
         finally:
             with signals_ignored():
-                self._servers.stop()
+                if self._servers is not None:
+                    self._servers.stop()
 
     def _start(self) -> None:
+        if self._servers is None:
+            return
         self._servers.claim()
         self._servers.fetch()
         self._servers.start()
@@ -200,7 +207,7 @@ class _Playing:
         place = place_of(self._folder.root, run)
         place.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(place.recipe, without_addresses(run.recipe).to_json().encode())
-        child = spawn(ChildCommand(command_of(run, place, self._shared()), self._environment(), place.output))
+        child = spawn(ChildCommand(self._command(run, place), self._environment(), place.output))
         code = self._awaited(child)
         if self._stopping.is_set():
             return
@@ -230,8 +237,13 @@ class _Playing:
                     end_all([child.pid], 2 * STOP_WITHIN_S)
                     return child.wait()
 
+    def _command(self, run: SweepRun, place: Place) -> list[str]:
+        return command_of(run, place, self._shared(), self._sweep.archive)
+
     def _shared(self) -> list[str]:
         """Return the settings that say where the servers are."""
+        if self._servers is None:
+            return []
         store = self._servers.store_address
         kafka = self._servers.connection.bootstrap
         settings = {"endpoint": store.endpoint, "bucket": store.bucket, "secure": store.secure, "region": store.region}
@@ -243,6 +255,8 @@ class _Playing:
     def _environment(self) -> dict[str, str]:
         """Return a child's environment; secrets go there, as every user of the machine can read a command line."""
         environment = dict(os.environ)
+        if self._servers is None:
+            return environment
         if client := self._servers.client:
             environment[KAFKA_CLIENT_VARIABLE] = json.dumps(client)
         store = self._servers.store_address
@@ -253,12 +267,11 @@ class _Playing:
     def _forget(self, run: SweepRun) -> None:
         """Delete topics and objects of a run if it is done: a broker gets slow with many partitions."""
         summary = place_of(self._folder.root, run).result()
-        if summary is None or self._sweep.keep:
+        if summary is None or self._sweep.keep or self._servers is None:
             return
         recipe = run.recipe
-        specs = recipe.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
         try:
-            delete_topics(self._servers.connection, [spec.name for spec in specs])
+            delete_topics(self._servers.connection, [spec.name for spec in recipe.topic_specs])
             with ObjectStore(replace(self._servers.store_address, prefix=f"{summary['run_id']}/")) as store:
                 for listed in store.listing():
                     store.delete(listed.key)

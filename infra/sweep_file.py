@@ -47,6 +47,9 @@ class Sweep(Settings):
     """Runs at once."""
     keep: bool = False
     """Keep topics and objects of runs that are done."""
+    archive: str = ""
+    """An archive made with weights, from the sweep file or from here: instead of being played, every run takes its
+    trajectories, as `headrace up --from` does."""
     sets: tuple[str, ...] = Field((), alias="set")
     """Changes of every recipe; a variant's own come after them."""
     kafka: Kafka = Kafka()
@@ -86,6 +89,8 @@ def load_sweep(name_or_path: str) -> tuple[Sweep, list[SweepRun]]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name_or_path} is not TOML: {error}") from error
     try:
+        if sweep.archive and path is not None and (path.parent / sweep.archive).exists():
+            sweep = sweep.model_copy(update={"archive": str(path.parent / sweep.archive)})
         return sweep, list(_runs(sweep, path.parent if path else Path()))
     except UsageError as error:
         raise UsageError(f"sweep {name_or_path}: {error}") from error

@@ -9,7 +9,6 @@ from rich.table import Table
 from infra.kafka import Connection, parse_run
 from infra.recipe_file import load_recipe
 from infra.run import join
-from infra.settings import Recipe
 from infra.topic_admin import ensure_topics
 from schemas.topics import TopicSpec
 
@@ -19,19 +18,15 @@ def listing_of_recipe(name_or_path: str, sets: Sequence[str]) -> Table:
     recipe = load_recipe(name_or_path, sets)
     kafka = recipe.kafka
     if not kafka.bootstrap:
-        return _table(_specs(recipe), None)
+        return _table(recipe.topic_specs, None)
     connection = Connection(kafka.bootstrap, kafka.client, kafka.compression)
-    return _table(_specs(recipe), ensure_topics(connection, _specs(recipe)))
+    return _table(recipe.topic_specs, ensure_topics(connection, recipe.topic_specs))
 
 
 def listing_of_run(address: str) -> Table:
     """Return the topics of a run, made and checked."""
     run = join(parse_run(address))
-    return _table(_specs(run.recipe), ensure_topics(run.connection, _specs(run.recipe)))
-
-
-def _specs(recipe: Recipe) -> tuple[TopicSpec, ...]:
-    return recipe.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
+    return _table(run.recipe.topic_specs, ensure_topics(run.connection, run.recipe.topic_specs))
 
 
 def _table(specs: Sequence[TopicSpec], created: list[str] | None) -> Table:

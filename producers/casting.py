@@ -53,8 +53,8 @@ class Casting:
         for policy in self.policies:
             if not await self._files(policy, folders[policy], stop):
                 return None
-        self._begin(f"imports the engine {self.rollout.engine}")
-        await asyncio.to_thread(import_engine, self.rollout.engine)
+        self._begin(f"imports the engine {self.rollout.engine.use}")
+        await asyncio.to_thread(import_engine, self.rollout.engine.use)
         self._begin("builds the engine")
         tokenizers = {policy: await asyncio.to_thread(Tokenizer, folders[policy]) for policy in self.policies}
         engine, build = await asyncio.to_thread(open_engine, folders, self.rollout, self.concurrency)
@@ -69,7 +69,7 @@ class Casting:
         log.info("worker.ready", engine=build, versions=engine.versions())
         return Cast(
             engine=engine,
-            engine_name=self.rollout.engine,
+            engine_name=self.rollout.engine.use,
             engine_build=build,
             tokenizers=tokenizers,
             worker=self.worker,

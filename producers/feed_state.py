@@ -70,6 +70,8 @@ class FeedState:
         self.ended = ""
         """Why the run is over, once that was said; empty while it goes on."""
         self._next_evaluation = dict.fromkeys(policies_of, 0)
+        self._begins: dict[str, list[tuple[int, int]]] = {stream: [(revision.revision, 0)] for stream in policies_of}
+        """By stream (revision, the first number issued under it), in order."""
 
     # --------------------------------------------------------------------------------------------------------- records
 
@@ -96,6 +98,21 @@ class FeedState:
         if is_version(weights):
             self._version(weights.policy, weights.version)
             self.evaluations.published(weights.policy, weights.version)
+
+    def swap(self, revision: RecipeRevision, recipe: Recipe) -> None:
+        """Stamp a later revision, which differs in its chain alone, on every further number."""
+        self.revision, self.recipe = replace(revision, ended=self.revision.ended), recipe
+        self._begin_revision()
+
+    def revision_of(self, stream: str, number: int) -> int:
+        """Return the recipe revision of a training number, the same for all its attempts."""
+        begins = self._begins[stream]
+        return next((revision for revision, first in reversed(begins) if number >= first), begins[0][0])
+
+    def _begin_revision(self) -> None:
+        for stream, begins in self._begins.items():
+            if begins[-1][0] < self.revision.revision:
+                begins.append((self.revision.revision, self.pacing.next[stream]))
 
     def is_leap(self, record: object) -> bool:
         """Tell whether a record names a version that no trainer can have come to."""
@@ -186,7 +203,13 @@ class FeedState:
 
     def _training(self, stream: str, number: int, open_task: OpenTask, problem: Problem) -> Planned:
         size = self.recipe.rollout.group_size
-        task = replace(self._task(stream, number, problem), workflow=stream, n_asked=size, attempt=open_task.attempt)
+        task = replace(
+            self._task(stream, number, problem),
+            revision=self.revision_of(stream, number),
+            workflow=stream,
+            n_asked=size,
+            attempt=open_task.attempt,
+        )
         return Planned(task, open_task.partition, open_task)
 
     def _evaluation(self, evaluation: Evaluation) -> list[Planned]:
@@ -222,9 +245,14 @@ class FeedState:
     # ----------------------------------------------------------------------------------------------------------- state
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the state as JSON has it; `next` holds the next training number of every stream, for the audit."""
+        """Return the state as JSON has it.
+
+        For the audit, `next` holds the next training number of every stream, and `revisions` (revision, the first
+        number issued under it).
+        """
         return {
             "next": dict(self.pacing.next),
+            "revisions": {stream: [list(begin) for begin in begins] for stream, begins in self._begins.items()},
             "pacing": self.pacing.snapshot(),
             "evaluations": self.evaluations.snapshot(),
             "next_evaluation": dict(self._next_evaluation),
@@ -242,6 +270,10 @@ class FeedState:
             if stream in state["sources"]:
                 source.restore(state["sources"][stream])
                 self.watches[stream].restore(state["watches"][stream])
+        for stream, begins in state.get("revisions", {}).items():
+            if stream in self._begins:
+                self._begins[stream] = [(revision, first) for revision, first in begins]
+        self._begin_revision()
         self.ended = self.revision.ended
         if state["ended"] and not self.ended:
             self.pacing.closed.clear()

@@ -25,10 +25,11 @@ from infra.group_offsets import commits, delete_before
 from infra.kafka import Message, Outgoing, RunAddress, parse_run
 from infra.log import configure_logging
 from infra.own_positions import OwnPositions, Role
-from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
-from infra.revisions import join_to_write
-from infra.run import Run, read_revisions
+from infra.process import JOIN_PATIENCE_S, MustRestart, keep_running, stop_on_signals
+from infra.revisions import differ_by_chain, join_to_write
+from infra.run import Run, read_revision, read_revisions
 from infra.run_loop import run_loop
+from infra.settings import Recipe
 from infra.stopwatch import Stopwatch
 from infra.transactions import TransactionalWriter
 from producers.feed_state import FeedState, Planned
@@ -40,7 +41,7 @@ from producers.worked_examples import send_examples
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.headers import task_key, task_stamp
-from schemas.records import BatchTrained, DeadLetter, Outcome, WeightsPublished
+from schemas.records import BatchTrained, DeadLetter, Outcome, RecipeRevision, WeightsPublished
 
 log = structlog.get_logger()
 
@@ -81,6 +82,9 @@ class Feeder:
     def handle(self, message: Message) -> Iterable[Outgoing]:
         """Learn from a record; what cannot be read becomes a dead letter."""
         self._changed = True
+        if message.topic == self.run.topics.recipe:
+            self._hear(read_revision(message))
+            return ()
         kind, take = self._take[message.topic]
         try:
             record = codec.decode(message.value, kind)
@@ -95,6 +99,19 @@ class Feeder:
         take(record)
         return ()
 
+    def _hear(self, revision: RecipeRevision | None) -> None:
+        """Follow a later revision of the recipe. Raises MustRestart for one that changes more than the chain."""
+        known = self.state.revision
+        if revision is None or revision.run_id != known.run_id or revision.revision <= known.revision:
+            return
+        recipe = Recipe.from_json(revision.recipe)
+        if not differ_by_chain(self.state.recipe, recipe):
+            raise MustRestart(f"revision {revision.revision} of the recipe changes more than its chain")
+        self.state.swap(revision, recipe)
+        log.info("chain.swapped", revision=revision.revision, begins=dict(self.state.pacing.next))
+        if self.state.ended:
+            self._say_ended(self.state.ended)  # the newest revision is what says whether a run is over
+
     def _dead(self, message: Message, kind: type, reason: str, detail: str) -> Iterable[Outgoing]:
         if kind is DeadLetter:
             # A letter about a letter would be read here again, without end.
@@ -108,10 +125,13 @@ class Feeder:
         self._planned += self.state.again(self._commits.overdue(self.state))
         if why := self.state.end():
             log.info("run.ended", why=why)
-            said = replace(self.state.revision, ended=why, created_ms=time.time_ns() // 1_000_000)
-            topic, key = self.run.topics.recipe, str(said.revision).encode()
-            self._saying.append(Outgoing(topic, codec.encode(said), key, partition=0))
+            self._say_ended(why)
         return ()
+
+    def _say_ended(self, why: str) -> None:
+        said = replace(self.state.revision, ended=why, created_ms=time.time_ns() // 1_000_000)
+        topic, key = self.run.topics.recipe, str(said.revision).encode()
+        self._saying.append(Outgoing(topic, codec.encode(said), key, partition=0))
 
     @property
     def moved(self) -> bool:
@@ -205,7 +225,7 @@ def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
     for source in sources.values() if recipe.evaluate.every else ():
         source.held_out(recipe.evaluate.problems)
     state = FeedState(recipe, revision, sources)
-    topics = tuple(_takers(run, state))
+    topics = (*_takers(run, state), run.topics.recipe)
     own = OwnPositions(Role(run.connection, COMPONENT, run.run_id, run.topics.state, topics))
     return Feeder(run, own, state)
 

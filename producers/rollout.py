@@ -396,7 +396,7 @@ def main(run: str, workflow: str | None, name: str | None, region: str, concurre
 
     def join_and_play(stop: threading.Event) -> None:
         joined = join_to_write(address, JOIN_PATIENCE_S, stop)
-        threading.Thread(target=import_engine, args=(joined.recipe.rollout.engine,), daemon=True).start()
+        threading.Thread(target=import_engine, args=(joined.recipe.rollout.engine.use,), daemon=True).start()
         build(joined, workflow, worker, region, concurrency).play(stop)
 
     keep_running(join_and_play, stop_on_signals())

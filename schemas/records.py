@@ -196,6 +196,8 @@ class RecipeRevision:
     """Of an offline experiment: name of the run, on the same cluster, over whose batches it was trained."""
     created_ms: int = 0
     """Wall time in ms since the epoch."""
+    swapped: bool = False
+    """Whether `headrace swap` made it from the one before, with another chain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,11 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Names of the topics of one run. Run, region, workflow, policy and variant names hold no dots."""
+    """Names of the topics of one run. Run, region, workflow, policy and variant names hold no dots.
+
+    What curates and trains is a *line*: a policy, or a shadow of it, named `policy.variant` as its topics are. Where a
+    policy is asked for, a line does as well; `trajectories` are those of its policy.
+    """
 
     run: str
 
@@ -43,7 +47,7 @@ class Topics:
 
     def trajectories(self, policy: str) -> str:
         """TrajectoryGroup for training."""
-        return f"{self.run}.trajectories.{policy}"
+        return f"{self.run}.trajectories.{policy_of(policy)}"
 
     def eval_groups(self, policy: str) -> str:
         """TrajectoryGroup of an evaluation."""
@@ -89,14 +93,16 @@ class Topics:
         return f"{self.run}.rollout.{stream}"
 
     def curate_group(self, policy: str) -> str:
-        """Consumer group of a policy's curators."""
+        """Consumer group of the curators of a policy, or of a shadow."""
         return f"{self.run}.curate.{policy}"
 
     def _varied(self, what: str, policy: str, variant: str) -> str:
         return f"{self.run}.{what}.{policy}" + (f".{variant}" if variant else "")
 
-    def all(self, workflows: tuple[str, ...], policies: tuple[str, ...], partitions: int) -> tuple[TopicSpec, ...]:
-        """Return every topic that a run of these workflows and policies needs, as it should be.
+    def all(
+        self, workflows: tuple[str, ...], policies: tuple[str, ...], partitions: int, shadows: tuple[str, ...] = ()
+    ) -> tuple[TopicSpec, ...]:
+        """Return every topic that a run of these workflows, policies and shadows needs, as it should be.
 
         `tasks` has no time limit because the feeder deletes what the workers are done with; `trajectories` and
         `curated` are the dataset, and only `gc` may shorten them.
@@ -110,16 +116,23 @@ class Topics:
             specs += [
                 TopicSpec(self.trajectories(policy), partitions, large),
                 TopicSpec(self.eval_groups(policy), partitions, large),
-                TopicSpec(self.curated(policy), partitions, large),
-                TopicSpec(self.outcomes(policy), partitions, FOR_EVER),
-                TopicSpec(self.batches(policy), 1, FOR_EVER),
-                TopicSpec(self.weights(policy), 1, FOR_EVER),
+                *self._of_line(policy, partitions),
                 TopicSpec(self.evals(policy), 1, FOR_EVER),
             ]
+        for line in shadows:
+            specs += self._of_line(line, partitions)
         specs.append(TopicSpec(self.workers, 1, NEWEST))
         specs.append(TopicSpec(self.dead_letters, 1, large))
         specs.append(TopicSpec(self.state, 1, {**NEWEST, **LARGEST_MESSAGE}))
         return tuple(specs)
+
+    def _of_line(self, line: str, partitions: int) -> list[TopicSpec]:
+        return [
+            TopicSpec(self.curated(line), partitions, {**FOR_EVER, **LARGEST_MESSAGE}),
+            TopicSpec(self.outcomes(line), partitions, FOR_EVER),
+            TopicSpec(self.batches(line), 1, FOR_EVER),
+            TopicSpec(self.weights(line), 1, FOR_EVER),
+        ]
 
 
 def check_name(what: str, name: str) -> str:
@@ -130,6 +143,21 @@ def check_name(what: str, name: str) -> str:
             "letter or digit (it becomes part of topic names, where dots separate)",
         )
     return name
+
+
+def line_of(policy: str, variant: str = "") -> str:
+    """Return the name of what curates and trains: a policy's own, or that of a shadow, `policy.variant`."""
+    return f"{policy}.{variant}" if variant else policy
+
+
+def policy_of(line: str) -> str:
+    """Return the policy whose trajectories a line curates."""
+    return line.partition(".")[0]
+
+
+def variant_of(line: str) -> str:
+    """Return the variant of a shadow; empty for a policy."""
+    return line.partition(".")[2]
 
 
 def checkpoint_key(policy: str, version: int) -> bytes:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 
 import structlog
 from blake3 import blake3
 
-from infra.dead_letters import dead_letter
+from infra.dead_letters import dead_letter, lost_to_shadow
 from infra.health import ENTROPY_FIRST, LOOK_BACK, findings
 from infra.kafka import Message, Outgoing
 from infra.object_store import ObjectCorrupt, ObjectMissing
@@ -34,15 +35,17 @@ from schemas.records import (
     TrajectoryGroup,
     WeightsPublished,
 )
+from schemas.topics import policy_of, variant_of
 from trainers.advantages import RewardError
 from trainers.batch import BatchError
+from trainers.candidates import Candidate, candidate, candidate_of
 from trainers.estimator import AdvantageError
-from trainers.groups import PreparedGroup, WholeGroup, batch_sequences, prepared
-from trainers.payloads import Payloads
+from trainers.groups import PreparedGroup, WholeGroup, batch_sequences
+from trainers.payloads import LoggedFirstUses, Payloads
 from trainers.pipeline import Made, Order, Pipeline
 from trainers.publisher import WindowMark, pointer
 from trainers.resume import Incarnation
-from trainers.step_metrics import group_metrics
+from trainers.step_metrics import group_metrics, sampled_by
 from trainers.token_texts import TOKENIZER_FILE
 from trainers.trained_groups import whole
 from trainers.window import Eviction, Waiting, Window, next_batch
@@ -50,6 +53,9 @@ from trainers.window import Eviction, Waiting, Window, next_batch
 log = structlog.get_logger()
 
 EVICTIONS_WAIT_S = 1.0
+RUN_DRY_S = 3.0
+"""When the run is over a shadow waits for so long for what its curator still writes; what comes later is trained too,
+where it makes a batch."""
 FINISH_S = 3.0
 """A trainer that is told to stop commits what it has begun for so long; after 4 s `headrace up` tells it once more."""
 IDLE_S, BUSY_S = 0.05, 0.005
@@ -61,16 +67,20 @@ UNKNOWN: GroupKey = ("", -1, 0)
 
 
 class Trainer:
-    """One policy's trainer; implements the run loop's `Component`.
+    """The trainer of a policy, or of a shadow; implements the run loop's `Component`.
 
     A turn either takes curated groups into the window, or reports evictions, or makes one version. Evictions are
     outcomes and stand in a BatchTrained in the same transaction, so that a successor rebuilds the same window.
+
+    A shadow's tokens name versions of the main variant, so its groups grow old by the newest `head_version` that it has
+    read. Nothing waits for it, and it waits for nobody: of what comes sooner than it trains, its window keeps the
+    freshest. When the run is over it trains on until no batch can be cut any more.
     """
 
-    def __init__(self, run: Run, policy: str, incarnation: Incarnation, watch: Stopwatch) -> None:
+    def __init__(self, run: Run, line: str, incarnation: Incarnation, watch: Stopwatch) -> None:
         self.run = run
-        self.policy = policy
-        self.settings = run.recipe.trainer_of(policy)
+        self.line = line
+        self.settings = run.recipe.trainer_of(line)
         self.learner = incarnation.learner
         self._publisher = incarnation.publisher
         self._announced: WeightsPublished | None = None
@@ -78,17 +88,20 @@ class Trainer:
         self._epoch = incarnation.epoch
         self._weights_hash = incarnation.weights_hash
         self._watch = watch
-        self._curated = run.topics.curated(policy)
+        self._curated = run.topics.curated(line)
         positions = {**incarnation.positions, (run.topics.recipe, 0): run.recipe_end}
-        self._reader = TopicReader(run.connection, positions, f"train.{policy}")
+        self._reader = TopicReader(run.connection, positions, f"train.{line}")
         self._waiting = incarnation.waiting
         """Records that the last incarnation's window held: they come before all others."""
         capacity = (self.settings.max_staleness + 1) * self.settings.groups_per_batch
         self.window = Window(capacity, self.settings.order, run.recipe.seed)
-        self._payloads = Payloads(run, policy)
+        self._payloads = Payloads(LoggedFirstUses(run, line))
         self._evicted: list[Eviction] = []
         self._evicted_since = 0.0
         self._arrivals = 0
+        self._arrived_at = time.monotonic()
+        self._head = -1
+        """Of a shadow: the newest version that a worker knew who played a group that was read."""
         self._ended = run.ended
         self._said_over = False
         self._pipeline = Pipeline(run, incarnation.learner, incarnation.publisher)
@@ -146,6 +159,7 @@ class Trainer:
         A replay gets the group of its first use; one whose first use has left the log is evicted as `missing`.
         """
         self._arrivals += 1
+        self._arrived_at = time.monotonic()
         entry = Waiting(
             key=(curated.stream, curated.number, curated.use),
             min_version=curated.min_version,
@@ -158,7 +172,7 @@ class Trainer:
             with self._watch.measure("consume"):
                 found = self._payloads.whole(message, curated)
             if found is None:
-                nothing = Candidate(WholeGroup(curated, TrajectoryGroup()), PreparedGroup((), ()))
+                nothing = Candidate(WholeGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
                 self._evict([Eviction(replace(entry, payload=nothing), "missing")])
                 return []
             with self._watch.measure("decode"):
@@ -178,30 +192,32 @@ class Trainer:
     def _candidate(self, curated: CuratedGroup) -> Candidate:
         """Return the decoded group. Raises what makes it unusable."""
         group = whole(self.run, curated)
-        if group.group.tokenizer_hash and group.group.tokenizer_hash != self._tokenizer_hash:
-            raise BatchError(f"its tokens are of tokenizer {group.group.tokenizer_hash[:16]!r}, which is another one's")
-        ready = prepared(group)
-        sequences = batch_sequences([ready], self.settings)
-        if not any(sequence.mask.any() for sequence in sequences):
-            raise BatchError("it has no token to train on")
-        for sequence in sequences:
-            self.learner.check_ids(sequence.ids)
-            self.learner.check_routing(sequence)
-        newest = max(int(sequence.versions.max()) for sequence in sequences)
-        if newest > self.learner.version:
-            raise BatchError(f"it has tokens of version {newest}, and {self.learner.version} is the newest there is")
-        return Candidate(group, ready)
+        known = math.inf if self.settings.is_shadow else self.learner.version
+        found = candidate(group, self.learner, self.settings, self._tokenizer_hash, known)
+        if self.settings.is_shadow:
+            self._head = max(self._head, found.newest, group.group.head_version)
+        return found
+
+    @property
+    def _version_now(self) -> int:
+        """The version by which groups are old."""
+        return self._head if self.settings.is_shadow else self.learner.version
 
     def _bury(self, message: Message, why: tuple[str, str], key: GroupKey = UNKNOWN) -> list[Outgoing]:
         """Return a record's letter and, beside how far we are, its place as dead.
 
         By these no successor writes the letter again, or takes the record in once it can read it: what is sent back
-        stands at another place.
+        stands at another place. A shadow writes an outcome instead of a letter.
         """
+        if self.settings.is_shadow:
+            outcome = lost_to_shadow(self.run.run_id, self.line, message, why)
+            said = [] if outcome is None else [self._outcome_message(outcome, message.partition)]
+            key = UNKNOWN if outcome is None else (outcome.stream, outcome.number, outcome.use)
+        else:
+            said = [dead_letter(self.run.topics, self.run.run_id, f"train.{self.line}", message, why)]
         use = GroupUse(*key, message.partition, message.offset)
         dead = replace(self._record(), evictions=(records.Eviction(use, "dead"),))
-        letter = dead_letter(self.run.topics, self.run.run_id, f"train.{self.policy}", message, why)
-        return [letter, self._batch_message(dead)]
+        return [*said, self._batch_message(dead)]
 
     def tick(self) -> Iterable[Outgoing]:
         """Return the records of a version that is made, or of evictions that wait; let the next version be made."""
@@ -215,7 +231,7 @@ class Trainer:
             self._say_that_it_is_over()
             self._clear()
         else:
-            self._evict(self.window.expire(self.learner.version))
+            self._evict(self.window.expire(self._version_now))
         if self._evicted and (self._batch_waits() or time.monotonic() - self._evicted_since > EVICTIONS_WAIT_S):
             return self._report_evictions()
         if is_free and self._batch_waits():
@@ -252,7 +268,7 @@ class Trainer:
 
     def rewind(self) -> None:
         """Raise MustRestart: the learner ran ahead of the log, and comes back from its checkpoint."""
-        raise MustRestart(f"trainer of {self.policy} starts again from its newest checkpoint")
+        raise MustRestart(f"trainer of {self.line} starts again from its newest checkpoint")
 
     def close(self) -> None:
         """Leave, after the step under way."""
@@ -260,14 +276,20 @@ class Trainer:
         self._reader.close()
 
     def _over(self) -> bool:
-        return bool(self._ended) or self.learner.version >= self.settings.steps
+        if self.learner.version >= self.settings.steps:
+            return True
+        return bool(self._ended) and (not self.settings.is_shadow or self._has_run_dry())
+
+    def _has_run_dry(self) -> bool:
+        """Tell whether no batch can be cut of a shadow's window, and nothing has come for a while."""
+        return not self._next_batch() and time.monotonic() - self._arrived_at > RUN_DRY_S
 
     def _say_that_it_is_over(self) -> None:
         if not self._said_over:
             self._said_over = True
             log.info(
                 "run.over",
-                policy=self.policy,
+                policy=self.line,
                 version=self.learner.version,
                 why=self._ended or "the last version is made",
                 now="groups that still come are discarded; stop this process when none is in flight",
@@ -305,10 +327,9 @@ class Trainer:
             stream=curated.stream,
             number=curated.number,
             use=curated.use,
-            policy=self.policy,
+            policy=policy_of(self.line),
             verdict=eviction.verdict,
             reason=eviction.verdict,
-            component="train",
             revision=curated.revision,
             task_id=group.task_id,
             tier=group.tier,
@@ -318,9 +339,12 @@ class Trainer:
             min_version=curated.min_version,
             head_version=group.head_version,
         )
-        topic = self.run.topics.outcomes(self.policy)
-        stamp = outcome_stamp(outcome)
-        return Outgoing(topic, codec.encode(outcome), stamp.key, stamp.to_headers(), eviction.entry.partition)
+        return self._outcome_message(outcome, eviction.entry.partition)
+
+    def _outcome_message(self, outcome: Outcome, partition: int) -> Outgoing:
+        outcome = replace(outcome, component="train")
+        topic, stamp = self.run.topics.outcomes(self.line), outcome_stamp(outcome)
+        return Outgoing(topic, codec.encode(outcome), stamp.key, stamp.to_headers(), partition)
 
     # --------------------------------------------------------------------------------------------------------- version
 
@@ -329,8 +353,9 @@ class Trainer:
         version = self.learner.version + 1
         candidates = [candidate_of(entry) for entry in batch]
         is_last = version == self.settings.steps
-        every = self.run.recipe.evaluate.every
-        metrics = group_metrics([c.whole for c in candidates], version - 1)
+        every = 0 if self.settings.is_shadow else self.run.recipe.evaluate.every
+        wholes = [c.whole for c in candidates]
+        metrics = group_metrics(wholes, sampled_by(self.settings, wholes, version))
         order = Order(
             version=version,
             epoch=self._epoch,
@@ -367,14 +392,14 @@ class Trainer:
         outgoing = [self._batch_message(record), *(self._outcome(e) for e in self._evicted)]
         if published.checkpoint is not None:
             mark = WindowMark(version, self._epoch, published.weights_hash, self._window_positions())
-            outgoing.append(pointer(self.run, self.policy, self.learner, mark, published.checkpoint))
+            outgoing.append(pointer(self.run, self.line, self.learner, mark, published.checkpoint))
         self._announced = published.event
         self._weights_hash = published.weights_hash
         self._evicted = []
         self._say_what_is_not_well(record.metrics)
         log.info(
             "version.trained",
-            policy=self.policy,
+            policy=self.line,
             version=version,
             reward=round(metrics["reward_mean"], 3),
             staleness=round(metrics["staleness_mean"], 2),
@@ -394,12 +419,13 @@ class Trainer:
         self._recent.append(metrics)
         for finding in findings(self._recent):
             if finding.name not in before:
-                log.warning("health.found", policy=self.policy, what=finding.name, detail=finding.sentence)
+                log.warning("health.found", policy=self.line, what=finding.name, detail=finding.sentence)
 
     def _record(self) -> BatchTrained:
         return BatchTrained(
             run_id=self.run.run_id,
-            policy=self.policy,
+            policy=policy_of(self.line),
+            variant=variant_of(self.line),
             epoch=self._epoch,
             positions=tuple(
                 Position(partition, offset)
@@ -411,7 +437,7 @@ class Trainer:
 
     def _batch_message(self, record: BatchTrained) -> Outgoing:
         key = f"{record.version}".encode()
-        return Outgoing(self.run.topics.batches(self.policy), codec.encode(record), key, partition=0)
+        return Outgoing(self.run.topics.batches(self.line), codec.encode(record), key, partition=0)
 
     def _window_positions(self) -> tuple[Position, ...]:
         """Return, by partition, the first offset that a successor must read to have this window again."""
@@ -420,20 +446,6 @@ class Trainer:
         for entry in chain(self.window.leftovers(), on_their_way):
             first[entry.partition] = min(first[entry.partition], entry.offset)
         return tuple(Position(partition, offset) for partition, offset in first.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A group in the window, and what the learner would be given of it."""
-
-    whole: WholeGroup
-    prepared: PreparedGroup
-
-
-def candidate_of(entry: Waiting) -> Candidate:
-    """Return what an entry of the trainer's window holds."""
-    assert isinstance(entry.payload, Candidate)  # noqa: S101 - what `_take_in` put there
-    return entry.payload
 
 
 def _use(entry: Waiting) -> GroupUse:

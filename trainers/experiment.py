@@ -26,6 +26,7 @@ from infra.topic_admin import ensure_topics
 from infra.transactions import TransactionalWriter
 from schemas import codec
 from schemas.records import BatchTrained, RecipeRevision, WeightsPublished
+from schemas.topics import policy_of, variant_of
 from trainers.backends.group import numerics_here
 from trainers.chosen_loss import check_loss
 from trainers.estimator import check_advantage
@@ -35,7 +36,7 @@ from trainers.model import pin_threads
 from trainers.publisher import Publisher, WindowMark, checkpoint
 from trainers.remake import Remade, hash_of, remake
 from trainers.retrain import Compared, Span, begin_at, stretches
-from trainers.step_metrics import group_metrics
+from trainers.step_metrics import group_metrics, sampled_by
 
 ENDED = "steps"
 """Why an experiment is over: it has all the versions that it was asked for."""
@@ -117,8 +118,7 @@ def _settled(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
     before = known_revisions(address)
     _refuse_others(before, run, recipes)
     topics = recipes[-1].topics
-    workflows, policies = tuple(recipes[-1].workflows), tuple(recipes[-1].policies)
-    ensure_topics(address.connection, topics.all(workflows, policies, recipes[-1].kafka.partitions))
+    ensure_topics(address.connection, recipes[-1].topic_specs)
     run_id = before[0].run_id if before else f"{into}-{secrets.token_hex(4)}"
     store = read_revisions(run.address)[-1].store
     known = {revision.revision for revision in before}
@@ -214,22 +214,24 @@ def _version(
     """Return the event and the other records of a version: the source's batch and what came of it here."""
     run, policy, batch = output.run, output.policy, remade.batch
     event = output.publish(learner)
+    settings = run.revisions[batch.revision].trainer_of(policy)
+    base = sampled_by(settings, remade.groups, batch.version)
     record = BatchTrained(
         run_id=run.run_id,
-        policy=policy,
+        policy=policy_of(policy),
+        variant=variant_of(policy),
         version=batch.version,
         revision=batch.revision,
         groups=batch.groups,
         base_hash=base_hash,
         weights_hash=event.weights_hash,
         fingerprint=learner.fingerprint(),
-        metrics={**remade.metrics, **group_metrics(remade.groups, batch.version - 1)},
+        metrics={**remade.metrics, **group_metrics(remade.groups, base)},
         created_ms=time.time_ns() // 1_000_000,
     )
     key = f"{batch.version}".encode()
     outgoing = [Outgoing(run.topics.batches(policy), codec.encode(record), key, partition=0)]
-    every = run.revisions[batch.revision].trainer_of(policy).checkpoint_every
-    if last or batch.version % every == 0:
+    if last or batch.version % settings.checkpoint_every == 0:
         outgoing.append(output.checkpoint(learner, event.weights_hash))
     return event, outgoing
 

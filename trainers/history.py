@@ -24,7 +24,7 @@ from schemas.records import (
     WarmStartExamples,
     WeightsPublished,
 )
-from schemas.topics import checkpoint_prefix, examples_key
+from schemas.topics import Topics, checkpoint_prefix, examples_key
 
 log = structlog.get_logger()
 
@@ -75,19 +75,26 @@ class History:
 
 def read_history(run: Run, policy: str) -> History:
     """Read a policy's past up to the high watermarks of this moment."""
-    topics, history, retired = run.topics, History(), Retired(run.run_id, [policy])
+    topics = run.topics
+    told = read_all(run.connection, [topics.batches(policy), topics.weights(policy), topics.state])
+    return history_in(told, run.run_id, topics, policy)
+
+
+def history_in(told: Iterable[Message], run_id: str, topics: Topics, policy: str) -> History:
+    """Return a policy's past as messages of its topics batches, weights and state tell it."""
+    history, retired = History(), Retired(run_id, [policy])
     batches, weights = topics.batches(policy), topics.weights(policy)
-    for message in read_all(run.connection, [batches, weights, topics.state]):
+    for message in told:
         if message.topic == batches:
-            if (batch := read_record(message, BatchTrained)) and batch.run_id == run.run_id:
+            if (batch := read_record(message, BatchTrained)) and batch.run_id == run_id:
                 _take_batch(history, batch)
         elif message.topic == weights:
             published = read_record(message, WeightsPublished)
-            if published and published.run_id == run.run_id:
+            if published and published.run_id == run_id:
                 _take_event(history, published, message.offset)
         elif not retired.take(message) and message.key.startswith(checkpoint_prefix(policy)):
             pointer = read_record(message, CheckpointPointer)
-            if pointer and pointer.run_id == run.run_id:
+            if pointer and pointer.run_id == run_id:
                 history.checkpoints[pointer.version] = pointer
     history.batches.sort(key=lambda batch: batch.version)
     history.retired = tuple(v for v in sorted(history.checkpoints) if retired.has(policy, CHECKPOINTS, v))

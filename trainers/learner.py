@@ -17,7 +17,7 @@ import transformers
 from infra.errors import UsageError
 from infra.experts import compute_experts_plainly
 from infra.lora import published_names
-from infra.run import Run
+from infra.run import Objects, Run
 from infra.settings import Trainer
 from infra.weights.tensors import Tensor
 from schemas.records import NamedObject
@@ -100,6 +100,11 @@ class Learner:
         self._arrange()
 
     @property
+    def seed(self) -> int:
+        """Of the recipe."""
+        return self._seed
+
+    @property
     def model(self) -> transformers.PreTrainedModel:
         """The compute copy, holding the published values."""
         return self._model
@@ -155,13 +160,14 @@ class Learner:
             version=version,
             packed=self._packed,
         )
-        ages = staleness(steps, self.version)
+        sampled_by = self._sampled_by(steps)
+        ages = staleness(steps, sampled_by)
         torch.manual_seed(self._seed * 1_000_003 + version)
         before, sums = self.masters.state(), StepSums()
         try:
             with deterministic(self._device, self._dtype):
                 self._have_reference()
-                for step, tokens in zip(steps, self._known(steps), strict=True):
+                for step, tokens in zip(steps, self._known(steps, sampled_by), strict=True):
                     self._optimize(step, tokens, sums)
                 if not torch.isfinite(self.masters.norm(self._backend.gather)):
                     log.warning("version.not_finite", version=version)
@@ -209,14 +215,14 @@ class Learner:
         version = self.check_state(shapes, checkpoint.metadata)
         self.load_tensors(version, list(shapes), lambda path: to_torch(checkpoint.tensors[path]))
 
-    def load_stored(self, run: Run, index: Index, parts: Sequence[NamedObject]) -> None:
+    def load_stored(self, objects: Objects, index: Index, parts: Sequence[NamedObject]) -> None:
         """Go on from a checkpoint in parts, of which this process reads what it needs.
 
         Raises CheckpointError for one of another model, and for parts that do not hold what the index says;
         ObjectMissing, ObjectCorrupt and StoreUnavailable. Nothing is changed then.
         """
         version = self.check_state(index.shapes, index.metadata)
-        self.load_parts(version, read_parts(run, index, parts, self.room(index), None))
+        self.load_parts(version, read_parts(objects, index, parts, self.room(index), None))
 
     def check_state(self, shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, Json]) -> int:
         """Return the version of a checkpoint. Raises CheckpointError when it names none, or is of another model."""
@@ -297,10 +303,16 @@ class Learner:
         elif self._reference is None:
             self._reference = ReferencePolicy(self.masters.values)
 
+    def _sampled_by(self, steps: Sequence[Minibatch]) -> int:
+        """Return the version that the newest tokens can be of: this one, or in a shadow the newest that they name."""
+        if not self.settings.is_shadow:
+            return self.version
+        return max(int(micro.versions.max()) for step in steps for micro in step.micro_batches)
+
     @torch.no_grad()
-    def _known(self, steps: Sequence[Minibatch]) -> list[TrainedTokens]:
+    def _known(self, steps: Sequence[Minibatch], sampled_by: int) -> list[TrainedTokens]:
         """Return all trained tokens of each minibatch, with what is known of them when the version begins."""
-        known = [self._given(step.micro_batches) for step in steps]
+        known = [self._given(step.micro_batches, sampled_by) for step in steps]
         if "proximal" in self._needs:
             proximal = [self._logprobs(step.micro_batches) for step in steps]
             known = [replace(tokens, proximal=one) for tokens, one in zip(known, proximal, strict=True)]
@@ -310,7 +322,7 @@ class Learner:
             known = [replace(tokens, reference=one) for tokens, one in zip(known, reference, strict=True)]
         return known
 
-    def _given(self, micro_batches: Sequence[MicroBatch]) -> TrainedTokens:
+    def _given(self, micro_batches: Sequence[MicroBatch], sampled_by: int) -> TrainedTokens:
         def joined(parts: Iterable[npt.NDArray[Any]]) -> torch.Tensor:
             return torch.from_numpy(np.concatenate(list(parts))).to(self._device)
 
@@ -323,7 +335,7 @@ class Learner:
             advantages=joined(micro.advantages for micro in micro_batches),
             sequences=joined(micro.sequences + first for micro, first in zip(micro_batches, firsts, strict=False)),
             versions=joined(micro.versions for micro in micro_batches),
-            version=self.version,
+            version=sampled_by,
         )
 
     @torch.no_grad()
@@ -379,8 +391,9 @@ class Learner:
             # Gradients are averaged over processes, and the shares of a minibatch are to be added up.
             torch.autograd.backward(share * (ranks if counts else 0))
             self.masters.take_gradients()
-            # Before the first update, at tokens of these very weights, engine and trainer should agree.
-            gap = gap_sums(tokens, NO_VERSION if sums.steps else self.version)
+            # Before the first update, at tokens of these very weights, engine and trainer should agree. A shadow's
+            # weights have sampled none.
+            gap = gap_sums(tokens, NO_VERSION if sums.steps or self.settings.is_shadow else self.version)
             one = {"loss": share.detach().double(), **metrics, **ratio_sums(tokens), **gap}
             told = added(told, one if counts else {name: torch.zeros_like(value) for name, value in one.items()})
         told = self._over_processes(told)

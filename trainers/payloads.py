@@ -1,8 +1,9 @@
-"""The encoded groups that replays are of: remembered while there is room, else read from the log again."""
+"""The encoded groups that replays are of: remembered while there is room, else read again."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Protocol
 
 from infra.first_uses import Replay, find_first_uses, made_whole
 from infra.kafka import Message
@@ -24,18 +25,44 @@ Key = tuple[int, str, int]
 """(partition, stream, number)."""
 
 
+class FirstUses(Protocol):
+    """Where the records of first uses can be read again."""
+
+    def at(self, partition: int, offset: int) -> Message | None:
+        """Return what stands at a place; None when it is gone."""
+        ...
+
+    def of(self, replay: Replay) -> Message | None:
+        """Return the first use of a replay; None when it is gone."""
+        ...
+
+
+class LoggedFirstUses:
+    """Those on a run's curated topic. Raises KafkaAway, KafkaRefused."""
+
+    def __init__(self, run: Run, policy: str) -> None:
+        self._run, self._topic = run, run.topics.curated(policy)
+
+    def at(self, partition: int, offset: int) -> Message | None:
+        """Return what stands at a place."""
+        return read_one(self._run.connection, (self._topic, partition), offset)
+
+    def of(self, replay: Replay) -> Message | None:
+        """Return the first use of a replay."""
+        return find_first_uses(self._run.connection, self._topic, self._run.run_id, [replay]).get(replay)
+
+
 class Payloads:
     """Of one curated topic. A run without replays remembers nothing: it begins with the first one.
 
     Args:
-        run: Whose topic it is.
-        policy: Likewise.
+        firsts: Where what is not remembered is read again.
         most_bytes: Of the groups that are remembered, the least recently used leave first.
         most_places: Of first uses, the oldest leave first.
     """
 
-    def __init__(self, run: Run, policy: str, most_bytes: int = MOST_BYTES, most_places: int = MOST_PLACES) -> None:
-        self._run, self._topic = run, run.topics.curated(policy)
+    def __init__(self, firsts: FirstUses, most_bytes: int = MOST_BYTES, most_places: int = MOST_PLACES) -> None:
+        self._source = firsts
         self._most_bytes, self._most_places = most_bytes, most_places
         self._firsts: OrderedDict[Key, CuratedGroup] = OrderedDict()
         self._bytes = 0
@@ -48,7 +75,7 @@ class Payloads:
         """Return a curated record with its group: its own, or that of its first use.
 
         None for a replay whose first use is no longer on the log. Raises SchemaError when the first use cannot be read,
-        KafkaAway, KafkaRefused.
+        and what reading it raises.
         """
         key = (message.partition, curated.stream, curated.number)
         if curated.group or not curated.use:
@@ -70,9 +97,8 @@ class Payloads:
         self.read_again += 1
         place = self._places.get((message.partition, curated.stream, curated.number))
         if place is not None:
-            return read_one(self._run.connection, (self._topic, message.partition), place)
-        replay = replay_of(message, curated)
-        return find_first_uses(self._run.connection, self._topic, self._run.run_id, [replay]).get(replay)
+            return self._source.at(message.partition, place)
+        return self._source.of(replay_of(message, curated))
 
     def _remember(self, key: Key, offset: int, first: CuratedGroup) -> None:
         self._places[key] = offset

@@ -25,7 +25,7 @@ from infra.weights.paths import ANCHOR, DELTA, size_of
 from infra.weights.tensors import Tensor, weights_hash
 from schemas import codec
 from schemas.records import CheckpointPointer, ClaimCheck, NamedObject, Position, WeightsPublished
-from schemas.topics import checkpoint_key
+from schemas.topics import checkpoint_key, policy_of, variant_of
 from trainers.checkpoint import Stored, Storing
 from trainers.device_changes import find_changes_for
 from trainers.history import AnchorMark
@@ -46,11 +46,11 @@ class Base:
 
 
 class Publisher:
-    """Publishes one policy's versions: each as a delta on the one before, now and then whole.
+    """Publishes the versions of a policy or shadow: each as a delta on the one before, now and then whole.
 
     Args:
         run: Whose store and topic.
-        policy: Which.
+        line: Which.
         files: Config and tokenizer, and an adapter's base, which go beside every anchor.
         base: The newest published version; None publishes the next one whole.
         anchor_offset: Where the newest anchor's record stands on its topic.
@@ -62,7 +62,7 @@ class Publisher:
     def __init__(
         self,
         run: Run,
-        policy: str,
+        line: str,
         files: tuple[NamedObject, ...],
         base: Base | None = None,
         anchor_offset: int = -1,
@@ -74,8 +74,8 @@ class Publisher:
         """What the next delta is taken on; no longer needed when `publish` has returned."""
         self._anchor_offset = anchor_offset
         self._shard_bytes = shard_bytes
-        self._run, self._policy = run, policy
-        self._settings = run.recipe.trainer_of(policy)
+        self._run, self._line = run, line
+        self._settings = run.recipe.trainer_of(line)
         self._find = find_changes_for(self._settings.device)
 
     def publish(
@@ -98,7 +98,8 @@ class Publisher:
         reach("train.after_upload")
         event = WeightsPublished(
             run_id=self._run.run_id,
-            policy=self._policy,
+            policy=policy_of(self._line),
+            variant=variant_of(self._line),
             version=version,
             epoch=epoch,
             weights_hash=found,
@@ -122,7 +123,7 @@ class Publisher:
         if event.kind == DELTA:
             event = replace(event, anchor_offset=self._anchor_offset)
         key = f"{event.version}".encode()
-        return Outgoing(self._run.topics.weights(self._policy), codec.encode(event), key, partition=0)
+        return Outgoing(self._run.topics.weights(self._line), codec.encode(event), key, partition=0)
 
     def announced(self, event: WeightsPublished, offset: int) -> None:
         """Take in where an event stands on its topic."""
@@ -134,11 +135,11 @@ class Publisher:
         base, settings = self.base, self._settings
         if base is None or base.epoch != epoch or base.anchor.versions + 1 >= settings.anchor_every:
             return None
-        label = Label(self._policy, epoch, base.version, version)
+        label = Label(policy_of(self._line), epoch, base.version, version)
         try:
             delta = encode_delta(base.tensors, named, label, hashes=(base.weights_hash, found), find=self._find)
         except NeedsAnchor as error:
-            log.warning("anchor.needed", policy=self._policy, version=version, why=str(error))
+            log.warning("anchor.needed", policy=self._line, version=version, why=str(error))
             return None
         spent = base.anchor.delta_bytes + len(delta)
         return delta if spent <= settings.anchor_share * base.anchor.size_bytes else None
@@ -184,18 +185,19 @@ def upload_checkpoint(storing: Storing, given_up: threading.Event | None = None)
 
 
 def checkpoint(
-    run: Run, policy: str, learner: Learner, window: WindowMark, given_up: threading.Event | None = None
+    run: Run, line: str, learner: Learner, window: WindowMark, given_up: threading.Event | None = None
 ) -> Outgoing:
     """Store a learner's state; return the pointer, for a transaction. Raises as `upload_checkpoint`."""
     stored = upload_checkpoint(learner.checkpoint(run), given_up)
-    return pointer(run, policy, learner, replace(window, version=learner.version), stored)
+    return pointer(run, line, learner, replace(window, version=learner.version), stored)
 
 
-def pointer(run: Run, policy: str, learner: Learner, window: WindowMark, stored: Stored) -> Outgoing:
+def pointer(run: Run, line: str, learner: Learner, window: WindowMark, stored: Stored) -> Outgoing:
     """Return the record of a checkpoint that is stored, for a transaction."""
     record = CheckpointPointer(
         run_id=run.run_id,
-        policy=policy,
+        policy=policy_of(line),
+        variant=variant_of(line),
         version=window.version,
         epoch=window.epoch,
         checkpoint=stored.claim,
@@ -204,7 +206,7 @@ def pointer(run: Run, policy: str, learner: Learner, window: WindowMark, stored:
         positions=window.positions,
         fingerprint=learner.fingerprint(),
     )
-    return Outgoing(run.topics.state, codec.encode(record), checkpoint_key(policy, window.version), partition=0)
+    return Outgoing(run.topics.state, codec.encode(record), checkpoint_key(line, window.version), partition=0)
 
 
 @dataclass(frozen=True, slots=True)

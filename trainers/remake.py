@@ -6,17 +6,18 @@ Wherever `Learner.fingerprint` is equal, and the settings are those of the time,
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import transformers
 
-from infra.run import Run
+from infra.run import Objects, Run
 from infra.settings import Recipe
 from infra.weights.files import write_files
 from infra.weights.tensors import weights_hash
 from schemas.records import BatchTrained, CheckpointPointer, NamedObject
+from schemas.topics import line_of
 from trainers.backends.group import new_learner
 from trainers.checkpoint import CheckpointError, decode_checkpoint
 from trainers.groups import WholeGroup, batch_sequences, prepared
@@ -38,21 +39,24 @@ class Remade:
     metrics: StepMetrics
 
 
-def learner_at(run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe) -> Learner:
-    """Return a learner as it was at a checkpoint, to go on under a recipe.
+def learner_at(
+    objects: Objects, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe, line: str = ""
+) -> Learner:
+    """Return a learner as it was at a checkpoint, to go on under a recipe, as its own line or as another of its policy.
 
     `files` hold the model's config, and the base of its adapter where it has one. Raises ObjectMissing, ObjectCorrupt,
     WeightsError, FilesError, and CheckpointError when the checkpoint's weights are not those that its pointer names.
     """
     assert pointer.checkpoint is not None  # noqa: S101 - every pointer has one
-    data = run.get(pointer.checkpoint)
+    data = objects.get(pointer.checkpoint)
     state = decode_index(data) if pointer.parts else decode_checkpoint(data)
     lora = recipe.policies[pointer.policy].lora
-    model = _model(run, files, is_base=lora is not None)
+    model = _model(objects, files, is_base=lora is not None)
     adapter = Adapter(model, lora, recipe.seed) if lora is not None else None
-    learner = new_learner(model, recipe.trainer_of(pointer.policy), recipe.seed, adapter)
+    settings = recipe.trainer_of(line or line_of(pointer.policy, pointer.variant))
+    learner = new_learner(model, settings, recipe.seed, adapter)
     if isinstance(state, Index):
-        learner.load_stored(run, state, pointer.parts)
+        learner.load_stored(objects, state, pointer.parts)
     else:
         learner.load_state(state)
     if (learner.version, hash_of(learner)) != (pointer.version, pointer.weights_hash):
@@ -83,9 +87,19 @@ def remake(
     Raises LineageBroken when a version or one of its groups is not on the topics any more, and what `Learner.step`
     raises.
     """
-    for batch, groups in trained_groups(run, policy, batches):
+    return trained_again(trained_groups(run, policy, batches), policy, learner, recipes)
+
+
+def trained_again(
+    batches: Iterable[tuple[BatchTrained, list[WholeGroup]]],
+    policy: str,
+    learner: Learner,
+    recipes: Sequence[Recipe],
+) -> Iterator[Remade]:
+    """Train the learner on batches that come with their groups, as `remake` does."""
+    for batch, groups in batches:
         if batch.version != learner.version + 1:
-            raise LineageBroken(f"{run.topics.batches(policy)} holds no version {learner.version + 1}")
+            raise LineageBroken(f"among the batches of {policy} there is none of version {learner.version + 1}")
         recipe = recipes[batch.revision]
         settings = recipe.trainer_of(policy)
         learner.use(settings, recipe.seed)
@@ -93,10 +107,10 @@ def remake(
         yield Remade(batch, groups, learner.step(sequences, batch.version))
 
 
-def _model(run: Run, files: tuple[NamedObject, ...], *, is_base: bool) -> transformers.PreTrainedModel:
+def _model(objects: Objects, files: tuple[NamedObject, ...], *, is_base: bool) -> transformers.PreTrainedModel:
     """Return a model of the published config: the base beside it, or else one whose weights are anything."""
     with tempfile.TemporaryDirectory() as folder:
-        write_files(files, Path(folder), run.get)
+        write_files(files, Path(folder), objects.get)
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         model = empty_model(config)
         if is_base:

@@ -15,18 +15,25 @@ from infra.run import Run
 from infra.settings import Policy
 from infra.topic_reader import whole_topics
 from infra.transactions import TransactionalWriter
+from schemas.records import NamedObject
+from schemas.topics import policy_of, variant_of
 from trainers.backends.group import new_learner
 from trainers.chosen_loss import check_loss
 from trainers.estimator import check_advantage
 from trainers.history import History, read_history, wait_for_examples
+from trainers.learner import Learner
 from trainers.lora import Adapter
 from trainers.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
 from trainers.publisher import Publisher, WindowMark, checkpoint, upload_files
+from trainers.remake import learner_at
 from trainers.resume import Incarnation, resume
 from trainers.telling import told
 from trainers.warm_start import WarmStartSettings, WorkedExample, warm_start
 
 log = structlog.get_logger()
+
+WAIT_S = 0.5
+"""How often a shadow looks whether its policy has begun."""
 
 
 class NoCheckpoint(HeadraceError):
@@ -52,6 +59,8 @@ def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter, stop: th
             f"{policy} has been trained, and {run.topics.state} holds no checkpoint of it: was the topic shortened? "
             "Beginning again would publish other weights under versions that are there; begin a new run"
         )
+    if variant_of(policy):
+        return _begin_beside(run, policy, writer, stop)
     return _begin(run, policy, writer, stop)
 
 
@@ -76,9 +85,9 @@ def _publish_what_was_left_out(
 
 
 def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
-    """Make version 0 and publish it with checkpoint 0, in one transaction."""
+    """Make version 0 and publish it."""
     settings = run.recipe.policies[policy]
-    model, tokenizer = _first_model(settings, run.recipe.seed)
+    model, tokenizer = first_model(settings, run.recipe.seed)
     if settings.warm_start is not None:
         _warm_start(run, policy, model, tokenizer, stop)
     seed = run.recipe.seed
@@ -86,6 +95,34 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     base = adapter.files() if adapter is not None else {}
     files = upload_files(run, {**save_model_files(model, tokenizer), **base}, stop)
     learner = new_learner(model, run.recipe.trainer_of(policy), seed, adapter)
+    return _publish_first(run, policy, learner, files, writer, stop)
+
+
+def _begin_beside(run: Run, line: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
+    """Take version 0 of a shadow's policy, which `headrace gc` keeps for ever, for its own. Raises ToldToStop."""
+    policy, said = policy_of(line), False
+    while True:
+        beside = read_history(run, policy)
+        if 0 in beside.checkpoints and beside.published is not None:
+            break
+        if not said:
+            log.info("shadow.waits", line=line, what=f"version 0 of {policy}")
+            said = True
+        if stop.wait(WAIT_S):
+            raise ToldToStop(f"told to stop while waiting for version 0 of {policy}")
+    learner = learner_at(run, beside.checkpoints[0], beside.files, run.recipe, line)
+    return _publish_first(run, line, learner, beside.files, writer, stop)
+
+
+def _publish_first(
+    run: Run,
+    policy: str,
+    learner: Learner,
+    files: tuple[NamedObject, ...],
+    writer: TransactionalWriter,
+    stop: threading.Event,
+) -> Incarnation:
+    """Publish version 0 with checkpoint 0, in one transaction."""
     publisher = Publisher(run, policy, files)
     event = publisher.publish(learner.published(), 0, given_up=stop)
     pointer = checkpoint(run, policy, learner, WindowMark(learner.version, 0, event.weights_hash), stop)
@@ -96,14 +133,15 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     ticket, _ = writer.produce([publisher.message(event), pointer])
     writer.commit()
     publisher.announced(event, ticket.offset)
-    log.info("policy.started", policy=policy, weights_hash=event.weights_hash[:12], parameters=_size(model))
+    log.info("policy.started", policy=policy, weights_hash=event.weights_hash[:12], parameters=_size(learner.model))
     positions = whole_topics(run.connection, [run.topics.curated(policy)])
     return Incarnation(learner, publisher, 0, event.weights_hash, positions)
 
 
-def _first_model(
+def first_model(
     settings: Policy, seed: int
 ) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
+    """Return a policy's model as it is before any warm start, and its tokenizer. Raises ModelError."""
     if settings.path:
         return load_model(Path(settings.path))
     tokenizer = character_tokenizer(settings.alphabet)

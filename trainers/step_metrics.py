@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from infra.settings import Trainer
 from schemas.records import Trajectory
 from trainers.advantages import EQUAL
 from trainers.groups import WholeGroup
@@ -18,6 +19,7 @@ from trainers.losses.tokens import log_ratio
 
 StepMetrics: TypeAlias = dict[str, float]
 
+OFF_POLICY_GAP = "off_policy_gap"
 RATIO_EDGES = (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)
 """Bounds of the histogram of pi_theta / pi_b."""
 
@@ -74,14 +76,24 @@ class StepSums:
 
 @torch.no_grad()
 def ratio_sums(tokens: TrainedTokens) -> dict[str, torch.Tensor]:
-    """Tell of rho = pi_theta / pi_b: its square, for the effective sample size (sum w)^2 / sum w^2, and a histogram."""
-    ratio = log_ratio(tokens.logprobs.double(), tokens.behaviour.double()).exp()
+    """Tell of rho = pi_theta / pi_b: its square, for the effective sample size (sum w)^2 / sum w^2, and a histogram.
+
+    And the `off_policy_gap`, how far the policy is from the one that sampled: KL(pi_b || pi_theta) in nats a token, as
+    the mean of k3 = rho - 1 - log rho (Schulman, "Approximating KL divergence"), whatever the loss takes for pi_old.
+    """
+    delta = log_ratio(tokens.logprobs.double(), tokens.behaviour.double())
+    ratio = delta.exp()
     edges = torch.tensor(RATIO_EDGES, dtype=ratio.dtype, device=ratio.device)
     bins = torch.arange(len(RATIO_EDGES) + 1, device=ratio.device)
     counts = (torch.bucketize(ratio, edges)[:, None] == bins).sum(0).double()
     bounds = ["0", *(f"{edge:g}" for edge in RATIO_EDGES), "inf"]
     names = [f"ratio_share_{low}_to_{high}" for low, high in pairwise(bounds)]
-    return {"ess_ratio": ratio.sum(), "ess_square": ratio.square().sum(), **dict(zip(names, counts, strict=True))}
+    return {
+        "ess_ratio": ratio.sum(),
+        "ess_square": ratio.square().sum(),
+        OFF_POLICY_GAP: (ratio - 1 - delta).sum(),
+        **dict(zip(names, counts, strict=True)),
+    }
 
 
 @torch.no_grad()
@@ -108,6 +120,14 @@ def staleness_metrics(histogram: Sequence[int]) -> StepMetrics:
     shares = {f"staleness_share_{age}": tokens / total for age, tokens in enumerate(histogram)}
     mean = sum(age * tokens for age, tokens in enumerate(histogram)) / total
     return {"staleness_mean": mean, "staleness_max": float(len(histogram) - 1), **shares}
+
+
+def sampled_by(settings: Trainer, wholes: Sequence[WholeGroup], version: int) -> int:
+    """Return the version by which groups that made `version` are old: the one before it.
+
+    In a shadow the newest that a worker knew who played one of them, as its own versions sample nothing.
+    """
+    return max(w.group.head_version for w in wholes) if settings.is_shadow else version - 1
 
 
 def group_metrics(wholes: Sequence[WholeGroup], base_version: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The trainer process: `headrace train --run kafka://host:port/run --policy NAME`."""
+"""The trainer process: `headrace train --run kafka://host:port/run --policy NAME [--variant NAME]`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def drive(trainer: Trainer, writer: TransactionalWriter, stop: threading.Event, 
         run_loop(trainer, writer, trainer.finish(), watch)
 
 
-def main(run: str, policy: str | None = None) -> None:
-    """Train one policy of a run until told to stop."""
-    configure_logging("train", policy=policy or "")
+def main(run: str, policy: str | None = None, variant: str | None = None) -> None:
+    """Train one policy of a run until told to stop, or a shadow, by the name of its variant."""
+    configure_logging("train", policy=policy or "", **({"variant": variant} if variant else {}))
     address, stop = parse_run(run), stop_on_signals()
     from trainers.backends.group import leading  # torch takes seconds to import: broker and recipe come up meanwhile
     from trainers.component import Trainer
@@ -38,7 +38,7 @@ def main(run: str, policy: str | None = None) -> None:
 
     def build_and_run(stop: threading.Event) -> None:
         joined = join_to_write(address, JOIN_PATIENCE_S, stop)
-        name = joined.policy(policy)
+        name = joined.policy(joined.line(policy, variant))
         writer = TransactionalWriter(joined.connection, f"{address.run}.train.{name}", joined.topic_names)
         watch = Stopwatch()
         with closing(writer):

@@ -8,7 +8,7 @@ from infra.errors import HeadraceError
 from infra.first_uses import find_first_uses, made_whole
 from infra.kafka import Message
 from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.run import Run
+from infra.run import Objects, Run
 from infra.topic_reader import Place, TopicReader, read_all
 from schemas import codec
 from schemas.avro import SchemaError
@@ -28,11 +28,11 @@ class LineageBroken(HeadraceError):
     """Something that a batch was made from is not there any more."""
 
 
-def whole(run: Run, curated: CuratedGroup) -> WholeGroup:
+def whole(objects: Objects, curated: CuratedGroup) -> WholeGroup:
     """Return a curated group with its trajectories, fetched where the record holds a claim check."""
     group = codec.decode(curated.group, TrajectoryGroup)
     if group.claim is not None:
-        group = codec.decode(run.get_group(group.claim), TrajectoryGroup)
+        group = codec.decode(objects.get_group(group.claim), TrajectoryGroup)
     return WholeGroup(curated, group)
 
 

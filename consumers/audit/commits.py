@@ -14,6 +14,7 @@ from infra.topic_reader import Place, whole_topics
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.records import Snapshot
+from schemas.topics import variant_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +24,17 @@ class Group:
     name: str
     topic: str
     component: str = ""
+    is_shadow: bool = False
 
 
 def groups_of(run: Run) -> list[Group]:
     """Return the consumer groups of a run that work off training topics."""
     topics = run.topics
     workers = [Group(topics.rollout_group(w), topics.tasks(w)) for w in run.recipe.workflows]
-    curators = [Group(topics.curate_group(p), topics.trajectories(p), f"curate.{p}") for p in run.recipe.policies]
+    curators = [
+        Group(topics.curate_group(line), topics.trajectories(line), f"curate.{line}", is_shadow=bool(variant_of(line)))
+        for line in run.recipe.lines
+    ]
     return workers + curators
 
 

@@ -14,9 +14,10 @@ from schemas import codec
 from schemas.avro import SchemaError
 from schemas.headers import HeaderError, Stamp
 from schemas.records import BatchTrained, DeadLetter, Outcome
+from schemas.topics import policy_of
 
 Key = tuple[str, str, int]
-"""(policy, stream, number)."""
+"""(policy or shadow, stream, number)."""
 MOST_PLACES = 8
 """Of one number."""
 
@@ -47,21 +48,23 @@ def _look(run: Run, message: Message, wanted: dict[Key, list[str]]) -> None:
 
 def _mentions(run: Run, message: Message) -> list[tuple[Key, str]]:
     """Return the numbers that a message tells of, and what it says of them."""
-    kind = message.topic.removeprefix(f"{run.address.run}.").partition(".")[0]
+    kind, _, line = message.topic.removeprefix(f"{run.address.run}.").partition(".")
     if kind == "batches":
         batch: dict[str, Any] = codec.decode_plain(message.value, BatchTrained)
         evicted = [(e["group"], f" {e['verdict']}") for e in batch["evictions"] if e["group"]]
         uses = [*((group, f" version {batch['version']}") for group in batch["groups"]), *evicted]
-        return [((batch["policy"], use["stream"], use["number"]), word) for use, word in uses]
+        return [((line, use["stream"], use["number"]), word) for use, word in uses]
     if kind == "dead-letters":
         letter = codec.decode(message.value, DeadLetter)
-        policies = [letter.policy] if letter.policy else list(run.recipe.policies)
+        policies = [letter.policy] if letter.policy else run.recipe.lines
         return [((policy, letter.stream, letter.number), f" {letter.reason}") for policy in policies]
     stamp = Stamp.from_headers(message.headers)
     if kind == "tasks":
-        return [((policy, stamp.stream, stamp.number), "") for policy in run.recipe.policies]
+        return [((line, stamp.stream, stamp.number), "") for line in run.recipe.lines]
+    if kind == "trajectories":
+        return [((one, stamp.stream, stamp.number), "") for one in run.recipe.lines if policy_of(one) == line]
     word = ""
     if kind == "outcomes":
         outcome = codec.decode(message.value, Outcome)
         word = f" {outcome.verdict}"
-    return [((stamp.policy, stamp.stream, stamp.number), word)]
+    return [((line, stamp.stream, stamp.number), word)]

@@ -1,18 +1,19 @@
 """The audit of a run as a fold over the messages of its topics, the partitions in any order. No I/O.
 
 Per policy: numbers issued = trained (first use) + discarded (whole groups) + dead + in flight. Evaluations close by
-themselves and are left out; replays and discarded single trajectories are counted apart.
+themselves and are left out; replays and discarded single trajectories are counted apart. The same holds for a shadow,
+which hears of every number of its policy; only what a worker could not read is dead for it, as it writes no letters.
 
-What it holds: two bytes for every number and policy, some hundred for every version, the newest snapshot of every
-component, a byte for every record around one that could not be read, and one for every dead letter. Nothing else grows
-with the run.
+What it holds: two bytes for every number and policy or shadow, some hundred for every version, the newest snapshot of
+every component, a byte for every record around one that could not be read, and one for every dead letter. Nothing else
+grows with the run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from consumers.audit.numbers import PolicyAudit, PolicyNumbers, Scope
 from consumers.audit.problems import Problems
+from consumers.audit.revisions import RevisionSpans
 from consumers.audit.unread import Unnumbered, Unread
 from consumers.audit.weights_chain import Link, WeightsChain
 from infra.dead_letters import REDRIVEN
@@ -31,10 +33,11 @@ from schemas import codec
 from schemas.avro import SchemaError
 from schemas.headers import HeaderError
 from schemas.records import BatchTrained, CheckpointPointer, DeadLetter, Outcome, Snapshot, WeightsPublished
-from schemas.topics import checkpoint_prefix, is_eval
+from schemas.topics import Topics, checkpoint_prefix, is_eval, line_of, policy_of, variant_of
 
 FEEDER_KEY = b"feed"
-"""Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream."""
+"""Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream, and, as
+`revisions`, from which number on it issued under which recipe revision."""
 CURATOR_KEY = b"curate."
 """Beginning of the keys of the curators' snapshots."""
 
@@ -57,7 +60,7 @@ def _fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields:
     return Fields(
         batch=get("version", "epoch", "base_hash", "weights_hash", "groups", "evictions", "positions"),
         eviction=get("verdict", "group"),
-        outcome=get("stream", "number", "use", "level", "verdict", "reason", "component"),
+        outcome=get("stream", "number", "use", "level", "verdict", "reason", "component", "revision"),
         position=get("partition", "offset"),
         use=get("stream", "number", "use"),
     )
@@ -96,6 +99,8 @@ class Audit:
     lost: int
     doubled: int
     policies: dict[str, PolicyAudit]
+    shadows: dict[str, PolicyAudit] = field(default_factory=dict)
+    """By `policy.variant`; in the sums below they are counted in `lost` and `doubled` alone."""
     tasks: TaskCounts = TaskCounts()
     groups: GroupTotals = GroupTotals()
     weights_chain_ok: bool = True
@@ -124,12 +129,22 @@ class AuditFold:
         self.unreadable_letters = 0
         """Records on `dead-letters` that cannot be read."""
         self.unnumbered = Unnumbered()
-        self.chains = {p: WeightsChain(p, recipe.topics.curated(p)) for p in recipe.policies}
+        self.chains = {line: WeightsChain(line, recipe.topics.curated(line)) for line in recipe.lines}
         self.snapshots: dict[bytes, Message] = {}
         """The newest of every component, by key."""
-        self.curated = frozenset(recipe.topics.curated(policy) for policy in recipe.policies)
+        self.curated = frozenset(recipe.topics.curated(line) for line in recipe.lines)
         """Topics of curated groups."""
-        self._numbers = {policy: PolicyNumbers(policy) for policy in recipe.policies}
+        self.begins: dict[str, list[list[int]]] = {}
+        """Stream to (revision, the first number issued under it), from the same snapshot."""
+        self._revisions = RevisionSpans()
+        self._outcomes = {line: recipe.topics.outcomes(line) for line in recipe.lines}
+        self._numbers = {line: PolicyNumbers(line) for line in recipe.lines}
+        self._lines = {topic: line for line in recipe.lines for topic in _topics_of(recipe.topics, line)}
+        """Topic to whose it is."""
+        self._beside = {p: [line for line in recipe.lines if policy_of(line) == p] for p in recipe.policies}
+        """Policy to itself, and then its shadows."""
+        self._readers = {*self._lines, *(recipe.topics.trajectories(policy) for policy in recipe.policies)}
+        """Topics that lines read and write."""
         self._seen: dict[str, int] = {}
         self._run_header = run_id.encode()
         self._takers = self._by_topic()
@@ -140,13 +155,13 @@ class AuditFold:
         takers: dict[str, Callable[[Message], bool]] = {topics.dead_letters: self._letter, topics.state: self._state}
         for workflow in self.recipe.workflows:
             takers[topics.tasks(workflow)] = self._task
-        for policy in self.recipe.policies:
+        for line in self.recipe.lines:
             takers |= {
-                topics.outcomes(policy): self._outcome,
-                topics.batches(policy): self._batch,
-                topics.weights(policy): self._weights,
-                topics.trajectories(policy): self._trajectories,
-                topics.curated(policy): self._curated,
+                topics.outcomes(line): self._outcome,
+                topics.batches(line): self._batch,
+                topics.weights(line): self._weights,
+                topics.trajectories(line): self._trajectories,
+                topics.curated(line): self._curated,
             }
         return takers
 
@@ -175,24 +190,31 @@ class AuditFold:
             self._issue(record)
         elif isinstance(record, DeadLetter):
             self._bury(record, place[2])
-        elif record.policy in self._numbers:
+        elif line := self._line(place[0], record.policy):
             if isinstance(record, BatchTrained):
-                self._train(record.policy, record, OF_RECORD, place)
+                self._train(line, record, OF_RECORD, place)
             else:
-                self._conclude(record.policy, record, OF_RECORD)
+                self._conclude(line, record, OF_RECORD)
+
+    def _line(self, topic: str, policy: str) -> str:
+        """Return whose a record is: its topic's, if it names that policy; else an empty word."""
+        line = self._lines.get(topic, "")
+        return line if policy_of(line) == policy else ""
 
     def _outcome(self, message: Message) -> bool:
         plain = codec.decode_plain(message.value, Outcome)
-        if plain["run_id"] != self.run_id or plain["policy"] not in self._numbers:
+        line = self._line(message.topic, plain["policy"])
+        if plain["run_id"] != self.run_id or not line:
             return False
-        self._conclude(plain["policy"], plain, OF_PLAIN)
+        self._conclude(line, plain, OF_PLAIN)
         return True
 
     def _batch(self, message: Message) -> bool:
         plain = codec.decode_plain(message.value, BatchTrained)
-        if plain["run_id"] != self.run_id or plain["policy"] not in self._numbers:
+        line = self._line(message.topic, plain["policy"])
+        if plain["run_id"] != self.run_id or not line:
             return False
-        self._train(plain["policy"], plain, OF_PLAIN, (message.topic, message.partition, message.offset))
+        self._train(line, plain, OF_PLAIN, (message.topic, message.partition, message.offset))
         return True
 
     def _letter(self, message: Message) -> bool:
@@ -210,21 +232,23 @@ class AuditFold:
         if message.key == FEEDER_KEY or message.key.startswith(CURATOR_KEY):
             self.snapshots[message.key] = message
             return True
-        if not any(message.key.startswith(checkpoint_prefix(policy)) for policy in self.chains):
+        if not any(message.key.startswith(checkpoint_prefix(line)) for line in self.chains):
             return False
         pointer = codec.decode(message.value, CheckpointPointer)
-        if pointer.run_id != self.run_id or pointer.policy not in self.chains:
+        line = line_of(pointer.policy, pointer.variant)
+        if pointer.run_id != self.run_id or line not in self.chains:
             return False
         link = Link(pointer.epoch, "", pointer.weights_hash, spot(message))
-        self.chains[pointer.policy].checkpoint(pointer.version, link)
+        self.chains[line].checkpoint(pointer.version, link)
         return True
 
     def _weights(self, message: Message) -> bool:
         event = codec.decode(message.value, WeightsPublished)
-        if event.run_id != self.run_id or event.policy not in self.chains:
+        line = self._line(message.topic, event.policy)
+        if event.run_id != self.run_id or not line:
             return False
         link = Link(event.epoch, event.base_hash, event.weights_hash, spot(message))
-        take = self.chains[event.policy].event if is_version(event) else self.chains[event.policy].merged
+        take = self.chains[line].event if is_version(event) else self.chains[line].merged
         take(event.version, link, event.base_version)
         return True
 
@@ -232,6 +256,7 @@ class AuditFold:
         found = dict(message.headers)
         try:
             run_id, stream, number = found["run_id"], found["stream"].decode(), int(found["number"])
+            revision = int(found["revision"])
         except KeyError as error:
             raise HeaderError(f"header {error} is missing") from error
         except ValueError as error:
@@ -239,20 +264,24 @@ class AuditFold:
         if run_id != self._run_header or is_eval(stream):
             return False
         self._seen[stream] = max(self._seen.get(stream, 0), number + 1)
+        self._revisions.see(message.topic, stream, number, revision)
         return True
 
     def _trajectories(self, message: Message) -> bool:
         policy, stream, number, _ = self._stamp(message)
         if number % self.recipe.kafka.partitions != message.partition:
             raise HeaderError(f"number {number} does not belong on this partition")
+        for shadow in self._beside[policy][1:]:
+            self._numbers[shadow].produce(stream, number)
         return self._numbers[policy].produce(stream, number)
 
     def _curated(self, message: Message) -> bool:
-        policy, stream, number, use = self._stamp(message)
-        self._numbers[policy].curate(stream, number, use)
+        _, stream, number, use = self._stamp(message)
+        line = self._lines[message.topic]
+        self._numbers[line].curate(stream, number, use)
         # Batches are read first: what they told of was read by the trainer until then.
-        if use and message.offset < self.chains[policy].last_positions.get(message.partition, 0):
-            self._numbers[policy].pass_replay(stream, number, use)
+        if use and message.offset < self.chains[line].last_positions.get(message.partition, 0):
+            self._numbers[line].pass_replay(stream, number, use)
         return True
 
     def _stamp(self, message: Message) -> tuple[str, str, int, int]:
@@ -260,38 +289,44 @@ class AuditFold:
         found = dict(message.headers)
         try:
             run_id, policy, stream = found["run_id"], found["policy"].decode(), found["stream"].decode()
-            number, use = int(found["number"]), int(found["use"])
+            number, use, revision = int(found["number"]), int(found["use"]), int(found["revision"])
         except KeyError as error:
             raise HeaderError(f"header {error} is missing") from error
         except ValueError as error:
             raise HeaderError(f"a header is malformed: {error}") from error
         if run_id != self._run_header:
             raise HeaderError(f"it is of run {run_id!r:.60}")
-        if policy not in self._numbers:
+        if policy not in self._beside:
             raise HeaderError(f"policy {policy!r:.60} is not one of the run's")
+        self._revisions.see(message.topic, stream, number, revision)
         return policy, stream, number, use
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def _train(self, policy: str, batch: object, fields: Fields, place: Spot) -> None:
-        numbers, chain = self._numbers[policy], self.chains[policy]
+    def _train(self, line: str, batch: object, fields: Fields, place: Spot) -> None:
+        numbers, chain = self._numbers[line], self.chains[line]
         version, epoch, base, result, groups, evictions, positions = fields.batch(batch)
         where = f"{place[0]}[{place[1]}]@{place[2]}"
         for group in groups:
             numbers.train(*fields.use(group))
         for eviction in evictions:
             verdict, group = fields.eviction(eviction)
-            if group is not None and verdict != "dead":
-                numbers.evict(*fields.use(group))
+            if group is None:
+                continue
+            use = fields.use(group)
+            # Of what is dead a letter tells; in a shadow an outcome, where the number is known.
+            if verdict != "dead" or (variant_of(line) and use[1] >= 0):
+                numbers.evict(*use)
         if version >= 0:
             chain.batch(version, Link(epoch, base, result, where))
         chain.positions([fields.position(position) for position in positions], where)
 
-    def _conclude(self, policy: str, outcome: object, fields: Fields) -> None:
-        numbers = self._numbers[policy]
-        stream, number, use, level, verdict, reason, component = fields.outcome(outcome)
+    def _conclude(self, line: str, outcome: object, fields: Fields) -> None:
+        numbers = self._numbers[line]
+        stream, number, use, level, verdict, reason, component, revision = fields.outcome(outcome)
         if is_eval(stream):
             return
+        self._revisions.see(self._outcomes[line], stream, number, revision)
         if level == "trajectory":
             numbers.discard_trajectory()
         elif verdict == "kept":
@@ -307,18 +342,30 @@ class AuditFold:
             self.unnumbered.sent_back(letter.redrives)
         if not redriven and not dead:
             self.unnumbered.letter(offset, letter.reason)
-        for policy in dead:
-            self._numbers[policy].bury(letter.stream, letter.number, letter.use, -1 if redriven else 1)
+        for line in dead:
+            self._numbers[line].bury(letter.stream, letter.number, letter.use, -1 if redriven else 1)
 
     def _buried(self, letter: DeadLetter) -> list[str]:
-        """Return the policies whose number a letter concludes, or opens again."""
+        """Return the policies and shadows whose number a letter concludes, or opens again.
+
+        A shadow's is only by that of a task, which nobody can have played. What a curator or a trainer cannot read
+        their shadows read, or not, by themselves.
+        """
         if letter.number < 0 or is_eval(letter.stream):
             return []
         named = [letter.policy] if letter.policy else self.policies_of(letter.stream)
-        return [policy for policy in named if policy in self._numbers]
+        known = [policy for policy in named if policy in self._beside]
+        if letter.topic in self._readers:
+            return known
+        return [line for policy in known for line in self._beside[policy]]
 
     def _issue(self, snapshot: Snapshot) -> None:
-        self.issued = {stream: int(number) for stream, number in json.loads(snapshot.body)["next"].items()}
+        state = json.loads(snapshot.body)
+        self.issued = {stream: int(number) for stream, number in state["next"].items()}
+        self.begins = {
+            stream: [[int(revision), int(first)] for revision, first in begins]
+            for stream, begins in state.get("revisions", {}).items()
+        }
 
     def policies_of(self, stream: str) -> tuple[str, ...]:
         """Return the policies that a stream trains."""
@@ -341,13 +388,27 @@ class AuditFold:
 
     def policies(self, *, drained: bool) -> dict[str, PolicyAudit]:
         """Return the counts of every policy; cheap enough for a live page."""
+        return self._counts(self.recipe.policies, Scope(drained=drained))
+
+    def shadows(self, scope: Scope = Scope()) -> dict[str, PolicyAudit]:  # noqa: B008
+        """Return the counts of every shadow, by `policy.variant`."""
+        return self._counts(self.recipe.shadow_lines, scope)
+
+    def _counts(self, lines: Iterable[str], scope: Scope) -> dict[str, PolicyAudit]:
         return {
-            policy: numbers.audit(*self._of_policy(policy), drained=drained)
-            for policy, numbers in self._numbers.items()
+            line: self._numbers[line].audit(*self._of_line(line), drained=self._scope_of(line, scope).drained)
+            for line in lines
         }
 
-    def _of_policy(self, policy: str) -> tuple[dict[str, int], dict[str, int]]:
-        """Return what was issued and what was seen of the streams that train a policy."""
+    def _scope_of(self, line: str, scope: Scope) -> Scope:
+        """Return what may be expected of a line: a shadow trains on after the run's end, until its last version."""
+        if not variant_of(line) or self.chains[line].newest >= self.recipe.trainer_of(line).steps:
+            return scope
+        return replace(scope, drained=False)
+
+    def _of_line(self, line: str) -> tuple[dict[str, int], dict[str, int]]:
+        """Return what was issued and what was seen of the streams that train a policy, and its shadows."""
+        policy = policy_of(line)
         issued = {s: n for s, n in self.issued.items() if policy in self.policies_of(s)}
         return issued, {s: n for s, n in self._seen.items() if policy in self.policies_of(s)}
 
@@ -358,21 +419,25 @@ class AuditFold:
             scope: What may be expected of the run now.
             positions: How far the readers of trajectories and curated groups are; what lies behind may still conclude.
         """
-        policies = self.policies(drained=scope.drained)
+        policies, shadows = self.policies(drained=scope.drained), self.shadows(scope)
         problems, broken = Problems(), Problems()
-        for policy, numbers in self._numbers.items():
-            problems.extend(numbers.problems(*self._of_policy(policy), scope))
-            broken.extend(self.chains[policy].problems(still=scope.still, over=scope.drained))
-            problems.extend(self.chains[policy].backwards)
+        for line, numbers in self._numbers.items():
+            own = self._scope_of(line, scope)
+            problems.extend(numbers.problems(*self._of_line(line), own))
+            broken.extend(self.chains[line].problems(still=own.still, over=own.drained))
+            problems.extend(self.chains[line].backwards)
         for found in (broken, self.unread.problems(positions or {}), self._found):
             problems.extend(found)
+        for what in self._revisions.problems(self.begins):
+            problems.say(what)
         total = {name: sum(getattr(p, name) for p in policies.values()) for name in SUMMED}
         discarded = sum(sum(p.discarded.values()) for p in policies.values())
         return Audit(
             ok=not problems,
-            lost=total.pop("lost"),
-            doubled=total.pop("doubled"),
+            lost=total.pop("lost") + sum(p.lost for p in shadows.values()),
+            doubled=total.pop("doubled") + sum(p.doubled for p in shadows.values()),
             policies=policies,
+            shadows=shadows,
             tasks=TaskCounts(sum(self.issued.values()), self._concluded_tasks()),
             groups=GroupTotals(discarded=discarded, **total),
             weights_chain_ok=not broken,
@@ -394,6 +459,10 @@ class AuditFold:
 
 
 SUMMED = ("produced", "duplicates", "kept", "trained", "dead", "in_flight", "lost", "doubled")
+
+
+def _topics_of(topics: Topics, line: str) -> tuple[str, ...]:
+    return topics.curated(line), topics.outcomes(line), topics.batches(line), topics.weights(line)
 
 
 def spot(message: Message) -> str:

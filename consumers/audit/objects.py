@@ -23,6 +23,7 @@ from infra.weights.tensors import WeightsError
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
+from schemas.topics import line_of
 
 Version = tuple[str, str, int]
 """(policy, weights | checkpoints, version)."""
@@ -41,9 +42,9 @@ class Objects:
         self._store = store
         self._folder = folder
         self._held: dict[str, HeldWeights] = {}
-        """Of each policy, the weights of the event before, mapped from a file."""
+        """Of each policy and shadow, the weights of the event before, mapped from a file."""
         self._anchors: dict[str, WeightsPublished] = {}
-        """Of each policy, the newest."""
+        """Of each policy and shadow, the newest."""
         self._lost: set[str] = set()
         """Policies whose weights are not at hand until the next anchor: a delta could not be applied."""
         self._deep = deep
@@ -67,34 +68,35 @@ class Objects:
         self.seconds += time.perf_counter() - begin
 
     def _weights(self, event: WeightsPublished, place: str) -> Iterator[str]:
+        line = _line(event)
         what = "version" if is_version(event) else f"the merged delta of versions {event.base_version} to"
-        name = f"{what} {event.version} of {event.policy}, announced by {place}:"
+        name = f"{what} {event.version} of {line}, announced by {place}:"
         for file in event.files:
             yield from (f"{name} file {file.name}: {why}" for why in self.claim(file.claim))
         if event.weights is None:
             yield f"{name} the record names no object"
             return
         if event.kind == ANCHOR:
-            self._lost.discard(event.policy)
-        was_lost = event.policy in self._lost
+            self._lost.discard(line)
+        was_lost = line in self._lost
         try:
             found = self._hash_of(event, event.weights)
         except (StoreUnavailable, StoreDenied) as error:
             raise StoreAway(str(error)) from error
         except (StoreError, WeightsError) as error:
-            self._of_versions.append(((event.policy, WEIGHTS, event.version), f"{name} {error}"))
+            self._of_versions.append(((line, WEIGHTS, event.version), f"{name} {error}"))
             return
         if found != event.weights_hash:
             yield (
                 f"{name} its object {event.weights.key} has weights_hash {found} where the record says "
                 f"{event.weights_hash}"
             )
-        if event.policy in self._lost and not was_lost:
+        if line in self._lost and not was_lost:
             why = (
                 "its delta is read and not applied, nor are those after it up to the next anchor: the weights before "
                 "it are not at hand"
             )
-            self._of_versions.append(((event.policy, WEIGHTS, event.base_version), f"{name} {why}"))
+            self._of_versions.append(((line, WEIGHTS, event.base_version), f"{name} {why}"))
 
     def _hash_of(self, event: WeightsPublished, claim: ClaimCheck) -> str:
         """Return the `weights_hash` of what an object gives; its sha256 is checked on the way.
@@ -103,11 +105,11 @@ class Objects:
         they are not, its policy is `_lost` until the next anchor.
         """
         self.count += len(claims_of(event))
-        name = blake3(event.policy.encode()).hexdigest()
+        name = blake3(_line(event).encode()).hexdigest()
         path = self._folder / f"{name}.new"
         if event.kind == ANCHOR:
             held = self._anchor(event, self._folder / f"{name}.anchor")
-            self._anchors[event.policy], self._held[event.policy] = event, held
+            self._anchors[_line(event)], self._held[_line(event)] = event, held
             return held.weights_hash
         self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
         return self._hash_of_merged(event, path) if event.kind == MERGED else self._hash_of_delta(event, path)
@@ -122,17 +124,17 @@ class Objects:
 
     def _hash_of_delta(self, event: WeightsPublished, path: Path) -> str:
         delta = _labelled(event, path)
-        header, held = delta.header, self._held.get(event.policy)
+        header, held = delta.header, self._held.get(_line(event))
         if held is not None and held.weights_hash == header.base_hash:
             held.apply(delta)
             return held.weights_hash
-        self._lost.add(event.policy)
+        self._lost.add(_line(event))
         return header.weights_hash
 
     def _hash_of_merged(self, event: WeightsPublished, path: Path) -> str:
         """Return what a merged delta gives by its header; in a deep audit what it makes of its anchor."""
         delta = _labelled(event, path)
-        anchor = self._anchors.get(event.policy)
+        anchor = self._anchors.get(_line(event))
         if not self._deep or anchor is None or anchor.weights_hash != event.base_hash:
             return delta.header.weights_hash
         held = self._anchor(anchor, path.with_suffix(".base"))
@@ -140,8 +142,8 @@ class Objects:
         return held.weights_hash
 
     def _checkpoint(self, pointer: CheckpointPointer, place: str) -> Iterator[str]:
-        name = f"the checkpoint of version {pointer.version} of {pointer.policy}, named by {place}:"
-        version = (pointer.policy, CHECKPOINTS, pointer.version)
+        name = f"the checkpoint of version {pointer.version} of {_line(pointer)}, named by {place}:"
+        version = (_line(pointer), CHECKPOINTS, pointer.version)
         for claim in (pointer.checkpoint, *(part.claim for part in pointer.parts)):
             if self._deep or claim is None:
                 self._of_versions += [(version, f"{name} {why}") for why in self.claim(claim)]
@@ -184,6 +186,10 @@ class Objects:
         self._seen[claim] = None
         if len(self._seen) > LAST_SEEN:
             del self._seen[next(iter(self._seen))]
+
+
+def _line(record: WeightsPublished | CheckpointPointer) -> str:
+    return line_of(record.policy, record.variant)
 
 
 def _labelled(event: WeightsPublished, path: Path) -> Delta:

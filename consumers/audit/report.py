@@ -75,14 +75,14 @@ class Parts:
     @classmethod
     def of(cls, run: Run) -> Parts:
         """Return those of a run."""
-        topics, policies = run.topics, run.recipe.policies
+        topics, lines = run.topics, run.recipe.lines
         return cls(
-            batches=[topics.batches(p) for p in policies],
-            outcomes=[*(topics.outcomes(p) for p in policies), topics.dead_letters],
-            curated=[topics.curated(p) for p in policies],
-            trajectories=[topics.trajectories(p) for p in policies],
+            batches=[topics.batches(line) for line in lines],
+            outcomes=[*(topics.outcomes(line) for line in lines), topics.dead_letters],
+            curated=[topics.curated(line) for line in lines],
+            trajectories=[topics.trajectories(policy) for policy in run.recipe.policies],
             tasks=[topics.tasks(workflow) for workflow in run.recipe.workflows],
-            weights=[topics.weights(p) for p in policies],
+            weights=[topics.weights(line) for line in lines],
             state=[topics.state],
         )
 
@@ -234,7 +234,7 @@ class WholeAudit:
     def _names_objects(self, message: Message) -> type[WeightsPublished | CheckpointPointer] | None:
         if message.topic != self.run.topics.state:
             return WeightsPublished
-        pointers = (checkpoint_prefix(policy) for policy in self.run.recipe.policies)
+        pointers = (checkpoint_prefix(policy) for policy in self.run.recipe.lines)
         return CheckpointPointer if any(message.key.startswith(prefix) for prefix in pointers) else None
 
     def _lose_store(self, why: str) -> None:
@@ -247,16 +247,17 @@ class WholeAudit:
         """Return how far the curators are; asked before dead letters are read."""
         topics = [self.run.topics.trajectories(policy) for policy in self.run.recipe.policies]
         positions = dict.fromkeys(whole_topics(self.run.connection, _in(topics, there)), 0)
-        for asked in commits.ask(self.run, self._groups(there)).values():
+        # A shadow writes no letters, so how far its curators are does not matter here.
+        for asked in commits.ask(self.run, [g for g in self._groups(there) if not g.is_shadow]).values():
             positions |= {place: commit.offset for place, commit in asked.commits.items() if place in positions}
         return positions
 
     def _trainers_positions(self, there: set[str]) -> dict[Place, int]:
         """Return how far the trainers are, as their batches have told until here."""
-        topics = {policy: self.run.topics.curated(policy) for policy in self.run.recipe.policies}
+        topics = {line: self.run.topics.curated(line) for line in self.run.recipe.lines}
         positions = dict.fromkeys(whole_topics(self.run.connection, _in(topics.values(), there)), 0)
-        for policy, topic in topics.items():
-            told = self.fold.chains[policy].last_positions
+        for line, topic in topics.items():
+            told = self.fold.chains[line].last_positions
             positions |= {(topic, partition): offset for partition, offset in told.items()}
         return positions
 
@@ -288,7 +289,9 @@ class WholeAudit:
             "problems": [str(problem) for problem in placed.listed],
             "more_problems": placed.more,
             "policies": {policy: asdict(counts) for policy, counts in found.policies.items()},
-            "curated": {policy: self._curated(policy) for policy in self.run.recipe.policies},
+            "shadows": {line: asdict(counts) for line, counts in found.shadows.items()},
+            "curated": {line: self._curated(line) for line in self.run.recipe.lines},
+            "revisions": self.fold.begins,
             "store": self.store,
             "objects": self.objects.count if self.objects else 0,
             "objects_seconds": round(objects_s, 3),
@@ -298,8 +301,8 @@ class WholeAudit:
             "deep": self._deep_rates() if self.order.deep else None,
         }
 
-    def _curated(self, policy: str) -> dict[str, Any]:
-        found = self.curated[self.run.topics.curated(policy)]
+    def _curated(self, line: str) -> dict[str, Any]:
+        found = self.curated[self.run.topics.curated(line)]
         return {"n": found.kept, "again": found.again, "sha256": found.sha256}
 
     def _deep_rates(self) -> dict[str, float]:

@@ -27,7 +27,7 @@ class WeightsChain:
     """The versions of one policy; records of one topic come in the order in which they stand there.
 
     Args:
-        policy: Whose.
+        policy: Whose, or the shadow's, `policy.variant`.
         curated: Name of the curated topic, whose positions the batches tell.
     """
 
@@ -88,6 +88,11 @@ class WeightsChain:
                 where = f"{self._curated}[{partition}]"
                 self.backwards.say(f"the trainer's position on {where} went back from {before} to {offset}: {place}")
             self._positions[partition] = offset
+
+    @property
+    def newest(self) -> int:
+        """The newest version that was trained; -1 for none."""
+        return max(self._batches, default=-1)
 
     @property
     def last_positions(self) -> Mapping[int, int]:

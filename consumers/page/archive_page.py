@@ -59,6 +59,20 @@ def offline_page(done: Mapping[str, Any]) -> RenderableType:
     return Group(title, table, *hashes)
 
 
+def export_page(done: Mapping[str, Any]) -> RenderableType:
+    """Return what `headrace export` shows."""
+    table = _table("outcome", "trajectories")
+    for outcome, count in done["outcomes"].items():
+        table.add_row(outcome, f"{count:,}")
+    what = f"  {done['topic']} of {done['archive']} into {done['file']}"
+    title = Text.assemble(("exported", "bold"), f"{what}: {done['rows']:,} rows, {size(done['bytes'])}")
+    parts: list[RenderableType] = [title, table]
+    if not done["texts"]:
+        parts.append(Text("No texts: the archive holds no tokenizer, as one made with --with-weights does."))
+    parts += [Text(f"{count:,} left out: {why}", style="yellow") for why, count in done["skipped"].items()]
+    return Group(*parts)
+
+
 def _title(what: str, done: Mapping[str, Any], where: str) -> Text:
     return Text.assemble((what, "bold"), f"  run {done['run']} into {where}, {done['seconds']:.1f} s")
 

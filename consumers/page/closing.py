@@ -16,7 +16,7 @@ from rich.text import Text
 
 from consumers.page.chart import by_version, chart
 from consumers.page.letters import unnumbered
-from consumers.page.tables import wasted
+from consumers.page.tables import shadow_in_words, wasted
 from consumers.page.weights_page import in_words
 
 CHART_WIDTH = 64
@@ -111,6 +111,8 @@ def _facts(summary: Mapping[str, Any]) -> Table:
     dropped = ", ".join(f"{count} {reason}" for reason, count in groups["discarded"].items()) or "none"
     table.add_row("groups", f"{groups['issued']} issued = {groups['trained']} trained + dropped ({dropped})")
     table.add_row("", f"+ {groups['dead']} dead + {groups['in_flight']} in flight")
+    for line, shadow in summary["shadows"].items():
+        table.add_row("shadow", Text(shadow_in_words(line, shadow)))
     if summary["unnumbered_letters"]:
         table.add_row("", Text(unnumbered(summary["unnumbered_letters"])))
     good = "[green]closes[/]: nothing lost, nothing trained twice"

@@ -11,11 +11,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-COLUMNS = ("runs", "reward", "held-out", "trajectories", "trained", "replayed", "wall s", "groups discarded")
+COLUMNS = (
+    *("runs", "reward", "held-out", "skipped", "trajectories", "trained", "discarded", "length bias", "replayed"),
+    *("wall s", "groups discarded"),
+)
+NOTHING = ("", "0", "0 ± 0")
 NOTE = (
     "Means over seeds ± half of their 95 % interval (Student's t). reward: training reward of the last 5 versions, of "
     "all tasks that the variant chose to ask; held-out: the last evaluation, whose tasks are the same for all; "
-    "trained: share of all groups."
+    "skipped: tasks that the selector did not ask; trained: share of all groups; discarded: share before the "
+    "run's end; length bias: mean length of these over that of trained ones."
 )
 
 
@@ -24,10 +29,11 @@ def comparison_page(found: Mapping[str, Any]) -> RenderableType:
     title = Text.assemble((f"sweep {found['sweep']}", "bold"), f"  {found['about']}".rstrip())
     parts: list[RenderableType] = [title]
     for policy in policies_of(found):
-        table = Table(policy, *COLUMNS, box=None, header_style="dim")
+        columns, rows = _told(found, policy)
+        table = Table(policy, *columns, box=None, header_style="dim")
         for column in table.columns[1:-1]:
             column.justify = "right"
-        for row in _rows(found, policy):
+        for row in rows:
             table.add_row(*map(Text, row))
         parts.append(table)
     parts.append(Text(NOTE, style="dim"))
@@ -83,8 +89,16 @@ def _html_table(found: Mapping[str, Any], policy: str) -> str:
     def line(cells: tuple[str, ...], kind: str) -> str:
         return "<tr>" + "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in cells) + "</tr>"
 
-    rows = [line((policy, *COLUMNS), "th"), *(line(row, "td") for row in _rows(found, policy))]
-    return "<table>\n" + "\n".join(rows) + "\n</table>"
+    columns, rows = _told(found, policy)
+    lines = [line((policy, *columns), "th"), *(line(row, "td") for row in rows)]
+    return "<table>\n" + "\n".join(lines) + "\n</table>"
+
+
+def _told(found: Mapping[str, Any], policy: str) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return columns and rows, without columns of which no variant has anything to tell."""
+    rows = list(_rows(found, policy))
+    shown = [0, *(at for at in range(1, len(COLUMNS) + 1) if any(row[at] not in NOTHING for row in rows))]
+    return [COLUMNS[at - 1] for at in shown[1:]], [tuple(row[at] for at in shown) for row in rows]
 
 
 def _rows(found: Mapping[str, Any], policy: str) -> Iterator[tuple[str, ...]]:
@@ -99,8 +113,11 @@ def _rows(found: Mapping[str, Any], policy: str) -> Iterator[tuple[str, ...]]:
             str(variant["runs"]),
             in_words(block["reward"], "{:.3f}"),
             in_words(block["held_out"], "{:.3f}"),
+            in_words(variant["skipped"], "{:,.0f}"),
             in_words(block["trajectories"], "{:,.0f}"),
             in_words(block["trained_share"], "{:.1%}"),
+            in_words(block["discarded_share"], "{:.1%}"),
+            in_words(block["length_bias"], "{:.2f}"),
             in_words(block["replayed"], "{:,.0f}"),
             in_words(variant["wall_s"], "{:.0f}"),
             discarded or "none",

@@ -98,8 +98,8 @@ class LivePage:
 
     @property
     def in_flight(self) -> int:
-        """Numbers that are issued and not concluded, over all policies."""
-        return self._figures.groups.in_flight
+        """Numbers that are issued and not concluded, over all policies and shadows."""
+        return self._figures.in_flight
 
     @property
     def awaits_evaluation(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,20 +21,16 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     table.add_column()
     ended = f" ({status['ended']})" if status["ended"] else ""
     table.add_row("run", f"[bold]{status['run']}[/] {status['state']}{ended}")
-    for policy, version in status["versions"].items():
-        first, last = (status[key].get(policy) for key in ("reward_first", "reward_last"))
-        reward = "" if first is None or last is None else f", reward {first:.2f} → {last:.2f}"
-        table.add_row("policy", f"{policy} at version {version}{reward}")
+    for what, words in _lines(status):
+        table.add_row(what, Text(words))
     groups = status["groups"]
     table.add_row(
         "groups", " · ".join(f"{groups[k]} {k.replace('_', ' ')}" for k in ("issued", "trained", "in_flight"))
     )
     dropped = " · ".join(f"{count} {reason}" for reason, count in groups["discarded"].items())
     table.add_row("dropped", f"{dropped or 'none'} · {groups['dead']} dead")
-    for stream, told in status["selection"].items():
-        if told["rejected"] or told["forced"]:
-            words = " · ".join(f"{told[key]} {key}" for key in ("selected", "rejected", "forced"))
-            table.add_row("tasks", f"{stream}: {words}")
+    for word, line in (*_revisions(status), *_selected(status)):
+        table.add_row(word, Text(line))
     if status["unnumbered_letters"]:
         table.add_row("letters", Text(unnumbered(status["unnumbered_letters"])))
     table.add_row("lag", " · ".join(f"{topic} {count}" for topic, count in status["lag"].items()) or "none")
@@ -54,6 +50,44 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     return table
 
 
+def _revisions(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a line for every revision of the recipe, where there are several."""
+    for one in status["revisions"] if len(status["revisions"]) > 1 else ():
+        chain = " → ".join(one["chain"]) or "no chain"
+        yield "revision", f"{one['revision']}: {one['groups']} groups, {one['kept']} kept by {chain}"
+
+
+def _selected(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for stream, told in status["selection"].items():
+        if told["rejected"] or told["forced"]:
+            yield (
+                "tasks",
+                f"{stream}: " + " · ".join(f"{told[key]} {key}" for key in ("selected", "rejected", "forced")),
+            )
+
+
+def _lines(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is told of every policy and shadow."""
+    for policy, version in status["versions"].items():
+        first, last = (status[key].get(policy) for key in ("reward_first", "reward_last"))
+        reward = "" if first is None or last is None else f", reward {first:.2f} → {last:.2f}"
+        yield "policy", f"{policy} at version {version}{reward}"
+    for line, shadow in status["shadows"].items():
+        yield "shadow", shadow_in_words(line, shadow)
+
+
+def shadow_in_words(line: str, shadow: Mapping[str, Any]) -> str:
+    """Return how a shadow is doing; `shadow` is the JSON of `ShadowFigures`."""
+    groups = shadow["groups"]
+    dropped = ", ".join(f"{count} {reason}" for reason, count in groups["discarded"].items()) or "none"
+    words = [f"{line} at version {max(0, shadow['version'])}"] if shadow["version"] >= 0 else [f"{line} has not begun"]
+    if (gap := shadow["off_policy_gap"]) is not None:
+        beside = shadow["off_policy_gap_beside"]
+        words.append(f"off-policy gap {gap:.1e}" + (f" (beside it {beside:.1e})" if beside is not None else ""))
+    words.append(f"groups {groups['trained']} trained, dropped {dropped}, {groups['in_flight']} in flight")
+    return " · ".join(words)
+
+
 def wasted(count: int, tokens: int, *, is_all: bool) -> str:
     """Say how many of the tokens that all workers generated were for nothing; at least, where not all are known."""
     least = "" if is_all else "at least "
@@ -68,7 +102,8 @@ def _lost(worker: Mapping[str, Any]) -> str:
 def audit_table(audit: Mapping[str, Any]) -> RenderableType:
     """Return what `headrace audit` shows; `audit` is what it prints as JSON."""
     table = Table("policy", "issued", "trained", "discarded", "dead", "in flight", "lost", "doubled", box=None)
-    for policy, counts in audit["policies"].items():
+    lines = {**audit["policies"], **audit["shadows"]}
+    for policy, counts in lines.items():
         discarded = ", ".join(f"{count} {reason}" for reason, count in counts["discarded"].items()) or "0"
         table.add_row(
             policy,
@@ -78,7 +113,12 @@ def audit_table(audit: Mapping[str, Any]) -> RenderableType:
             *(str(counts[key]) for key in ("dead", "in_flight", "lost", "doubled")),
         )
     numbers: list[RenderableType] = [] if audit["source"] else [table]  # an offline experiment has none of its own
-    numbers += [Text(_replays(policy, counts)) for policy, counts in audit["policies"].items() if counts["replays"]]
+    numbers += [Text(_replays(line, counts)) for line, counts in lines.items() if counts["replays"]]
+    numbers += [
+        Text(f"{stream}: recipe revision {revision} from number {first} on")
+        for stream, begins in audit["revisions"].items()
+        for revision, first in begins[1:]
+    ]
     if audit["unnumbered_letters"]:
         numbers.append(Text(unnumbered(audit["unnumbered_letters"]), style="yellow"))
     return Group(*numbers, Text(_what_was_read(audit), style="dim"), *_verdict(audit))
@@ -119,3 +159,28 @@ def _verdict(audit: Mapping[str, Any]) -> list[RenderableType]:
     if audit["more_problems"]:
         found.append(Text(f"  and {audit['more_problems']} more"))
     return found
+
+
+def swap_lines(found: Mapping[str, Any]) -> RenderableType:
+    """Return what `headrace swap` shows; `found` is what it prints as JSON."""
+    before, after = (" → ".join(found[key]) or "(empty)" for key in ("chain_before", "chain"))
+    if found["before"] == found["revision"]:
+        return Text(f"run {found['run']} has this chain already, as revision {found['revision']}: {after}")
+    done = "" if found["swapped"] else " (a dry run: nothing is changed)"
+    table = Table.grid(padding=(0, 2))
+    table.add_row(f"revision {found['before']}", Text(before, style="dim"))
+    table.add_row(f"revision {found['revision']}", Text(after))
+    told = "Every task issued from now on goes through the new chain, what was issued before through the old one."
+    return Group(Text(f"run {found['run']}{done}"), table, Text(told if found["swapped"] else "The chain is sound."))
+
+
+def evaluation_table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> RenderableType:
+    """Return what `headrace evaluate --weights` shows; `found` is what it prints as JSON."""
+    table = Table("workflow", "policy", "avg@k", "pass@k", "problems", "tokens", "failures", box=None)
+    for workflow, policies in found.items():
+        for policy, one in policies.items():
+            passed = ", ".join(f"{k}: {share:.2f}" for k, share in one["pass_at_k"].items())
+            asked = f"{one['problems']} x {one['samples']}"
+            row = (f"{one['avg_at_k']:.3f}", passed, asked, f"{one['mean_length']:.1f}", str(one["failures"]))
+            table.add_row(workflow, policy, *row)
+    return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -15,6 +15,7 @@ from consumers.page.chart import by_version, chart
 from consumers.page.diagnosis import Signs, why_no_rise
 from consumers.page.letters import unnumbered
 from consumers.page.pulse import PolicyPulse, Pulse, Rates
+from consumers.page.tables import shadow_in_words
 from consumers.weights_figures import is_there
 from infra.health import findings
 from infra.settings import Recipe
@@ -74,6 +75,7 @@ def line(moment: Moment) -> str:
         f"dead={groups.dead} in_flight={groups.in_flight}"
     )
     words.append(f"{moment.rates.samples:.0f} trajectories/s {moment.rates.tokens:.0f} tokens/s")
+    words += [f"shadow {shadow_in_words(name, asdict(shadow))}" for name, shadow in figures.shadows.items()]
     if figures.lag and not figures.ended:
         words.append(f"lag {sum(figures.lag.values())}")
     if letters := unnumbered(figures.unnumbered_letters):
@@ -161,6 +163,8 @@ def _numbers(moment: Moment) -> Table:
     )
     dropped = " · ".join(f"{count} {reason}" for reason, count in sorted(groups.discarded.items()))
     table.add_row("dropped", dropped or "none")
+    for line, shadow in figures.shadows.items():
+        table.add_row("shadow", Text(shadow_in_words(line, asdict(shadow))))
     for stream, told in figures.selection.items():
         if told.rejected or told.forced:
             words = f"{told.selected} selected · {told.rejected} rejected · {told.forced} forced"

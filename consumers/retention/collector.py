@@ -46,7 +46,7 @@ from infra.transactions import TransactionalWriter
 from infra.weights.paths import RECENT
 from schemas import codec
 from schemas.records import ObjectsRetired, RecipeRevision
-from schemas.topics import Topics, retired_key
+from schemas.topics import Topics, policy_of, retired_key, variant_of
 
 log = structlog.get_logger()
 
@@ -138,7 +138,7 @@ def _planned(run: Run, order: Order) -> tuple[Marker, Plan]:
     now = datetime.now(UTC)
     sharing = runs_beside(run)
     prefix = run.store_address.prefix
-    marker = Marker(run.run_id, run.topics, run.recipe.policies, prefix, run.store.listing())
+    marker = Marker(run.run_id, run.topics, run.recipe.lines, prefix, run.store.listing())
     _read(run.connection, sharing, marker)
     return marker, plan(marker, order, now, prefix)
 
@@ -255,15 +255,16 @@ def _say(run: Run, writer: TransactionalWriter, what: Plan) -> None:
     log.info("objects.retired", run=run.address.run, policies=sorted({policy for policy, _ in what.retired}))
 
 
-def _record(run: Run, policy: str, what: str, ranges: Ranges) -> Outgoing:
+def _record(run: Run, line: str, what: str, ranges: Ranges) -> Outgoing:
     record = ObjectsRetired(
         run_id=run.run_id,
-        policy=policy,
+        policy=policy_of(line),
+        variant=variant_of(line),
         what=what,
         versions=np.array(ranges, np.int32).reshape(-1),
         created_ms=time.time_ns() // 1_000_000,
     )
-    return Outgoing(run.topics.state, codec.encode(record), retired_key(policy, what), partition=0)
+    return Outgoing(run.topics.state, codec.encode(record), retired_key(line, what), partition=0)
 
 
 def _delete(run: Run, order: Order, doomed: list[Doomed]) -> int:

@@ -22,7 +22,7 @@ from infra.weights.paths import claims_of, is_version
 from schemas import codec
 from schemas.avro import SchemaError
 from schemas.records import CheckpointPointer, ClaimCheck, ObjectsRetired, WeightsPublished
-from schemas.topics import Topics, checkpoint_prefix, retired_prefix
+from schemas.topics import Topics, checkpoint_prefix, line_of, retired_prefix
 
 NAME = re.compile(rb"/([0-9a-f]{64})")
 """The end of a key, but for its suffix."""
@@ -30,7 +30,7 @@ KEY = re.compile(r"(?P<kind>[A-Za-z0-9_-]+)/(?P<name>[0-9a-f]{64})(\.[A-Za-z0-9]
 """What follows the run's prefix; anything else there is not ours."""
 
 Place = tuple[str, str, int]
-"""(policy, weights | checkpoints, version)."""
+"""(policy or shadow, weights | checkpoints, version)."""
 
 
 class Unreadable(HeadraceError):
@@ -51,15 +51,15 @@ class Marker:
     Args:
         run_id: Of the run whose versions are told apart; records of others spare whatever they name.
         topics: Of that run.
-        policies: Of that run.
+        lines: Policies and shadows of that run.
         prefix: Under which its objects lie.
         objects: The listing; read before any record, so that what is put later is not in it.
     """
 
     def __init__(
-        self, run_id: str, topics: Topics, policies: Iterable[str], prefix: str, objects: Iterable[ListedObject]
+        self, run_id: str, topics: Topics, lines: Iterable[str], prefix: str, objects: Iterable[ListedObject]
     ) -> None:
-        self.policies = {policy: Kept() for policy in policies}
+        self.policies = {line: Kept() for line in lines}
         self.retired = Retired(run_id, self.policies)
         """What was retired before."""
         self.records = 0
@@ -114,7 +114,7 @@ class Marker:
 
     def _take_event(self, message: Message, policy: str) -> bool:
         event = codec.decode(message.value, WeightsPublished)
-        if (event.run_id, event.policy) != (self._run_id, policy):
+        if (event.run_id, line_of(event.policy, event.variant)) != (self._run_id, policy):
             return False
         if is_version(event):  # another is a further way to one, and stays as long as that does
             self.policies[policy].weights[event.version] = Written(event.epoch, message.timestamp_ms, event.kind)
@@ -123,7 +123,7 @@ class Marker:
 
     def _take_pointer(self, message: Message, policy: str) -> bool:
         pointer = codec.decode(message.value, CheckpointPointer)
-        if (pointer.run_id, pointer.policy) != (self._run_id, policy):
+        if (pointer.run_id, line_of(pointer.policy, pointer.variant)) != (self._run_id, policy):
             return False
         self.policies[policy].checkpoints[pointer.version] = Written(pointer.epoch, message.timestamp_ms)
         self._name(claims_of(pointer), (policy, CHECKPOINTS, pointer.version), message.value)

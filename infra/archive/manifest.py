@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from infra.archive.locations import MANIFEST, Location
 from infra.errors import HeadraceError, UsageError
-from infra.server_process import write_atomically
 from infra.topic_reader import Place
 
-MANIFEST = "manifest.json"
 FORMAT = "headrace-archive-1"
 
 
@@ -110,25 +108,21 @@ class Manifest(_Table):
                     behind = file.last_offset
         return ""
 
-    def write(self, root: Path) -> None:
-        """Replace the manifest of a folder; when this returns the new one counts. Raises OSError."""
+    def to_bytes(self) -> bytes:
+        """Return it as it is written."""
         told = self.model_dump(mode="json")
-        write_atomically(
-            root / MANIFEST, json.dumps({**told, "sha256": _digest(told)}, indent=1).encode(), durable=True
-        )
+        return json.dumps({**told, "sha256": _digest(told)}, indent=1).encode()
 
 
 def _digest(told: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
-def read_manifest(root: Path) -> Manifest:
+def read_manifest(location: Location) -> Manifest:
     """Return the manifest of an archive. Raises UsageError when there is none, ArchiveCorrupt when it is damaged."""
-    path = root / MANIFEST
-    try:
-        text = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageError(f"{root} is no archive: there is no {MANIFEST}; `headrace archive --out` makes one") from error
+    path, text = f"{location}/{MANIFEST}", location.manifest()
+    if text is None:
+        raise UsageError(f"{location} is no archive: there is no {MANIFEST}; `headrace archive --out` makes one")
     try:
         told = json.loads(text)
         promised = told.pop("sha256")

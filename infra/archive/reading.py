@@ -6,21 +6,27 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from infra.archive.container import Container
+from infra.archive.locations import IN_A_STORE, OBJECTS, location_of
 from infra.archive.manifest import ArchiveCorrupt, ArchivedFile, Manifest, read_manifest
-from infra.archive.writing import OBJECTS
 from infra.errors import UsageError
 from infra.kafka import Message
 from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.run import STORE_NAME, read_revision
+from infra.run import STORE_NAME, read_revision, refuse_large_group
 from infra.topic_reader import Place
 from schemas import codec
 from schemas.records import ClaimCheck, RecipeRevision
 from schemas.topics import Topics
+
+
+def is_archive(place: str) -> bool:
+    """Tell whether there is an archive, or was meant to be one."""
+    return place.startswith(IN_A_STORE) or location_of(place).manifest() is not None
 
 
 class Archive:
@@ -29,9 +35,9 @@ class Archive:
     Raises UsageError when the folder holds none, ArchiveCorrupt when its manifest is damaged.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.manifest: Manifest = read_manifest(root)
+    def __init__(self, root: Path | str) -> None:
+        self.root = location_of(root)
+        self.manifest: Manifest = read_manifest(self.root)
 
     @property
     def topics(self) -> Topics:
@@ -53,6 +59,15 @@ class Archive:
         for file in self.manifest.series(place).files:
             yield from self._messages(place, file)
 
+    def backwards(self, place: Place, offset: int) -> Iterator[Iterator[Message]]:
+        """Yield, a file at a time, the newest first, the messages of those that begin at or before an offset.
+
+        Raises as `messages`.
+        """
+        for file in reversed(self.manifest.series(place).files):
+            if file.first_offset <= offset:
+                yield self._messages(place, file)
+
     def revisions(self) -> list[RecipeRevision]:
         """Return the recipe revisions of the archived run itself, oldest first. Raises as `places` and `messages`."""
         [place] = self.places(self.topics.recipe)
@@ -60,18 +75,17 @@ class Archive:
         return [one for one in told if one is not None and one.run_id == self.manifest.run_id]
 
     def _messages(self, place: Place, listed: ArchivedFile) -> Iterator[Message]:
-        path = self.root / listed.name
         count, behind = 0, listed.first_offset - 1
-        wrong = partial(_corrupt, path, listed)
+        wrong = partial(_corrupt, f"{self.root}/{listed.name}", listed)
         try:
-            with path.open("rb") as file:
+            with self.root.file(listed.name, listed.sha256, listed.bytes) as path, path.open("rb") as file:
                 container = self._verified(place, listed, file)
                 for message in container:
                     if message.offset <= behind:
                         raise wrong(f"has offset {message.offset} after {behind}")
                     count, behind = count + 1, message.offset
                     yield message
-        except OSError as error:
+        except (OSError, ObjectMissing, ObjectCorrupt) as error:
             raise wrong(f"cannot be read ({error})") from error
         except (ValueError, KeyError, EOFError, TypeError, IndexError) as error:  # as fastavro raises on odd bytes
             raise wrong(f"is no archive file ({type(error).__name__}: {error})") from error
@@ -79,7 +93,7 @@ class Archive:
             raise wrong(f"has {count} records up to offset {behind}")
 
     def _verified(self, place: Place, listed: ArchivedFile, file: BinaryIO) -> Container:
-        wrong = partial(_corrupt, self.root / listed.name, listed)
+        wrong = partial(_corrupt, f"{self.root}/{listed.name}", listed)
         digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # a file that is read only
         if digest != listed.sha256:
             raise wrong(f"has sha256 {digest}")
@@ -93,44 +107,55 @@ class Archive:
 
     # --------------------------------------------------------------------------------------------------------- objects
 
-    def object_path(self, key: str) -> Path:
-        """Return where an object lies that the manifest lists, verified. Raises ArchiveCorrupt."""
-        listed, path = self.manifest.objects[key], self.root / OBJECTS / key
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise ArchiveCorrupt(f"{path} cannot be read ({error}): put the object back from a copy") from error
-        if digest != listed.sha256:
-            raise ArchiveCorrupt(
-                f"{path} has sha256 {digest} where the manifest says {listed.sha256}: put the object back from a copy"
-            )
-        return path
+    @contextmanager
+    def object_file(self, key: str) -> Iterator[Path]:
+        """Open a path at which an object that the manifest lists lies, verified. Raises ArchiveCorrupt."""
+        listed, where = self.manifest.objects[key], f"{self.root}/{OBJECTS}/{key}"
+        with ExitStack() as opened:
+            try:
+                path = opened.enter_context(self.root.file(f"{OBJECTS}/{key}", listed.sha256, listed.size_bytes))
+                with path.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+            except (OSError, ObjectMissing, ObjectCorrupt) as error:
+                raise ArchiveCorrupt(f"{where} cannot be read ({error}): put the object back from a copy") from error
+            if digest != listed.sha256:
+                raise ArchiveCorrupt(
+                    f"{where} has sha256 {digest} where the manifest says {listed.sha256}: put the object back from a "
+                    "copy"
+                )
+            yield path
 
     def copy(self, claim: ClaimCheck, path: Path) -> None:
-        """Write an object to a path. Raises as `fetch`."""
-        shutil.copyfile(self._found(claim), path)
+        """Write an object to a path. Raises as `get`."""
+        with self._found(claim) as found:
+            shutil.copyfile(found, path)
 
-    def fetch(self, claim: ClaimCheck) -> bytes:
+    def get(self, claim: ClaimCheck) -> bytes:
         """Return an object's bytes, verified.
 
         Raises ObjectMissing or ObjectCorrupt where the run's store would have, and ArchiveCorrupt for an object that
         was archived and is no more what it was.
         """
-        return self._found(claim).read_bytes()
+        with self._found(claim) as found:
+            return found.read_bytes()
 
-    def _found(self, claim: ClaimCheck) -> Path:
+    def get_group(self, claim: ClaimCheck) -> bytes:
+        """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
+        refuse_large_group(claim)
+        return self.get(claim)
+
+    def _found(self, claim: ClaimCheck) -> AbstractContextManager[Path]:
         listed = self.manifest.objects.get(claim.key)
         if listed is None or claim.store != STORE_NAME:
             why = self.manifest.missing.get(claim.key)
             raise ObjectMissing(why.why if why else f"the archive {self.root} has no object {claim.key[:200]!r}")
         if (listed.sha256, listed.size_bytes) != (claim.sha256, claim.size_bytes):
             raise ObjectCorrupt(f"object {claim.key} has sha256 {listed.sha256} where its record says {claim.sha256}")
-        return self.object_path(claim.key)
+        return self.object_file(claim.key)
 
 
-def _corrupt(path: Path, listed: ArchivedFile, what: str) -> ArchiveCorrupt:
+def _corrupt(where: str, listed: ArchivedFile, what: str) -> ArchiveCorrupt:
     return ArchiveCorrupt(
-        f"{path} {what}; the manifest says {listed.records} records, offsets {listed.first_offset} to "
+        f"{where} {what}; the manifest says {listed.records} records, offsets {listed.first_offset} to "
         f"{listed.last_offset}, sha256 {listed.sha256}: put the file back from a copy, or archive the run anew"
     )

@@ -8,20 +8,18 @@ at the offsets that it says.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from infra.archive.container import ContainerWriter
+from infra.archive.locations import OBJECTS, PART, TOPICS, Location, location_of
 from infra.archive.manifest import (
-    MANIFEST,
     ArchiveCorrupt,
     ArchivedFile,
     ArchivedObject,
@@ -30,20 +28,16 @@ from infra.archive.manifest import (
     Series,
     read_manifest,
 )
-from infra.errors import HeadraceError, UsageError
+from infra.errors import UsageError
 from infra.failpoints import reach
 from infra.kafka import Message
 from infra.object_store import ObjectCorrupt, ObjectMissing, is_key
 from infra.run import STORE_NAME
-from infra.server_process import sync_folder
 from infra.topic_reader import Place
 from schemas import codec
 from schemas.avro import NAMESPACE, Plain, SchemaError
 from schemas.records import ClaimCheck
 
-TOPICS, OBJECTS, LOCK = "topics", "objects", "archive.lock"
-PART = ".part"
-FILE_NAME = re.compile(r"\d{20}-\d{20}-[0-9a-f]{16}\.avro|\d+\.part")
 FILE_BYTES = 64 << 20
 """A file is cut when it has so many bytes."""
 SAVE_EVERY_S = 60.0
@@ -53,10 +47,6 @@ Fetch = Callable[[ClaimCheck, Path], None]
 """Writes an object's bytes, verified, at a path. Raises ObjectMissing, ObjectCorrupt, or what stops the archiving."""
 Claims = Callable[[str, Plain], list[ClaimCheck]]
 """Return the objects that a record names which are to be archived with it, by its name and its fields."""
-
-
-class ArchiveBusy(HeadraceError):
-    """Another process writes to the archive."""
 
 
 @dataclass(slots=True)
@@ -71,7 +61,7 @@ class ArchiveWriter:
     """Adds to an archive, or begins one; a context manager, and only one at a time may be open on a folder.
 
     Args:
-        root: The archive's folder.
+        root: Where the archive lies: a folder, or a location.
         run: Name of the run.
         run_id: Of the run; an archive holds one.
         fetch: How to get an object.
@@ -83,13 +73,14 @@ class ArchiveWriter:
         ArchiveCorrupt: What is there is not what its manifest says.
     """
 
-    def __init__(self, root: Path, run: str, run_id: str, fetch: Fetch, claims: Claims) -> None:
-        self.root, self._fetch, self._claims = root, fetch, claims
-        self._lock = self._locked()
+    def __init__(self, root: Path | Location, run: str, run_id: str, fetch: Fetch, claims: Claims) -> None:
+        self.location = location_of(root) if isinstance(root, Path) else root
+        self._fetch, self._claims = fetch, claims
+        self.location.begin()
         try:
             self.manifest = self._begin(run, run_id)
         except BaseException:
-            os.close(self._lock)
+            self.location.release()
             raise
         self._open: dict[Place, ContainerWriter] = {}
         self._saved_at = time.monotonic()
@@ -99,60 +90,37 @@ class ArchiveWriter:
         self.raw = 0
         """Messages whose values are kept as bytes."""
 
-    def _locked(self) -> int:
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise UsageError(f"cannot use the archive's folder {self.root}: {error}; give another by --out") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise ArchiveBusy(f"another process archives into {self.root} now: let it end first") from None
-        return lock
-
     def _begin(self, run: str, run_id: str) -> Manifest:
-        if not (self.root / MANIFEST).exists():
-            if others := sorted(path.name for path in self.root.iterdir() if not _is_ours(path)):
+        if self.location.manifest() is None:
+            if others := self.location.others():
                 raise UsageError(
-                    f"{self.root} holds other things ({', '.join(others[:3])}) and no archive: give a folder of its own"
+                    f"{self.location} holds other things ({', '.join(others[:3])}) and no archive: give a folder of "
+                    "its own"
                 )
             manifest = Manifest(run=run, run_id=run_id)
         else:
-            manifest = read_manifest(self.root)
+            manifest = read_manifest(self.location)
         if (manifest.run, manifest.run_id) != (run, run_id):
             raise UsageError(
-                f"{self.root} is the archive of run {manifest.run} with id {manifest.run_id}, and this is run {run} "
-                f"with id {run_id}: give another folder by --out"
+                f"{self.location} is the archive of run {manifest.run} with id {manifest.run_id}, and this is run "
+                f"{run} with id {run_id}: give another folder by --out"
             )
-        self._require_files(manifest)
-        self._sweep(manifest)
+        files = [file for topic in manifest.topics.values() for series in topic.partitions for file in series.files]
+        self._require(files)
+        self.location.sweep({file.name for file in files}, manifest.objects.keys())
         return manifest
 
-    def _require_files(self, manifest: Manifest) -> None:
-        for topic in manifest.topics.values():
-            for file in (file for series in topic.partitions for file in series.files):
-                path = self.root / file.name
-                size = path.stat().st_size if path.exists() else -1
-                if size != file.bytes:
-                    what = "is not there" if size < 0 else f"has {size} bytes"
-                    raise ArchiveCorrupt(
-                        f"{path} {what}, and the manifest says {file.bytes} bytes of sha256 {file.sha256}: put it "
-                        "back from a copy, or archive into another folder"
-                    )
-
-    def _sweep(self, manifest: Manifest) -> None:
-        """Remove what killed writers left: files without a name, and files that no manifest lists."""
-        listed = {file.name for topic in manifest.topics.values() for s in topic.partitions for file in s.files}
-        for path in (self.root / TOPICS).glob("*/*/*"):
-            if FILE_NAME.fullmatch(path.name) and path.relative_to(self.root).as_posix() not in listed:
-                path.unlink()
-        for path in (self.root / OBJECTS).rglob(f"*{PART}"):
-            if path.is_file() and path.relative_to(self.root / OBJECTS).as_posix() not in manifest.objects:
-                path.unlink()
-        for path in self.root.glob(f"{MANIFEST}.*.new"):
-            path.unlink()
+    def _require(self, files: Sequence[ArchivedFile]) -> None:
+        """Raise ArchiveCorrupt for a file that is not there, or of another size."""
+        sizes = self.location.sizes([file.name for file in files])
+        for file in files:
+            size = sizes.get(file.name, -1)
+            if size != file.bytes:
+                what = "is not there" if size < 0 else f"has {size} bytes"
+                raise ArchiveCorrupt(
+                    f"{self.location}/{file.name} {what}, and the manifest says {file.bytes} bytes of sha256 "
+                    f"{file.sha256}: put it back from a copy, or archive into another folder"
+                )
 
     # ---------------------------------------------------------------------------------------------------------- adding
 
@@ -164,9 +132,9 @@ class ArchiveWriter:
             self.manifest.topics[topic] = ArchivedTopic(topic_id=topic_id, config=dict(config), partitions=series)
         elif (known.topic_id, len(known.partitions)) != (topic_id, partitions):
             raise UsageError(
-                f"{topic} with {partitions} partitions and id {topic_id} is not the topic that the archive {self.root} "
-                f"holds, which has {len(known.partitions)} and id {known.topic_id}: it was made anew, or is on another "
-                "cluster, where offsets are others; give another folder by --out"
+                f"{topic} with {partitions} partitions and id {topic_id} is not the topic that the archive "
+                f"{self.location} holds, which has {len(known.partitions)} and id {known.topic_id}: it was made anew, "
+                "or is on another cluster, where offsets are others; give another folder by --out"
             )
         self.new[topic] = Written()
 
@@ -209,28 +177,22 @@ class ArchiveWriter:
         return schema, bytes(message.value[len(codec.MAGIC) : codec.HEADER_BYTES])
 
     def _opened(self, message: Message, schema: Plain | None, fingerprint: bytes) -> ContainerWriter:
-        folder = self._folder((message.topic, message.partition))
-        folder.mkdir(parents=True, exist_ok=True)
+        place = (message.topic, message.partition)
+        path = self.location.growing(f"{_folder(place)}/{message.offset}{PART}")
         named = f"{self.manifest.run_id}/{message.topic}/{message.partition}/{message.offset}"
         sync_marker = hashlib.sha256(named.encode()).digest()[:16]
-        place = (message.topic, message.partition)
-        return ContainerWriter(folder / f"{message.offset}{PART}", place, schema, fingerprint, sync_marker)
-
-    def _folder(self, place: Place) -> Path:
-        return self.root / TOPICS / place[0] / str(place[1])
+        return ContainerWriter(path, place, schema, fingerprint, sync_marker)
 
     def _cut(self, place: Place) -> None:
         """Close a partition's file and take it into the manifest in memory."""
         file, series = self._open[place], self.manifest.series(place)
         sha256, size = file.close()
         del self._open[place]
-        name = f"{file.first_offset:020}-{file.last_offset:020}-{sha256[:16]}.avro"
-        path = self._folder(place) / name
-        file.path.replace(path)
-        sync_folder(path.parent)
+        name = f"{_folder(place)}/{file.first_offset:020}-{file.last_offset:020}-{sha256[:16]}.avro"
+        self.location.keep(file.path, name, sha256, size)
         series.files.append(
             ArchivedFile(
-                name=path.relative_to(self.root).as_posix(),
+                name=name,
                 schema_name=_name(file.schema) if file.schema else "",
                 fingerprint=file.fingerprint.hex(),
                 first_offset=file.first_offset,
@@ -259,7 +221,7 @@ class ArchiveWriter:
         self._save()
 
     def _save(self) -> None:
-        self.manifest.write(self.root)
+        self.location.replace_manifest(self.manifest.to_bytes())
         self._saved_at = time.monotonic()
         reach("archive.saved")
 
@@ -269,10 +231,9 @@ class ArchiveWriter:
         """Copy an object, and what it names itself if it is a record; note one that cannot be had."""
         if claim.key in self.manifest.objects:
             return
-        path = self.root / OBJECTS / claim.key
         found = ArchivedObject(sha256=claim.sha256, size_bytes=claim.size_bytes)
         try:
-            self._fetch_to(claim, path)
+            inner = self._fetched(claim)
         except (ObjectMissing, ObjectCorrupt, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
             self.manifest.missing[claim.key] = found.model_copy(update={"why": str(error)})
             return
@@ -280,19 +241,21 @@ class ArchiveWriter:
         self.manifest.objects[claim.key] = found
         self.new_objects += 1
         reach("archive.object")
-        for inner in self._named_in(path):
-            self._copy(inner)
+        for one in inner:
+            self._copy(one)
 
-    def _fetch_to(self, claim: ClaimCheck, path: Path) -> None:
+    def _fetched(self, claim: ClaimCheck) -> list[ClaimCheck]:
+        """Copy an object; return those that it names itself."""
         if claim.store != STORE_NAME or not is_key(claim.key):
             raise ObjectMissing(f"store {claim.store[:80]!r} can hold no object {claim.key[:200]!r}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}{PART}")
-        self._fetch(claim, temporary)
-        with temporary.open("rb") as file:
+        name = f"{OBJECTS}/{claim.key}"
+        path = self.location.growing(f"{name}{PART}")
+        self._fetch(claim, path)
+        with path.open("rb") as file:
             os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
+        inner = self._named_in(path)
+        self.location.keep(path, name, claim.sha256, claim.size_bytes)
+        return inner
 
     def _named_in(self, path: Path) -> list[ClaimCheck]:
         """Return the objects that an object names, where it is a group."""
@@ -323,7 +286,7 @@ class ArchiveWriter:
         for file in self._open.values():
             file.abandon()
         self._open.clear()
-        os.close(self._lock)
+        self.location.release()
 
 
 def _schema_in(value: bytes) -> tuple[Plain, bytes] | tuple[None, None]:
@@ -334,6 +297,5 @@ def _name(schema: Plain) -> str:
     return str(schema["name"]).removeprefix(f"{NAMESPACE}.")
 
 
-def _is_ours(path: Path) -> bool:
-    """Tell whether a writer that was killed before its first manifest may have left a file or folder."""
-    return path.name in {TOPICS, OBJECTS, LOCK} or path.name.startswith(f"{MANIFEST}.")
+def _folder(place: Place) -> str:
+    return f"{TOPICS}/{place[0]}/{place[1]}"

@@ -9,9 +9,10 @@ from infra.retired import WEIGHTS, in_words, read_retired
 from infra.run import Run, read_record
 from infra.topic_reader import read_all
 from infra.weights.files import ADAPTER_WEIGHTS, files_to_serve, is_adapter, write_files
-from infra.weights.folder import made_whole, write_adapter, write_weights
+from infra.weights.folder import write_adapter, write_weights
 from infra.weights.paths import is_version
 from infra.weights.policy_weights import PolicyWeights
+from infra.whole_folder import new_folder
 from schemas.records import WeightsPublished
 
 
@@ -42,7 +43,7 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
         )
     beside = [event.files for event in versions if event.files and event.version <= target.version][-1:]
     files = files_to_serve(beside[0]) if beside else ()
-    with made_whole(out) as folder:
+    with new_folder(out) as folder:
         tensors = PolicyWeights(run.weights_cache).bring(events, target)
         if is_adapter(files):
             write_adapter(tensors, folder / ADAPTER_WEIGHTS, target.weights_hash)

@@ -9,13 +9,10 @@ import json
 import mmap
 import os
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.errors import UsageError
 from infra.weights.tensor_file import (
     HF_METADATA,
     Pieces,
@@ -186,25 +183,6 @@ def restamp(folder: Path, weights_hash: str) -> None:
         at = mapped.find(UNKNOWN.encode())
         mapped[at : at + len(UNKNOWN)] = weights_hash.encode()
         mapped.flush()
-
-
-@contextmanager
-def made_whole(out: Path) -> Iterator[Path]:
-    """Give a folder beside `out` to write into, which becomes `out` when the block ends, and vanishes when it fails.
-
-    Raises UsageError when there is something at `out` already.
-    """
-    if out.exists():
-        raise UsageError(f"{out} exists: name a folder that does not")
-    if not out.parent.is_dir():
-        raise UsageError(f"{out.parent} is no folder")
-    folder = out.with_name(f".{out.name}-{uuid.uuid4().hex[:8]}")
-    folder.mkdir()
-    try:
-        yield folder
-        folder.rename(out)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy_other_files(source: Path, target: Path) -> None:

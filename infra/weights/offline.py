@@ -16,13 +16,13 @@ from infra.weights.folder import (
     UNKNOWN,
     WeightsFolder,
     copy_other_files,
-    made_whole,
     open_weights,
     restamp,
     write_weights,
 )
 from infra.weights.held import HeldWeights
 from infra.weights.tensors import ITEM_BYTES, WeightsError, weights_hash
+from infra.whole_folder import new_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def apply(base: Path, deltas: Sequence[Path], out: Path) -> Applied:
     _require(base, *deltas)
     opened = [open_delta(path) for path in deltas]
     source = open_weights(base)
-    with made_whole(out) as folder:
+    with new_folder(out) as folder:
         if base.is_dir():
             copy_other_files(base, folder)
         write_weights(source.tensors, folder, UNKNOWN)

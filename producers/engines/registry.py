@@ -7,15 +7,18 @@ once. It returns the engine and its build: all versions and settings that its nu
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 
+from infra.errors import UsageError
 from infra.named import named
-from infra.settings import Rollout
+from infra.settings import Recipe, Rollout, Use
 from infra.weights.files import ADAPTER_CONFIG
-from producers.engines.contract import Engine
+from producers.engines.contract import Engine, EngineError
 
 Opened = tuple[Engine, str]
 OpenEngine = Callable[[Mapping[str, Path], Rollout, int], Opened]
@@ -47,17 +50,65 @@ def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) 
     return TorchEngine(sources, settings), build
 
 
-ENGINES: dict[str, OpenEngine] = {"torch": open_torch}
+def open_scripted(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int) -> Opened:
+    """Open the engine without a model."""
+    from producers.engines.scripted import ScriptedEngine, ScriptedPolicy, ScriptedSettings
+    from producers.policy_files import Tokenizer
+
+    settings, policies = ScriptedSettings(**rollout.engine.settings), {}
+    for policy, folder in folders.items():
+        config = json.loads((folder / "config.json").read_text())
+        policies[policy] = ScriptedPolicy(Tokenizer(folder), config["vocab_size"], config["max_position_embeddings"])
+    return ScriptedEngine(policies, settings), f"scripted {settings}"
+
+
+ENGINES: dict[str, OpenEngine] = {"torch": open_torch, "scripted": open_scripted}
 """Name to the function that opens it."""
+READ_BY_SCRIPTED = ("scripted", "mixture")
+"""Shipped environments that may ask what the engine without a model can read."""
 
 
 def open_engine(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) -> Opened:
     """Open the engine that the recipe names: a shipped one, or `package.module:function`.
 
-    Raises UsageError for a name that is neither.
+    Raises UsageError for a name that is neither, and for settings that a shipped one does not take.
     """
-    opened: OpenEngine = named("rollout.engine", rollout.engine, ENGINES)
+    _check_settings(rollout.engine)
+    opened: OpenEngine = named("rollout.engine", rollout.engine.use, ENGINES)
     return opened(folders, rollout, concurrency)
+
+
+def check_engine(recipe: Recipe) -> None:
+    """Look for the engine that a recipe names, where it is a shipped one, before anything is started.
+
+    Raises UsageError for a name that is none, for settings that it does not take, and where the engine without a model
+    is to answer questions that it cannot read.
+    """
+    engine = recipe.rollout.engine
+    if ":" in engine.use:
+        return
+    named("rollout.engine", engine.use, ENGINES)
+    _check_settings(engine)
+    for name, workflow in recipe.workflows.items():
+        env = workflow.env.use
+        if engine.use == "scripted" and ":" not in env and env not in READ_BY_SCRIPTED:
+            raise UsageError(
+                f"workflows.{name} asks problems of {env}, and engine scripted answers those of environment scripted "
+                f'alone: take env = "scripted" for it, or another engine'
+            )
+
+
+def _check_settings(engine: Use) -> None:
+    if engine.use == "torch" and engine.settings:
+        raise UsageError(f"engine torch takes no settings of its own, got {', '.join(engine.settings)}")
+    if engine.use == "scripted":
+        from producers.engines.scripted import ScriptedSettings
+
+        try:
+            ScriptedSettings(**engine.settings)
+        except (TypeError, EngineError) as error:
+            takes = ", ".join(field.name for field in fields(ScriptedSettings))
+            raise UsageError(f"engine scripted: {error}; it takes {takes}") from error
 
 
 _importing = threading.Lock()

@@ -33,6 +33,23 @@ KEYS = {
 }  # fmt: skip
 
 
+OFFLINE = """
+name = "offline"
+seeds = [1]
+archive = "run.archive"
+set = ["evaluate.problems=16", "evaluate.every=4", "trainer.max_staleness=4"]
+
+[[variants]]
+recipe = "arithmetic"
+name = "plain"
+
+[[variants]]
+recipe = "arithmetic"
+name = "replaying"
+set = ["curate.chain=['validate', { use = 'replay_latest', ratio = 0.5, max_uses = 2 }]"]
+"""
+
+
 def test_ctrl_c_stops_everything_within_ten_seconds_and_tells_how_to_go_on(interrupted: Interrupted) -> None:
     assert interrupted.code == 130
     assert interrupted.seconds < 12, "ten, and what a busy machine takes to start a command and to end it"
@@ -226,6 +243,31 @@ def test_how_versions_were_published_is_told_and_one_is_a_folder_that_others_loa
     assert transformers.AutoModelForCausalLM.from_pretrained(out).config.hidden_size == 64
     again = headrace("weights", "export", out, "--data", finished.data)
     assert (again.returncode, "exists" in again.stderr) == (2, True)
+    played = headrace("evaluate", "--recipe", "arithmetic", "--weights", out, "--json")
+    assert played.returncode == 0, played.stderr
+    alone, in_the_run = json.loads(played.stdout)["sums"]["solver"]["avg_at_k"], finished.summary["eval_last"]
+    assert abs(alone - in_the_run) < 0.15, "other draws of the same problems by the same weights"
+
+
+def test_chains_are_compared_over_the_archive_of_a_run_and_nothing_is_played(
+    finished: Finished, tmp_path: Path
+) -> None:
+    archive, data = tmp_path / "run.archive", tmp_path / "swept"
+    assert headrace("archive", "--data", finished.data, "--out", archive, "--with-weights").returncode == 0
+    (tmp_path / "offline.toml").write_text(OFFLINE)
+    done = headrace("compare", tmp_path / "offline.toml", "--data", data, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    plain, replayed = (found["variants"][name]["policies"]["solver"] for name in ("plain", "replaying"))
+    assert plain["replayed"]["mean"] == 0 < replayed["replayed"]["mean"]
+    curves = [run["summary"]["policies"]["solver"]["eval_curve"] for run in found["runs"].values()]
+    assert [version for version, _ in curves[0]] == [0, 4, 8, curves[0][-1][0]]
+    assert len({curve[0][1] for curve in curves}) == 1, "all begin with the run's version 0"
+    assert not (data / "kafka").exists(), "no broker was started"
+    hashes = [run["summary"]["policies"]["solver"]["weights_hash"] for run in found["runs"].values()]
+    assert len(set(hashes)) == 2
+    again = headrace("compare", tmp_path / "offline.toml", "--data", data, "--json")
+    assert json.loads(again.stdout) == found, "what is done is not done again"
 
 
 @pytest.mark.parametrize("words", [("--help",), ("up", "--help"), ("--version",)])

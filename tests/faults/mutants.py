@@ -54,6 +54,8 @@ RETRAIN = "tests/integration/test_retrain.py::"
 ATTENTION = "tests/unit/test_attention.py::"
 EPOCHS = "tests/unit/test_resume.py::test_a_new_epoch_begins_where_one_of_them_is_another"
 CURATION = "tests/unit/test_curation.py::"
+SWAP = "tests/unit/test_swap.py::"
+SHADOWS = "tests/integration/test_shadows.py::"
 FILTERS = "tests/unit/test_filters.py::"
 REPLAYS = "tests/unit/test_replay.py::"
 DOWN_SAMPLING = "tests/unit/test_down_sampling.py::"
@@ -63,6 +65,9 @@ COMPACTION = "tests/unit/test_compaction.py::"
 AUDIT = "tests/unit/test_audit.py::"
 AUDIT_OBJECTS = "tests/unit/test_audit_objects.py::"
 ARCHIVE = "tests/unit/test_archive.py::"
+OFFLINE = "tests/unit/test_offline_training.py::"
+EXPORT = "tests/unit/test_export.py::"
+IN_STORE = "tests/integration/test_archive_in_store.py::"
 SWEEP = "tests/unit/test_sweep.py::"
 GC = "tests/integration/test_gc.py::"
 RETENTION = "tests/unit/test_retention.py::"
@@ -71,6 +76,12 @@ ROUTING = "tests/unit/test_routing.py::"
 GROUPS = "tests/unit/test_groups.py::"
 CHAIN_REPLAYS = "tests/unit/test_replays.py::"
 REPLAYED = "tests/integration/test_replayed_groups.py::"
+CONTRACT = "tests/unit/test_engine_contract.py::"
+SCRIPTED = "tests/unit/test_scripted_engine.py::"
+ORDERED = (
+    "tests/unit/test_mechanics.py::"
+    "test_first_come_first_served_loses_long_tasks_where_the_earliest_deadline_first_loses_none"
+)
 DEAD = f"{CURATION}test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes"
 UNDONE = f"{RUN_LOOP}test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
 
@@ -191,12 +202,148 @@ MUTANTS = (
         (f"{RUN_LOOP}test_a_member_that_lost_a_partition_commits_nothing_for_it",),
     ),
     Mutant(
+        "shadow-letters",
+        "a shadow concludes no number of its policy",
+        "consumers/curation.py",
+        "if not desk.is_shadow:",
+        "if True:",
+        (f"{CURATION}test_what_a_shadow_cannot_read_it_concludes_as_the_policy_does_and_without_a_letter",),
+    ),
+    Mutant(
+        "shadow-sent-back",
+        "a shadow concludes a number once, be it sent back to its policy or not",
+        "consumers/curation.py",
+        "was_sent_back(message) and not self._desk.is_shadow",
+        "was_sent_back(message)",
+        (f"{CURATION}test_what_is_sent_back_is_a_repetition_to_a_shadow",),
+    ),
+    Mutant(
+        "unread-without-snapshot",
+        "a snapshot follows what could not be read, be it told by a letter or by an outcome",
+        "consumers/curation.py",
+        "        self.was_unread = True\n",
+        "        self.was_unread = not self._desk.is_shadow\n",
+        (f"{CURATION}test_what_a_shadow_cannot_read_it_concludes_as_the_policy_does_and_without_a_letter",),
+    ),
+    Mutant(
+        "shadow-before-its-chain",
+        "groups of before a shadow was there have a chain",
+        "consumers/curation.py",
+        "return next(later, recipes[revision])",
+        "return recipes[revision]",
+        (f"{CURATION}test_groups_of_before_a_shadow_was_there_go_through_the_first_chain_that_it_had",),
+    ),
+    Mutant(
+        "shadow-own-clock",
+        "a shadow's groups grow old by the versions that their tokens name",
+        "trainers/component.py",
+        "return self._head if self.settings.is_shadow else self.learner.version",
+        "return self.learner.version",
+        (f"{SHADOWS}test_a_shadows_groups_grow_old_by_the_versions_of_its_policy",),
+    ),
+    Mutant(
+        "shadow-ends-at-once",
+        "a shadow trains what it has read before it ends",
+        "trainers/component.py",
+        "return bool(self._ended) and (not self.settings.is_shadow or self._has_run_dry())",
+        "return bool(self._ended)",
+        (f"{SHADOWS}test_a_shadow_trains_on_after_the_runs_end_as_long_as_a_batch_can_be_cut",),
+    ),
+    Mutant(
+        "shadow-trainer-letters",
+        "what a shadow's trainer cannot read concludes no number of its policy",
+        "trainers/component.py",
+        "        if self.settings.is_shadow:\n            outcome = lost_to_shadow(",
+        "        if False:\n            outcome = lost_to_shadow(",
+        (f"{SHADOWS}test_what_a_shadows_trainer_cannot_read_is_an_outcome_and_a_place_in_its_batches",),
+    ),
+    Mutant(
+        "shadow-gap",
+        "a shadow's versions are held for those of no engine",
+        "trainers/learner.py",
+        "NO_VERSION if sums.steps or self.settings.is_shadow else self.version",
+        "NO_VERSION if sums.steps else self.version",
+        ("tests/unit/test_learner.py::test_a_shadow_trains_on_tokens_of_versions_that_it_has_not_made",),
+    ),
+    Mutant(
+        "letters-for-shadows",
+        "a letter of a curator or trainer concludes nothing of a shadow",
+        "consumers/audit/fold.py",
+        "if letter.topic in self._readers:",
+        "if False:",
+        (f"{AUDIT}test_a_letter_concludes_a_shadows_number_only_where_no_worker_could_read_the_task",),
+    ),
+    Mutant(
+        "shadow-waits",
+        "what waits in a shadow is not lost, and is once it has made its last version",
+        "consumers/audit/fold.py",
+        "return replace(scope, drained=False)",
+        "return scope",
+        (f"{AUDIT}test_what_waits_in_a_shadow_is_lost_once_it_has_made_its_last_version",),
+    ),
+    Mutant(
+        "shadow-rewards",
+        "no figure of a policy counts its shadows in",
+        "consumers/figures.py",
+        "if message.topic not in self._of_shadows:",
+        "if True:",
+        ("tests/unit/test_figures.py::test_a_shadow_is_told_of_by_itself_and_counts_in_no_other_figure",),
+    ),
+    Mutant(
+        "shadow-versions",
+        "versions of a shadow are kept and retired as its own",
+        "consumers/retention/marking.py",
+        "if (event.run_id, line_of(event.policy, event.variant)) != (self._run_id, policy):",
+        "if (event.run_id, event.policy) != (self._run_id, policy):",
+        (f"{RETENTION}test_versions_of_a_shadow_are_kept_and_retired_beside_those_of_its_policy",),
+    ),
+    Mutant(
         "no-fencing",
         "one holder of a transactional id",
         "infra/kafka.py",
         "transactional_id=transactional_id,",
         'transactional_id=f"{transactional_id}.{time.time_ns()}",',
         (f"{RUN_LOOP}test_a_second_writer_of_the_same_id_fences_the_first",),
+    ),
+    Mutant(
+        "swap-attempts",
+        "all attempts of a number are of the recipe revision that it was issued under",
+        "producers/feed_state.py",
+        "            revision=self.revision_of(stream, number),\n",
+        "",
+        (f"{SWAP}test_every_further_number_has_the_new_revision_and_one_that_is_lost_keeps_its_own",),
+    ),
+    Mutant(
+        "swap-early-end",
+        "an old chain stays while groups for it may come",
+        "consumers/chain_ends.py",
+        "return min(later, default=settled + 1) <= settled",
+        "return min(later, default=settled + 1) <= settled + 100",
+        (f"{SWAP}test_an_old_chain_ends_when_all_below_the_first_number_of_the_new_one_is_concluded",),
+    ),
+    Mutant(
+        "swap-other-stream",
+        "an old chain stays while another stream may still have groups for it",
+        "consumers/chain_ends.py",
+        "if revision == newest or not all(",
+        "if revision == newest or not any(",
+        (f"{SWAP}test_a_chain_does_not_end_while_another_stream_of_its_policy_may_still_have_groups_for_it",),
+    ),
+    Mutant(
+        "swap-undone",
+        "the command that began a run goes on with the chain that it was swapped to",
+        "infra/revisions.py",
+        "if not newest.swapped or recipe.curate.chain",
+        "if newest.swapped or recipe.curate.chain",
+        (f"{SWAP}test_the_command_that_began_a_run_goes_on_with_the_chain_that_it_was_swapped_to",),
+    ),
+    Mutant(
+        "audit-revisions",
+        "the audit sees a record of another revision than its number was issued under",
+        "consumers/audit/revisions.py",
+        "not begin <= number < end",
+        "not 0 <= number < end",
+        (f"{SWAP}test_the_audit_names_a_number_that_carries_another_revision_than_it_was_issued_under",),
     ),
     Mutant(
         "two-requests",
@@ -360,8 +507,8 @@ MUTANTS = (
         "silent-skip",
         "what cannot be read becomes a dead letter",
         "consumers/curation.py",
-        "return [self._dead(message, why)]",
-        "return []",
+        "            return self._dead(message, why)\n        self._clock",
+        "            return []\n        self._clock",
         (DEAD,),
     ),
     Mutant(
@@ -424,8 +571,8 @@ MUTANTS = (
         "stale-replay",
         "a replay has its own bound on staleness",
         "consumers/algorithms/replay.py",
-        "        self.forget_stale(clock)\n",
-        "",
+        "        self.forget_stale(clock)\n        self._fresh += 1\n",
+        "        self._fresh += 1\n",
         (f"{REPLAYS}test_nothing_is_replayed_beyond_its_own_staleness",),
     ),
     Mutant(
@@ -865,8 +1012,8 @@ MUTANTS = (
     Mutant(
         "routing-of-any-model",
         "routing that is not of the model makes no version",
-        "trainers/component.py",
-        "self.learner.check_routing(sequence)",
+        "trainers/candidates.py",
+        "learner.check_routing(sequence)",
         "pass",
         ("tests/fuzz/test_consumers.py::test_what_would_have_stopped_a_trainer_is_buried",),
     ),
@@ -906,8 +1053,8 @@ MUTANTS = (
         "letter-alone",
         "how far a trainer is goes with a letter",
         "trainers/component.py",
-        "return [letter, self._batch_message(dead)]",
-        "return [letter]",
+        "return [*said, self._batch_message(dead)]",
+        "return said",
         (f"{EVICTIONS_FILE}test_a_letter_is_written_once_by_incarnations_of_which_each_does_nothing_else",),
     ),
     Mutant(
@@ -1082,7 +1229,7 @@ MUTANTS = (
         "archive-leftovers",
         "what a killed writer left is none of the archive's",
         "infra/archive/writing.py",
-        "        self._sweep(manifest)\n",
+        "        self.location.sweep({file.name for file in files}, manifest.objects.keys())\n",
         "",
         (f"{ARCHIVE}test_a_file_that_a_killed_writer_had_not_listed_is_removed_by_the_next",),
     ),
@@ -1093,6 +1240,95 @@ MUTANTS = (
         "config, ids[topic])",
         'config, "")',
         ("tests/integration/test_archive.py::test_a_topic_that_is_not_there_and_one_that_was_made_anew_are_refused",),
+    ),
+    Mutant(
+        "whole-folder-locked",
+        "two commands that make one folder at once do not mix what they write",
+        "infra/whole_folder.py",
+        "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "pass",
+        (f"{OFFLINE}test_only_one_makes_a_folder_and_the_other_leaves_it_alone",),
+    ),
+    Mutant(
+        "whole-folder-still-growing",
+        "a folder that got its name while its lock was awaited is left alone",
+        "infra/whole_folder.py",
+        "    if not _is_at(lock, growing):  # whoever held it has given it its name, or removed it\n"
+        "        os.close(lock)\n        raise busy\n",
+        "    growing.mkdir(exist_ok=True)\n",
+        (f"{OFFLINE}test_a_lock_on_a_folder_that_has_its_name_by_now_is_none",),
+    ),
+    Mutant(
+        "whole-folder-empty",
+        "what a killed command left in a folder is none of the next one's",
+        "infra/whole_folder.py",
+        "shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()",
+        "pass",
+        (f"{OFFLINE}test_a_folder_is_whole_or_not_there_and_what_a_killed_one_left_is_removed",),
+    ),
+    Mutant(
+        "offline-clock",
+        "what is too old over an archive is told by the clock of the log",
+        "trainers/offline_versions.py",
+        "self._window.expire(self.clock)",
+        "self._window.expire(self._learner.version)",
+        (f"{OFFLINE}test_what_is_too_old_is_told_by_the_clock_of_the_log_and_not_by_the_version_that_is_made",),
+    ),
+    Mutant(
+        "offline-ages",
+        "over an archive tokens are as old as they are by the clock of the log",
+        "trainers/offline_versions.py",
+        "np.clip(one.versions + shift, 0, most)",
+        "np.clip(one.versions, 0, most)",
+        (f"{OFFLINE}test_tokens_are_as_old_for_the_learner_as_by_the_clock",),
+    ),
+    Mutant(
+        "offline-order",
+        "archived partitions come in the order of logical time",
+        "trainers/archived_groups.py",
+        "return self.clock, self.place, self.message.partition",
+        "return 0, self.place, self.message.partition",
+        (f"{OFFLINE}test_partitions_come_in_turn_and_the_oldest_clock_first",),
+    ),
+    Mutant(
+        "archive-store-newest",
+        "a writer that another one has overtaken in an object store is told so, and its manifest does not count",
+        "infra/archive/locations.py",
+        'if (listed[-1].key if listed else "") != self._newest:',
+        "if False:",
+        (f"{IN_STORE}test_of_two_writers_at_once_one_is_told_and_nothing_is_mixed",),
+    ),
+    Mutant(
+        "archive-store-young",
+        "what somebody may be adding to an archive in an object store is not swept",
+        "infra/archive/locations.py",
+        " and datetime.now(UTC) - one.modified > SPARED_BY_GC",
+        "",
+        (f"{IN_STORE}test_old_manifests_go_and_so_does_what_a_killed_writer_left_long_ago",),
+    ),
+    Mutant(
+        "archive-store-apart",
+        "no archive lies where gc would take it for garbage",
+        "consumers/archiver.py",
+        "if prefix.startswith(own.prefix) or own.prefix.startswith(prefix):",
+        "if False:",
+        (f"{IN_STORE}test_a_place_that_cannot_be_is_told",),
+    ),
+    Mutant(
+        "batches-verified",
+        "a batch is trained again from the groups that it names and no others",
+        "trainers/archived_groups.py",
+        "if (curated.stream, curated.number, curated.use) != (use.stream, use.number, use.use):",
+        "if False:",
+        (f"{OFFLINE}test_a_batch_that_names_another_group_than_stands_there_is_told",),
+    ),
+    Mutant(
+        "export-repeated",
+        "a group that came twice is told as repeated, not as trained on twice",
+        "consumers/exporter.py",
+        'if is_first else (REPEATED, "", [])',
+        'if True else (REPEATED, "", [])',
+        (f"{EXPORT}test_a_row_holds_the_tokens_of_a_sequence_and_what_became_of_it",),
     ),
     Mutant(
         "replay-once",
@@ -1122,8 +1358,8 @@ MUTANTS = (
         "sweep-unfinished-stays",
         "topics and objects are deleted of runs that are done only",
         "infra/sweep.py",
-        "if summary is None or self._sweep.keep:",
-        "summary = summary or {'run_id': ''}\n        if self._sweep.keep:",
+        "if summary is None or self._sweep.keep or self._servers is None:",
+        "summary = summary or {'run_id': ''}\n        if self._sweep.keep or self._servers is None:",
         (f"{SWEEP}test_topics_and_objects_of_a_run_go_once_its_summary_is_there",),
     ),
     Mutant(
@@ -1133,6 +1369,46 @@ MUTANTS = (
         "end_all([child.pid], 2 * STOP_WITHIN_S)",
         "child.kill()",
         (f"{SWEEP}test_a_sweep_that_is_stopped_stops_its_run_in_order_and_begins_no_other",),
+    ),
+    Mutant(
+        "edf-as-they-come",
+        "the earliest deadline is trained first",
+        "trainers/window.py",
+        '"edf": (_deadline, _age)',
+        '"edf": (_arrival, _age)',
+        (ORDERED,),
+    ),
+    Mutant(
+        "one-batch-more-open",
+        "no more is open than is trained before it is too old",
+        "producers/feed_state.py",
+        "Quota((t.max_staleness + 1)",
+        "Quota((t.max_staleness + 2)",
+        (ORDERED,),
+    ),
+    Mutant(
+        "scripted-newest-version",
+        "a token of the scripted engine carries the version that made it",
+        "producers/engines/scripted.py",
+        "                    request.end_run()\n",
+        "",
+        (f"{CONTRACT}test_a_token_carries_the_version_that_made_it_and_a_swap_ends_no_request",),
+    ),
+    Mutant(
+        "scripted-held",
+        "a held version of the scripted engine is played over swaps",
+        "producers/engines/scripted.py",
+        " and request.held is None",
+        "",
+        (f"{CONTRACT}test_a_held_version_is_played_over_swaps_until_it_is_released",),
+    ),
+    Mutant(
+        "scripted-draw",
+        "the same request has the same answer at the same version",
+        "producers/engines/scripted.py",
+        "random.Random(seed)",
+        "random.Random()",
+        (f"{SCRIPTED}test_an_answer_is_right_as_often_as_said_and_stays_right_as_versions_rise",),
     ),
 )
 

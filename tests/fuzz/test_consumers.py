@@ -73,7 +73,8 @@ from schemas.records import (
     WorkerStatus,
 )
 from trainers.batch import minibatches
-from trainers.component import Trainer, candidate_of
+from trainers.candidates import candidate_of
+from trainers.component import Trainer
 from trainers.groups import batch_sequences
 from trainers.learner import Learner
 from trainers.payloads import Payloads
@@ -319,7 +320,7 @@ def trainer() -> Trainer:
     learner.check_ids = lambda ids: Learner.check_ids(cast("Learner", learner), ids)
     learner.check_routing = lambda sequence: Learner.check_routing(cast("Learner", learner), sequence)
     made = Trainer.__new__(Trainer)
-    made.run, made.policy, made.settings = RUN, "solver", RECIPE.trainer_of("solver")
+    made.run, made.line, made.settings = RUN, "solver", RECIPE.trainer_of("solver")
     made.learner, made._watch = cast("Learner", learner), Stopwatch()
     made._evicted, made._arrivals, made._epoch = [], 0, 0
     made._curated, made._reader = RUN.topics.curated("solver"), cast("Any", SimpleNamespace(positions={}))

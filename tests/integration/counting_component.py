@@ -22,6 +22,8 @@ from infra.transactions import TransactionalWriter
 class Counter:
     """One partition: `key count` out for every key in, counted since the beginning of the partition."""
 
+    was_unread = False
+
     def __init__(self, place: Place, out: str) -> None:
         self.place, self.out, self.count = place, out, 0
 

@@ -85,9 +85,9 @@ def curated(run: Run, numbers: Iterable[int]) -> list[Outgoing]:
     return found
 
 
-def curator_partitions(run: Run) -> list[CuratorPartition]:
+def curator_partitions(run: Run, line: str = "solver") -> list[CuratorPartition]:
     """The memory of a curator that has seen nothing yet, by partition."""
-    desk = Desk(run.run_id, "solver", run.topics, lambda revision: run.revisions[revision], run.get)
+    desk = Desk(run.run_id, line, run.topics, lambda revision: run.revisions[revision], run.get)
     partitions = run.recipe.kafka.partitions
     topic = run.topics.trajectories("solver")
     return [CuratorPartition(desk, (topic, partition), partitions) for partition in range(partitions)]

@@ -48,8 +48,7 @@ def tiny_recipe(name: str, **tables: Any) -> Recipe:
 def make_run(bootstrap: str, store: ObjectStore, recipe: Recipe, run_id: str = "run-1") -> Run:
     """Create the topics, write revision 0, join."""
     address = RunAddress(Connection(bootstrap), recipe.name)
-    specs = recipe.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
-    ensure_topics(address.connection, specs)
+    ensure_topics(address.connection, recipe.topic_specs)
     revision = RecipeRevision(
         run_id=run_id,
         recipe=recipe.to_json(),

@@ -103,7 +103,7 @@ def there(run: Run, *topics: str) -> dict[tuple[str, int], list[Message]]:
     return found
 
 
-def archived(root: Path, *topics: str) -> dict[tuple[str, int], list[Message]]:
+def archived(root: Path | str, *topics: str) -> dict[tuple[str, int], list[Message]]:
     found = Archive(root)
     read = {place: list(found.messages(place)) for topic in topics for place in found.places(topic)}
     return {place: messages for place, messages in read.items() if messages}
@@ -175,7 +175,7 @@ def test_another_chain_gives_what_it_would_have_given(run: Run, tmp_path: Path) 
         chain.write_text(text)
         with pytest.raises(UsageError, match=r"no_such|chain\.toml"):
             curate_offline(tmp_path / "a", "solver", chain, tmp_path / "refused")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists: name a folder that does not"):
         curate_offline(tmp_path / "a", None, None, tmp_path / "own")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "chain.toml", "other", "own"]
 
@@ -225,7 +225,7 @@ def test_weights_are_copied_with_the_records_that_name_them_when_the_archive_beg
 
     assert (plain["objects"]["count"], whole["objects"]["count"]) == (0, 1)
     assert ("state" in plain["topics"], "state" in whole["topics"]) == (False, True)
-    assert Archive(tmp_path / "whole").fetch(weights) == b"weights"
+    assert Archive(tmp_path / "whole").get(weights) == b"weights"
     with pytest.raises(UsageError, match="begun without weights"):
         archive(run, tmp_path / "plain", with_weights=True)
     more = run.put(b"more", "weights")

@@ -32,11 +32,11 @@ from trainers.start import begin_or_resume
 
 
 @contextmanager
-def training(run: Run) -> Iterator[tuple[Trainer, TransactionalWriter]]:
+def training(run: Run, line: str = "solver") -> Iterator[tuple[Trainer, TransactionalWriter]]:
     """A new incarnation, which fences the one before."""
-    writer, watch = TransactionalWriter(run.connection, f"{run.address.run}.train.solver"), Stopwatch()
-    incarnation = begin_or_resume(run, "solver", writer, threading.Event())
-    with closing(writer), closing(Trainer(run, "solver", incarnation, watch)) as trainer:
+    writer, watch = TransactionalWriter(run.connection, f"{run.address.run}.train.{line}"), Stopwatch()
+    incarnation = begin_or_resume(run, line, writer, threading.Event())
+    with closing(writer), closing(Trainer(run, line, incarnation, watch)) as trainer:
         yield trainer, writer
 
 

@@ -18,12 +18,12 @@ from made_run import make_run, tiny_recipe
 from consumers.audit.report import audit
 from consumers.curator import curator
 from consumers.letters import listing, shown
-from consumers.redrive import RunEnded, redrive
+from consumers.redrive import redrive
 from infra.errors import UsageError
 from infra.kafka import Fenced, Outgoing, open_producer
 from infra.object_store import ObjectStore
 from infra.process import keep_running
-from infra.run import STORE_NAME, Run, join, read_revisions
+from infra.run import STORE_NAME, Run, RunEnded, join, read_revisions
 from infra.run_loop import run_loop
 from infra.stopwatch import Stopwatch
 from infra.topic_reader import read_all

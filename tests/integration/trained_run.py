@@ -44,15 +44,17 @@ class Answer:
     err: str
 
 
-def start_trainer(run: Run, failpoints: Path | None = None, threads: int = 1) -> BaseProcess:
+def start_trainer(
+    run: Run, failpoints: Path | None = None, threads: int = 1, variant: str | None = None
+) -> BaseProcess:
     """Start a trainer in a process of its own, forked from one that has imported torch already."""
     os.environ["OMP_NUM_THREADS"] = "1"  # of the process that all are forked from
-    process = _PROCESSES.Process(target=_train, args=(str(run.address), str(failpoints or ""), threads))
+    process = _PROCESSES.Process(target=_train, args=(str(run.address), str(failpoints or ""), threads, variant))
     process.start()
     return process
 
 
-def _train(address: str, failpoints: str, threads: int) -> None:
+def _train(address: str, failpoints: str, threads: int, variant: str | None) -> None:
     import torch
 
     from infra import failpoints as points
@@ -60,7 +62,7 @@ def _train(address: str, failpoints: str, threads: int) -> None:
 
     points._folder = failpoints
     torch.set_num_threads(threads)
-    main(address, "solver")
+    main(address, "solver", variant)
 
 
 def command(folder: Path, *words: str, failpoints: Path | None = None) -> Answer:
@@ -121,19 +123,19 @@ def curated(number: int, version: int = 0, stale: int = 1, lengths: tuple[int, i
     )
 
 
-def feed(run: Run, groups: list[CuratedGroup], writer: TransactionalWriter | None = None) -> None:
+def feed(run: Run, groups: list[CuratedGroup], writer: TransactionalWriter | None = None, line: str = "solver") -> None:
     """Write curated groups as a curator does."""
     own = writer or TransactionalWriter(run.connection, f"{run.address.run}.curate.test")
     own.begin()
-    own.produce([curated_message(run, group) for group in groups])
+    own.produce([curated_message(run, group, line) for group in groups])
     own.commit()
 
 
-def curated_message(run: Run, group: CuratedGroup) -> Outgoing:
+def curated_message(run: Run, group: CuratedGroup, line: str = "solver") -> Outgoing:
     """A curated record with its key and headers, on the partition of its number."""
     stamp = Stamp(group.run_id, group.stream, group.number, use=group.use, policy="solver")
     partition = group.number % run.recipe.kafka.partitions
-    return Outgoing(run.topics.curated("solver"), codec.encode(group), stamp.key, stamp.to_headers(), partition)
+    return Outgoing(run.topics.curated(line), codec.encode(group), stamp.key, stamp.to_headers(), partition)
 
 
 def replay(first: CuratedGroup, use: int, back: int = 0, weight: float = 1.0) -> CuratedGroup:
@@ -141,14 +143,14 @@ def replay(first: CuratedGroup, use: int, back: int = 0, weight: float = 1.0) ->
     return replace(first, use=use, group=b"", kept=(), rewards=(), first_back=back, weight=weight)
 
 
-def batches(run: Run) -> list[BatchTrained]:
-    found = [codec.decode(m.value, BatchTrained) for m in read_all(run.connection, [run.topics.batches("solver")])]
+def batches(run: Run, line: str = "solver") -> list[BatchTrained]:
+    found = [codec.decode(m.value, BatchTrained) for m in read_all(run.connection, [run.topics.batches(line)])]
     return [batch for batch in found if batch.version >= 0]
 
 
-def published(run: Run) -> list[WeightsPublished]:
-    return [codec.decode(m.value, WeightsPublished) for m in read_all(run.connection, [run.topics.weights("solver")])]
+def published(run: Run, line: str = "solver") -> list[WeightsPublished]:
+    return [codec.decode(m.value, WeightsPublished) for m in read_all(run.connection, [run.topics.weights(line)])]
 
 
-def outcomes(run: Run) -> list[Outcome]:
-    return [codec.decode(m.value, Outcome) for m in read_all(run.connection, [run.topics.outcomes("solver")])]
+def outcomes(run: Run, line: str = "solver") -> list[Outcome]:
+    return [codec.decode(m.value, Outcome) for m in read_all(run.connection, [run.topics.outcomes(line)])]

@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 
 from infra.archive import writing
+from infra.archive.locations import ArchiveBusy, InFolder
 from infra.archive.manifest import ArchiveCorrupt, read_manifest
 from infra.archive.reading import Archive
-from infra.archive.writing import ArchiveBusy, ArchiveWriter
+from infra.archive.writing import ArchiveWriter
 from infra.errors import UsageError
 from infra.kafka import Message
 from infra.object_store import ObjectCorrupt, ObjectMissing
@@ -248,7 +249,7 @@ def assert_completed(root: Path) -> None:
     for partition in range(2):
         wanted = [one for one in many() if one.partition == partition]
         assert list(found.messages((TOPIC, partition))) == wanted
-    assert found.fetch(CLAIM) == OBJECT
+    assert found.get(CLAIM) == OBJECT
     listed = {file.name for topic in found.manifest.topics.values() for one in topic.partitions for file in one.files}
     assert {str(file.relative_to(root)) for file in (root / "topics").rglob("*") if file.is_file()} == listed
 
@@ -271,7 +272,7 @@ def test_a_file_that_a_killed_writer_had_not_listed_is_removed_by_the_next(tmp_p
     made = writer(tmp_path)
     made.write(message(0))
     made._cut(PLACE)
-    os.close(made._lock)
+    made.location.release()
     assert len(files_of(tmp_path)) == 1
 
     found = archive(tmp_path, [message(0), message(1)])
@@ -302,7 +303,7 @@ def test_at_whatever_moment_a_writer_ends_the_next_one_completes(
             for one in many():
                 made.write(one)
             made.save()
-        os.close(made._lock)  # all that a process's end does
+        made.location.release()  # all that a process's end does
         for held in made._open.values():
             held._out.file.close()
         assert_completed(root)
@@ -354,13 +355,13 @@ def test_a_changed_manifest_is_told(whole: Path) -> None:
         assert old in text
         path.write_text(text.replace(old, new, 1))
         with pytest.raises(ArchiveCorrupt, match=r"manifest\.json"):
-            read_manifest(whole)
+            read_manifest(InFolder(whole))
 
 
 def test_a_file_that_lacks_records_is_told_even_when_its_hash_is_right(whole: Path) -> None:
-    manifest = read_manifest(whole)
+    manifest = read_manifest(InFolder(whole))
     manifest.topics[TOPIC].partitions[0].files[0].records += 1
-    manifest.write(whole)
+    (whole / "manifest.json").write_bytes(manifest.to_bytes())
 
     with pytest.raises(ArchiveCorrupt, match="has 20 records"):
         list(Archive(whole).messages(PLACE))
@@ -372,11 +373,11 @@ def test_an_object_that_changed_is_told_and_is_no_missing_one(whole: Path) -> No
     found = Archive(whole)
 
     with pytest.raises(ArchiveCorrupt, match=CLAIM.sha256):
-        found.fetch(CLAIM)
+        found.get(CLAIM)
     with pytest.raises(ObjectMissing):
-        found.fetch(replace(CLAIM, key="run-1/groups/other"))
+        found.get(replace(CLAIM, key="run-1/groups/other"))
     with pytest.raises(ObjectCorrupt):
-        found.fetch(replace(CLAIM, sha256="0" * 64))
+        found.get(replace(CLAIM, sha256="0" * 64))
 
 
 # ------------------------------------------------------------------------------------------------------------- objects
@@ -409,7 +410,7 @@ def test_a_missing_object_is_looked_for_again(tmp_path: Path) -> None:
         made.look_again()
         made.save()
 
-    assert Archive(tmp_path).fetch(CLAIM) == OBJECT
+    assert Archive(tmp_path).get(CLAIM) == OBJECT
     assert not Archive(tmp_path).manifest.missing
 
 

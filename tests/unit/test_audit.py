@@ -723,7 +723,8 @@ def test_what_cannot_be_read_needs_a_letter_that_names_its_place() -> None:
 
 def test_a_task_whose_number_is_beyond_all_numbers_is_a_problem_like_others() -> None:
     log = clean()
-    log.say(TOPICS.tasks("sums"), b"", headers=[("run_id", b"r"), ("stream", b"sums"), ("number", b"9" * 40)])
+    headers = [("run_id", b"r"), ("stream", b"sums"), ("number", b"9" * 40), ("revision", b"0")]
+    log.say(TOPICS.tasks("sums"), b"", headers=headers)
     found = log.audit(STILL)
     assert says(found)[0] == "sums:9 of solver is a task, and the feeder does not know that it was issued"
     assert len(found.problems.listed) == MOST_LISTED
@@ -827,3 +828,109 @@ def test_the_counts_are_those_of_a_naive_model(steps: list[tuple[int, str]], dra
     twice = sum(trained[n, 0] + discarded[n] > 1 for n in range(6)) + sum(trained[n, 1] > 1 for n in range(6))
     twice += sum(count > 1 for count in kept.values()) + len(dead & (first | discarded.keys()))
     assert found.doubled == twice
+
+
+SHADOWED = Recipe.model_validate(
+    {**RECIPE.model_dump(), "shadows": {"free": {"policy": "solver", "trainer": {"steps": 3}}}}
+)
+FREE = "solver.free"
+
+
+def shadowed(log: Log, scope: Scope = STILL) -> Audit:
+    fold = AuditFold("r", SHADOWED)
+    for message in log.messages:
+        fold.take(message)
+    fold.close()
+    return fold.audit(scope)
+
+
+def beside(log: Log, *moved: str) -> Log:
+    """The records of these kinds of topics as a shadow's."""
+    of = {f"t.{kind}.solver": f"t.{kind}.{FREE}" for kind in moved}
+    log.messages = [replace(message, topic=of.get(message.topic, message.topic)) for message in log.messages]
+    return log
+
+
+def with_shadow(trained: tuple[int, ...] = (0, 1), dropped: tuple[int, ...] = (2, 3)) -> Log:
+    """Four numbers that the policy trained, and what the shadow did with them."""
+    log = Log()
+    log.issued(sums=4)
+    for number in range(4):
+        log.kept(number)
+    log.weights(0)
+    log.batch(1, 0, 1, 2, 3)
+    log.weights(1)
+    own = Log()
+    for number in trained:
+        own.outcome(number, "kept", "")
+        own.curated(number)
+    for number in dropped:
+        own.outcome(number)
+    own.weights(0, variant="free")
+    own.batch(1, *trained, variant="free")
+    own.weights(1, variant="free")
+    log.messages += beside(own, "outcomes", "curated", "batches", "weights").messages
+    return log
+
+
+def test_a_shadow_closes_by_itself_and_beside_its_policy() -> None:
+    found = shadowed(with_shadow())
+    assert found.ok, found.problems.listed
+    assert (found.policies["solver"].trained, found.groups.trained) == (4, 4), "the sums are those of policies"
+    assert found.shadows[FREE] == PolicyAudit(issued=4, produced=4, kept=2, trained=2, discarded={"zero_variance": 2})
+
+
+def test_what_a_shadow_does_twice_or_leaves_out_is_found_and_is_not_its_policys() -> None:
+    twice = with_shadow(trained=(0, 1, 2))
+    assert not shadowed(twice).ok, "trained, and dropped too"
+    assert shadowed(twice).doubled == shadowed(twice).shadows[FREE].doubled == 1
+    assert shadowed(twice).policies["solver"].doubled == 0
+    waits = with_shadow(dropped=(2,))
+    assert shadowed(waits).ok
+    assert shadowed(waits).shadows[FREE].in_flight == 1
+
+
+def test_what_waits_in_a_shadow_is_lost_once_it_has_made_its_last_version() -> None:
+    log = with_shadow(dropped=(2,))
+    assert (shadowed(log, DRAINED).ok, shadowed(log, DRAINED).lost) == (True, 0), "it trains on after the run's end"
+    more = Log()
+    for version in (2, 3):
+        more.batch(version, variant="free")
+        more.weights(version, variant="free")
+    log.messages += beside(more, "batches", "weights").messages
+    assert (shadowed(log, DRAINED).ok, shadowed(log, DRAINED).lost) == (False, 1)
+
+
+def test_a_letter_concludes_a_shadows_number_only_where_no_worker_could_read_the_task() -> None:
+    for topic, dead in ((TOPICS.trajectories("solver"), 0), (TOPICS.curated("solver"), 0), (TOPICS.tasks("sums"), 1)):
+        log = with_shadow(dropped=(2,))
+        log.issued(sums=5)
+        letter = DeadLetter(run_id="r", topic=topic, offset=9, policy="solver", stream="sums", number=4)
+        log.say(TOPICS.dead_letters, codec.encode(letter))
+        found = shadowed(log)
+        assert (found.policies["solver"].dead, found.shadows[FREE].dead) == (1, dead)
+
+
+def test_a_cut_in_a_shadows_chain_of_weights_is_named() -> None:
+    log = with_shadow()
+    more = Log()
+    more.batch(2, variant="free", base_hash="another")
+    log.messages += beside(more, "batches").messages
+    found = shadowed(log)
+    assert not found.weights_chain_ok
+    assert any("version 2 of solver.free" in str(problem) for problem in found.problems.listed)
+
+
+def test_what_a_shadows_trainer_could_not_read_needs_an_outcome_of_its_own() -> None:
+    log = with_shadow(dropped=(2,))
+    own = Log()
+    own.outcome(3, "kept", "")
+    own.curated(3)
+    own.batch(-1, evictions=(Eviction(GroupUse("sums", 3, 0), "dead"),), variant="free")
+    log.messages += beside(own, "outcomes", "curated", "batches").messages
+    assert any("evicted by the trainer" in str(problem) for problem in shadowed(log).problems.listed)
+    last = Log()
+    last.outcome(3, "dropped", "unusable", component="train")
+    log.messages += beside(last, "outcomes").messages
+    assert shadowed(log).ok, shadowed(log).problems.listed
+    assert shadowed(log).shadows[FREE].discarded == {"unusable": 1, "zero_variance": 1}

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,13 +21,13 @@ from infra.opened_run import OpenedRun
 COMPONENTS = {
     "feed": (workers.FEED, (), ()),
     "rollout": (workers.ROLLOUT, ("--workflow", "sums", "--concurrency", "8"), ("sums", None, "", 8)),
-    "curate": (workers.CURATE, ("--policy", "solver", "--slot", "1"), ("solver", "1")),
-    "train": (workers.TRAIN, ("--policy", "solver"), ("solver",)),
+    "curate": (workers.CURATE, ("--policy", "solver", "--slot", "1"), ("solver", "1", None)),
+    "train": (workers.TRAIN, ("--policy", "solver", "--variant", "own"), ("solver", "own")),
     "evaluate": (workers.EVALUATE, (), ()),
     "compact": (workers.COMPACT, ("--policy", "solver", "--once"), (None, "solver", 16, True)),
 }
 ADDRESS = "kafka://127.0.0.1:9092/demo"
-RUN = cast("Any", None)
+RUN = cast("Any", SimpleNamespace(line=lambda policy, _variant: policy))
 LOOKS = (
     ("status",), ("audit",), ("dead-letters",), ("dead-letters", "--offset", "1"), ("redrive",), ("gc",),
     ("lineage", "--version", "3"), ("inspect", "--step", "3"), ("retrain",),

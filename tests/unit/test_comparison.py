@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from consumers.comparison import compared, interval, mean_curve, points_of, student_t, trained_share
+from consumers.comparison import compared, discarded_share, interval, mean_curve, points_of, student_t, trained_share
 from consumers.page.comparison_page import comparison_page
 from consumers.page.comparison_plot import check_plot, plot
 from infra.errors import UsageError
@@ -78,19 +78,26 @@ def test_the_trained_share_is_of_the_groups_that_concluded() -> None:
     assert trained_share({"trained": 0, "discarded": {}, "dead": 0}) is None
 
 
+def test_the_discarded_share_leaves_out_what_the_end_of_the_run_cut_off() -> None:
+    assert discarded_share({"trained": 6, "discarded": {"zero_variance": 3, "run_end": 2}, "dead": 1}) == 0.3
+    assert discarded_share({"trained": 0, "discarded": {"run_end": 2}, "dead": 0}) is None
+
+
 def summary(end: float, dropped: dict[str, int], *, ok: bool = True) -> dict[str, Any]:
     block = {
         "versions": 2,
         "reward_last": end,
         "eval_last": end - 0.1,
         "groups": {"trained": 10, "discarded": dropped, "dead": 0, "replayed": 4},
+        "lengths": {"trained": 10.0, "discarded": 20 * end, "bias": {"ratio": 2 * end, "low": 0.5, "high": 2.0}},
         "trajectories": 160,
         "reward_curve": [[0, 0.3], [1, 0.4], [2, end]],
         "eval_curve": [[0, 0.2], [2, end - 0.1]],
         "progress": [[0, 0, 4.0], [1, 80, 6.0], [2, 160, 8.0]],
     }
     audit = {"ok": ok, "lost": 0 if ok else 3, "doubled": 0}
-    return {"wall_s": 20.0, "audit": audit, "policies": {"solver": block}}
+    selection = {"sums": {"rejected": 30}, "products": {"rejected": round(10 * end)}}
+    return {"wall_s": 20.0, "audit": audit, "selection": selection, "policies": {"solver": block}}
 
 
 @pytest.fixture
@@ -113,6 +120,7 @@ def test_variants_are_summed_up_over_their_seeds_and_a_failed_run_is_not_counted
         "runs": 0,
         "failed": [1],
         "wall_s": {"mean": None, "low": None, "high": None, "n": 0},
+        "skipped": {"mean": None, "low": None, "high": None, "n": 0},
         "policies": {},
     }
     ds = found["variants"]["ds"]
@@ -121,6 +129,10 @@ def test_variants_are_summed_up_over_their_seeds_and_a_failed_run_is_not_counted
     assert (solver["reward"]["mean"], solver["reward"]["n"]) == (0.5, 2)
     assert solver["held_out"]["mean"] == pytest.approx(0.4)
     assert solver["trained_share"]["mean"] == 0.5
+    assert solver["discarded_share"]["mean"] == pytest.approx((8 / 18 + 10 / 20) / 2)
+    assert (solver["length_trained"]["mean"], solver["length_discarded"]["mean"]) == (10, 10)
+    assert (solver["length_bias"]["mean"], solver["length_bias"]["high"]) == (1, pytest.approx(1 + 2.541, abs=1e-3))
+    assert ds["skipped"]["mean"] == 35
     assert {reason: one["mean"] for reason, one in solver["discarded"].items()} == {"zero_variance": 9, "run_end": 1}
     assert list(solver["discarded"]) == ["zero_variance", "run_end"]
     assert solver["curves"]["held_out"]["trajectories"]["x"][-1] == 160
@@ -129,13 +141,29 @@ def test_variants_are_summed_up_over_their_seeds_and_a_failed_run_is_not_counted
 
 
 def test_the_page_shows_a_row_for_each_variant_and_names_what_is_wrong(found: dict[str, Any]) -> None:
-    console = Console(width=160, record=True, file=io.StringIO())
+    console = Console(width=200, record=True, file=io.StringIO())
     console.print(comparison_page(found))
     page = console.export_text()
     assert "0.500 ± 1.271" in page
     assert "9 zero_variance, 1 run_end" in page
+    assert "1.00 ± 2.54" in page
+    assert "35 ± 13" in page
+    assert "47.2% ± 35.3%" in page
     assert "run s-fifo-1 failed: error: no room" in page
     assert "the audit of run s-ds-2 does not close: 3 lost, 0 doubled" in page
+
+
+def test_columns_of_which_there_is_nothing_to_tell_are_left_out(found: dict[str, Any]) -> None:
+    for variant in found["variants"].values():
+        variant["skipped"] = interval([0, 0])
+        for block in variant["policies"].values():
+            block["length_bias"] = interval([None])
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(comparison_page(found))
+    header = console.export_text().splitlines()[1]
+    assert "replayed" in header
+    assert "skipped" not in header
+    assert "length bias" not in header
 
 
 def test_the_picture_is_drawn_and_the_page_beside_it_needs_no_other_file(found: dict[str, Any], tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from consumers import dedupe
-from consumers.curation import CuratorPartition, Desk
+from consumers.curation import CuratorPartition, Desk, UnknownRevision, recipe_for
+from infra.dead_letters import REDRIVE_HEADER
 from infra.kafka import Message, Outgoing
 from infra.object_store import ObjectMissing
 from infra.settings import Recipe
@@ -242,3 +243,61 @@ def test_what_an_algorithm_only_watches_is_counted_over_a_restore_and_nothing_el
 def partition_of(chain: list[object]) -> CuratorPartition:
     recipe = Recipe.model_validate({**RECIPE.model_dump(mode="json"), "curate": {"chain": chain}})
     return CuratorPartition(Desk("run-1", "solver", Topics("t"), lambda _: recipe, pytest.fail), (TOPIC, 0), 4)
+
+
+SHADOWED = Recipe.model_validate({**RECIPE.model_dump(), "shadows": {"free": {"chain": ["validate"]}, "twin": {}}})
+
+
+def shadow(line: str = "solver.free") -> CuratorPartition:
+    desk = Desk("run-1", line, Topics("t"), lambda _: SHADOWED, pytest.fail)
+    return CuratorPartition(desk, (TOPIC, 0), 4)
+
+
+def test_a_shadow_decides_by_its_own_chain_and_writes_to_its_own_topics() -> None:
+    equal = message(group(0, rewards=(1.0, 1.0)))
+    assert [one.topic for one in partition().handle(equal)] == ["t.outcomes.solver"]
+    assert [one.topic for one in shadow().handle(equal)] == ["t.outcomes.solver.free", "t.curated.solver.free"]
+    sent = message(group(0))
+    values = [[one.value for one in state.handle(sent)] for state in (partition(), shadow("solver.twin"))]
+    assert values[0] == values[1], "the same chain gives the same bytes"
+
+
+@pytest.mark.parametrize(
+    ("sent", "reasons"),
+    [
+        (message(group(0), value=b"no record"), ["undecodable"]),
+        (message(group(0, version=5000)), ["time_travel"]),
+        (replace(message(group(0)), headers=[]), []),
+        (message(group(1)), []),
+        (message(group(0, run_id="run-0")), []),
+    ],
+)
+def test_what_a_shadow_cannot_read_it_concludes_as_the_policy_does_and_without_a_letter(
+    sent: Message, reasons: list[str]
+) -> None:
+    state, beside = shadow(), partition()
+    found = [one for one in read(list(state.handle(sent))) if isinstance(one, Outcome)]
+    assert [(one.verdict, one.reason, one.number) for one in found] == [("dropped", why, 0) for why in reasons]
+    (letter,) = read(list(beside.handle(sent)))
+    assert isinstance(letter, DeadLetter)
+    assert (letter.number >= 0) == bool(reasons), "what concludes a number here concludes it there"
+    assert (state.was_unread, beside.was_unread) == (True, True)
+    state.handle(message(group(4)))
+    assert not state.was_unread
+
+
+def test_what_is_sent_back_is_a_repetition_to_a_shadow() -> None:
+    broken, sent_back = message(group(0), value=b"no record"), message(group(0))
+    sent_back = replace(sent_back, headers=[*sent_back.headers, (REDRIVE_HEADER, b"0")])
+    for state, expected in ((partition(), 2), (shadow(), 0)):
+        assert list(state.handle(broken))
+        assert len(list(state.handle(sent_back))) == expected
+
+
+def test_groups_of_before_a_shadow_was_there_go_through_the_first_chain_that_it_had() -> None:
+    later = Recipe.model_validate({**RECIPE.model_dump(), "shadows": {"free": {"chain": []}}})
+    recipes = {0: RECIPE, 1: SHADOWED, 2: later}
+    assert [recipe_for(recipes, revision, "solver.free") for revision in recipes] == [SHADOWED, SHADOWED, later]
+    assert recipe_for(recipes, 0, "solver") is RECIPE
+    with pytest.raises(UnknownRevision):
+        recipe_for(recipes, 3, "solver.free")

@@ -66,6 +66,18 @@ def test_every_group_is_counted_once_under_what_became_of_it() -> None:
     assert {reason: row["groups"] for reason, row in found["trajectories"].items()} == {"truncated": 1}
     assert found["waiting"] == 1
     assert found["trained"]["length"] == pytest.approx(6)
+    assert found["before_end"]["length"] == pytest.approx((3 + 40 + 60 + 20 + 30) / 5)
+
+
+def test_what_was_left_at_the_end_of_the_run_is_apart_where_it_is_about_what_a_rule_chose() -> None:
+    ledger = a_ledger()
+    before = told(ledger)
+    assert before["before_end"]["bias"] == before["bias"]
+    ledger.batch(batch(-1, gone={5: "run_end"}))
+    found = told(ledger)
+    assert found["before_end"] == before["before_end"]
+    assert found["discarded"]["run_end"]["length"] == pytest.approx(50)
+    assert found["bias"]["ratio"] > before["bias"]["ratio"]
     assert found["discarded"]["stale"]["length"] == pytest.approx(50)
 
 

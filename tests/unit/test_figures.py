@@ -237,3 +237,31 @@ def test_what_no_group_brought_to_its_reader_was_wasted_once_the_run_has_drained
     )  # fmt: skip
     log.say(TOPICS.outcomes("solver"), outcome)
     assert (log.read().delivered_tokens, log.read().wasted()) == (90, 20)
+
+
+def test_a_shadow_is_told_of_by_itself_and_counts_in_no_other_figure() -> None:
+    log = Log()
+    log.figures = Figures("r", Recipe.model_validate({**RECIPE.model_dump(), "shadows": {"free": {}}}))
+    log.issued(2)
+    for number, topic in enumerate((TOPICS.batches("solver"), TOPICS.batches("solver.free"))):
+        gap = {"off_policy_gap": 0.1 + number}
+        groups = (GroupUse("sums", 0),)
+        variant = "free" * number
+        log.say(
+            topic, BatchTrained(run_id="r", policy="solver", variant=variant, version=1, groups=groups, metrics=gap)
+        )
+    log.group(0, 0, 1.0)
+    kept = Outcome(run_id="r", stream="sums", number=0, policy="solver", verdict="kept", component="curate")
+    log.say(TOPICS.outcomes("solver.free"), replace(kept, rewards=(0.0,), lengths=(9,)))
+    log.say(TOPICS.weights("solver.free"), WeightsPublished(run_id="r", policy="solver", variant="free", version=7))
+
+    found = log.read()
+
+    assert found.versions == {"solver": 1}
+    assert found.rewards["solver"] == (RewardPoint(0, 1.0, 1, 1),)
+    assert (found.weights["solver"].published, found.delivered_tokens) == (0, 0)
+    assert found.groups.trained == 1
+    assert (found.groups.in_flight, found.in_flight) == (1, 2)
+    shadow = found.shadows["solver.free"]
+    assert (shadow.version, shadow.groups.trained, shadow.gaps) == (7, 1, ((1, 1.1),))
+    assert (shadow.off_policy_gap, shadow.off_policy_gap_beside) == (1.1, 0.1)

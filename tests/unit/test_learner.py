@@ -9,7 +9,7 @@ import transformers
 from tiny_models import SHAPE, TOKENIZER, batch
 
 from infra.errors import UsageError
-from infra.settings import Trainer
+from infra.settings import ShadowTrainer, Trainer
 from infra.weights.tensor_file import write_safetensors
 from infra.weights.tensors import WeightsError, weights_hash
 from trainers.batch import BatchError, TrainingSequence, pack, pad
@@ -354,3 +354,34 @@ def test_the_fingerprint_names_what_numerics_depend_on() -> None:
     assert found["device"] == "cpu"
     assert {"mkl", "onednn", "cpu_capability", "cpu", "transformers", "compute_dtype"} < set(found)
     assert all(found.values())
+
+
+def test_a_shadow_trains_on_tokens_of_versions_that_it_has_not_made() -> None:
+    ahead = batch(0, version=3)
+    with pytest.raises(BatchError, match="token of version 3"):
+        learner().step(ahead, 1)
+
+    beside = Learner(tiny(), ShadowTrainer.model_validate(SETTINGS.model_dump()))
+    told = beside.step(ahead, 1)
+    assert (told["staleness_mean"], told["staleness_max"]) == (0.0, 0.0), "by the newest version that its tokens name"
+    second = beside.step(batch(1, version=1), 2)
+    assert "logprob_gap_mean" not in second, "version 1 of another trainer has other weights"
+    beside = Learner(tiny(), ShadowTrainer.model_validate(SETTINGS.model_dump()))
+    alike = learner()
+    beside.step(ahead, 1)
+    alike.step(batch(0), 1)
+    assert weights_hash(beside.published()) == weights_hash(alike.published())
+
+
+def test_the_off_policy_gap_is_the_mean_of_k3_from_the_policy_that_sampled() -> None:
+    one = Learner(tiny(), Trainer.model_validate(SETTINGS.model_dump() | {"minibatches": 1, "groups_per_batch": 6}))
+    sequences = batch(0)
+    model, deltas = one.model, []
+    for sequence in sequences:
+        ids = torch.from_numpy(sequence.ids)[None].long()
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(ids).logits[0, :-1].double(), -1)
+        found = logprobs.gather(1, ids[0, 1:, None])[:, 0].numpy() - sequence.behaviour_logprobs[1:]
+        deltas.append(found[sequence.mask[1:]])
+    delta = np.concatenate(deltas)
+    assert one.step(sequences, 1)["off_policy_gap"] == pytest.approx(np.mean(np.exp(delta) - 1 - delta), rel=1e-3)

@@ -12,12 +12,12 @@ from rich.console import Console
 from consumers import redrive as redrives
 from consumers.letters import Letter, Letters, decoded, of_reason
 from consumers.page.letters import MOST_ROWS, letter_view, letters_table, redrive_table, unnumbered
-from consumers.redrive import RunEnded, choose, redrive, why_not
+from consumers.redrive import choose, redrive, why_not
 from infra.dead_letters import MOST_BYTES, REASONS, REDRIVEN, dead_letter, was_sent_back
 from infra.errors import UsageError
 from infra.kafka import Connection, Message, RunAddress
 from infra.object_store import StoreAddress
-from infra.run import Run
+from infra.run import Run, RunEnded
 from schemas import codec, records
 from schemas.headers import Stamp
 from schemas.records import DeadLetter, Task

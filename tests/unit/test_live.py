@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from infra.recipe_file import load_recipe
 from infra.run import Run
 from infra.topic_reader import Place
 from schemas import codec
-from schemas.records import RecipeRevision, WeightsPublished
+from schemas.records import Outcome, RecipeRevision, Snapshot, WeightsPublished
 
 RECIPE = load_recipe("arithmetic")
 RUN = Run(RunAddress(Connection("127.0.0.1:1"), RECIPE.name), "run-1", (RECIPE,), StoreAddress("h", "b", "k", "s"))
@@ -69,7 +71,8 @@ def past(monkeypatch: pytest.MonkeyPatch, *said: tuple[str, Any]) -> None:
     ends: dict[str, int] = {}
     messages = []
     for topic, record in said:
-        messages.append(Message(topic, 0, ends.setdefault(topic, 0), b"", codec.encode(record)))
+        key = b"feed" if isinstance(record, Snapshot) else b""
+        messages.append(Message(topic, 0, ends.setdefault(topic, 0), key, codec.encode(record)))
         ends[topic] += 1
     monkeypatch.setattr(MadeUpTopics, "messages", messages)
 
@@ -81,9 +84,9 @@ def published(version: int) -> tuple[str, WeightsPublished]:
 class Screen:
     """A terminal, or a pipe."""
 
-    def __init__(self, *, terminal: bool) -> None:
+    def __init__(self, *, terminal: bool, run: Run = RUN) -> None:
         self._out = io.StringIO()
-        self.page = LivePage(RUN, Console(file=self._out, width=90, force_terminal=terminal), plain=False, spent_s=100)
+        self.page = LivePage(run, Console(file=self._out, width=90, force_terminal=terminal), plain=False, spent_s=100)
 
     def shown_after(self, turns: int) -> str:
         for _ in range(turns):
@@ -134,3 +137,23 @@ def test_the_last_page_of_a_run_that_is_over_gives_way_to_the_closing_page(
 
     assert "0/80" in shown
     assert shown.endswith("\x1b[1A\x1b[2K") == over, "erased, line by line"
+
+
+def test_a_run_is_not_drained_while_a_shadow_holds_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("arithmetic-shadow")
+    run = replace(RUN, revisions=(recipe,))
+    issued = Snapshot(run_id="run-1", component="feed", body=json.dumps({"next": {"sums": 1}}).encode())
+    dropped = Outcome(run_id="run-1", stream="sums", number=0, policy="solver", verdict="dropped", component="curate")
+    past(monkeypatch, (recipe.topics.state, issued), (recipe.topics.outcomes("solver"), dropped))
+    screen = Screen(terminal=False, run=run)
+    assert "shadow solver.unfiltered has not begun" in screen.shown_after(2)
+    assert screen.page.in_flight == 1
+    past(
+        monkeypatch,
+        (recipe.topics.state, issued),
+        (recipe.topics.outcomes("solver"), dropped),
+        (recipe.topics.outcomes("solver.unfiltered"), dropped),
+    )
+    screen = Screen(terminal=False, run=run)
+    screen.shown_after(3)
+    assert screen.page.in_flight == 0

@@ -14,7 +14,7 @@ from schemas import codec
 from schemas.records import CuratedGroup
 from schemas.topics import Topics
 from trainers import payloads
-from trainers.payloads import Payloads, held_bytes
+from trainers.payloads import LoggedFirstUses, Payloads, held_bytes
 
 KEPT, REWARDS = (0, 2), (1.0, 0.0, 0.5)
 HELD = held_bytes(CuratedGroup("r", "sums", 1, group=bytes(100), kept=KEPT, rewards=REWARDS))
@@ -59,7 +59,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 def memory(**bounds: int) -> Payloads:
     run: Any = SimpleNamespace(connection=None, run_id="r", topics=Topics("t"))
-    return Payloads(run, "solver", **bounds)
+    return Payloads(LoggedFirstUses(run, "solver"), **bounds)
 
 
 def test_a_replay_is_read_from_the_log_once_and_then_remembered(log: Log) -> None:

@@ -60,12 +60,22 @@ def test_every_shipped_recipe_is_read_by_name_and_survives_its_topic() -> None:
 def test_recipes_in_a_folder_are_found_by_name_and_by_path_and_a_sweep_is_none_of_them() -> None:
     shipped = shipped_recipes()
     variants = [name for name in shipped if name.startswith("efficient-data/")]
-    assert len(variants) == 11
-    assert all(len(shipped[name].read_text().splitlines()) <= 10 for name in variants if not name.endswith("/base"))
+    assert len(variants) == 12
+    bases = {"efficient-data/base", "efficient-data/scripted"}
+    assert all(len(shipped[name].read_text().splitlines()) <= 10 for name in variants if name not in bases)
     path = Path(__file__).parents[2] / "recipes" / "efficient-data" / "ds-greso-replay-0.3.toml"
     assert load_recipe("efficient-data/ds-greso-replay-0.3") == load_recipe(str(path))
     with pytest.raises(UsageError, match=r"there is no recipe 'efficient-data/sweep'"):
         load_recipe("efficient-data/sweep")
+
+
+def test_the_scripted_policy_on_the_page_of_experiments_is_that_of_its_recipe() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    shipped = shipped_recipes()["efficient-data/scripted"].read_text(encoding="utf-8")
+    [engine] = [line for line in shipped.splitlines() if line.startswith("engine = ")]
+    [env] = [line for line in shipped.splitlines() if line.startswith("env = ")]
+    assert f"[rollout]\n{engine}\n" in page
+    assert f"[workflows.sums]\n{env} " in page
 
 
 @pytest.mark.parametrize("name", ["moe", "lora"])
@@ -190,3 +200,11 @@ def test_a_missing_recipe_is_told_with_where_it_was_looked_for(tmp_path: Path) -
 
 def test_text_that_is_not_toml_is_told_with_its_place(tmp_path: Path) -> None:
     assert "line 2" in refusal(write(tmp_path, 'name = "x"\nname name\n'))
+
+
+def test_a_shadows_own_trainer_keys_are_checked_with_those_of_its_policy(base: Path) -> None:
+    told = refusal(str(base), "shadows={ careful = { trainer = { stpes = 3 } } }")
+    assert "shadows.careful.trainer.stpes" in told
+    assert "did you mean `steps`" in told
+    told = refusal(str(base), "shadows={ careful = { trainer = { steps = 0 } } }")
+    assert "`shadows.careful.trainer.steps` must be greater than or equal to 1" in told

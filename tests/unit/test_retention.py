@@ -323,3 +323,26 @@ def test_an_age_is_a_number_and_a_unit(text: str, hours: float) -> None:
 def test_an_age_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="36h"):
         duration_of(text)
+
+
+def test_versions_of_a_shadow_are_kept_and_retired_beside_those_of_its_policy() -> None:
+    """The first version of both is one object: it goes when neither needs it."""
+    shared, own = claim("version 0", "weights"), claim("its version 1", "weights")
+    found = Marker(RUN, TOPICS, ["solver", "solver.free"], PREFIX, listed(shared, own))
+    event = WeightsPublished(run_id=RUN, policy="solver", version=0, weights=shared)
+    found.take(message(event, TOPICS.weights("solver")))
+    for version, weights in ((0, shared), (1, own)):
+        beside = dataclasses.replace(event, variant="free", version=version, weights=weights)
+        found.take(message(beside, TOPICS.weights("solver.free")))
+    retired = ObjectsRetired(
+        run_id=RUN, policy="solver", variant="free", what=WEIGHTS, versions=np.array([0, 0], np.int32)
+    )
+    found.take(message(retired, TOPICS.state, retired_key("solver.free", WEIGHTS)))
+
+    assert unnamed(found) == set()
+    assert {one.key: places for one, places in found.of_versions()} == {
+        shared.key: {("solver", WEIGHTS, 0), ("solver.free", WEIGHTS, 0)},
+        own.key: {("solver.free", WEIGHTS, 1)},
+    }
+    assert found.retired.has("solver.free", WEIGHTS, 0)
+    assert not found.retired.has("solver", WEIGHTS, 0)

@@ -112,3 +112,44 @@ def test_the_warm_starts_band_lies_between_0_and_1() -> None:
         WarmStart(reward_low=-0.1)
     with pytest.raises(ValidationError):
         WarmStart(reward_high=1.1)
+
+
+def shadowed(**shadows: Any) -> Recipe:
+    whole = plain(shadows=shadows, trainer={"steps": 7}, policies={"solver": {"path": "checkpoint"}})
+    whole["workflows"]["sums"]["policies"] = {"solver": "solver"}
+    return Recipe.model_validate(whole)
+
+
+def test_a_shadow_takes_what_it_does_not_set_from_its_policy() -> None:
+    recipe = shadowed(bare={}, own={"policy": "solver", "chain": ["validate"], "trainer": {"steps": 3}})
+
+    assert recipe.lines == ("solver", "solver.bare", "solver.own")
+    assert (recipe.trainer_of("solver.bare").steps, recipe.trainer_of("solver.own").steps) == (7, 3)
+    assert recipe.chain_of("solver.bare") == recipe.chain_of("solver") == recipe.curate.chain
+    assert [use.use for use in recipe.chain_of("solver.own")] == ["validate"]
+    assert [recipe.trainer_of(line).is_shadow for line in recipe.lines] == [False, True, True]
+    assert {f"{recipe.name}.curated.solver.own", f"{recipe.name}.batches.solver.bare"} <= {
+        spec.name for spec in recipe.topic_specs
+    }
+
+
+@pytest.mark.parametrize(
+    ("shadow", "why"),
+    [
+        ({"policy": "nobody"}, "names 'nobody': name one of solver"),
+        ({"trainer": {"steps": 0}}, "the trainer of solver.one"),
+        ({"trainer": {"replay_routing": True}}, "routing that nobody records"),
+        ({"chain": "validate"}, "shadows.one.chain"),
+        ({"curators": 2}, "shadows.one.curators"),
+    ],
+)
+def test_a_shadow_that_cannot_be_is_refused(shadow: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        shadowed(one=shadow)
+
+
+def test_a_shadows_name_holds_no_dot_and_with_two_policies_it_says_whose_it_is() -> None:
+    with pytest.raises(ValidationError, match=r"shadow name 'a\.b'"):
+        shadowed(**{"a.b": {}})
+    with pytest.raises(ValidationError, match="policy is missing: name one of solver, verifier"):
+        Recipe.model_validate(plain(shadows={"one": {}}))

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from consumers import discards
 from consumers import summary as summaries
 from consumers.audit.fold import Audit
 from consumers.figures import RewardPoint
 from consumers.page.closing import show_summary
-from consumers.summary import eval_ends, log_cpu_share, mean_of, progress_of, summarize
+from consumers.summary import eval_ends, lengths_of, log_cpu_share, mean_of, progress_of, summarize
 from infra.data_folder import DataFolder, Effort
 from infra.kafka import Connection, Message, RunAddress
 from infra.object_store import StoreAddress
@@ -122,14 +123,16 @@ def messages(run: Run) -> list[Message]:
 def summary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     run = run_of()
 
-    def read(_connection: Connection, _topics: Iterable[str]) -> list[Message]:
-        return messages(run)
+    def read(_connection: Connection, topics: Iterable[str]) -> list[Message]:
+        asked = set(topics)
+        return [message for message in messages(run) if message.topic in asked]
 
     def audited(_run: Run, *, drained: bool) -> Audit:
         assert drained
         return Audit(ok=True, lost=0, doubled=0, policies={})
 
     monkeypatch.setattr(summaries, "read_all", read)
+    monkeypatch.setattr(discards, "read_all", read)
     monkeypatch.setattr(summaries, "audit", audited)
     (tmp_path / "kafka").write_bytes(bytes(10_000))
     return summarize(run, Effort(12.34, CPU), DataFolder(tmp_path))
@@ -157,6 +160,12 @@ def test_a_summary_says_what_came_of_the_run(summary: dict[str, Any]) -> None:
     assert (summary["tokens"], summary["wasted_tokens"]) == (250, 50), "200 came to a curator, the worker knew of 20"
     assert summary["data"]["bytes"] >= 10_000
     assert summary["policies"]["solver"]["weights"]["greatest_skew"] == 0
+    assert summary["policies"]["solver"]["lengths"]["bias"] == {"ratio": 1.0, "low": 1.0, "high": 1.0}
+
+
+def test_lengths_are_those_of_trained_and_of_discarded_groups() -> None:
+    fates = {"trained": {"length": 6.0}, "bias": {"ratio": 9.0}, "before_end": {"length": 30.0, "bias": None}}
+    assert lengths_of(fates) == {"trained": 6.0, "discarded": 30.0, "bias": None}
 
 
 def test_progress_counts_what_was_rolled_out_before_a_version_and_groups_of_no_known_version() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from schemas.topics import Topics, check_name, eval_stream, is_eval
+from schemas.topics import Topics, check_name, checkpoint_key, checkpoint_prefix, eval_stream, is_eval
 
 TOPICS = Topics("demo")
 
@@ -66,3 +66,16 @@ def test_a_name_that_cannot_be_part_of_a_topic_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["a", "run-1", "Solver_2", "7b", "a" * 63])
 def test_other_names_are_taken(name: str) -> None:
     assert check_name("policy", name) == name
+
+
+def test_a_shadow_has_topics_of_its_own_and_no_trajectories() -> None:
+    alone = {spec.name for spec in TOPICS.all(("sums",), ("solver",), 4)}
+    beside = [spec for spec in TOPICS.all(("sums",), ("solver",), 4, ("solver.free",)) if spec.name not in alone]
+
+    kinds = ("curated", "outcomes", "batches", "weights")
+    assert [spec.name for spec in beside] == [f"{TOPICS.run}.{kind}.solver.free" for kind in kinds]
+    assert [spec.partitions for spec in beside] == [4, 4, 1, 1]
+    assert TOPICS.trajectories("solver.free") == TOPICS.trajectories("solver")
+    assert TOPICS.curated("solver.free") == TOPICS.curated("solver", "free")
+    assert checkpoint_key("solver.free", 1).startswith(checkpoint_prefix("solver.free"))
+    assert not checkpoint_key("solver.free", 1).startswith(checkpoint_prefix("solver"))

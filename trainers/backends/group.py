@@ -29,7 +29,7 @@ from torch.distributed.rendezvous import rendezvous
 from infra.child_process import die_with_parent
 from infra.errors import HeadraceError, UsageError
 from infra.object_store import StoreUnavailable
-from infra.run import Run
+from infra.run import Objects, Run
 from infra.settings import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, Lora, Trainer, environment, is_alone
 from infra.weights.tensors import Tensor
 from schemas.records import NamedObject
@@ -160,8 +160,10 @@ class LeadingLearner(Learner):
         self._say("load_outline", version, {path: (one.dtype, one.shape) for path, one in whole.items()})
         self.load_tensors(version, list(whole), whole.__getitem__)
 
-    def load_stored(self, run: Run, index: Index, parts: Sequence[NamedObject]) -> None:
+    def load_stored(self, objects: Objects, index: Index, parts: Sequence[NamedObject]) -> None:
         """As a learner's: each process reads what it will hold."""
+        assert isinstance(objects, Run)  # noqa: S101 - from an archive one process learns, alone
+        run = objects
         version = self.check_state(index.shapes, index.metadata)
         self._say("load_ours", replace(run), version, index, parts)
         self.load_parts(version, read_parts(run, index, parts, self.room(index), _commands()))

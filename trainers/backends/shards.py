@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from infra.object_store import StoreUnavailable
-from infra.run import Run
+from infra.run import Objects, Run
 from infra.weights.tensor_file import read_safetensors, safetensors_pieces
 from infra.weights.tensors import Tensor
 from schemas.records import ClaimCheck, NamedObject
@@ -72,7 +72,7 @@ def store_parts(
 
 
 def read_parts(
-    run: Run, index: Index, parts: Sequence[NamedObject], room: Tensors, group: dist.ProcessGroup | None
+    objects: Objects, index: Index, parts: Sequence[NamedObject], room: Tensors, group: dist.ProcessGroup | None
 ) -> Tensors:
     """Fill `room`, our pieces of an index's tensors, from the parts that hold something of them; return it.
 
@@ -80,7 +80,7 @@ def read_parts(
     them, what one of them met: ObjectMissing, ObjectCorrupt, StoreUnavailable, WeightsError, and CheckpointError for
     parts that do not hold what the index says.
     """
-    reader = _Reader(run, index, parts)
+    reader = _Reader(objects, index, parts)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     found = dict(room)
     try:
@@ -154,8 +154,8 @@ class _Writer(StorageWriter):
 class _Reader(StorageReader):
     """One process's way of reading."""
 
-    def __init__(self, run: Run, index: Index, parts: Sequence[NamedObject]) -> None:
-        self._run, self._index = run, index
+    def __init__(self, objects: Objects, index: Index, parts: Sequence[NamedObject]) -> None:
+        self._objects, self._index = objects, index
         self._claims: dict[str, ClaimCheck] = {part.name: part.claim for part in parts if part.claim is not None}
         self._pieces = {
             (name, torch.Size(piece.offsets)): piece for name, cut in index.tensors.items() for piece in cut.pieces
@@ -187,7 +187,7 @@ class _Reader(StorageReader):
         for name, items in wanted.items():
             if name not in self._claims:
                 raise CheckpointError(f"the checkpoint's record names no part {name[:80]!r}, as its index does")
-            part = read_safetensors(self._run.get(self._claims[name]))
+            part = read_safetensors(self._objects.get(self._claims[name]))
             for item in items:
                 self._copy(item, part, planner)
         return _done(None)

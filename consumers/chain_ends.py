@@ -1,0 +1,53 @@
+"""Which recipe revisions are over on a partition: their chains, and what they remember, can go.
+
+The feeder issues the numbers of a stream in order, and keeps the revision of a number over all its attempts. So where
+a number has a revision, all after it have that or a later one. A revision is over when the partition has concluded, of
+every stream of its policy, all numbers below one of a later revision. A copy that `headrace redrive` sends back after
+that begins the chain of its revision anew, and ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+
+class ChainEnds:
+    """The lowest number that was seen of every revision and stream; of those that are over, nothing."""
+
+    def __init__(self) -> None:
+        self._lowest: dict[int, dict[str, int]] = {}
+
+    def see(self, revision: int, stream: str, number: int) -> None:
+        """Take in a group."""
+        lowest = self._lowest.setdefault(revision, {})
+        if number < lowest.get(stream, number + 1):
+            lowest[stream] = number
+
+    def over(self, streams: Collection[str], settled: Callable[[str], int]) -> list[int]:
+        """Return the revisions that are over, and forget them.
+
+        Args:
+            streams: All that train the policy.
+            settled: Stream to the number below which the partition has concluded all that are its own.
+        """
+        newest, found = max(self._lowest, default=0), []
+        for revision in sorted(self._lowest):
+            if revision == newest or not all(self._is_past(revision, stream, settled(stream)) for stream in streams):
+                break
+            found.append(revision)
+        for revision in found:
+            del self._lowest[revision]
+        return found
+
+    def _is_past(self, revision: int, stream: str, settled: int) -> bool:
+        later = (lowest[stream] for other, lowest in self._lowest.items() if other > revision and stream in lowest)
+        return min(later, default=settled + 1) <= settled
+
+    def snapshot(self) -> dict[str, dict[str, int]]:
+        """Return the state as plain JSON."""
+        return {str(revision): dict(sorted(lowest.items())) for revision, lowest in sorted(self._lowest.items())}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take what `snapshot` returned."""
+        self._lowest = {int(revision): dict(lowest) for revision, lowest in state.items()}

@@ -1,0 +1,72 @@
+"""Questions for the scripted engine: each says its level of difficulty and its right answer, as `1/17=4?`.
+
+Nothing is to be learnt here. The engine reads the level, decides whether the answer is right, and how long it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from envs.contract import Problem, Score, Split
+
+FILLER = "="
+"""Stands before the answer as often as a level's length asks for."""
+_QUESTION = re.compile(r"(\d+)/(\d+)=(\d)\?")
+
+
+class Question(NamedTuple):
+    """What a prompt says."""
+
+    level: int
+    number: int
+    answer: int
+    """One digit."""
+
+    def __str__(self) -> str:
+        """Return it as a prompt has it."""
+        return f"{self.level}/{self.number}={self.answer}?"
+
+
+def read_question(text: str) -> Question | None:
+    """Return the last question in a text, spaces passed over; None when there is none."""
+    found = _QUESTION.findall(text.replace(" ", ""))
+    return Question(*map(int, found[-1])) if found else None
+
+
+class Scripted:
+    """So many problems of each level, the levels in turn; one that is named twice is asked twice as often.
+
+    Held-out problems are other ones, and as many; there are no worked examples. Raises ValueError for a level below 0.
+    """
+
+    name = "scripted"
+
+    def __init__(self, seed: int, levels: Sequence[int] = (0, 1), tasks: int = 128) -> None:
+        if not isinstance(levels, Sequence) or not levels or any(not _is_count(level) for level in levels):
+            raise ValueError(f"levels is a list of whole numbers, 0 or more, as in [0, 0, 1]; got {levels!r}")
+        if not _is_count(tasks) or not tasks:
+            raise ValueError(f"tasks is the number of problems of every level that is listed, at least 1; got {tasks}")
+        self._seed, self._levels, self._tasks = seed, tuple(levels), tasks
+
+    def size(self, split: Split) -> int:
+        """Return the number of problems."""
+        return 0 if split == "warm_start" else len(self._levels) * self._tasks
+
+    def problem(self, split: Split, index: int) -> Problem:
+        """Return the problem at an index; the order begins again at the end. Raises ValueError where there is none."""
+        size = self.size(split)
+        if not size or index < 0:
+            raise ValueError(f"there is no problem {index} among the {size} of split {split!r}")
+        number = index % size + (size if split == "held_out" else 0)
+        asked = Question(self._levels[index % len(self._levels)], number, (number + self._seed) % 10)
+        return Problem(str(asked), str(asked), str(asked.answer), f"level{asked.level}")
+
+    def score(self, problem: Problem, text: str) -> Score:
+        """Return reward 1 when nothing but fillers stands before the right answer, and nothing behind it."""
+        return Score(float(text.replace(" ", "").lstrip(FILLER) == problem.answer))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,322 @@
+"""Where an archive lies: in a folder, or below a prefix of an object store. The names of its files are the same.
+
+A folder has one manifest, which is replaced, and one writer, who holds a lock. In a store nothing is overwritten and
+nothing can be locked: each manifest is an object of its own, numbered, and named by its hash; the one of the last name
+counts. A manifest names only files that are there, and a writer adds to those of the manifest that it began with. So
+two writers at once cannot mix what they add: the one whose manifest does not count is told so when it saves, and what
+it has added is the next one's to add.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from infra.errors import HeadraceError, UsageError
+from infra.failpoints import reach
+from infra.object_store import SPARED_BY_GC, ListedObject, ObjectMissing, ObjectStore, StoreAddress, StoredObject
+from infra.server_process import sync_folder, write_atomically
+from infra.settings import ENDPOINT_VARIABLE, environment
+
+TOPICS, OBJECTS, LOCK = "topics", "objects", "archive.lock"
+MANIFEST, MANIFESTS = "manifest.json", "manifests"
+PART = ".part"
+FILE_NAME = re.compile(r"\d{20}-\d{20}-[0-9a-f]{16}\.avro|\d+\.part")
+MANIFEST_NAME = re.compile(rf"{MANIFESTS}/(\d{{10}})-([0-9a-f]{{64}})\.json")
+MOST_MANIFESTS = 3
+"""In a store: older ones are deleted, beyond those that somebody may be reading just now."""
+OURS = re.compile(rf"{TOPICS}/[^/]+/\d+/(?:{FILE_NAME.pattern})|{OBJECTS}/.+|{MANIFEST_NAME.pattern}")
+IN_A_STORE = ("s3://", "http://", "https://")
+OWN_STORE = "store:"
+
+
+class ArchiveBusy(HeadraceError):
+    """Another process writes to the archive."""
+
+
+class Location(Protocol):
+    """Where an archive lies; `str` of it tells people where."""
+
+    def manifest(self) -> bytes | None:
+        """Return the manifest that counts; None where there is none. Raises OSError and StoreError."""
+        ...
+
+    def file(self, name: str, sha256: str, size_bytes: int) -> AbstractContextManager[Path]:
+        """Open a path at which a file can be read for the time of the block.
+
+        Raises OSError, ObjectMissing and ObjectCorrupt for one that is not there or, in a store, not what it should be.
+        """
+        ...
+
+    def begin(self) -> None:
+        """Become the one that writes. Raises UsageError for a place that cannot be used, ArchiveBusy."""
+        ...
+
+    def sizes(self, names: Collection[str]) -> dict[str, int]:
+        """Return the bytes of those files that are there."""
+        ...
+
+    def others(self) -> list[str]:
+        """Return names of what lies there and could be no archive's; none where nobody else's is to be met."""
+        ...
+
+    def sweep(self, files: Collection[str], objects: Collection[str]) -> None:
+        """Remove what killed writers left beside the files and objects that are listed."""
+        ...
+
+    def growing(self, name: str) -> Path:
+        """Return where a new file may grow."""
+        ...
+
+    def keep(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:
+        """Give what has grown its name; when this returns it outlives a power cut. Raises OSError and StoreError."""
+        ...
+
+    def replace_manifest(self, data: bytes) -> None:
+        """Have this manifest count from now on. Raises OSError, StoreError, ArchiveBusy."""
+        ...
+
+    def release(self) -> None:
+        """Let another write."""
+        ...
+
+
+def location_of(where: str | Path, own: StoreAddress | None = None) -> Location:
+    """Return a place by its name: a folder, `s3://BUCKET/PREFIX`, `http[s]://HOST:PORT/BUCKET/PREFIX`, `store:PREFIX`.
+
+    Args:
+        where: Its name.
+        own: The store of the run at hand: where `store:` leads, and whose endpoint serves where none is named.
+
+    Raises UsageError.
+    """
+    text = str(where)
+    if text.startswith(OWN_STORE):
+        if own is None:
+            raise UsageError(f"{text}: here is no run whose store that could be: write s3://BUCKET/PREFIX")
+        return InStore(_below(own, own.bucket, text.removeprefix(OWN_STORE), text))
+    if not text.startswith(IN_A_STORE):
+        return InFolder(Path(text))
+    if not text.startswith("s3://"):
+        found = StoreAddress.from_url(text)
+        return InStore(_below(found, found.bucket, found.prefix, text))
+    bucket, _, prefix = text.removeprefix("s3://").partition("/")
+    endpoint = environment(ENDPOINT_VARIABLE)
+    if endpoint:
+        scheme = "" if "://" in endpoint else "http://"
+        found = StoreAddress.from_url(f"{scheme}{endpoint.rstrip('/')}/{bucket}/{prefix}")
+        return InStore(_below(found, found.bucket, found.prefix, text))
+    if own is None:
+        raise UsageError(f"{text}: set {ENDPOINT_VARIABLE} to the store's endpoint, as https://HOST:PORT")
+    return InStore(_below(own, bucket, prefix, text))
+
+
+def _below(address: StoreAddress, bucket: str, prefix: str, text: str) -> StoreAddress:
+    if not bucket or not prefix.strip("/"):
+        raise UsageError(f"{text}: name a prefix of the archive's own, as in s3://BUCKET/archives/sums")
+    where = (address.endpoint, bucket, address.access_key, address.secret_key, address.secure, address.region)
+    return StoreAddress(*where, prefix=f"{prefix.strip('/')}/")
+
+
+class InFolder:
+    """A folder. One process writes at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock = -1
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def manifest(self) -> bytes | None:
+        """Return the manifest; of a store's archive that was copied into a folder, the one that counts."""
+        try:
+            return (self.root / MANIFEST).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            names = sorted(path.name for path in (self.root / MANIFESTS).glob("*.json"))
+            return (self.root / MANIFESTS / names[-1]).read_bytes() if names else None
+
+    @contextmanager
+    def file(self, name: str, sha256: str, size_bytes: int) -> Iterator[Path]:  # noqa: ARG002 - a reader verifies it
+        """Give the file itself."""
+        yield self.root / name
+
+    def begin(self) -> None:
+        """Lock the folder, which is made."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UsageError(f"cannot use the archive's folder {self.root}: {error}; give another by --out") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise ArchiveBusy(f"another process archives into {self.root} now: let it end first") from None
+        self._lock = lock
+
+    def sizes(self, names: Collection[str]) -> dict[str, int]:
+        """Return the bytes of those files that are there."""
+        paths = {name: self.root / name for name in names}
+        return {name: path.stat().st_size for name, path in paths.items() if path.exists()}
+
+    def others(self) -> list[str]:
+        """Return names of what no writer that was killed before its first manifest may have left."""
+        ours = {TOPICS, OBJECTS, LOCK}
+        names = (path.name for path in self.root.iterdir())
+        return sorted(name for name in names if name not in ours and not name.startswith(f"{MANIFEST}."))
+
+    def sweep(self, files: Collection[str], objects: Collection[str]) -> None:
+        """Remove files without a name, and files that no manifest lists."""
+        for path in (self.root / TOPICS).glob("*/*/*"):
+            if FILE_NAME.fullmatch(path.name) and path.relative_to(self.root).as_posix() not in files:
+                path.unlink()
+        for path in (self.root / OBJECTS).rglob(f"*{PART}"):
+            if path.is_file() and path.relative_to(self.root / OBJECTS).as_posix() not in objects:
+                path.unlink()
+        for path in self.root.glob(f"{MANIFEST}.*.new"):
+            path.unlink()
+
+    def growing(self, name: str) -> Path:
+        """Return a path in the folder itself, so that a name is given by renaming."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def keep(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:  # noqa: ARG002 - it was just written
+        """Rename it."""
+        path.replace(self.root / name)
+        sync_folder((self.root / name).parent)
+
+    def replace_manifest(self, data: bytes) -> None:
+        """Replace the file as a whole."""
+        write_atomically(self.root / MANIFEST, data, durable=True)
+
+    def release(self) -> None:
+        """Unlock the folder."""
+        os.close(self._lock)
+
+
+class InStore:
+    """All below a prefix of a bucket, which is the archive's own."""
+
+    def __init__(self, address: StoreAddress) -> None:
+        self.address = address
+        self._store = ObjectStore(address)
+        self._newest = ""
+        """Name of the manifest that was read or written last."""
+        self._here = Path()
+        """Where files grow that are sent when they are whole."""
+
+    def __str__(self) -> str:
+        return f"s3://{self.address.bucket}/{self.address.prefix.rstrip('/')}"
+
+    def manifest(self) -> bytes | None:
+        """Return the one of the last name."""
+        for attempt in (1, 2):
+            listed = self._manifests()
+            if not listed:
+                return None
+            try:
+                found = self._get(listed[-1])
+            except ObjectMissing:  # so many newer ones came meanwhile that it was deleted
+                if attempt == 2:
+                    raise
+            else:
+                self._newest = listed[-1].key
+                return found
+        return None
+
+    def _manifests(self) -> list[ListedObject]:
+        found = self._store.listing(f"{MANIFESTS}/")
+        ours = [one for one in found if MANIFEST_NAME.fullmatch(one.key.removeprefix(self.address.prefix))]
+        return sorted(ours, key=lambda one: one.key)
+
+    def _get(self, one: ListedObject) -> bytes:
+        _, sha256 = self._parts(one.key)
+        return self._store.get(one.key, sha256, one.size_bytes)
+
+    def _parts(self, key: str) -> tuple[int, str]:
+        """Return number and sha256 of a manifest's name."""
+        found = MANIFEST_NAME.fullmatch(key.removeprefix(self.address.prefix))
+        return (int(found[1]), found[2]) if found else (0, "")
+
+    @contextmanager
+    def file(self, name: str, sha256: str, size_bytes: int) -> Iterator[Path]:
+        """Give a copy, which is removed afterwards."""
+        with tempfile.TemporaryDirectory(prefix="headrace-archive-") as folder:
+            path = Path(folder) / "file"
+            self._store.get_to_file(f"{self.address.prefix}{name}", sha256, size_bytes, path)
+            yield path
+
+    def begin(self) -> None:
+        """See that the bucket can be used; make a folder for what grows."""
+        self._store.ensure_bucket()
+        self._here = Path(tempfile.mkdtemp(prefix="headrace-archive-"))
+
+    def sizes(self, names: Collection[str]) -> dict[str, int]:
+        """Return the bytes of those files that are there."""
+        listed = {one.key.removeprefix(self.address.prefix): one.size_bytes for one in self._store.listing()}
+        return {name: listed[name] for name in names if name in listed}
+
+    def others(self) -> list[str]:
+        """Return names of what could be no archive's."""
+        names = (one.key.removeprefix(self.address.prefix) for one in self._store.listing())
+        return sorted(name for name in names if not OURS.fullmatch(name) and not name.startswith("probe/"))
+
+    def sweep(self, files: Collection[str], objects: Collection[str]) -> None:  # noqa: ARG002 - they are found again
+        """Remove files that no manifest lists and that are old enough to be nobody's who still writes."""
+        for one in self._store.listing(f"{TOPICS}/"):
+            name = one.key.removeprefix(self.address.prefix)
+            if OURS.fullmatch(name) and name not in files and datetime.now(UTC) - one.modified > SPARED_BY_GC:
+                self._store.delete(one.key)
+
+    def growing(self, name: str) -> Path:
+        """Return a path on this machine."""
+        path = self._here / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def keep(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:
+        """Send it."""
+        stored = StoredObject(f"{self.address.prefix}{name}", sha256, size_bytes)
+        with path.open("rb") as file:
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size_bytes else b""
+            self._store.put_named(stored, content)
+        path.unlink()
+
+    def replace_manifest(self, data: bytes) -> None:
+        """Put the manifest that follows the one that we know, and see that it is the last."""
+        self._require_newest()
+        number, sha256 = self._parts(self._newest)[0] + 1, hashlib.sha256(data).hexdigest()
+        stored = StoredObject(f"{self.address.prefix}{MANIFESTS}/{number:010}-{sha256}.json", sha256, len(data))
+        reach("archive.manifest")
+        self._store.put_named(stored, data)
+        self._newest = stored.key
+        listed = self._require_newest()
+        for old in listed[:-MOST_MANIFESTS]:
+            self._store.delete(old.key)
+
+    def _require_newest(self) -> list[ListedObject]:
+        listed = self._manifests()
+        if (listed[-1].key if listed else "") != self._newest:
+            raise ArchiveBusy(
+                f"another process has archived into {self} meanwhile: what it has added stands, and what this one has "
+                "added since does not; let it end, and give the command again"
+            )
+        return listed
+
+    def release(self) -> None:
+        """Remove what was still growing."""
+        shutil.rmtree(self._here, ignore_errors=True)
+        self._store.close()

@@ -1,0 +1,190 @@
+"""`headrace up RECIPE --from ARCHIVE`: a recipe over archived trajectories, with no server and no worker.
+
+They go through the recipe's chain, the policy trains on what is kept, and every so many versions are played on
+held-out problems. Each step leaves a folder that is there whole or not at all, and what is interrupted goes on there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from infra import workers
+from infra.archive.reading import Archive
+from infra.errors import UsageError
+from infra.held_out import evaluate
+from infra.progress import progress
+from infra.revisions import differences, with_experiment_of
+from infra.server_process import write_atomically
+from infra.settings import Recipe
+
+CURATED, TRAINED, HELD_OUT, EXPERIMENT = "curated", "trained", "held-out", "experiment"
+"""What the folder holds: two folders, and beside them what each step told, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineOrder:
+    """What `headrace up --from` was asked for."""
+
+    recipe: Recipe
+    archive: str
+    data: Path
+    summary: Path | None = None
+
+
+def run_offline(order: OfflineOrder) -> dict[str, Any]:
+    """Curate, train and evaluate; return the summary, in the words of a run's own.
+
+    `trajectories` counts those that were trained on; no reward of training is told, as nothing was played for it.
+
+    Raises UsageError for a recipe of other policies than the archive's, and for a folder that holds another experiment;
+    and as the commands `curate --from`, `train --from` and `evaluate --weights`.
+    """
+    recipe, began = order.recipe, time.monotonic()
+    if len(recipe.policies) > 1:
+        raise UsageError(
+            "--from trains one policy: with several, one's held-out reward would be with the others' start"
+        )
+    order.data.mkdir(parents=True, exist_ok=True)
+    archive = Archive(order.archive)
+    _refuse_others(order)
+    asked = _like_the_run(archive, recipe)
+    [policy] = recipe.policies
+    curated = _curated(order)
+    trained = _trained(order, policy)
+    held_out = _evaluated(order, policy, asked, trained["versions"][-1]["version"])
+    found = _summary(asked, policy, (curated, trained, held_out), _batches(order))
+    found["wall_s"] = round(time.monotonic() - began, 1)
+    found["data"] = {"folder": str(order.data), "archive": order.archive}
+    if order.summary is not None:
+        write_atomically(order.summary, json.dumps(found, indent=1).encode())
+    return found
+
+
+def _like_the_run(archive: Archive, recipe: Recipe) -> Recipe:
+    """Return the archived recipe with what the experiment changes. Raises UsageError where it would change more."""
+    run = Recipe.from_json(archive.revisions()[-1].recipe)
+    if run.policies.keys() != recipe.policies.keys():
+        raise UsageError(
+            f"the archive {archive.root} is of policies {', '.join(run.policies)}, and the recipe names "
+            f"{', '.join(recipe.policies)}: an experiment over an archive changes chain, trainer, seed and evaluation"
+        )
+    return with_experiment_of(run, recipe).model_copy(update={"evaluate": recipe.evaluate, "name": recipe.name})
+
+
+def _refuse_others(order: OfflineOrder) -> None:
+    path, now = (
+        order.data / f"{EXPERIMENT}.json",
+        {"recipe": order.recipe.model_dump(mode="json"), "archive": order.archive},
+    )
+    if path.exists():
+        before = json.loads(path.read_text())
+        changed = differences(Recipe.model_validate(before["recipe"]), order.recipe)
+        changed += [f"--from: {before['archive']} -> {now['archive']}"] if before["archive"] != now["archive"] else []
+        if changed:
+            told = "".join(f"\n  {line}" for line in changed)
+            raise UsageError(f"{order.data} holds another experiment:{told}\nName another --data, or remove it")
+    write_atomically(path, json.dumps(now, indent=1).encode())
+
+
+def _curated(order: OfflineOrder) -> dict[str, Any]:
+    out, report = order.data / CURATED, order.data / f"{CURATED}.json"
+    if not report.exists():
+        if out.exists():
+            shutil.rmtree(out)
+        found = workers.find(workers.CURATE_OFFLINE)(order.archive, None, order.recipe, out)
+        write_atomically(report, json.dumps(found).encode())
+    read: dict[str, Any] = json.loads(report.read_text())
+    return read
+
+
+def _trained(order: OfflineOrder, policy: str) -> dict[str, Any]:
+    """Return what `headrace train --from` tells, with `seconds` by version."""
+    out, report = order.data / TRAINED, order.data / f"{TRAINED}.json"
+    if not report.exists():
+        if out.exists():
+            shutil.rmtree(out)
+        began, seconds = time.monotonic(), [0.0]
+        wish = workers.find(workers.TRAINING_WISH)(
+            policy=policy, start=order.archive, like=order.recipe, keep_every=order.recipe.evaluate.every
+        )
+        with progress("versions") as tell:
+
+            def told(done: int, most: int) -> None:
+                seconds.append(round(time.monotonic() - began, 2))
+                tell(done, most)
+
+            found = workers.find(workers.TRAIN_OFFLINE)(order.data / CURATED, out, wish, told)
+        write_atomically(report, json.dumps({**found, "seconds": seconds}).encode())
+    read: dict[str, Any] = json.loads(report.read_text())
+    return read
+
+
+def _evaluated(order: OfflineOrder, policy: str, asked: Recipe, newest: int) -> list[list[float]]:
+    """Return (version, held-out reward), means over workflows, of the versions that were kept and of the newest."""
+    path = order.data / f"{HELD_OUT}.json"
+    known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    kept = order.data / TRAINED / "versions"
+    folders = {int(folder.name): folder for folder in kept.iterdir()} if kept.is_dir() else {}
+    for version, folder in sorted({**folders, newest: order.data / TRAINED}.items()):
+        if str(version) not in known:
+            told = evaluate(asked, {policy: folder})
+            known[str(version)] = _mean([one[policy]["avg_at_k"] for one in told.values() if policy in one])
+            write_atomically(path, json.dumps(known).encode())
+    return [[int(version), round(reward, 4)] for version, reward in sorted(known.items(), key=lambda one: int(one[0]))]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def _batches(order: OfflineOrder) -> list[list[int]]:
+    """Return by version which use each of its groups was in."""
+    lines = (order.data / TRAINED / "batches.jsonl").read_text().splitlines()
+    return [[use for _, _, use in json.loads(line)["groups"]] for line in lines]
+
+
+def _summary(
+    recipe: Recipe, policy: str, parts: tuple[Any, Any, Any], batches: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Return what a summary of a run tells, as far as it can be told here."""
+    curated, trained, held_out = parts
+    newest, size = trained["versions"][-1]["version"], recipe.rollout.group_size
+    uses = [use for batch in batches for use in batch]
+    discarded = Counter(curated["dropped"]) + Counter(trained["evicted"]) + Counter(trained["unusable"])
+    groups = {
+        "issued": curated["read"],
+        "kept": curated["kept"],
+        "trained": uses.count(0),
+        "discarded": dict(discarded),
+        "dead": sum(curated["dead"].values()),
+        "replays": curated["again"],
+        "replayed": len(uses) - uses.count(0),
+    }
+    trained_on = accumulate(len(batch) * size for batch in batches)
+    rows = zip((one["version"] for one in trained["versions"]), trained_on, trained["seconds"][1:], strict=True)
+    ends = {"eval_first": held_out[0][1], "eval_last": held_out[-1][1]} if held_out else {}
+    ends = {"reward_first": None, "reward_last": None, "eval_first": None, "eval_last": None, **ends}
+    block = {
+        "versions": newest,
+        **ends,
+        "groups": groups,
+        "reward_curve": [],
+        "eval_curve": held_out,
+        "trajectories": len(uses) * size,
+        "progress": [[newest - len(batches), 0, 0.0], *map(list, rows)],
+        "lengths": {"trained": None, "discarded": None, "bias": None},
+        "weights_hash": trained["weights_hash"],
+    }
+    audit = {"ok": True, "lost": 0, "doubled": 0}
+    return {
+        "run": recipe.name, "versions": newest, **ends, "groups": groups, "audit": audit, "selection": {},
+        "policies": {policy: block},
+    }  # fmt: skip

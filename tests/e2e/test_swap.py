@@ -1,0 +1,92 @@
+"""A run whose chain is swapped twice while it goes on, as a user does it: everything that looks at a run agrees."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from command import UNLEARNED, command, headrace, wait_for_version
+
+STEPS = 24
+WORDS = (
+    *("up", "arithmetic", "--plain", *UNLEARNED, "--set", f"trainer.steps={STEPS}", "--set", "evaluate.every=0"),
+    *("--set", "trainer.groups_per_batch=16"),
+)
+REPLAYING = """
+[[curate.chain]]
+use = "validate"
+[[curate.chain]]
+use = "replay_latest"
+ratio = 0.5
+max_uses = 2
+"""
+SAMPLING = """
+[[curate.chain]]
+use = "max_staleness"
+[[curate.chain]]
+use = "pods"
+m = 4
+"""
+
+
+def swap(data: Path, chain: str, *more: str) -> dict[str, Any]:
+    file = data.parent / "chain.toml"
+    file.write_text(chain)
+    done = headrace("swap", file, "--data", data, "--json", *more)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return {"code": done.returncode, **found}
+
+
+def asked(*words: str | Path) -> Any:
+    done = headrace(*words, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_run_goes_on_through_two_swaps_and_its_audit_archive_and_retraining_agree(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with subprocess.Popen(
+        command(*WORDS, "--data", data), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as launcher:
+        wait_for_version(data, launcher, 2)
+        first = swap(data, REPLAYING)
+        assert (first["before"], first["revision"], first["swapped"]) == (0, 1, True), first
+        wrong = swap(data, '[[curate.chain]]\nuse = "pod"\nm = 4\n')
+        assert (wrong["code"], "pods" in wrong["error"]) == (2, True), "the nearest name is told"
+        wait_for_version(data, launcher, 8)
+        launcher.send_signal(signal.SIGINT)
+        launcher.communicate(timeout=60)
+
+    assert swap(data, SAMPLING, "--dry-run")["swapped"] is False
+    assert swap(data, REPLAYING)["swapped"] is False, "it has this chain already"
+    second = swap(data, SAMPLING)
+    assert (second["before"], second["revision"], second["swapped"]) == (1, 2, True), "a run that rests is swapped too"
+    done = headrace(*WORDS, "--data", data)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ended = swap(data, REPLAYING)
+    assert ended["code"] == 1
+    assert "has ended" in ended["error"]
+
+    status = asked("status", "--data", data)
+    assert [one["revision"] for one in status["revisions"]] == [0, 1, 2]
+    assert all(one["groups"] for one in status["revisions"]), "groups went through each chain"
+    assert status["revisions"][2]["chain"] == ["max_staleness", "pods m=4"]
+    audit = asked("audit", "--data", data, "--deep")
+    assert audit["ok"], audit["problems"]
+    begins = audit["revisions"]["sums"]
+    assert [revision for revision, _ in begins] == [0, 1, 2]
+    assert [first for _, first in begins] == sorted({first for _, first in begins}), "each has numbers of its own"
+    assert audit["policies"]["solver"]["replayed"] > 0
+    archive, tried_archive = tmp_path / "run.archive", tmp_path / "tried.archive"
+    asked("archive", "--data", data, "--out", archive)
+    curated = asked("curate", "--from", archive, "--out", tried_archive)
+    assert (curated["kept"], curated["sha256"]) == (
+        audit["curated"]["solver"]["n"],
+        audit["curated"]["solver"]["sha256"],
+    )
+    retrained = asked("retrain", "--data", data)
+    assert retrained["ok"]
+    assert len(retrained["versions"]) == STEPS

@@ -1,0 +1,246 @@
+"""An archive below a prefix of a real object store: the same records, whoever is killed and whoever else writes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from made_records import played, say, tasks
+from made_run import make_run, tiny_recipe
+from test_archive import archived, behind_claims, delete_topics, headrace, roll_out, there, without_offsets
+
+from consumers.archiver import archive
+from consumers.offline_curator import curate_offline
+from consumers.replayer import replay
+from infra.archive import locations
+from infra.archive.locations import ArchiveBusy, InStore, location_of
+from infra.archive.manifest import ArchiveCorrupt
+from infra.archive.reading import Archive, is_archive
+from infra.archive.writing import ArchiveWriter
+from infra.errors import UsageError
+from infra.object_store import ObjectStore
+from infra.run import Run
+
+GROUPS = 24
+
+
+@pytest.fixture
+def run(bootstrap: str, store: ObjectStore, run_name: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run on a store that its recipe names, as archives in it are named."""
+    address = store.address
+    for name, value in {"ACCESS_KEY": address.access_key, "SECRET_KEY": address.secret_key}.items():
+        monkeypatch.setenv(f"HEADRACE_S3_{name}", value)
+    monkeypatch.setenv("HEADRACE_S3_ENDPOINT", f"{'https' if address.secure else 'http'}://{address.endpoint}")
+    where = {"endpoint": address.endpoint, "bucket": address.bucket, "secure": address.secure, "cache_gib": 0}
+    return make_run(bootstrap, store, tiny_recipe(run_name, store=where))
+
+
+@pytest.fixture
+def place(run: Run) -> str:
+    return f"s3://{run.store_address.bucket}/archives/{run.address.run}"
+
+
+def keys(place: str) -> list[str]:
+    """Names below the archive's prefix, but the probe that tells whether a bucket can be used."""
+    location = location_of(place)
+    assert isinstance(location, InStore)
+    names = (one.key.removeprefix(location.address.prefix) for one in location._store.listing())
+    return sorted(name for name in names if not name.startswith("probe/"))
+
+
+def names(run: Run) -> list[str]:
+    return [run.topics.trajectories("solver"), run.topics.tasks("sums"), run.topics.recipe]
+
+
+def test_an_archive_in_a_store_is_the_one_in_a_folder_and_all_read_it(run: Run, place: str, tmp_path: Path) -> None:
+    roll_out(run, range(GROUPS))
+    say(run, *behind_claims(run))
+
+    in_folder, in_store = archive(run, tmp_path / "a"), archive(run, place)
+
+    assert archived(place, *names(run)) == archived(tmp_path / "a", *names(run)) == there(run, *names(run))
+    assert in_store["topics"] == in_folder["topics"]
+    assert in_store["objects"]["count"] == in_folder["objects"]["count"] == 1
+    files = {name for name in keys(place) if not name.startswith("manifests/")}
+    ours = (path.relative_to(tmp_path / "a").as_posix() for path in (tmp_path / "a").rglob("*") if path.is_file())
+    assert files == {name for name in ours if name.startswith(("topics/", "objects/"))}
+
+    roll_out(run, range(GROUPS, 2 * GROUPS))
+    second, third = archive(run, place), archive(run, place)
+    assert second["topics"]["trajectories.solver"]["new_records"] == GROUPS + 2
+    assert {topic["new_records"] for topic in third["topics"].values()} == {0}
+    assert archived(place, *names(run)) == there(run, *names(run))
+
+    archive(run, tmp_path / "a")
+    of_folder = curate_offline(tmp_path / "a", None, None, tmp_path / "x")
+    of_store = curate_offline(place, None, None, tmp_path / "y")
+    assert of_store["sha256"] == of_folder["sha256"]
+
+    before = there(run, *names(run))
+    delete_topics(run)
+    assert replay(place, str(run.address), None)["objects"] == 1
+    assert without_offsets(there(run, *names(run))) == without_offsets(before)
+
+
+KILLED = """
+import sys
+from infra.archive import writing
+writing.FILE_BYTES = 2_000
+from consumers.archiver import archive
+from infra.kafka import parse_run
+from infra.run import join
+archive(join(parse_run(sys.argv[1])), sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("point", ["archive.object 1", "archive.cut 2", "archive.manifest 2", "archive.saved 1"])
+def test_a_killed_writer_leaves_what_the_next_one_completes(run: Run, place: str, tmp_path: Path, point: str) -> None:
+    roll_out(run, range(GROUPS))
+    say(run, *behind_claims(run))
+    (tmp_path / "points").mkdir()
+    name, _, count = point.partition(" ")
+    (tmp_path / "points" / name).write_text(f"kill {count}")
+    environment = {**os.environ, "HEADRACE_FAILPOINTS": str(tmp_path / "points")}
+
+    line = [sys.executable, "-c", KILLED, str(run.address), place]
+    killed = subprocess.run(line, env=environment, check=False, timeout=120, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    archive(run, place)
+
+    assert archived(place, *names(run)) == there(run, *names(run))
+    assert Archive(place).manifest.objects.keys()
+
+
+def test_of_two_writers_at_once_one_is_told_and_nothing_is_mixed(run: Run, place: str) -> None:
+    roll_out(run, range(GROUPS))
+
+    def writer() -> ArchiveWriter:
+        found = ArchiveWriter(location_of(place), run.address.run, run.run_id, lambda *_: None, lambda *_: [])
+        found.add_topic(topic, run.recipe.kafka.partitions, {})
+        return found
+
+    topic = run.topics.tasks("sums")
+    whole = there(run, topic)
+    with writer() as one, writer() as other:
+        for number, messages in enumerate(whole.values()):
+            for message in messages:
+                one.write(message)
+                if number == 0:
+                    other.write(message)
+        one.save()
+        with pytest.raises(ArchiveBusy, match="another process has archived into"):
+            other.save()
+        assert archived(place, topic) == whole
+
+    with writer() as last:
+        assert [last.next_offset(place) for place in whole] == [messages[-1].offset + 1 for messages in whole.values()]
+
+
+def test_of_two_manifests_of_one_number_the_same_counts_for_all(
+    run: Run, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both writers look, both put: the one whose name is not the last is told so, at once or when it saves again."""
+    first, second = location_of(place), location_of(place)
+    assert isinstance(first, InStore)
+    assert isinstance(second, InStore)
+    low, high = sorted((b"one", b"another"), key=lambda data: hashlib.sha256(data).hexdigest())
+    monkeypatch.setattr(locations, "reach", lambda _: second._store.put_named(_named(second, high), high))
+    with pytest.raises(ArchiveBusy):
+        first.replace_manifest(low)
+    assert location_of(place).manifest() == high
+
+
+def _named(location: InStore, data: bytes) -> locations.StoredObject:
+    sha256 = hashlib.sha256(data).hexdigest()
+    key = f"{location.address.prefix}manifests/{1:010}-{sha256}.json"
+    return locations.StoredObject(key, sha256, len(data))
+
+
+def test_old_manifests_go_and_so_does_what_a_killed_writer_left_long_ago(
+    run: Run, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        say(run, *tasks(run, [number]))
+        archive(run, place)
+    assert len([name for name in keys(place) if name.startswith("manifests/")]) == locations.MOST_MANIFESTS
+
+    location = location_of(place)
+    assert isinstance(location, InStore)
+    left = f"topics/{run.topics.tasks('sums')}/0/{7:020}-{8:020}-{'0' * 16}.avro"
+    location._store.put_named(locations.StoredObject(f"{location.address.prefix}{left}", "", 4), b"left")
+    archive(run, place)
+    assert left in keys(place), "somebody may be writing it"
+    monkeypatch.setattr(locations, "SPARED_BY_GC", timedelta(0))
+    archive(run, place)
+    assert left not in keys(place)
+    assert archived(place, *names(run)) == there(run, *names(run))
+
+
+@pytest.mark.parametrize("act", ["remove", "change"])
+def test_a_file_that_is_gone_or_changed_is_told(run: Run, place: str, act: str, tmp_path: Path) -> None:
+    roll_out(run, range(GROUPS))
+    archive(run, place)
+    location = location_of(place)
+    assert isinstance(location, InStore)
+    [name, *_] = [name for name in keys(place) if name.startswith(f"topics/{run.topics.trajectories('solver')}/")]
+    key = f"{location.address.prefix}{name}"
+    location._store.delete(key)
+    if act == "change":
+        location._store.put_named(locations.StoredObject(key, "", 7), b"changed")
+
+    with pytest.raises(ArchiveCorrupt, match=name):
+        curate_offline(place, None, None, tmp_path / "out")
+    with pytest.raises(ArchiveCorrupt, match=name):
+        archive(run, place)
+    assert not (tmp_path / "out").exists()
+
+
+REFUSED: list[tuple[Callable[[Run], str], str]] = [
+    (lambda run: f"s3://{run.store_address.bucket}", "name a prefix of the archive's own"),
+    (lambda run: f"store:{run.store_address.prefix}archive", "is among the objects of run"),
+    (lambda run: "http://127.0.0.1:1", "is no address of an object store"),
+    (lambda run: f"store:others-{run.address.run}", "holds other things"),
+]
+
+
+@pytest.mark.parametrize(("where", "told"), REFUSED)
+def test_a_place_that_cannot_be_is_told(run: Run, where: Callable[[Run], str], told: str) -> None:
+    with ObjectStore(replace(run.store_address, prefix=f"others-{run.address.run}/")) as store:
+        store.put(b"weights of others", "weights")
+    with pytest.raises(UsageError, match=told):
+        archive(run, where(run))
+
+
+def test_an_address_needs_its_endpoint_and_a_copy_in_a_folder_is_read_as_well(
+    run: Run, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(run, *tasks(run, range(5)), *played(run, range(5)))
+    done = headrace("archive", "--run", str(run.address), "--out", f"store:archives/{run.address.run}")
+    assert done.returncode == 0, done.stderr
+    location = location_of(place)
+    assert isinstance(location, InStore)
+    for name in keys(place):
+        path = tmp_path / "copy" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(location._store.get_range(f"{location.address.prefix}{name}", 0, size(location, name)))
+    assert archived(tmp_path / "copy", *names(run)) == there(run, *names(run))
+    assert is_archive(str(tmp_path / "copy"))
+
+    monkeypatch.delenv("HEADRACE_S3_ENDPOINT")
+    with pytest.raises(UsageError, match="set HEADRACE_S3_ENDPOINT"):
+        Archive(place)
+    with pytest.raises(UsageError, match="here is no run whose store"):
+        Archive("store:archives")
+
+
+def size(location: InStore, name: str) -> int:
+    [found] = [one for one in location._store.listing() if one.key == f"{location.address.prefix}{name}"]
+    return found.size_bytes

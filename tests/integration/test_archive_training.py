@@ -1,0 +1,132 @@
+"""`headrace train --from` over the archive of a run that a trainer made: as it was, otherwise, killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_run import TINY_MODEL, make_run, tiny_recipe
+from trained_run import Answer, batches, command, curated, feed, replay, start_trainer, until
+
+from consumers.archiver import archive
+from envs.arithmetic import ALPHABET
+from infra.object_store import ObjectStore, StoreAddress
+from infra.run import Run
+from infra.weights.folder import _open_file
+from infra.weights.tensors import weights_hash
+
+STEPS = 7
+TRAINER = {
+    "steps": STEPS,
+    "groups_per_batch": 4,
+    "minibatches": 2,
+    "max_staleness": 20,
+    "checkpoint_every": 3,
+    "advantage": {"use": "lite_ppo"},
+    "batch_norm": True,
+}
+"""Advantages that depend on the whole batch."""
+POLICIES = {"solver": {"model": TINY_MODEL, "alphabet": ALPHABET, "lora": {"rank": 4}}}
+
+
+@pytest.fixture(scope="module")
+def trained(bootstrap: str, store_address: StoreAddress) -> Iterator[Run]:
+    """A run whose trainer has made all its versions, with one thread; four of its groups it has trained on twice."""
+    name = f"trained-{uuid.uuid4().hex[:8]}"
+    with ObjectStore(replace(store_address, prefix=f"{name}/")) as store:
+        run = make_run(bootstrap, store, tiny_recipe(name, trainer=TRAINER, policies=POLICIES))
+        groups = [curated(number, stale=100) for number in range(4 * STEPS - 4)]
+        feed(run, [*groups, *(replay(groups[number], 1, back=2, weight=0.5) for number in (3, 8, 9, 14))])
+        process = start_trainer(run)
+        until(lambda: len(batches(run)) == STEPS, process)
+        process.kill()
+        process.join()
+        yield run
+
+
+@pytest.fixture(scope="module")
+def whole(trained: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its archive, with weights."""
+    out = tmp_path_factory.mktemp("archived") / "whole"
+    archive(trained, out, with_weights=True)
+    return out
+
+
+def train(folder: Path, source: Path, out: str, *words: str, **more: Any) -> tuple[Answer, dict[str, Any]]:
+    given = ("train", "--from", str(source), "--out", str(folder / out), "--json", *words)
+    answer = command(folder, *given, **more)
+    return answer, json.loads(answer.out) if answer.out else {}
+
+
+def test_the_runs_own_batches_give_the_runs_own_weights_bit_for_bit(trained: Run, whole: Path, tmp_path: Path) -> None:
+    answer, found = train(tmp_path, whole, "same", "--batches")
+
+    assert answer.code == 0, answer.err
+    assert found["start"].startswith("the checkpoint of version 0")
+    assert [one["weights_hash"] for one in found["versions"]] == [one.weights_hash for one in batches(trained)]
+    assert all(one["equal"] for one in found["versions"])
+    lines = [json.loads(line) for line in (tmp_path / "same" / "batches.jsonl").read_text().splitlines()]
+    told = [[[use.stream, use.number, use.use] for use in batch.groups] for batch in batches(trained)]
+    assert [line["groups"] for line in lines] == told
+    assert any(use[2] for groups in told for use in groups), "a replay is among them"
+
+
+def test_batches_cut_anew_are_the_same_every_time_and_other_settings_are_not(whole: Path, tmp_path: Path) -> None:
+    answer, found = train(tmp_path, whole, "first")
+    assert answer.code == 0, answer.err
+    assert (found["read"], found["trained"], found["left"], found["unread"]) == (4 * STEPS, 4 * STEPS, 0, 0)
+    assert [one["version"] for one in found["versions"]] == [*range(1, STEPS + 1)]
+    _, adapter, said = _open_file(tmp_path / "first" / "adapter_model.safetensors", writable=False)
+    assert weights_hash(adapter) == said == found["weights_hash"]
+    beside = {path.name for path in (tmp_path / "first").iterdir()}
+    assert beside >= {"adapter_config.json", "config.json", "model.safetensors", "tokenizer.json", "training.json"}
+
+    _, again = train(tmp_path, whole, "second")
+    assert again["weights_hash"] == found["weights_hash"]
+
+    _, other = train(tmp_path, whole, "third", "--set", "trainer.learning_rate=0.01", "--steps", "3")
+    assert other["weights_hash"] != found["weights_hash"]
+    assert len(other["versions"]) == 3
+    assert other["settings"] == ["trainer.steps: 7 -> 3", "trainer.learning_rate: 5e-06 -> 0.01"]
+    shown = command(tmp_path, "train", "--from", str(whole), "--out", str(tmp_path / "fourth"))
+    assert "grad norm" in shown.out
+    assert found["weights_hash"] in shown.out
+
+
+def test_killed_it_leaves_nothing_and_given_again_begins_anew(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "points").mkdir()
+    (tmp_path / "points" / "folder.made").write_text("kill")
+
+    answer, _ = train(tmp_path, whole, "out", failpoints=tmp_path / "points")
+    assert answer.code == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+
+    answer, found = train(tmp_path, whole, "out")
+    assert answer.code == 0, answer.err
+    _, undisturbed = train(tmp_path, whole, "other")
+    assert found["weights_hash"] == undisturbed["weights_hash"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_archive_without_a_checkpoint_begins_at_another_or_at_a_folder(
+    trained: Run, whole: Path, tmp_path: Path
+) -> None:
+    archive(trained, tmp_path / "plain")
+    _, expected = train(tmp_path, whole, "whole")
+
+    _, elsewhere = train(tmp_path, tmp_path / "plain", "begun", "--start", str(whole))
+    assert elsewhere["weights_hash"] == expected["weights_hash"]
+
+    _, fresh = train(tmp_path, tmp_path / "plain", "fresh")
+    assert fresh["start"] == "a new model, seed 1"
+    assert fresh["weights_hash"] == expected["weights_hash"], "the run had begun with that model too"
+
+    answer, _ = train(tmp_path, tmp_path / "plain", "none", "--start", str(tmp_path / "plain"))
+    assert (answer.code, "made with `headrace archive --with-weights`" in answer.err) == (2, True)
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,262 @@
+"""A shadow beside its policy on a real broker and store: the same bits where all is the same, and its own where not."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_records import curator_partitions, played, say
+from made_run import make_run, tiny_recipe
+from stoppable import Component, Start, starter, until
+from test_evictions import outgoing, training
+from trained_run import batches, curated, curated_message, feed, outcomes, published, start_trainer
+
+from consumers.audit.report import report
+from consumers.discards import discards
+from consumers.status import status
+from infra.kafka import Message, Outgoing
+from infra.object_store import ObjectStore, StoreAddress
+from infra.run import Run, join, read_revisions
+from infra.run_loop import run_loop
+from infra.stopwatch import Stopwatch
+from infra.topic_reader import read_all
+from schemas import codec
+from schemas.records import BatchTrained, DeadLetter, Outcome, Snapshot
+from trainers.retrain import retrain
+
+STEPS, BATCH, NUMBERS = 6, 4, 78
+"""Of the groups every third has signal: those of six batches, and two that are left over."""
+TWIN, FREE = "solver.twin", "solver.free"
+TRAINER = {
+    "steps": STEPS,
+    "groups_per_batch": BATCH,
+    "minibatches": 2,
+    "max_staleness": 20,
+    "checkpoint_every": 2,
+    "learning_rate": 1e-3,
+    "order": "fifo",
+}
+UNFILTERED = {"chain": ["validate"], "trainer": {"steps": 100, "learning_rate": 3e-3, "max_staleness": 20}}
+"""It keeps every group, and never comes to its last version."""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    yield from starter(tmp_path)
+
+
+def made(bootstrap: str, store: ObjectStore, name: str, shadows: dict[str, Any]) -> Run:
+    """A run of one partition, so that arrival is the order of offsets, whose groups are all played."""
+    recipe = tiny_recipe(name, trainer=TRAINER, kafka={"partitions": 1}, shadows=shadows)
+    run = make_run(bootstrap, store, recipe)
+    issued = Snapshot(run_id=run.run_id, component="feed", body=json.dumps({"next": {"sums": NUMBERS}}).encode())
+    say(run, Outgoing(run.topics.state, codec.encode(issued), b"feed", partition=0), *played(run, range(NUMBERS)))
+    return run
+
+
+def curate(start: Start, run: Run, *words: str, **more: Any) -> Component:
+    return start("curate", "--run", str(run.address), "--policy", "solver", "--slot", "0", *words, **more)
+
+
+def end(run: Run) -> None:
+    """Say, as the feeder does, that the run is over."""
+    ended = replace(read_revisions(run.address)[-1], ended="steps")
+    say(run, Outgoing(run.topics.recipe, codec.encode(ended), partition=0))
+
+
+def values(run: Run, topic: str) -> list[bytes]:
+    return [message.value for message in read_all(run.connection, [topic])]
+
+
+def curated_offline(run: Run, line: str) -> list[bytes]:
+    """What a line's chain makes of the trajectories with no broker."""
+    (partition,) = curator_partitions(run, line)
+    found = []
+    for message in read_all(run.connection, [run.topics.trajectories("solver")]):
+        followed = partition.handle(Message(message.topic, 0, 0, message.key, message.value, message.headers))
+        found += [one.value for one in followed if one.topic == run.topics.curated(line)]
+    return found
+
+
+def concluded(run: Run, line: str) -> int:
+    dropped = sum(outcome.verdict != "kept" for outcome in outcomes(run, line))
+    return dropped + sum(len(batch.groups) for batch in batches(run, line))
+
+
+def hashes(run: Run, line: str = "solver") -> list[str]:
+    return [batch.weights_hash for batch in batches(run, line)]
+
+
+@pytest.fixture(scope="module")
+def alone(bootstrap: str, store_address: StoreAddress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """The same run without a shadow."""
+    name = f"alone-{uuid.uuid4().hex[:8]}"
+    components = starter(tmp_path_factory.mktemp("alone"))
+    with ObjectStore(replace(store_address, prefix=f"{name}/")) as store:
+        run = made(bootstrap, store, name, {})
+        curate(next(components), run)
+        trainer = start_trainer(run)
+        until(lambda: concluded(run, "solver") == NUMBERS, "the run without a shadow is trained")
+        trainer.kill()
+        with suppress(StopIteration):
+            next(components)
+        yield run
+
+
+def test_a_shadow_of_the_same_chain_and_settings_makes_the_very_same_weights(
+    bootstrap: str, store: ObjectStore, run_name: str, start: Start, trainers: list[BaseProcess]
+) -> None:
+    run = made(bootstrap, store, run_name, {"twin": {}})
+    trainers.append(start_trainer(run, variant="twin"))  # it waits for version 0
+    curate(start, run, "--variant", "twin")
+    curate(start, run)
+    trainers.append(start_trainer(run))
+    until(lambda: {concluded(run, line) for line in run.recipe.lines} == {NUMBERS}, "both have concluded every number")
+
+    assert values(run, run.topics.curated(TWIN)) == values(run, run.topics.curated("solver"))
+    assert len(hashes(run)) == STEPS
+    assert hashes(run, TWIN) == hashes(run)
+    first, own = published(run)[0], published(run, TWIN)[0]
+    assert (own.version, own.weights_hash, own.variant, first.variant) == (0, first.weights_hash, "twin", "")
+    assert {batch.variant for batch in batches(run, TWIN)} == {"twin"}
+    found = report(run, rests=True)
+    assert found["ok"], found["problems"]
+    assert found["curated"]["solver.twin"] == found["curated"]["solver"]
+    counts = found["shadows"][TWIN]
+    assert (counts["trained"], counts["in_flight"], counts["discarded"]) == (
+        STEPS * BATCH,
+        0,
+        found["policies"]["solver"]["discarded"],
+    )
+    assert retrain(run, TWIN, (None, None))["ok"]
+
+
+def test_a_shadow_that_is_killed_again_and_again_loses_nothing_and_changes_nothing_of_its_policy(  # noqa: PLR0913, PLR0917 - fixtures
+    bootstrap: str,
+    store: ObjectStore,
+    run_name: str,
+    start: Start,
+    trainers: list[BaseProcess],
+    tmp_path: Path,
+    alone: Run,
+) -> None:
+    run = made(bootstrap, store, run_name, {"free": UNFILTERED})
+    curate(start, run)
+    trainers.append(start_trainer(run))
+    curator = curate(start, run, "--variant", "free", armed={"curate.committing": "kill"})
+    until(curator.restarted, "the shadow's curator dies before its first commit")
+    for number, (point, when) in enumerate((("committing", "kill 2"), ("stepped", "kill 3"), ("after_upload", "kill"))):
+        folder = tmp_path / f"points-{number}"
+        folder.mkdir()
+        (folder / f"train.{point}").write_text(when)
+        trainers.append(start_trainer(run, failpoints=folder, variant="free"))
+        trainers[-1].join(120)
+        assert trainers[-1].exitcode == -9, "the shadow's trainer is killed"
+    until(lambda: concluded(run, "solver") == NUMBERS, "the main trainer is done")
+    end(run)
+    trainers.append(start_trainer(run, variant="free"))
+    until(lambda: concluded(run, FREE) == NUMBERS, "the shadow has run dry")
+
+    assert values(run, run.topics.curated("solver")) == values(alone, alone.topics.curated("solver"))
+    assert hashes(run) == hashes(alone), "the policy learns what it learns alone"
+    assert [event.weights_hash for event in published(run)] == [event.weights_hash for event in published(alone)]
+    for line in run.recipe.lines:
+        assert values(run, run.topics.curated(line)) == curated_offline(run, line)
+    assert hashes(run, FREE)[0] != hashes(run)[0]
+    run = join(run.address)
+    found = report(run, rests=True)
+    assert found["ok"], found["problems"]
+    assert found["groups"]["trained"] == STEPS * BATCH, "no sum but of the policy counts the shadow in"
+    counts = found["shadows"][FREE]
+    trained = sum(len(batch.groups) for batch in batches(run, FREE))
+    assert counts["trained"] == trained
+    assert (counts["kept"], counts["in_flight"], counts["doubled"]) == (NUMBERS, 0, 0)
+    assert trained + sum(counts["discarded"].values()) == NUMBERS
+    told = status(run, rests=True)
+    shadow = told["shadows"][FREE]
+    assert shadow["version"] == batches(run, FREE)[-1].version
+    assert shadow["off_policy_gap"] == batches(run, FREE)[-1].metrics["off_policy_gap"] > 0
+    assert told["versions"] == {"solver": STEPS}
+    assert told["groups"]["in_flight"] == 0
+    assert discards(run, FREE)["policies"][FREE]["waiting"] == 0
+
+
+def test_what_nobody_can_read_is_a_letter_of_the_policy_and_an_outcome_of_the_shadow(
+    bootstrap: str, store: ObjectStore, run_name: str, start: Start, trainers: list[BaseProcess]
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name, kafka={"partitions": 1}, shadows={"free": UNFILTERED}))
+    issued = Snapshot(run_id=run.run_id, component="feed", body=json.dumps({"next": {"sums": 6}}).encode())
+    broken, *whole = played(run, range(6))
+    say(run, Outgoing(run.topics.state, codec.encode(issued), b"feed", partition=0))
+    say(run, replace(broken, value=broken.value[:-5]), *whole)
+    curate(start, run)
+    curate(start, run, "--variant", "free")
+    trainers += [start_trainer(run), start_trainer(run, variant="free")]
+    until(lambda: len(batches(run, FREE)) == 1, "the shadow trains on what it can read")
+    until(lambda: len(outcomes(run)) == 5, "the policy's curator is done")
+
+    letters = [codec.decode(value, DeadLetter) for value in values(run, run.topics.dead_letters)]
+    assert [(letter.component, letter.number) for letter in letters] == [("curate.solver", 0)]
+    lost = [one for one in outcomes(run, FREE) if one.verdict == "dropped"]
+    assert [(one.number, one.reason, one.component) for one in lost] == [(0, "undecodable", "curate")]
+    found = report(run, rests=True)
+    assert found["ok"], found["problems"]
+    assert found["policies"]["solver"]["dead"] == 1
+    assert (found["shadows"][FREE]["dead"], found["shadows"][FREE]["discarded"]) == (0, {"undecodable": 1})
+
+
+@pytest.fixture
+def begun(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
+    """A run of which version 0 is there, for its shadow to begin with."""
+    recipe = tiny_recipe(run_name, kafka={"partitions": 1}, shadows={"free": UNFILTERED})
+    run = make_run(bootstrap, store, recipe)
+    with training(run):
+        return run
+
+
+def test_a_shadows_groups_grow_old_by_the_versions_of_its_policy(begun: Run) -> None:
+    feed(begun, [curated(number, version=0, stale=1) for number in range(3)], line=FREE)
+    feed(begun, [curated(3, version=2, stale=1)], line=FREE)
+    with training(begun, FREE) as (trainer, _):
+        told = outgoing(trainer, lambda told: len(told) >= 4)
+        assert [entry.key[1] for entry in trainer.window.leftovers()] == [3], "no version of its own is as new"
+        assert trainer.learner.version == 0
+    verdicts = [codec.decode(one.value, Outcome).verdict for one in told if one.topic == begun.topics.outcomes(FREE)]
+    assert verdicts == ["expired"] * 3
+
+
+def test_a_shadow_trains_on_after_the_runs_end_as_long_as_a_batch_can_be_cut(begun: Run) -> None:
+    feed(begun, [curated(number, stale=100) for number in range(2 * BATCH + 1)], line=FREE)
+    end(begun)
+    with training(join(begun.address), FREE) as (trainer, writer):
+        stop = threading.Event()
+
+        def concluded_all() -> bool:
+            return concluded(begun, FREE) == 2 * BATCH + 1
+
+        loop = threading.Thread(target=run_loop, args=(trainer, writer, stop, Stopwatch()))
+        loop.start()
+        until(concluded_all, "the shadow has run dry")
+        stop.set()
+        loop.join()
+    assert [len(batch.groups) for batch in batches(begun, FREE)] == [BATCH, BATCH]
+    assert [one.verdict for one in outcomes(begun, FREE)] == ["run_end"]
+
+
+def test_what_a_shadows_trainer_cannot_read_is_an_outcome_and_a_place_in_its_batches(begun: Run) -> None:
+    broken = curated_message(begun, curated(0), FREE)
+    say(begun, replace(broken, value=broken.value[:-5]))
+    with training(begun, FREE) as (trainer, _):
+        told = outgoing(trainer, lambda told: len(told) >= 2)
+    lost, batch = (codec.decode(told[0].value, Outcome), codec.decode(told[1].value, BatchTrained))
+    assert (lost.verdict, lost.reason, lost.number, lost.component) == ("dropped", "undecodable", 0, "train")
+    assert [(one.verdict, one.group and one.group.number) for one in batch.evictions] == [("dead", 0)]
+    assert begun.topics.dead_letters not in {one.topic for one in told}

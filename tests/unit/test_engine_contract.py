@@ -1,0 +1,221 @@
+"""What every engine promises (`producers/engines/contract.py`), of those that are shipped."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from infra.settings import Rollout
+from producers.engines.contract import Engine, EngineError, EngineStats, Generation, Sampling, VersionGone
+from producers.engines.registry import open_engine
+from trainers.model import character_tokenizer
+
+ALPHABET = "0123456789/=?"
+TOKENIZER = character_tokenizer(ALPHABET)
+CONTEXT = 64
+CONFIG = transformers.Qwen3Config(
+    vocab_size=len(ALPHABET) + 2,
+    hidden_size=16,
+    intermediate_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    max_position_embeddings=CONTEXT,
+    tie_word_embeddings=True,
+    initializer_range=0.2,
+    eos_token_id=TOKENIZER.eos_token_id,
+)
+WEIGHTS: dict[str, Any] = dict(transformers.Qwen3ForCausalLM(CONFIG).named_parameters())
+PROMPT: list[int] = TOKENIZER.encode("1/17=4?")
+LONG = Sampling(max_tokens=50)
+"""An answer of the scripted engine is as long as this allows, and takes half a second."""
+ENGINES: dict[str, dict[str, object]] = {
+    "torch": {"use": "torch"},
+    "scripted": {
+        "use": "scripted",
+        "difficulties": [0.0, 0.0],
+        "tokens": [4, 50],
+        "seconds_per_token": 0.01,
+    },
+}
+Make = Callable[..., Engine]
+
+
+@pytest.fixture(params=ENGINES)
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    """Return what opens an engine with version 0 of each policy in it."""
+    opened: list[Engine] = []
+
+    def opens(*policies: str, loaded: bool = True) -> Engine:
+        for policy in policies:
+            CONFIG.save_pretrained(tmp_path / policy)
+            TOKENIZER.save_pretrained(tmp_path / policy)
+        rollout = Rollout.model_validate({"engine": ENGINES[request.param]})
+        engine, build = open_engine({policy: tmp_path / policy for policy in policies}, rollout, 8)
+        assert build.startswith(request.param)
+        opened.append(engine)
+        for policy in policies if loaded else ():
+            engine.load(policy, 0, WEIGHTS)
+        return engine
+
+    yield opens
+    for engine in opened:
+        engine.close()
+
+
+@pytest.fixture
+def engine(make: Make) -> Engine:
+    return make("p")
+
+
+def run(*calls: Awaitable[Generation]) -> list[Generation]:
+    async def gather() -> list[Generation]:
+        return list(await asyncio.gather(*calls))
+
+    return asyncio.run(gather())
+
+
+async def until(engine: Engine, holds: Callable[[EngineStats], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds(engine.stats()):  # noqa: ASYNC110 - an engine has no event to wait for
+            await asyncio.sleep(0.0005)
+
+
+def test_an_answer_has_an_id_a_log_probability_and_a_version_for_every_token(engine: Engine) -> None:
+    sampling = Sampling(max_tokens=8)
+    same, again, other = run(*(engine.generate("p", PROMPT, sampling, seed=seed) for seed in (1, 1, 2)))
+    for result in (same, other):
+        assert (result.ids.dtype, result.logprobs.dtype) == (np.int32, np.float32)
+        assert len(result.ids) == len(result.logprobs) == 8
+        assert (result.logprobs < 0).all()
+        assert result.version_runs == ((0, 8),)
+        assert result.finish_reason == "length"
+    assert same.ids.tolist() == again.ids.tolist()
+    stats = engine.stats()
+    assert (stats.generated_tokens, stats.prompt_tokens, stats.running) == (24, 3 * len(PROMPT), 0)
+
+
+def test_a_token_carries_the_version_that_made_it_and_a_swap_ends_no_request(engine: Engine) -> None:
+    async def swap_twice() -> Generation:
+        task = asyncio.create_task(engine.generate("p", PROMPT, LONG, seed=0))
+        for version in (1, 2):
+            await until(engine, lambda now, least=15 * version: now.generated_tokens >= least)  # type: ignore[misc]
+            await asyncio.to_thread(engine.load, "p", version, WEIGHTS)
+        return await task
+
+    result = asyncio.run(swap_twice())
+    assert engine.versions() == {"p": 2}
+    assert [version for version, _ in result.version_runs] == [0, 1, 2]
+    assert result.version_runs[0][1] >= 15
+    assert sum(length for _, length in result.version_runs) == len(result.ids) == 50
+
+
+def test_a_held_version_is_played_over_swaps_until_it_is_released(engine: Engine) -> None:
+    engine.hold("p", 0)
+    engine.hold("p", 0)
+    engine.load("p", 1, WEIGHTS)
+    engine.release("p", 0)
+    few = Sampling(max_tokens=5)
+
+    async def both() -> list[Generation]:
+        held = asyncio.create_task(engine.generate("p", PROMPT, LONG, seed=0, version=0))
+        await until(engine, lambda now: now.generated_tokens > 0)
+        await asyncio.to_thread(engine.load, "p", 2, WEIGHTS)
+        return [await held, await engine.generate("p", PROMPT, few, seed=0)]
+
+    held, served = asyncio.run(both())
+    assert (held.version_runs, served.version_runs) == (((0, 50),), ((2, 5),))
+    engine.release("p", 0)
+    with pytest.raises(VersionGone, match="version 0 is not held"):
+        run(engine.generate("p", PROMPT, few, seed=0, version=0))
+    with pytest.raises(VersionGone, match="version 0 is not held"):
+        engine.release("p", 0)
+    with pytest.raises(VersionGone, match="version 7 is not held"):
+        engine.hold("p", 7)
+    engine.hold("p", 7, WEIGHTS)
+    assert run(engine.generate("p", PROMPT, few, seed=0, version=7))[0].version_runs == ((7, 5),)
+    assert engine.versions() == {"p": 2}
+
+
+def test_two_policies_have_versions_of_their_own(make: Make) -> None:
+    engine = make("solver", "verifier")
+    engine.load("verifier", 2, WEIGHTS)
+    results = run(*(engine.generate(policy, PROMPT, Sampling(max_tokens=4), seed=0) for policy in engine.versions()))
+    assert engine.versions() == {"solver": 0, "verifier": 2}
+    assert [result.version_runs for result in results] == [((0, 4),), ((2, 4),)]
+
+
+def test_a_cancelled_request_leaves_its_place_and_its_tokens_stay_counted(engine: Engine) -> None:
+    async def scenario() -> None:
+        task = asyncio.create_task(engine.generate("p", PROMPT, LONG, seed=0))
+        await until(engine, lambda now: now.generated_tokens > 3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(engine, lambda now: now.running == 0)
+
+    asyncio.run(scenario())
+    assert 3 < engine.stats().generated_tokens < 50
+
+
+def test_a_deadline_that_has_passed_ends_a_request_as_cancelled(engine: Engine) -> None:
+    (result,) = run(engine.generate("p", PROMPT, LONG, seed=0, deadline_s=0.0))
+    assert result.finish_reason == "cancelled"
+    assert len(result.ids) == len(result.logprobs) == sum(length for _, length in result.version_runs) < 50
+
+
+@pytest.mark.parametrize(
+    ("ids", "sampling", "message"),
+    [
+        ([1, 99], LONG, "token id 99 at position 1 is outside"),
+        ([], LONG, "non-empty"),
+        ([2] * 20, LONG, "exceed the model's context of 64"),
+        (PROMPT, Sampling(temperature=-1.0, max_tokens=8), "temperature is -1.0; it must be"),
+    ],
+)
+def test_a_request_that_cannot_run_is_refused_alone(
+    engine: Engine, ids: list[int], sampling: Sampling, message: str
+) -> None:
+    async def scenario() -> list[Generation | BaseException]:
+        calls = (engine.generate("p", PROMPT, LONG, seed=0), engine.generate("p", ids, sampling, seed=0))
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    good, bad = asyncio.run(scenario())
+    assert isinstance(good, Generation)
+    assert isinstance(bad, EngineError)
+    assert message in str(bad)
+
+
+def test_a_policy_that_is_unknown_or_has_no_weights_is_refused(make: Make) -> None:
+    engine = make("p", loaded=False)
+    with pytest.raises(EngineError, match="no policy 'q'"):
+        run(engine.generate("q", PROMPT, LONG, seed=0))
+    with pytest.raises(EngineError, match="no weights yet"):
+        run(engine.generate("p", PROMPT, LONG, seed=0))
+    assert engine.versions() == {}
+
+
+def test_any_engine_answers_the_one_token_by_which_a_worker_asks_whether_it_lives(engine: Engine) -> None:
+    (result,) = run(engine.generate("p", [0], Sampling(max_tokens=1), seed=0))
+    assert len(result.ids) == 1
+
+
+def test_closing_fails_open_requests_and_later_ones(engine: Engine) -> None:
+    async def scenario() -> None:
+        task = asyncio.create_task(engine.generate("p", PROMPT, LONG, seed=0))
+        await until(engine, lambda now: now.running == 1)
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(EngineError, match="closed"):
+            await task
+
+    asyncio.run(scenario())
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        run(engine.generate("p", PROMPT, LONG, seed=0))
+    with pytest.raises(EngineError, match="closed"):
+        engine.load("p", 1, WEIGHTS)

@@ -1,0 +1,47 @@
+"""Which processes `headrace up` starts, and what it refuses before it starts any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from infra.launcher import check_names, components_of
+from infra.recipe_file import load_recipe
+
+ADDRESS = "kafka://127.0.0.1:9092/demo"
+
+
+def commands(name: str, *sets: str) -> dict[str, list[str]]:
+    """Component to its words after `headrace`."""
+    children = components_of(load_recipe(name, sets), ADDRESS, Path("logs"))
+    return {child.name: list(child.command[child.command.index("infra.cli") + 1 : -2]) for child in children}
+
+
+def test_a_shadow_adds_a_curator_and_a_trainer_to_what_is_started_without_it() -> None:
+    beside = commands("arithmetic-shadow", "launch.curators=2")
+    alone = {name: words for name, words in beside.items() if "unfiltered" not in name}
+
+    assert alone == commands("arithmetic", "launch.curators=2")
+    assert {name: words for name, words in beside.items() if name not in alone} == {
+        "train-solver.unfiltered": ["train", "--policy", "solver", "--variant", "unfiltered"],
+        "curate-solver.unfiltered-0": [
+            "curate", "--policy", "solver", "--variant", "unfiltered", "--slot", "0",
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ('shadows.unfiltered.chain=["valdate"]', "valdate"),
+        ("shadows.unfiltered.trainer.loss=ppoo", "ppoo"),
+        ("shadows.unfiltered.trainer.advantage=gropo", "gropo"),
+        ("shadows.unfiltered.trainer.tensor_parallel=2", "solver.unfiltered: trainer.tensor_parallel"),
+    ],
+)
+def test_what_a_shadow_names_is_looked_for_before_anything_is_started(word: str, why: str) -> None:
+    check_names(load_recipe("arithmetic-shadow"))
+    with pytest.raises((UsageError, ValueError), match=why):
+        check_names(load_recipe("arithmetic-shadow", [word]))

@@ -1,0 +1,104 @@
+"""What selection, filters, replay and order do to a run, by the recipes that are shipped and a policy by script.
+
+Who is right by chance is a function of a task's seed, so every figure here is the same in every run of the tests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+from logical_run import LogicalRun
+
+from consumers.discards import told
+from infra.recipe_file import load_recipe
+from infra.settings import Recipe, Use
+
+SMALL = (
+    "trainer.steps=30",
+    "trainer.groups_per_batch=8",
+    "rollout.group_size=2",
+    "evaluate.every=0",
+)
+VERSION_S = 0.15
+"""A hard task of the recipe takes four versions then, an easy one half of one."""
+
+
+def by_fate(run: LogicalRun) -> Mapping[str, int]:
+    counts = Counter[str]()
+    for (fate, _), count in run.fates.items():
+        counts[fate] += count
+    return counts
+
+
+def scripted(other: str, tasks: int = 64, **engine: object) -> Recipe:
+    """Return the scripted recipe with chain and selector of another one, and settings of its engine."""
+    own, named = load_recipe("efficient-data/scripted", SMALL), load_recipe(f"efficient-data/{other}")
+    settings = {**own.rollout.engine.settings, **engine}
+    levels = list(range(len(settings["tokens"])))
+    workflow = own.workflows["sums"].model_copy(update={"env": Use(use="scripted", levels=levels, tasks=tasks)})
+    rollout = own.rollout.model_copy(update={"engine": Use(use="scripted", **settings)})
+    update = {"curate": named.curate, "feed": named.feed, "workflows": {"sums": workflow}, "rollout": rollout}
+    return own.model_copy(update=update)
+
+
+def test_first_come_first_served_loses_long_tasks_where_the_earliest_deadline_first_loses_none() -> None:
+    edf, fifo = (LogicalRun(load_recipe(f"efficient-data/{order}", SMALL), VERSION_S) for order in ("edf", "fifo"))
+    edf.play()
+    fifo.play()
+    assert by_fate(edf) == {"trained": 240}
+    assert edf.fates["trained", "level1"] == 60, "one in four, as they are asked"
+    assert by_fate(fifo)["expired"] > 40
+    assert fifo.fates["expired", "level0"] == 0
+    assert fifo.fates["trained", "level1"] < 20
+    found = told(fifo.ledger)
+    assert found["discarded"]["expired"]["length"] == 40
+    assert found["bias"]["low"] > 4
+    assert told(edf.ledger)["trained"]["length"] == pytest.approx(13), "(3 x 4 + 40) / 4"
+
+
+def test_where_hard_tasks_take_no_longer_than_a_version_the_order_costs_nothing() -> None:
+    for order in ("edf", "fifo"):
+        assert by_fate(LogicalRun(load_recipe(f"efficient-data/{order}", SMALL), 1.0).play()) == {"trained": 240}
+
+
+@pytest.mark.parametrize("order", ["lifo", "random"])
+def test_the_other_orders_lose_short_ones_too(order: str) -> None:
+    run = LogicalRun(load_recipe("efficient-data/scripted", (*SMALL, f"trainer.order={order}")), VERSION_S).play()
+    assert run.fates["expired", "level0"] > 40
+    assert told(run.ledger)["bias"]["ratio"] < 3
+
+
+def test_dynamic_sampling_rejects_what_has_equal_rewards_and_the_feeder_asks_for_more() -> None:
+    run = LogicalRun(scripted("ds", rate=0.0, difficulties=[0.0, -99.0], tokens=[4, 4]), VERSION_S).play()
+    assert run.fates["trained", "level0"] == 240
+    assert run.fates["trained", "level1"] == 0
+    rejected, kept = run.fates["zero_variance", "level0"], run.fates["trained", "level0"]
+    assert rejected / (rejected + kept) == pytest.approx(0.5, abs=0.08), "of two that are right by chance"
+    assert run.fates["zero_variance", "level1"] == pytest.approx(rejected + kept, abs=100)
+
+
+def test_of_replays_the_asked_share_is_trained_again_and_fewer_tasks_are_rolled_out() -> None:
+    plain, replayed = (
+        LogicalRun(scripted(name, rate=0.0, difficulties=[0.0], tokens=[4]), VERSION_S).play()
+        for name in ("ds", "ds-replay-0.5")
+    )
+    assert plain.uses == {0: 240}
+    assert sum(replayed.uses.values()) == 240
+    assert sum(count for use, count in replayed.uses.items() if use) / 240 == pytest.approx(0.5, abs=0.1)
+    assert replayed.feed.pacing.next["sums"] < 0.75 * plain.feed.pacing.next["sums"]
+
+
+def test_greso_arms_after_a_pass_and_skips_what_is_always_right_or_always_wrong() -> None:
+    plain, skipping = (
+        LogicalRun(scripted(name, 8, rate=0.0, difficulties=[-99.0, 99.0, 0.0], tokens=[4, 4, 4]), VERSION_S).play()
+        for name in ("ds", "ds-greso")
+    )
+    greso = skipping.feed.sources["sums"].snapshot()["selector"]["greso"]
+    assert greso["armed"]
+    assert greso["p_easy"] < 0.5, "more than one in twelve is easy"
+    assert skipping.feed.sources["sums"].rejected > 100
+    for level in ("level0", "level1"):
+        assert skipping.fates["zero_variance", level] < 0.7 * plain.fates["zero_variance", level]
+    assert skipping.fates["trained", "level2"] == plain.fates["trained", "level2"] == 240

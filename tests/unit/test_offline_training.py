@@ -1,0 +1,305 @@
+"""Training over an archive without a broker: the order of logical time, what is too old by it, and what comes out."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+from made_run import TINY_MODEL
+
+from consumers.offline_curator import curate_offline
+from envs.arithmetic import ALPHABET
+from infra.archive.reading import Archive
+from infra.archive.writing import ArchiveWriter
+from infra.errors import UsageError
+from infra.kafka import Message
+from infra.settings import Recipe
+from infra.whole_folder import FolderBusy, new_folder
+from schemas import codec
+from schemas.headers import Stamp
+from schemas.records import (
+    BatchTrained,
+    CuratedGroup,
+    GroupUse,
+    RecipeRevision,
+    Sampling,
+    Span,
+    Trajectory,
+    TrajectoryGroup,
+)
+from schemas.records import Sequence as Tokens
+from trainers.archived_groups import ArchivedFirstUses, archived_batches, arrivals
+from trainers.offline_trainer import Wish, train_offline
+from trainers.payloads import replay_of
+from trainers.trained_groups import LineageBroken
+
+TOPIC = "t.curated.solver"
+
+
+def recipe(**trainer: Any) -> Recipe:
+    return Recipe.model_validate({
+        "name": "t",
+        "policies": {"solver": {"model": TINY_MODEL, "alphabet": ALPHABET}},
+        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
+        "rollout": {"group_size": 4, "max_tokens": 8, "concurrency": 64},
+        "trainer": {"steps": 50, "groups_per_batch": 4, "minibatches": 2, "learning_rate": 1e-3, **trainer},
+        "evaluate": {"every": 0},
+        "kafka": {"partitions": 4},
+    })  # fmt: skip
+
+
+def curated(number: int, head: int = 0, lag: int = 1, use: int = 0, back: int = 0) -> Message:
+    """A group of four, sampled `lag` versions before `head`; of a replay only what names its first use."""
+    draw, version = np.random.default_rng(number), max(0, head - lag)
+    members = []
+    for i in range(4):
+        ids = draw.integers(2, 50, 6).astype(np.int32)
+        logprobs = np.concatenate([np.zeros(2), -draw.random(4) * 4]).astype(np.float32)
+        spans = (Span("prompt", 2), Span("generated", 4, finish_reason="stop", sampling=Sampling()))
+        sequence = Tokens(ids, logprobs, np.array([-1, 2, version, 4], np.int32), spans=spans)
+        members.append(Trajectory(f"sums:{number}:{i}", float(i % 2), {}, (sequence,)))
+    group = TrajectoryGroup("run-1", "sums", number, policy="solver", trajectories=tuple(members), head_version=head)
+    record = CuratedGroup("run-1", "sums", number, use, deadline_version=version + 2, min_version=version)
+    if use:
+        record = replace(record, first_back=back)
+    else:
+        record = replace(record, group=codec.encode(group), kept=(0, 1, 2, 3), rewards=(0.0, 1.0, 0.0, 1.0))
+    stamp = Stamp("run-1", "sums", number, use=use, policy="solver", head_version=head)
+    return Message(TOPIC, 0, 0, stamp.key, codec.encode(record), stamp.to_headers(), 0)
+
+
+def archive(root: Path, partitions: Sequence[Sequence[Message]], **trainer: Any) -> Archive:
+    """An archive of these curated records; a file for every three, offsets with gaps as markers leave them."""
+    told = RecipeRevision(run_id="run-1", recipe=recipe(**trainer).to_json(), schemas=codec.schema_texts())
+    with ArchiveWriter(root, "t", "run-1", lambda *_: None, lambda *_: []) as writer:
+        writer.add_topic("t.recipe", 1, {})
+        writer.add_topic(TOPIC, len(partitions), {})
+        writer.write(Message("t.recipe", 0, 0, b"", codec.encode(told)))
+        for partition, messages in enumerate(partitions):
+            for place, message in enumerate(messages):
+                writer.write(replace(message, partition=partition, offset=2 * place))
+                if place % 3 == 2:
+                    writer.save()
+        writer.save()
+    return Archive(root)
+
+
+def numbers(found: Archive) -> list[int]:
+    return [codec.decode(one.message.value, CuratedGroup).number for one in arrivals(found, TOPIC)]
+
+
+def test_partitions_come_in_turn_and_the_oldest_clock_first(tmp_path: Path) -> None:
+    first = [curated(0, 0), curated(1, 2), curated(2, 1), curated(3, 4)]
+    second = [curated(10, 0), curated(11, 0), curated(12, 2), curated(13, 3)]
+
+    found = archive(tmp_path, [first, second, []])
+
+    assert numbers(found) == [0, 10, 11, 1, 2, 12, 13, 3], "2 came after 1, so it came at clock 2"
+    assert [one.clock for one in arrivals(found, TOPIC)] == [0, 0, 0, 2, 2, 2, 3, 4]
+
+
+def test_the_first_use_of_a_replay_is_found_wherever_it_lies(tmp_path: Path) -> None:
+    messages = [*(curated(number) for number in range(8)), curated(1, use=1, back=7), curated(6, use=1)]
+    found = archive(tmp_path, [messages])
+    firsts = ArchivedFirstUses(found, TOPIC)
+
+    for message in list(found.messages((TOPIC, 0)))[-2:]:
+        replay = codec.decode(message.value, CuratedGroup)
+        first = firsts.of(replay_of(message, replay))
+        assert first is not None
+        assert (codec.decode(first.value, CuratedGroup).number, first.offset) == (replay.number, 2 * replay.number)
+        assert firsts.at(0, first.offset) == first
+    assert firsts.at(0, 3) is None
+    assert firsts.of(replay_of(replace(message, offset=0), replay)) is None
+
+
+def test_it_trains_all_that_there_is_and_the_folder_is_one_that_transformers_loads(tmp_path: Path) -> None:
+    messages = [curated(number, number // 4) for number in range(14)]
+    archive(tmp_path / "a", [messages[0::2], messages[1::2]])
+
+    found = train_offline(tmp_path / "a", tmp_path / "out", Wish())
+
+    assert [one["version"] for one in found["versions"]] == [1, 2, 3]
+    assert (found["read"], found["trained"], found["left"], found["evicted"]) == (14, 12, 2, {})
+    assert all(np.isfinite(one["metrics"]["loss"]) for one in found["versions"])
+    assert not [name for one in found["versions"] for name in one["metrics"] if name.startswith("logprob_gap")]
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.config.hidden_size == TINY_MODEL["hidden_size"]
+    report = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert report["weights_hash"] == found["weights_hash"]
+    again = train_offline(tmp_path / "a", tmp_path / "again", Wish())
+    assert again["weights_hash"] == found["weights_hash"]
+
+
+def test_what_is_too_old_is_told_by_the_clock_of_the_log_and_not_by_the_version_that_is_made(tmp_path: Path) -> None:
+    later = [curated(number, 40 + number // 4) for number in range(16)]
+    archive(tmp_path / "a", [later])
+    found = train_offline(tmp_path / "a", tmp_path / "out", Wish())
+    assert (len(found["versions"]), found["evicted"]) == (4, {}), "versions 1 to 4 of groups of versions 39 to 42"
+    assert [one["clock"] for one in found["versions"]] == [40, 41, 42, 43]
+
+    leaping = [curated(0, 1), curated(1, 1), *(curated(number, 9) for number in range(2, 6))]
+    archive(tmp_path / "b", [leaping])
+    found = train_offline(tmp_path / "b", tmp_path / "leapt", Wish())
+    assert (found["evicted"], found["trained"], found["left"]) == ({"expired": 2}, 4, 0)
+    found = train_offline(tmp_path / "b", tmp_path / "allowed", Wish(sets=("trainer.max_staleness=9",)))
+    assert (found["evicted"], found["trained"], found["left"]) == ({}, 4, 2)
+
+
+def test_tokens_are_as_old_for_the_learner_as_by_the_clock(tmp_path: Path) -> None:
+    """The proximal policy is guessed by their age, so weights tell which age the learner was given."""
+    sets = ('trainer.loss={use="decoupled_ppo", proximal="interpolated"}',)
+    hashes = {}
+    for name, (head, lag) in {"old": (5, 1), "older": (50, 1), "fresh": (5, 0)}.items():
+        archive(tmp_path / name, [[curated(number, head + number // 4, lag) for number in range(8)]])
+        found = train_offline(tmp_path / name, tmp_path / f"of-{name}", Wish(sets=sets))
+        hashes[name] = found["weights_hash"]
+        assert found["versions"][1]["metrics"][f"staleness_{lag}"] == 1.0
+
+    assert hashes["old"] == hashes["older"], "what counts is their age, not their number"
+    assert hashes["old"] != hashes["fresh"]
+
+
+def test_what_cannot_be_trained_on_is_counted_by_reason(tmp_path: Path) -> None:
+    odd = [
+        replace(curated(20), value=b"junk"),
+        replace(curated(21), value=codec.encode(CuratedGroup("run-2", "sums", 21))),
+        replace(curated(22), value=codec.encode(CuratedGroup("run-1", "sums", 22, group=b"junk"))),
+        curated(99, use=1, back=1),
+    ]
+    archive(tmp_path / "a", [[*odd, *(curated(number) for number in range(4))]])
+
+    found = train_offline(tmp_path / "a", tmp_path / "out", Wish())
+
+    assert found["unusable"] == {"other_run": 1, "undecodable": 1, "unusable": 1}
+    assert (found["evicted"], found["trained"]) == ({"missing": 1}, 4)
+
+
+def test_it_ends_at_the_last_step_and_what_it_did_not_read_is_told(tmp_path: Path) -> None:
+    archive(tmp_path / "a", [[curated(number) for number in range(12)]])
+
+    found = train_offline(tmp_path / "a", tmp_path / "out", Wish(steps=2))
+
+    assert (len(found["versions"]), found["read"], found["unread"]) == (2, 8, 4)
+    assert found["settings"] == ["trainer.steps: 50 -> 2"]
+
+
+def test_a_batch_that_names_another_group_than_stands_there_is_told(tmp_path: Path) -> None:
+    found = archive(tmp_path, [[curated(number) for number in range(4)]])
+
+    def groups(*uses: GroupUse) -> list[int]:
+        [(_, wholes)] = archived_batches(found, "solver", [BatchTrained(version=1, groups=uses)])
+        return [one.curated.number for one in wholes]
+
+    assert groups(GroupUse("sums", 2, 0, 0, 4), GroupUse("sums", 0, 0, 0, 0)) == [2, 0], "in the order of the batch"
+    with pytest.raises(LineageBroken, match="at offset 4 another group"):
+        groups(GroupUse("sums", 3, 0, 0, 4))
+    with pytest.raises(LineageBroken, match="holds no offset 5"):
+        groups(GroupUse("sums", 3, 0, 0, 5))
+
+
+@pytest.mark.parametrize(
+    ("wish", "told"),
+    [
+        (Wish(policy="other"), "name one of the run's policies, solver"),
+        (Wish(sets=("rollout.max_tokens=9",)), "can be tried without rollouts"),
+        (Wish(sets=("trainer.groups_per_batch=98",)), "a batch takes 98"),
+        (Wish(batches=True), "holds no topic t.batches.solver"),
+        (Wish(start="/nowhere"), "is not a folder with config.json"),
+    ],
+)
+def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path, wish: Wish, told: str) -> None:
+    archive(tmp_path / "a", [[curated(number) for number in range(4)]])
+    with pytest.raises(Exception, match=told):
+        train_offline(tmp_path / "a", tmp_path / "out", wish)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_policy_that_was_warmed_up_needs_a_start(tmp_path: Path) -> None:
+    warm = json.loads(recipe().to_json())
+    warm["policies"]["solver"]["warm_start"] = {}
+    told = RecipeRevision(run_id="run-1", recipe=json.dumps(warm), schemas=codec.schema_texts())
+    with ArchiveWriter(tmp_path / "a", "t", "run-1", lambda *_: None, lambda *_: []) as writer:
+        writer.add_topic("t.recipe", 1, {})
+        writer.add_topic(TOPIC, 1, {})
+        writer.write(Message("t.recipe", 0, 0, b"", codec.encode(told)))
+        writer.save()
+
+    with pytest.raises(UsageError, match=r"warmed up before version 0: name by --start an archive made with"):
+        train_offline(tmp_path / "a", tmp_path / "out", Wish())
+
+
+# ------------------------------------------------------------------------------------------------------- whole folders
+
+
+def test_a_folder_is_whole_or_not_there_and_what_a_killed_one_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".out.part"
+    (left / "deep").mkdir(parents=True)
+    (left / "deep" / "old").write_text("old")
+
+    with new_folder(tmp_path / "out") as growing:
+        assert list(growing.iterdir()) == []
+        (growing / "new").write_text("new")
+        assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "new"]
+
+    with pytest.raises(UsageError, match="exists: name a folder that does not"), new_folder(tmp_path / "out"):
+        pass
+    with pytest.raises(KeyError), new_folder(tmp_path / "failed"):
+        raise KeyError
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "new"]
+
+
+def test_only_one_makes_a_folder_and_the_other_leaves_it_alone(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "out") as growing:
+        (growing / "mine").write_text("mine")
+        with pytest.raises(FolderBusy, match="another process makes"), new_folder(tmp_path / "out"):
+            pass
+        assert (growing / "mine").exists()
+    assert (tmp_path / "out" / "mine").exists()
+
+
+def test_of_two_that_curate_into_one_folder_at_once_one_is_refused(tmp_path: Path) -> None:
+    topic, told = "t.trajectories.solver", RecipeRevision(run_id="run-1", recipe=recipe().to_json())
+    with ArchiveWriter(tmp_path / "a", "t", "run-1", lambda *_: None, lambda *_: []) as writer:
+        writer.add_topic("t.recipe", 1, {})
+        writer.add_topic(topic, 1, {})
+        writer.write(Message("t.recipe", 0, 0, b"", codec.encode(told)))
+        for number in range(4):
+            made = curated(number)
+            group = codec.decode(made.value, CuratedGroup).group
+            writer.write(replace(made, topic=topic, offset=number, value=group))
+        writer.save()
+
+    with new_folder(tmp_path / "out") as growing:
+        (growing / "mine").write_text("mine")
+        with pytest.raises(FolderBusy):
+            curate_offline(tmp_path / "a", None, None, tmp_path / "out")
+        assert (growing / "mine").exists()
+    alone = curate_offline(tmp_path / "a", None, None, tmp_path / "other")
+    assert alone["read"] == 4
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_lock_on_a_folder_that_has_its_name_by_now_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opened it before, and gets the lock after, would empty what is whole."""
+    lock = fcntl.flock
+
+    def renamed_in_between(descriptor: int, how: int) -> None:
+        (tmp_path / ".out.part").rename(tmp_path / "out")
+        (tmp_path / "out" / "whole").write_text("whole")
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", renamed_in_between)
+    with pytest.raises(FolderBusy), new_folder(tmp_path / "out"):
+        pass
+    assert (tmp_path / "out" / "whole").exists()
+    assert os.listdir(tmp_path) == ["out"]  # noqa: PTH208

@@ -1,0 +1,175 @@
+"""The engine without a model, and the questions that it answers; beside `test_engine_contract.py`."""
+
+import asyncio
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from envs.scripted import Question, Scripted, read_question
+from infra.errors import UsageError
+from infra.launcher import check_names
+from infra.recipe_file import load_recipe
+from infra.settings import Rollout
+from producers.engines.contract import EngineError, Generation, Sampling
+from producers.engines.registry import check_engine, open_engine
+from producers.engines.scripted import ScriptedEngine, ScriptedPolicy, ScriptedSettings
+
+LETTERS = "\0\1=/?0123456789"
+"""By token id; the first two are padding and stop."""
+STOP = 1
+WHOLE = Sampling(max_tokens=64, stop_ids=(STOP,))
+
+
+class Letters:
+    """A tokenizer of one token a letter."""
+
+    hash = ""
+    stop_ids = (STOP,)
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_plain(text)
+
+    def encode_plain(self, text: str) -> list[int]:
+        return [LETTERS.index(letter) for letter in text]
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
+        return "".join(LETTERS[int(one)] for one in ids if one > STOP)
+
+
+def engine(**settings: object) -> ScriptedEngine:
+    policy = ScriptedPolicy(Letters(), vocabulary=len(LETTERS), context=128)
+    made = ScriptedEngine({"p": policy}, ScriptedSettings(**settings))  # type: ignore[arg-type]
+    made.load("p", 0, {})
+    return made
+
+
+def answers(engine: ScriptedEngine, prompt: str, seeds: Sequence[int], sampling: Sampling = WHOLE) -> list[Generation]:
+    async def ask() -> list[Generation]:
+        ids = Letters().encode(prompt)
+        return list(await asyncio.gather(*(engine.generate("p", ids, sampling, seed=seed) for seed in seeds)))
+
+    return asyncio.run(ask())
+
+
+def test_an_answer_is_as_long_as_its_level_says_and_every_token_a_uniform_choice() -> None:
+    scripted = engine(tokens=[4, 9], difficulties=[-99.0, 99.0])
+    (short,), (long,) = (answers(scripted, f"{level}/3=7?", [5]) for level in (0, 1))
+    assert [Letters().decode(one.ids) for one in (short, long)] == ["==7", "=======8"]
+    assert (len(short.ids), len(long.ids), short.ids[-1], short.finish_reason) == (4, 9, STOP, "stop")
+    np.testing.assert_allclose(long.logprobs, -math.log(len(LETTERS)))
+
+
+def test_an_answer_that_is_cut_off_is_none() -> None:
+    (cut,) = answers(engine(tokens=[9], difficulties=[-99.0]), "0/3=7?", [5], Sampling(max_tokens=8, stop_ids=(STOP,)))
+    assert (Letters().decode(cut.ids), cut.finish_reason) == ("=======7", "length")
+    (shorter,) = answers(engine(tokens=[9], difficulties=[-99.0]), "0/3=7?", [5], Sampling(max_tokens=5))
+    env = Scripted(seed=0)
+    assert env.score(env.problem("train", 0), Letters().decode(shorter.ids)).reward == 0
+
+
+def test_an_answer_is_right_as_often_as_said_and_stays_right_as_versions_rise() -> None:
+    seeds, right = range(2000), dict[int, set[int]]()
+    scripted = engine(rate=0.5, tokens=[2, 2], difficulties=[0.0, 1.0])
+    for version in (0, 2, 4):
+        scripted.load("p", version, {})
+        found = answers(scripted, "1/3=7?", seeds)
+        right[version] = {seed for seed, one in zip(seeds, found, strict=True) if Letters().decode(one.ids) == "7"}
+        chance = 1 / (1 + math.exp(1.0 - 0.5 * version))
+        assert len(right[version]) / len(seeds) == pytest.approx(chance, abs=0.04)
+        assert scripted.stats().busy_s == 0
+    assert right[0] < right[2] < right[4]
+    assert scripted._settings.chance(1, 100_000) == 1.0
+
+
+def test_what_it_cannot_read_is_refused_with_what_to_do() -> None:
+    with pytest.raises(EngineError, match="environment `scripted`"):
+        answers(engine(), "0/=?", [0])
+    with pytest.raises(EngineError, match="level 2, and the scripted engine has 2 levels"):
+        answers(engine(), "2/3=7?", [0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokens": [4]}, "each have a value for every level"),
+        ({"tokens": [], "difficulties": []}, "each have a value for every level"),
+        ({"tokens": [4, 1]}, "tokens are at least 2"),
+        ({"seconds_per_token": -1.0}, "seconds_per_token at least 0"),
+        ({"latency": 1.0}, "latency.*it takes rate, difficulties, tokens, seconds_per_token"),
+        ({"tokens": 4}, "scripted: "),
+    ],
+)
+def test_settings_that_it_does_not_take_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_engine({}, Rollout.model_validate({"engine": {"use": "scripted", **settings}}), 1)
+
+
+def test_the_engine_of_models_takes_no_settings() -> None:
+    with pytest.raises(UsageError, match="engine torch takes no settings of its own, got tokens"):
+        open_engine({}, Rollout.model_validate({"engine": {"use": "torch", "tokens": [1]}}), 1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "engine", "message"),
+    [
+        ("arithmetic", "scriptd", "no 'scriptd'; take one of scripted, torch"),
+        ("arithmetic", "scripted", "workflows.sums asks problems of arithmetic, and engine scripted"),
+        ("efficient-data/edf", '{ use = "scripted", tokens = [1, 4] }', "tokens are at least 2"),
+        ("arithmetic", '{ use = "torch", tokens = [4] }', "engine torch takes no settings"),
+    ],
+)
+def test_an_engine_that_cannot_play_a_recipe_is_refused_before_anything_is_started(
+    recipe: str, engine: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_names(load_recipe(recipe, [f"rollout.engine={engine}"]))
+
+
+def test_engines_that_can_play_a_recipe_are_taken() -> None:
+    check_names(load_recipe("efficient-data/edf"))
+    check_engine(load_recipe("arithmetic", ["rollout.engine=only_the_workers_have:this"]))
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys, producers.engines.scripted, envs.scripted\nprint('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_questions_are_read_as_they_are_written_and_the_last_one_counts() -> None:
+    assert read_question(str(Question(2, 31, 7))) == Question(2, 31, 7)
+    assert read_question("user: 0/1=2? no: 1 / 3 = 4 ? ") == Question(1, 3, 4)
+    assert read_question("1/3=44?") is None
+
+
+def test_levels_come_in_turn_and_no_problem_is_in_two_splits() -> None:
+    env = Scripted(seed=3, levels=[0, 0, 2], tasks=2)
+    train = [env.problem("train", index) for index in range(6)]
+    assert [problem.tier for problem in train] == ["level0", "level0", "level2"] * 2
+    assert env.problem("train", 6) == train[0]
+    held_out = [env.problem("held_out", index) for index in range(env.size("held_out"))]
+    assert len({problem.task_id for problem in (*train, *held_out)}) == 12
+    with pytest.raises(ValueError, match="no problem 0 among the 0 of split 'warm_start'"):
+        env.problem("warm_start", 0)
+
+
+def test_only_the_right_digit_alone_is_right() -> None:
+    env = Scripted(seed=0)
+    problem = env.problem("train", 17)
+    assert problem.answer == "7"
+    rewards = [env.score(problem, text).reward for text in ("===7", "7", "= = 7", "===8", "===", "", "=7=", "77", "?7")]
+    assert rewards == [1, 1, 1, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("settings", [{"levels": []}, {"levels": [-1]}, {"levels": 2}, {"levels": [0.5]}, {"tasks": 0}])
+def test_settings_that_the_questions_do_not_take_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"levels is a list|tasks is the number"):
+        Scripted(seed=1, **settings)  # type: ignore[arg-type]

@@ -1,0 +1,199 @@
+"""Another chain for a run that goes on: numbers keep their revision, chains end, and the first command goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_curation import RECIPE, TOPIC, group, message, read
+from test_feed_state import names, recipe, state, version
+
+from consumers.audit.revisions import RevisionSpans
+from consumers.chain_ends import ChainEnds
+from consumers.curation import CuratorPartition, Desk
+from infra import revisions
+from infra.errors import UsageError
+from infra.kafka import Connection, RunAddress
+from infra.object_store import StoreAddress
+from infra.recipe_file import with_chain
+from infra.settings import Recipe, Use
+from schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, RecipeRevision
+from schemas.topics import Topics
+
+REPLAYING = (Use(use="validate"), Use.model_validate({"use": "replay_latest", "ratio": 0.5, "max_uses": 2}))
+
+
+def chained(before: Recipe, *chain: Use) -> Recipe:
+    return before.model_copy(update={"curate": before.curate.model_copy(update={"chain": chain})})
+
+
+# -------------------------------------------------------------------------------------------------------------- feeder
+
+
+def test_every_further_number_has_the_new_revision_and_one_that_is_lost_keeps_its_own() -> None:
+    feeder = state()
+    feeder.take_weights(version("solver", 0))
+    before = feeder.plan()
+    [known] = {one.task.revision for one in before}
+    feeder.swap(RecipeRevision("r", known + 1), chained(feeder.recipe, Use(use="validate")))
+    done = [GroupUse(stream, number) for stream, number in names(before) if stream == "debate" or number in {0, 1}]
+    feeder.take_batch(BatchTrained("r", "solver", version=1, groups=tuple(done)))
+    after = [one for one in feeder.plan() if one.task.purpose == "train"]
+    assert after
+    assert {one.task.revision for one in after} == {known + 1}
+    again = state()
+    again.restore(json.loads(json.dumps(feeder.snapshot())))
+    for feeding in (feeder, again):
+        [lost] = [one for one in feeding.again([("sums", 2)]) if one.task.stream == "sums"]
+        assert (lost.task.attempt, lost.task.revision) == (1, known), "all attempts of a number are of one revision"
+
+
+def test_a_feeder_that_comes_back_under_a_later_revision_stamps_it_from_the_next_number_on() -> None:
+    feeder = state()
+    feeder.take_weights(version("solver", 0))
+    first = names(feeder.plan())
+    found = recipe()
+    later = type(feeder)(found, replace(feeder.revision, revision=7), feeder.sources)
+    later.restore(json.loads(json.dumps(feeder.snapshot())))
+    issued = sum(stream == "sums" for stream, _ in first)
+    assert [later.revision_of("sums", number) for number in (0, issued - 1, issued)] == [2, 2, 7]
+    assert later.snapshot()["revisions"]["sums"] == [[2, 0], [7, issued]]
+
+
+# ------------------------------------------------------------------------------------------------------------- curator
+
+
+def partition(*recipes: Recipe) -> CuratorPartition:
+    desk = Desk("run-1", "solver", Topics("t"), lambda revision: recipes[revision], pytest.fail)
+    return CuratorPartition(desk, (TOPIC, 0), 4)
+
+
+def outcome_of(curator: CuratorPartition, number: int, revision: int, *rewards: float) -> tuple[str, str]:
+    made = group(number, rewards=rewards or (1.0, 0.0), revision=revision)
+    outcome = read(list(curator.handle(message(made))))[0]
+    assert isinstance(outcome, Outcome)
+    return outcome.verdict, outcome.reason
+
+
+def chains(curator: CuratorPartition) -> list[str]:
+    return sorted(json.loads(curator.snapshot())["chains"])
+
+
+def test_a_group_goes_through_the_chain_of_its_stamp_whatever_came_before_it() -> None:
+    curator = partition(RECIPE, chained(RECIPE, Use(use="validate")))
+    assert outcome_of(curator, 0, 0, 1.0, 1.0) == ("dropped", "zero_variance")
+    assert outcome_of(curator, 8, 1, 1.0, 1.0) == ("kept", "")
+    assert outcome_of(curator, 4, 0, 1.0, 1.0) == ("dropped", "zero_variance")
+
+
+def test_an_old_chain_ends_when_all_below_the_first_number_of_the_new_one_is_concluded() -> None:
+    curator = partition(chained(RECIPE, *REPLAYING), RECIPE)
+    outcome_of(curator, 0, 0)
+    outcome_of(curator, 8, 1)
+    assert chains(curator) == ["0", "1"], "number 4 may still come"
+    restored = partition(chained(RECIPE, *REPLAYING), RECIPE)
+    restored.restore(curator.snapshot())
+    for one in (curator, restored):
+        (outcome, curated, *again) = read(list(one.handle(message(group(4, revision=0)))))
+        assert isinstance(outcome, Outcome)
+        assert isinstance(curated, CuratedGroup)
+        assert [record.number for record in again if isinstance(record, CuratedGroup)] == [0], "it still replays"
+        assert chains(one) == ["1"]
+        assert not json.loads(one.snapshot())["uses"]["groups"], "nothing of it is remembered"
+    assert curator.snapshot() == restored.snapshot()
+
+
+def test_what_a_chain_flagged_counts_after_its_end() -> None:
+    watch = Use.model_validate({"use": "repetition", "run": 1, "probability": 1e-6, "monitor": True})
+    curator, restored = (partition(chained(RECIPE, watch), RECIPE) for _ in range(2))
+    outcome_of(curator, 0, 0)
+    outcome_of(curator, 4, 1)
+    assert chains(curator) == ["1"]
+    restored.restore(curator.snapshot())
+    assert curator.flagged == restored.flagged == {"repetition": 2}
+
+
+def test_a_chain_does_not_end_while_another_stream_of_its_policy_may_still_have_groups_for_it() -> None:
+    ends = ChainEnds()
+    for stream, number, revision in (("sums", 0, 0), ("sums", 4, 1), ("debate", 0, 0)):
+        ends.see(revision, stream, number)
+    settled = {"sums": 8, "debate": 4}
+    assert ends.over(("sums", "debate"), settled.__getitem__) == []
+    ends.see(1, "debate", 4)
+    assert ends.over(("sums", "debate"), settled.__getitem__) == [0]
+    assert ends.snapshot() == {"1": {"debate": 4, "sums": 4}}
+    ends.see(0, "sums", 0)  # sent back by redrive, after its chain was over
+    assert ends.over(("sums", "debate"), settled.__getitem__) == [0]
+
+
+# --------------------------------------------------------------------------------------------------------------- audit
+
+
+def test_the_audit_names_a_number_that_carries_another_revision_than_it_was_issued_under() -> None:
+    spans = RevisionSpans()
+    for number, revision in ((0, 0), (9, 0), (10, 1), (40, 1), (20, 1)):
+        spans.see("t.curated.solver", "sums", number, revision)
+    begins = {"sums": [[0, 0], [1, 10]]}
+    assert list(spans.problems(begins)) == []
+    assert list(spans.problems({})) == [], "the feeder of an older build does not tell"
+    spans.see("t.outcomes.solver", "sums", 10, 0)
+    spans.see("t.trajectories.solver", "sums", 3, 2)
+    told = list(spans.problems(begins))
+    assert [what.partition(" is of")[0] for what in told] == [
+        "t.outcomes.solver: number 10 of sums",
+        "t.trajectories.solver: number 3 of sums",
+    ]
+    assert told[0].endswith("is of recipe revision 0, and was issued under 1")
+
+
+# -------------------------------------------------------------------------------------------------------------- recipe
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`settled` over revisions that stand on no topic."""
+    where = StoreAddress("127.0.0.1:1", "b", "key", "secret", prefix="run-1/")
+    store = revisions.store_text(where, with_keys=True)
+
+    def ask(recipe: Recipe, *before: tuple[Recipe, bool], new_recipe: bool = False) -> RecipeRevision | None:
+        told = [
+            replace(revisions.revision_of("run-1", number, one, store), swapped=swapped)
+            for number, (one, swapped) in enumerate(before)
+        ]
+        monkeypatch.setattr(revisions, "known_revisions", lambda _: told)
+        address = RunAddress(Connection("127.0.0.1:1"), "t")
+        return revisions.settled(address, recipe, where, with_keys=True, new_recipe=new_recipe)
+
+    return ask
+
+
+def test_the_command_that_began_a_run_goes_on_with_the_chain_that_it_was_swapped_to(
+    settled: Callable[..., Any],
+) -> None:
+    other = chained(RECIPE, *REPLAYING)
+    assert settled(RECIPE, (RECIPE, False), (other, True)) is None
+    longer = RECIPE.model_copy(update={"trainer": RECIPE.trainer.model_copy(update={"steps": 9})})
+    with pytest.raises(UsageError, match=r"trainer\.steps") as refused:
+        settled(longer, (RECIPE, False), (other, True))
+    assert "curate.chain" not in str(refused.value)
+    made = settled(longer, (RECIPE, False), (other, True), new_recipe=True)
+    assert (made.revision, made.swapped) == (2, True)
+    assert Recipe.from_json(made.recipe) == chained(longer, *REPLAYING)
+    assert settled(longer, (RECIPE, False), (other, True), (chained(longer, *REPLAYING), True)) is None
+    third = chained(RECIPE, Use(use="validate"))
+    with pytest.raises(UsageError, match=r"curate\.chain"):
+        settled(third, (RECIPE, False), (other, True))
+
+
+def test_recipes_that_differ_in_more_than_the_chain_are_told_apart(tmp_path: Path) -> None:
+    file = tmp_path / "chain.toml"
+    file.write_text('[[curate.chain]]\nuse = "validate"\n')
+    swapped = with_chain(RECIPE, file)
+    assert swapped != RECIPE
+    assert revisions.differ_by_chain(RECIPE, swapped)
+    slower = swapped.model_copy(update={"trainer": swapped.trainer.model_copy(update={"learning_rate": 1e-9})})
+    assert not revisions.differ_by_chain(RECIPE, slower)

@@ -1,0 +1,56 @@
+"""Groups that wait for training: decoded, and known to be what this learner can train on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infra.settings import Trainer
+from trainers.batch import BatchError
+from trainers.groups import PreparedGroup, WholeGroup, batch_sequences, prepared
+from trainers.learner import Learner
+from trainers.window import Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A group in the window, and what the learner would be given of it."""
+
+    whole: WholeGroup
+    prepared: PreparedGroup
+    newest: int
+    """Version of its newest token."""
+
+
+def candidate(
+    group: WholeGroup, learner: Learner, settings: Trainer, tokenizer_hash: str, newest_version: float
+) -> Candidate:
+    """Return a group that can be trained on.
+
+    Args:
+        group: With its trajectories.
+        learner: Whose vocabulary and experts it must fit.
+        settings: Of the batch that it would be in.
+        tokenizer_hash: BLAKE3 of the policy's tokenizer; empty where there is none.
+        newest_version: No token can be of a later one; infinite where nobody knows.
+
+    Raises BatchError, RewardError and AdvantageError for what makes it unusable.
+    """
+    if group.group.tokenizer_hash and group.group.tokenizer_hash != tokenizer_hash:
+        raise BatchError(f"its tokens are of tokenizer {group.group.tokenizer_hash[:16]!r}, which is another one's")
+    ready = prepared(group)
+    sequences = batch_sequences([ready], settings)
+    if not any(sequence.mask.any() for sequence in sequences):
+        raise BatchError("it has no token to train on")
+    for sequence in sequences:
+        learner.check_ids(sequence.ids)
+        learner.check_routing(sequence)
+    newest = max(int(sequence.versions.max()) for sequence in sequences)
+    if newest > newest_version:
+        raise BatchError(f"it has tokens of version {newest}, and {newest_version} is the newest there is")
+    return Candidate(group, ready, newest)
+
+
+def candidate_of(entry: Waiting) -> Candidate:
+    """Return what an entry of the trainer's window holds."""
+    assert isinstance(entry.payload, Candidate)  # noqa: S101 - what is put there
+    return entry.payload
