@@ -111,7 +111,7 @@ class CuratorPartition:
         self._chains: dict[int, Chain] = {}
         self._ends = ChainEnds()
         self._flagged: Counter[str] = Counter()
-        """By chains that are over; what a restore does not bring back."""
+        """By the chains that have ended."""
         self._limits: dict[int, int] = {}
         self.was_unread = False
         """Whether the message that was handled last could not be read."""
@@ -291,7 +291,7 @@ class CuratorPartition:
     @property
     def flagged(self) -> Counter[str]:
         """Trajectories that `repetition` and `gibberish` flagged, by algorithm; those that only watch too."""
-        counts = Counter(self._flagged)
+        counts = self._flagged.copy()
         for chain in self._chains.values():
             counts.update(chain.flagged())
         return counts
@@ -306,6 +306,7 @@ class CuratorPartition:
             "uses": self._uses.snapshot(self._chains),
             "chains": {str(revision): chain.snapshot() for revision, chain in sorted(self._chains.items())},
             "ends": self._ends.snapshot(),
+            "flagged": self._flagged,
         }
         return json.dumps(state, separators=(",", ":")).encode()
 
@@ -318,6 +319,7 @@ class CuratorPartition:
         for revision, known in state["chains"].items():
             self._chain(int(revision)).restore(known)
         self._ends.restore(state.get("ends", {}))
+        self._flagged = Counter(state.get("flagged", {}))
 
 
 def _outcome(policy: str, candidate: Candidate) -> Outcome:

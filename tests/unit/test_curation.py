@@ -226,6 +226,25 @@ def test_a_group_of_another_policy_concludes_nothing() -> None:
     assert list(state.handle(message(group(0))))
 
 
+def test_what_an_algorithm_only_watches_is_counted_over_a_restore_and_nothing_else_changes() -> None:
+    watch = {"use": "repetition", "run": 2, "probability": 0.85}
+    watched, other = (partition_of([use]) for use in ({**watch, "monitor": True}, {**watch, "run": 3, "monitor": True}))
+    flagged = replace(sequence(3), logprobs=np.array([0, 0, -0.1, -0.1], np.float32))
+    for number in (0, 4):
+        made = group(number)
+        one = replace(made.trajectories[0], sequences=(flagged,))
+        sent = message(replace(made, trajectories=(one, *made.trajectories[1:])))
+        assert list(watched.handle(sent)) == list(other.handle(sent))
+    again = partition_of([{**watch, "monitor": True}])
+    again.restore(watched.snapshot())
+    assert (watched.flagged, again.flagged, other.flagged) == ({"repetition": 2}, {"repetition": 2}, {"repetition": 0})
+
+
+def partition_of(chain: list[object]) -> CuratorPartition:
+    recipe = Recipe.model_validate({**RECIPE.model_dump(mode="json"), "curate": {"chain": chain}})
+    return CuratorPartition(Desk("run-1", "solver", Topics("t"), lambda _: recipe, pytest.fail), (TOPIC, 0), 4)
+
+
 SHADOWED = Recipe.model_validate({**RECIPE.model_dump(), "shadows": {"free": {"chain": ["validate"]}, "twin": {}}})
 
 
@@ -282,22 +301,3 @@ def test_groups_of_before_a_shadow_was_there_go_through_the_first_chain_that_it_
     assert recipe_for(recipes, 0, "solver") is RECIPE
     with pytest.raises(UnknownRevision):
         recipe_for(recipes, 3, "solver.free")
-
-
-def test_what_an_algorithm_only_watches_is_counted_over_a_restore_and_nothing_else_changes() -> None:
-    watch = {"use": "repetition", "run": 2, "probability": 0.85}
-    watched, other = (partition_of([use]) for use in ({**watch, "monitor": True}, {**watch, "run": 3, "monitor": True}))
-    flagged = replace(sequence(3), logprobs=np.array([0, 0, -0.1, -0.1], np.float32))
-    for number in (0, 4):
-        made = group(number)
-        one = replace(made.trajectories[0], sequences=(flagged,))
-        sent = message(replace(made, trajectories=(one, *made.trajectories[1:])))
-        assert list(watched.handle(sent)) == list(other.handle(sent))
-    again = partition_of([{**watch, "monitor": True}])
-    again.restore(watched.snapshot())
-    assert (watched.flagged, again.flagged, other.flagged) == ({"repetition": 2}, {"repetition": 2}, {"repetition": 0})
-
-
-def partition_of(chain: list[object]) -> CuratorPartition:
-    recipe = Recipe.model_validate({**RECIPE.model_dump(mode="json"), "curate": {"chain": chain}})
-    return CuratorPartition(Desk("run-1", "solver", Topics("t"), lambda _: recipe, pytest.fail), (TOPIC, 0), 4)
