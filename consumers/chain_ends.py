@@ -2,7 +2,8 @@
 
 The feeder issues the numbers of a stream in order, and keeps the revision of a number over all its attempts. So where
 a number has a revision, all after it have that or a later one. A revision is over when the partition has concluded, of
-every stream of its policy, all numbers below one of a later revision. A copy that `headrace redrive` sends back after
+every stream of its policy, all numbers below one of a later revision; where one of them never comes, or a stream issues
+no more, it stays. A copy that `headrace redrive` sends back after
 that begins the chain of its revision anew, and ends it.
 """
 

@@ -174,9 +174,9 @@ class CuratorPartition:
             raise _Unreadable("undecodable", str(error)) from error
         except (ObjectMissing, ObjectCorrupt) as error:
             raise _Unreadable("missing_object", str(error)) from error
-        ours = (self._desk.run_id, stamp.stream, stamp.number, self._desk.policy)
-        if (group.run_id, group.stream, group.number, group.policy) != ours:
-            raise _Unreadable("undecodable", "the headers name another group than the record")
+        ours = (self._desk.run_id, stamp.stream, stamp.number, self._desk.policy, stamp.revision)
+        if (group.run_id, group.stream, group.number, group.policy, group.revision) != ours:
+            raise _Unreadable("undecodable", "the headers name another group, or revision, than the record")
         names = max(len(group.task_id), len(group.tier), len(group.reason))
         if names > LONGEST_NAME or len(group.trajectories) > MOST_TRAJECTORIES:
             raise _Unreadable("unusable", f"{len(group.trajectories)} trajectories, a name of {names} characters")

@@ -23,6 +23,7 @@ from infra.errors import UsageError
 from infra.kafka import Message
 from infra.object_store import ObjectCorrupt, ObjectMissing
 from infra.progress import progress
+from infra.run import read_record
 from infra.settings import Recipe
 from infra.topic_reader import Place
 from schemas import codec
@@ -138,8 +139,8 @@ def _tokenizer(archive: Archive, policy: str) -> Tokenizer | None:
         return None
     found = None
     for message in archive.messages((topic, 0)):
-        event = codec.decode(message.value, WeightsPublished)
-        found = next((file.claim for file in event.files if file.name == TOKENIZER_FILE), found)
+        event = read_record(message, WeightsPublished)
+        found = next((file.claim for file in (event.files if event else ()) if file.name == TOKENIZER_FILE), found)
     try:
         return None if found is None else Tokenizer.from_str(archive.get(found).decode())
     except (ObjectMissing, ObjectCorrupt, ValueError):
@@ -153,16 +154,16 @@ def _fates(archive: Archive, policy: str, partition: int) -> Fates:
     """Read what became of the groups of a partition, which has the same number on every topic of the policy."""
     fates, run_id = Fates(), archive.manifest.run_id
     for message in _messages(archive, (archive.topics.outcomes(policy), partition)):
-        outcome = codec.decode(message.value, Outcome)
-        if outcome.run_id != run_id or outcome.use:
+        outcome = read_record(message, Outcome)
+        if outcome is None or outcome.run_id != run_id or outcome.use:
             continue
         if outcome.level == "trajectory":
             fates.members[outcome.trajectory_id] = outcome.reason
         else:
             fates.groups[outcome.stream, outcome.number] = (outcome.verdict, outcome.reason)
     for message in _messages(archive, (archive.topics.batches(policy), 0)):
-        batch = codec.decode(message.value, BatchTrained)
-        if batch.run_id == run_id and batch.version >= 0:
+        batch = read_record(message, BatchTrained)
+        if batch is not None and batch.run_id == run_id and batch.version >= 0:
             for use in batch.groups:
                 if use.partition == partition:
                     fates.versions.setdefault((use.stream, use.number), []).append(batch.version)

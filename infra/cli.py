@@ -124,10 +124,12 @@ def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from infra.recipe_file import load_recipe
 
     resolved = load_recipe(recipe, sets or ())
-    folder = data_folder_of(resolved.name, data).root
+    folder = data_folder_of(f"{resolved.name}-offline" if source else resolved.name, data).root
     if source is not None:
         from infra.offline_run import OfflineOrder, run_offline
 
+        if new_recipe:
+            raise UsageError("--from begins an experiment of its own: --new-recipe is for runs")
         log_quietly()
         answer(run_offline(OfflineOrder(resolved, source, folder, summary)), workers.SHOW_OFFLINE, as_json=False)
         return

@@ -6,6 +6,7 @@ held-out problems. Each step leaves a folder that is there whole or not at all, 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 from infra import workers
 from infra.archive.reading import Archive
+from infra.data_folder import DataFolder
 from infra.errors import UsageError
 from infra.held_out import evaluate
 from infra.progress import progress
@@ -27,6 +29,8 @@ from infra.settings import Recipe
 
 CURATED, TRAINED, HELD_OUT, EXPERIMENT = "curated", "trained", "held-out", "experiment"
 """What the folder holds: two folders, and beside them what each step told, as JSON."""
+ELSEWHERE = ("name", "about", "kafka.", "store.", "launch.", "evaluate.")
+"""Keys in which a recipe may differ from the archived one, and nobody would expect anything of them here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +46,39 @@ class OfflineOrder:
 def run_offline(order: OfflineOrder) -> dict[str, Any]:
     """Curate, train and evaluate; return the summary, in the words of a run's own.
 
-    `trajectories` counts those that were trained on; no reward of training is told, as nothing was played for it.
+    `trajectories` counts those that were trained on, every use of them; no reward of training and no audit is told, as
+    nothing was played. `ignored` are the keys of the recipe that change nothing over an archive.
 
-    Raises UsageError for a recipe of other policies than the archive's, and for a folder that holds another experiment;
-    and as the commands `curate --from`, `train --from` and `evaluate --weights`.
+    Raises UsageError for a recipe of other policies than the archive's, or with a selector, and for a folder that holds
+    a run or another experiment; FolderInUse; and as `curate --from`, `train --from` and `evaluate --weights`.
     """
     recipe, began = order.recipe, time.monotonic()
     if len(recipe.policies) > 1:
-        raise UsageError(
-            "--from trains one policy: with several, one's held-out reward would be with the others' start"
-        )
-    order.data.mkdir(parents=True, exist_ok=True)
-    archive = Archive(order.archive)
-    _refuse_others(order)
-    asked = _like_the_run(archive, recipe)
-    [policy] = recipe.policies
-    curated = _curated(order)
-    trained = _trained(order, policy)
-    held_out = _evaluated(order, policy, asked, trained["versions"][-1]["version"])
-    found = _summary(asked, policy, (curated, trained, held_out), _batches(order))
-    found["wall_s"] = round(time.monotonic() - began, 1)
-    found["data"] = {"folder": str(order.data), "archive": order.archive}
-    if order.summary is not None:
-        write_atomically(order.summary, json.dumps(found, indent=1).encode())
+        raise UsageError("--from takes recipes of one policy; of several train one by `headrace train --from --policy`")
+    if recipe.feed.selector != type(recipe.feed)().selector:
+        raise UsageError("feed.selector asks for tasks, and over an archive none are asked: leave it out, or play")
+    folder = DataFolder(order.data)
+    with folder.owned():
+        if folder.read() is not None:
+            raise UsageError(f"{folder.root} holds a run: name another --data")
+        archive = Archive(order.archive)
+        asked = _like_the_run(archive, recipe)
+        _refuse_others(order, archive)
+        [policy] = recipe.policies
+        curated = _curated(order)
+        trained = _trained(order, policy)
+        held_out = _evaluated(order, policy, asked, trained["versions"][-1]["version"])
+        found = _summary(asked, policy, (curated, trained, held_out), _batches(order))
+        found["wall_s"] = round(time.monotonic() - began, 1)
+        found["ignored"] = [line for line in differences(asked, recipe) if not line.startswith(ELSEWHERE)]
+        found["data"] = {"folder": str(order.data), "archive": order.archive}
+        if order.summary is not None:
+            write_atomically(order.summary, json.dumps(found, indent=1).encode())
     return found
 
 
 def _like_the_run(archive: Archive, recipe: Recipe) -> Recipe:
-    """Return the archived recipe with what the experiment changes. Raises UsageError where it would change more."""
+    """Return the archived recipe with what the experiment changes. Raises UsageError for one of other policies."""
     run = Recipe.from_json(archive.revisions()[-1].recipe)
     if run.policies.keys() != recipe.policies.keys():
         raise UsageError(
@@ -79,15 +88,17 @@ def _like_the_run(archive: Archive, recipe: Recipe) -> Recipe:
     return with_experiment_of(run, recipe).model_copy(update={"evaluate": recipe.evaluate, "name": recipe.name})
 
 
-def _refuse_others(order: OfflineOrder) -> None:
-    path, now = (
-        order.data / f"{EXPERIMENT}.json",
-        {"recipe": order.recipe.model_dump(mode="json"), "archive": order.archive},
-    )
+def identity(archive: Archive) -> str:
+    """Return what tells an archive, as it is now, from all others: the hash of its manifest."""
+    return hashlib.sha256(archive.manifest.to_bytes()).hexdigest()
+
+
+def _refuse_others(order: OfflineOrder, archive: Archive) -> None:
+    path, now = order.data / f"{EXPERIMENT}.json", {"recipe": order.recipe.to_json(), "archive": identity(archive)}
     if path.exists():
         before = json.loads(path.read_text())
-        changed = differences(Recipe.model_validate(before["recipe"]), order.recipe)
-        changed += [f"--from: {before['archive']} -> {now['archive']}"] if before["archive"] != now["archive"] else []
+        changed = differences(Recipe.from_json(before["recipe"]), order.recipe)
+        changed += [] if before["archive"] == now["archive"] else [f"--from: {order.archive} is another, or has grown"]
         if changed:
             told = "".join(f"\n  {line}" for line in changed)
             raise UsageError(f"{order.data} holds another experiment:{told}\nName another --data, or remove it")
@@ -159,11 +170,12 @@ def _summary(
     newest, size = trained["versions"][-1]["version"], recipe.rollout.group_size
     uses = [use for batch in batches for use in batch]
     discarded = Counter(curated["dropped"]) + Counter(trained["evicted"]) + Counter(trained["unusable"])
+    discarded["run_end"] += trained["left"] + trained["unread"]
     groups = {
         "issued": curated["read"],
         "kept": curated["kept"],
         "trained": uses.count(0),
-        "discarded": dict(discarded),
+        "discarded": dict(+discarded),
         "dead": sum(curated["dead"].values()),
         "replays": curated["again"],
         "replayed": len(uses) - uses.count(0),
@@ -183,8 +195,12 @@ def _summary(
         "lengths": {"trained": None, "discarded": None, "bias": None},
         "weights_hash": trained["weights_hash"],
     }
-    audit = {"ok": True, "lost": 0, "doubled": 0}
     return {
-        "run": recipe.name, "versions": newest, **ends, "groups": groups, "audit": audit, "selection": {},
+        "run": recipe.name,
+        "versions": newest,
+        **ends,
+        "groups": groups,
+        "audit": None,
+        "selection": {},
         "policies": {policy: block},
-    }  # fmt: skip
+    }

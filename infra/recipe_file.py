@@ -104,9 +104,10 @@ def with_chain(recipe: Recipe, path: Path) -> Recipe:
     draft = Draft(recipe.model_dump(mode="json"), read.origins)
     draft.table["curate"]["chain"] = chain
     try:
-        return Recipe.model_validate(draft.table)
+        recipe = Recipe.model_validate(draft.table)
     except ValidationError as error:
         raise UsageError(_explain(error, draft, str(path))) from error
+    return _that_travels(recipe, str(path))
 
 
 def check_trainer_words(sets: Sequence[str]) -> None:

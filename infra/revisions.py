@@ -175,12 +175,12 @@ def with_chain_of(recipe: Recipe, other: Recipe) -> Recipe:
 
 
 def with_experiment_of(recipe: Recipe, other: Recipe) -> Recipe:
-    """Return a recipe with the chain, the trainer settings and the seed of another of the same policies."""
+    """Return a recipe with the chain, the trainer settings and the seed of another of the same policies; no shadows."""
     policies = {
         name: policy.model_copy(update={"trainer": other.policies[name].trainer} if name in other.policies else {})
         for name, policy in recipe.policies.items()
     }
-    changed = {"seed": other.seed, "trainer": other.trainer, "policies": policies}
+    changed = {"seed": other.seed, "trainer": other.trainer, "policies": policies, "shadows": {}}
     return with_chain_of(recipe, other).model_copy(update=changed)
 
 

@@ -47,9 +47,9 @@ def _prepared(run: Run, path: Path) -> tuple[Outgoing | None, dict[str, Any]]:
     newest = read_revisions(run.address)[-1]
     old = Recipe.from_json(newest.recipe)
     new = with_chain(old, path)
-    for policy in new.policies:
+    for line in new.lines:
         try:
-            workers.find(workers.CHECK_CHAIN)(new, policy)
+            workers.find(workers.CHECK_CHAIN)(new, line)
         except UsageError as error:
             raise type(error)(f"{path}: {error}") from error
     if newest.ended:

@@ -19,11 +19,13 @@ from typing import Any
 
 from rich.markup import escape
 
+from infra.archive.reading import Archive
 from infra.child_process import ChildCommand, end_all, spawn
 from infra.data_folder import DataFolder, RunNotes
 from infra.errors import HeadraceError, UsageError
 from infra.launcher import STOP_WITHIN_S, check_names, signals_ignored, signals_interrupt
 from infra.object_store import ObjectStore
+from infra.offline_run import identity
 from infra.revisions import differences
 from infra.server_process import write_atomically
 from infra.servers import Servers
@@ -55,6 +57,11 @@ class Place:
     def recipe(self) -> Path:
         """What it was asked for."""
         return self.folder / "recipe.json"
+
+    @property
+    def source(self) -> Path:
+        """Which archive it was over."""
+        return self.folder / "archive.txt"
 
     @property
     def output(self) -> Path:
@@ -93,7 +100,8 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: Say) -> dict[s
     places = {run.name: place_of(data, run) for run in runs}
     with folder.owned(), signals_interrupt():
         _check_folder(sweep, folder)
-        _check_same(runs, places)
+        source = _source_of(sweep)
+        _check_same(runs, places, source)
         missing = [run for run in runs if places[run.name].result() is None]
         if len(missing) < len(runs):
             say(escape(f"{len(runs) - len(missing)} of {len(runs)} runs are there already, in {folder.root}"))
@@ -131,10 +139,21 @@ def _check_folder(sweep: Sweep, folder: DataFolder) -> None:
         )
 
 
-def _check_same(runs: Sequence[SweepRun], places: dict[str, Place]) -> None:
+def _source_of(sweep: Sweep) -> str:
+    """Return which archive a sweep takes its trajectories from, as it is now; empty where runs are played."""
+    return identity(Archive(sweep.archive)) if sweep.archive else ""
+
+
+def _check_same(runs: Sequence[SweepRun], places: dict[str, Place], source: str) -> None:
     """Refuse a folder that holds a run of the same name and another recipe: it would be compared with the others."""
     for run in runs:
         path = places[run.name].recipe
+        told = places[run.name].source
+        if path.exists() and source != (told.read_text() if told.exists() else ""):
+            raise UsageError(
+                f"{path.parent} holds run {run.name} over another archive, over the same before it grew, or played: "
+                "give the sweep another --data, or another name, or remove that folder"
+            )
         if path.exists():
             before, now = Recipe.from_json(path.read_text()), without_addresses(run.recipe)
             if changed := differences(before, now):
@@ -159,7 +178,7 @@ class _Playing:
 
     def __init__(self, sweep: Sweep, runs: Sequence[SweepRun], folder: DataFolder, say: Say) -> None:
         self._sweep, self._folder, self._say = sweep, folder, say
-        self._total, self._done = len(runs), 0
+        self._total, self._done, self._source = len(runs), 0, _source_of(sweep)
         self._runs = runs
         common = {"name": sweep.name, "kafka": sweep.kafka, "store": sweep.store}
         whole = runs[0].recipe.model_copy(update=common)
@@ -207,6 +226,7 @@ class _Playing:
         place = place_of(self._folder.root, run)
         place.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(place.recipe, without_addresses(run.recipe).to_json().encode())
+        write_atomically(place.source, self._source.encode())
         child = spawn(ChildCommand(self._command(run, place), self._environment(), place.output))
         code = self._awaited(child)
         if self._stopping.is_set():
@@ -285,5 +305,5 @@ def in_a_line(summary: dict[str, Any]) -> str:
     ends = ((what, summary[f"{key}_first"], summary[f"{key}_last"]) for what, key in names)
     told = [f"{what} {first:.2f} → {last:.2f}" for what, first, last in ends if None not in (first, last)]
     trajectories = sum(block["trajectories"] for block in summary["policies"].values())
-    audit = "" if summary["audit"]["ok"] else "; its audit does not close"
+    audit = "" if summary["audit"] is None or summary["audit"]["ok"] else "; its audit does not close"
     return ", ".join([*told, f"{trajectories:,} trajectories, {summary['wall_s']:.0f} s{audit}"])

@@ -42,6 +42,8 @@ def play_held_out(
 
     Raises UsageError for a policy without a folder, one that holds no model, and a recipe that cannot be played here.
     """
+    if missing := [policy for policy in recipe.policies if policy not in folders]:
+        raise UsageError(f"policy {missing[0]} of the recipe has no weights: name a folder for each policy")
     scripts = {workflow: make_script(recipe, workflow) for workflow in recipe.workflows}
     asked = [(task, script) for workflow, script in scripts.items() for task in _tasks(recipe, workflow, script)]
     try:
@@ -53,8 +55,6 @@ def play_held_out(
                 engine.hold(policy, 0)
             cast = Cast(engine, recipe.rollout.engine.use, build, tokenizers, "held-out", "", lambda _policy: 0)
             return asyncio.run(_play_all(asked, cast, tell))
-    except KeyError as error:
-        raise UsageError(f"policy {error} of the recipe has no weights: name a folder for each policy") from error
     except (FilesError, WeightsError, EngineError, OSError, ValueError) as error:
         where = ", ".join(map(str, folders.values()))
         raise UsageError(f"{where}: {error}; a folder has config, tokenizer and weights beside each other") from error

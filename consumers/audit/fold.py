@@ -298,7 +298,8 @@ class AuditFold:
             raise HeaderError(f"it is of run {run_id!r:.60}")
         if policy not in self._beside:
             raise HeaderError(f"policy {policy!r:.60} is not one of the run's")
-        self._revisions.see(message.topic, stream, number, revision)
+        if message.topic in self.curated:  # of trajectories a copy may be anybody's, and the curator's word is judged
+            self._revisions.see(message.topic, stream, number, revision)
         return policy, stream, number, use
 
     # --------------------------------------------------------------------------------------------------------- records

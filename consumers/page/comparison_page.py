@@ -81,7 +81,7 @@ def warnings_of(found: Mapping[str, Any]) -> list[str]:
     return failed + [
         f"the audit of run {name} does not close: {proof['lost']} lost, {proof['doubled']} doubled"
         for name, proof in ((name, summary["audit"]) for name, summary in summaries.items())
-        if not proof["ok"]
+        if proof is not None and not proof["ok"]
     ]
 
 

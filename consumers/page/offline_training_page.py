@@ -108,5 +108,7 @@ def run_page(summary: Facts) -> RenderableType:
     table.add_row("dropped", dropped)
     for version, reward in block["eval_curve"]:
         table.add_row("held out", f"{reward:.2f} at version {version}")
+    for line in summary["ignored"]:
+        table.add_row("ignored", Text(line, style="yellow"))
     table.add_row("data", f"{data['folder']}: curated, trained")
     return table

@@ -3,8 +3,8 @@
 A folder has one manifest, which is replaced, and one writer, who holds a lock. In a store nothing is overwritten and
 nothing can be locked: each manifest is an object of its own, numbered, and named by its hash; the one of the last name
 counts. A manifest names only files that are there, and a writer adds to those of the manifest that it began with. So
-two writers at once cannot mix what they add: the one whose manifest does not count is told so when it saves, and what
-it has added is the next one's to add.
+two writers at once cannot mix what they add: whoever finds another's manifest of its number takes its own back and is
+told so, and what it has added is the next one's to add.
 """
 
 from __future__ import annotations
@@ -303,18 +303,26 @@ class InStore:
         reach("archive.manifest")
         self._store.put_named(stored, data)
         self._newest = stored.key
-        listed = self._require_newest()
+        listed = self._manifests()
+        if any(self._parts(one.key)[0] == number and one.key != stored.key for one in listed):
+            # The other may have looked before this came, and taken its own for the last.
+            self._store.delete(stored.key)
+            raise self._busy()
+        self._require_newest()
         for old in listed[:-MOST_MANIFESTS]:
             self._store.delete(old.key)
 
     def _require_newest(self) -> list[ListedObject]:
         listed = self._manifests()
         if (listed[-1].key if listed else "") != self._newest:
-            raise ArchiveBusy(
-                f"another process has archived into {self} meanwhile: what it has added stands, and what this one has "
-                "added since does not; let it end, and give the command again"
-            )
+            raise self._busy()
         return listed
+
+    def _busy(self) -> ArchiveBusy:
+        return ArchiveBusy(
+            f"another process has archived into {self} meanwhile: what it has added stands, and what this one has "
+            "added since does not; let it end, and give the command again"
+        )
 
     def release(self) -> None:
         """Remove what was still growing."""

@@ -144,18 +144,20 @@ def test_of_two_writers_at_once_one_is_told_and_nothing_is_mixed(run: Run, place
         assert [last.next_offset(place) for place in whole] == [messages[-1].offset + 1 for messages in whole.values()]
 
 
-def test_of_two_manifests_of_one_number_the_same_counts_for_all(
-    run: Run, place: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("later_name", ["ours", "theirs"])
+def test_who_puts_a_manifest_beside_another_of_its_number_takes_it_back_and_is_told(
+    run: Run, place: str, monkeypatch: pytest.MonkeyPatch, later_name: str
 ) -> None:
-    """Both writers look, both put: the one whose name is not the last is told so, at once or when it saves again."""
+    """Both looked before either put: the other may have ended as the newest there was, and its records must count."""
     first, second = location_of(place), location_of(place)
     assert isinstance(first, InStore)
     assert isinstance(second, InStore)
     low, high = sorted((b"one", b"another"), key=lambda data: hashlib.sha256(data).hexdigest())
-    monkeypatch.setattr(locations, "reach", lambda _: second._store.put_named(_named(second, high), high))
+    ours, theirs = (high, low) if later_name == "ours" else (low, high)
+    monkeypatch.setattr(locations, "reach", lambda _: second._store.put_named(_named(second, theirs), theirs))
     with pytest.raises(ArchiveBusy):
-        first.replace_manifest(low)
-    assert location_of(place).manifest() == high
+        first.replace_manifest(ours)
+    assert location_of(place).manifest() == theirs
 
 
 def _named(location: InStore, data: bytes) -> locations.StoredObject:

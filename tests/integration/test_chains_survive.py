@@ -162,12 +162,15 @@ def test_curators_that_are_killed_and_suspended_write_what_an_undisturbed_one_wo
         one.say(range(done - 3, done))
         until(lambda one=one: concluded(one.run) == done, f"all that came to {one.name} is concluded")
 
+    moments = dict(zip(CHAINS, ("handled", "begun", "produced", "offsets_sent", "committing"), strict=True))
     for one in tried:
-        one.curator.arm("curate.produced")
+        one.curator.arm(f"curate.{moments[one.name]}")
         one.say(range(done, TOTAL - 20))
         curate(start, one.run, "b")
     for one in tried:
-        until(lambda one=one: one.curator.stopped_at("curate.produced"), f"the curator of {one.name} stands")
+        until(
+            lambda one=one: one.curator.stopped_at(f"curate.{moments[one.name]}"), f"the curator of {one.name} stands"
+        )
     for one in tried:
         until(lambda one=one: concluded(one.run) == TOTAL - 20, f"{one.name} is taken over")
         one.curator.wake()

@@ -63,7 +63,14 @@ def group(number: int, rewards: tuple[float, ...] = (1.0, 0.0), version: int = 3
 
 
 def message(made: TrajectoryGroup, value: bytes | None = None, offset: int = 0) -> Message:
-    stamp = Stamp(made.run_id, made.stream, made.number, policy=made.policy, head_version=made.head_version)
+    stamp = Stamp(
+        made.run_id,
+        made.stream,
+        made.number,
+        revision=made.revision,
+        policy=made.policy,
+        head_version=made.head_version,
+    )
     data = codec.encode(made) if value is None else value
     return Message(TOPIC, 0, offset, stamp.key, data, stamp.to_headers())
 

@@ -112,7 +112,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
         made.servers.append(FakeServers(*words))
         return made.servers[-1]
 
-    def scripted(run: SweepRun, place: Place, _shared: Sequence[str]) -> list[str]:
+    def scripted(run: SweepRun, place: Place, _shared: Sequence[str], archive: str = "") -> list[str]:
         made.begun.append(run.name)
         code = f"import os, signal, sys, time\n{made.scripts[run.variant]}"
         return [sys.executable, "-c", code, str(place.folder)]
@@ -240,6 +240,14 @@ def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: P
     folder.mkdir()
     (folder / "run.json").write_text("{}")
     assert command_of(run, place, [])[-1] == "--new-recipe", "the servers of a run that goes on may have moved"
+    assert command_of(run, place, [], "a.archive")[-2:] == ["--from", "a.archive"]
+
+
+def test_runs_over_one_archive_are_not_compared_with_those_over_another(scene: Scene, tmp_path: Path) -> None:
+    scene.play()
+    place_of(scene.data, scene.runs[0]).source.write_text("the hash of another")
+    with pytest.raises(UsageError, match="over another archive"):
+        scene.play()
 
 
 def test_one_sweep_at_a_time_uses_a_folder(scene: Scene) -> None:

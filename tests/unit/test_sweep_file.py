@@ -79,7 +79,7 @@ def test_recipes_that_differ_in_addresses_only_are_the_same(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("old", "new", "telling"),
     [
-        ("seeds", "seed", "`seed` is not known: there are about, kafka, keep, name, seeds, set, side_by_side, store"),
+        ("seeds", "seed", "`seed` is not known: there are about, archive, kafka, keep, name, seeds, set, side_by_side"),
         ("seeds = [1, 2]", "", "`seeds` is missing"),
         ("seeds = [1, 2]", "seeds = []", "`seeds` Tuple should have at least 1 item"),
         ("seeds = [1, 2]", "seeds = [1, 1]", "seed 1 is there twice"),
