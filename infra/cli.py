@@ -32,7 +32,7 @@ from infra.cli_options import (
     log_quietly,
     open_console,
 )
-from infra.cli_servers import doctor, store_policy, topics
+from infra.cli_servers import clean, doctor, store_policy, topics
 from infra.errors import HeadraceError, UsageError
 from infra.weights.cli import app as weights_app
 from schemas.topics import check_name
@@ -139,26 +139,7 @@ def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
     raise typer.Exit(bring_up(order, open_console()))
 
 
-@app.command(rich_help_panel=RUN)
-def clean(
-    data: DataChoice = None,
-    everything: Annotated[bool, typer.Option("--all", help="All runs in .headrace.")] = False,
-    cache: Annotated[bool, typer.Option("--cache", help="Also what runs share: jars, caches, kept weights.")] = False,
-) -> None:
-    """Remove what a run left in its folder: servers that still run, their topics and objects, logs.
-
-    Topics on a cluster and objects in a store that the recipe names stay: delete those with their own tools.
-
-    Example: [bold]headrace clean --data .headrace/arithmetic[/]
-    """
-    from infra.cleaning import clean_cache, clean_folder, folders_to_clean
-
-    log_quietly()
-    for folder in folders_to_clean(data, everything=everything, optional=cache):
-        freed = clean_folder(folder)
-        typer.echo(f"removed {folder.root} ({freed / 1e6:.0f} MB)")
-    if cache:
-        typer.echo(f"removed {clean_cache()}")
+app.command(rich_help_panel=RUN)(clean)
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts

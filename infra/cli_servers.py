@@ -1,4 +1,4 @@
-"""Commands about what a run needs before it begins: topics, rights in an object store, this machine."""
+"""Commands about what a run needs before it begins, and leaves behind: topics, rights in a store, this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from infra.cli_options import FAILED, RunChoice, SetOption, log_quietly, open_console
+from infra.cli_options import FAILED, DataChoice, RunChoice, SetOption, log_quietly, open_console
 from infra.errors import UsageError
 
 
@@ -58,3 +58,24 @@ def doctor() -> None:
         console.print(f"{mark} [bold]{finding.what:<13}[/] {finding.detail}", highlight=False, soft_wrap=True)
     if lacking:
         raise typer.Exit(FAILED)
+
+
+def clean(
+    data: DataChoice = None,
+    everything: Annotated[bool, typer.Option("--all", help="All runs in .headrace.")] = False,
+    cache: Annotated[bool, typer.Option("--cache", help="Also what runs share: jars, caches, kept weights.")] = False,
+) -> None:
+    """Remove what a run left in its folder: servers that still run, their topics and objects, logs.
+
+    Topics on a cluster and objects in a store that the recipe names stay: delete those with their own tools.
+
+    Example: [bold]headrace clean --data .headrace/arithmetic[/]
+    """
+    from infra.cleaning import clean_cache, clean_folder, folders_to_clean
+
+    log_quietly()
+    for folder in folders_to_clean(data, everything=everything, optional=cache):
+        freed = clean_folder(folder)
+        typer.echo(f"removed {folder.root} ({freed / 1e6:.0f} MB)")
+    if cache:
+        typer.echo(f"removed {clean_cache()}")
