@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.settings import Trainer
@@ -22,7 +23,7 @@ class Candidate:
 
 
 def candidate(
-    group: WholeGroup, learner: Learner, settings: Trainer, tokenizer_hash: str, newest_version: float
+    group: WholeGroup, learner: Learner, settings: Trainer, tokenizer_hash: Callable[[], str], newest_version: float
 ) -> Candidate:
     """Return a group that can be trained on.
 
@@ -30,12 +31,13 @@ def candidate(
         group: With its trajectories.
         learner: Whose vocabulary and experts it must fit.
         settings: Of the batch that it would be in.
-        tokenizer_hash: BLAKE3 of the policy's tokenizer; empty where there is none.
+        tokenizer_hash: Returns the BLAKE3 of the policy's tokenizer, empty where there is none; asked of a group that
+            names one, as it may have to be fetched.
         newest_version: No token can be of a later one; infinite where nobody knows.
 
     Raises BatchError, RewardError and AdvantageError for what makes it unusable.
     """
-    if group.group.tokenizer_hash and group.group.tokenizer_hash != tokenizer_hash:
+    if group.group.tokenizer_hash and group.group.tokenizer_hash != tokenizer_hash():
         raise BatchError(f"its tokens are of tokenizer {group.group.tokenizer_hash[:16]!r}, which is another one's")
     ready = prepared(group)
     sequences = batch_sequences([ready], settings)

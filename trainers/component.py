@@ -193,7 +193,7 @@ class Trainer:
         """Return the decoded group. Raises what makes it unusable."""
         group = whole(self.run, curated)
         known = math.inf if self.settings.is_shadow else self.learner.version
-        found = candidate(group, self.learner, self.settings, self._tokenizer_hash, known)
+        found = candidate(group, self.learner, self.settings, lambda: self._tokenizer_hash, known)
         if self.settings.is_shadow:
             self._head = max(self._head, found.newest, group.group.head_version)
         return found

@@ -203,7 +203,7 @@ class _Intake:
         if found is None:
             return None
         group = whole(self._archive, found)
-        return candidate(group, self._learner, self._settings, self._tokenizer_hash, self.clock)
+        return candidate(group, self._learner, self._settings, lambda: self._tokenizer_hash, self.clock)
 
     def _deadline(self, curated: CuratedGroup) -> int:
         """Return the last clock at which it may be trained on: as the settings say, of a replay as its chain said."""

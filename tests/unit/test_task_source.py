@@ -193,9 +193,16 @@ def test_two_selectors_of_one_name_or_that_both_choose_are_refused() -> None:
         AllOf({"a": Alternating(1), "b": Alternating(1)})
 
 
-@pytest.mark.parametrize("name", ["accept_al", "no.such.module:Name", "producers.selectors.registry:Nobody"])
-def test_an_unknown_selector_is_refused_by_name(name: str) -> None:
-    with pytest.raises(UsageError, match=name):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("accept_al", "no 'accept_al'; take one of accept_all"),
+        ("no.such.module:Name", "importing no.such.module failed"),
+        ("producers.selectors.registry:Nobody", "producers.selectors.registry has no 'Nobody'"),
+    ],
+)
+def test_an_unknown_selector_is_refused_by_name(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
         load_selector(Use(use=name), 1)
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, cast
 
 import structlog
 import torch
@@ -162,8 +162,7 @@ class LeadingLearner(Learner):
 
     def load_stored(self, objects: Objects, index: Index, parts: Sequence[NamedObject]) -> None:
         """As a learner's: each process reads what it will hold."""
-        assert isinstance(objects, Run)  # noqa: S101 - from an archive one process learns, alone
-        run = objects
+        run = cast("Run", objects)  # from an archive one process learns, alone
         version = self.check_state(index.shapes, index.metadata)
         self._say("load_ours", replace(run), version, index, parts)
         self.load_parts(version, read_parts(run, index, parts, self.room(index), _commands()))
