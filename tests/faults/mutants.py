@@ -1296,7 +1296,7 @@ MUTANTS = (
         "infra/archive/locations.py",
         'if (listed[-1].key if listed else "") != self._newest:',
         "if False:",
-        (f"{IN_STORE}test_of_two_writers_at_once_one_is_told_and_nothing_is_mixed",),
+        (f"{IN_STORE}test_who_was_overtaken_so_long_ago_that_the_other_manifest_is_gone_is_told",),
     ),
     Mutant(
         "archive-store-young",
@@ -1350,7 +1350,7 @@ MUTANTS = (
         "sweep-same-recipe",
         "results of another recipe are not compared",
         "infra/sweep.py",
-        "        _check_same(runs, places)\n",
+        "        _check_same(runs, places, source)\n",
         "",
         (f"{SWEEP}test_results_of_another_recipe_are_not_compared",),
     ),

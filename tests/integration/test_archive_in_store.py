@@ -21,7 +21,7 @@ from consumers.archiver import archive
 from consumers.offline_curator import curate_offline
 from consumers.replayer import replay
 from infra.archive import locations
-from infra.archive.locations import ArchiveBusy, InStore, location_of
+from infra.archive.locations import MOST_MANIFESTS, ArchiveBusy, InStore, location_of
 from infra.archive.manifest import ArchiveCorrupt
 from infra.archive.reading import Archive, is_archive
 from infra.archive.writing import ArchiveWriter
@@ -160,6 +160,17 @@ def test_who_puts_a_manifest_beside_another_of_its_number_takes_it_back_and_is_t
     assert location_of(place).manifest() == theirs
 
 
+def test_who_was_overtaken_so_long_ago_that_the_other_manifest_is_gone_is_told(run: Run, place: str) -> None:
+    """No other manifest has its number any more: only its not being the newest tells."""
+    overtaken, other = location_of(place), location_of(place)
+    for number in range(MOST_MANIFESTS + 2):
+        other.replace_manifest(b"%d" % number)
+    newest = location_of(place).manifest()
+    with pytest.raises(ArchiveBusy, match="another process has archived into"):
+        overtaken.replace_manifest(b"of one that knows of none")
+    assert location_of(place).manifest() == newest
+
+
 def _named(location: InStore, data: bytes) -> locations.StoredObject:
     sha256 = hashlib.sha256(data).hexdigest()
     key = f"{location.address.prefix}manifests/{1:010}-{sha256}.json"
@@ -172,7 +183,7 @@ def test_old_manifests_go_and_so_does_what_a_killed_writer_left_long_ago(
     for number in range(5):
         say(run, *tasks(run, [number]))
         archive(run, place)
-    assert len([name for name in keys(place) if name.startswith("manifests/")]) == locations.MOST_MANIFESTS
+    assert len([name for name in keys(place) if name.startswith("manifests/")]) == MOST_MANIFESTS
 
     location = location_of(place)
     assert isinstance(location, InStore)
