@@ -16,7 +16,7 @@ import psutil
 import pytest
 from made_run import make_run, tiny_recipe
 from structlog.testing import capture_logs
-from trained_run import batches, command, curated, feed, published, until
+from trained_run import batches, command, curated, feed, has_made, published, until
 
 from infra.object_store import ObjectStore
 from infra.run import Run
@@ -81,7 +81,7 @@ def test_a_run_outlives_the_death_of_a_rank_and_its_versions_are_made_again_by_a
     until(lambda: len(batches(run)) == 3, groups[0], 300)
     os.kill(groups[0].rank(1), signal.SIGKILL)
     feed(run, [curated(number, stale=100) for number in range(4 * 3, 4 * STEPS)])
-    until(lambda: len(batches(run)) == STEPS, groups[0], 300)
+    until(lambda: has_made(run, STEPS), groups[0], 300)
 
     made = batches(run)
     assert [batch.version for batch in made] == list(range(1, STEPS + 1)), "none twice, none missing"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from made_run import make_run, tiny_recipe
-from trained_run import batches, curated, feed, published, start_trainer, until
+from trained_run import batches, curated, feed, has_made, published, start_trainer, until
 
 from consumers.letters import read_letters
 from infra.kafka import open_producer
@@ -88,7 +88,7 @@ def test_a_trainer_killed_in_the_midst_makes_what_an_undisturbed_one_makes(
         (tmp_path / f"train.{point}.hit").unlink()
     assert 0 < len(batches(run)) < STEPS, "the kills came while it was at work"
     trainers.append(start_trainer(run, tmp_path))
-    until(lambda: len(batches(run)) == STEPS, trainers[-1])
+    until(lambda: has_made(run, STEPS), trainers[-1])
 
     assert hashes(run) == undisturbed
     assert [batch.version for batch in batches(run)] == list(range(1, STEPS + 1)), "none twice, none missing"
@@ -110,7 +110,7 @@ def test_a_trainer_that_comes_back_with_other_threads_goes_on_under_a_new_epoch(
     trainers.append(start_trainer(run, tmp_path, threads=1))
     trainers[-1].join(120)
     trainers.append(start_trainer(run, threads=2))
-    until(lambda: len(batches(run)) == STEPS, trainers[-1])
+    until(lambda: has_made(run, STEPS), trainers[-1])
     made = batches(run)
     assert [batch.version for batch in made] == list(range(1, STEPS + 1)), "a version number never goes back"
     cut = next(place for place, batch in enumerate(made) if batch.epoch == 1)

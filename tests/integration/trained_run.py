@@ -152,5 +152,11 @@ def published(run: Run, line: str = "solver") -> list[WeightsPublished]:
     return [codec.decode(m.value, WeightsPublished) for m in read_all(run.connection, [run.topics.weights(line)])]
 
 
+def has_made(run: Run, version: int, line: str = "solver") -> bool:
+    """Whether batch and weights of a last version can be read: one commit reaches the partitions one by one."""
+    events = [one.version for one in (*batches(run, line)[-1:], *published(run, line)[-1:])]
+    return events == [version, version]
+
+
 def outcomes(run: Run, line: str = "solver") -> list[Outcome]:
     return [codec.decode(m.value, Outcome) for m in read_all(run.connection, [run.topics.outcomes(line)])]
