@@ -21,6 +21,10 @@ AXES = ("version", "trajectories", "seconds")
 """Of `progress` in a summary, and against what curves are told."""
 CURVES = {"reward": "reward_curve", "held_out": "eval_curve"}
 """What is told as curves, and where a summary has it."""
+AT_THE_END = {"reward": "reward_last", "held_out": "eval_last"}
+"""What is told of a run's end, and where a summary has it."""
+TRAILING = {"reward": 5}
+"""Versions whose mean a point is, the version's own and those before it: few groups were played by a single one."""
 Point = tuple[float, float]
 Summary = Mapping[str, Any]
 
@@ -33,18 +37,19 @@ def compared(name: str, about: str, runs: Mapping[str, Mapping[str, Any]]) -> di
         about: One sentence for people.
         runs: Run to variant, seed, summary (None of a failed one) and, of a failed one, its last words.
     """
-    variants = list(dict.fromkeys(run["variant"] for run in runs.values()))
+    variants: dict[str, list[Mapping[str, Any]]] = {}
+    for run in runs.values():
+        variants.setdefault(run["variant"], []).append(run)
+    first = next(iter(variants.values()), [])
     return {
         "sweep": name,
         "about": about,
-        "variants": {
-            variant: _variant([run for run in runs.values() if run["variant"] == variant]) for variant in variants
-        },
+        "variants": {variant: _variant(some, [] if some is first else first) for variant, some in variants.items()},
         "runs": {name: dict(run) for name, run in runs.items()},
     }
 
 
-def _variant(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _variant(runs: Sequence[Mapping[str, Any]], first: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     summaries: list[Summary] = [run["summary"] for run in runs if run["summary"] is not None]
     policies = dict.fromkeys(policy for summary in summaries for policy in summary["policies"])
     return {
@@ -53,7 +58,12 @@ def _variant(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "wall_s": interval([summary["wall_s"] for summary in summaries]),
         "skipped": interval([sum(one["rejected"] for one in s["selection"].values()) for s in summaries]),
         "policies": {
-            policy: _policy([s["policies"][policy] for s in summaries if policy in s["policies"]])
+            policy: {
+                **_policy([s["policies"][policy] for s in summaries if policy in s["policies"]]),
+                "over_first": {
+                    what: interval(_differences(runs, first, policy, key)) for what, key in AT_THE_END.items()
+                },
+            }
             for policy in policies
         },
     }
@@ -66,8 +76,7 @@ def _policy(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     discarded = {reason: interval([one["discarded"].get(reason, 0) for one in groups]) for reason in reasons}
     return {
         "versions": interval([block["versions"] for block in blocks]),
-        "reward": interval([block["reward_last"] for block in blocks]),
-        "held_out": interval([block["eval_last"] for block in blocks]),
+        **{what: interval([block[key] for block in blocks]) for what, key in AT_THE_END.items()},
         "trajectories": interval([block["trajectories"] for block in blocks]),
         "trained_share": interval([trained_share(one) for one in groups]),
         "discarded_share": interval([discarded_share(one) for one in groups]),
@@ -76,11 +85,25 @@ def _policy(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "length_bias": interval([one["bias"] and one["bias"]["ratio"] for one in lengths]),
         "replayed": interval([one["replayed"] for one in groups]),
         "discarded": dict(sorted(discarded.items(), key=lambda item: -(item[1]["mean"] or 0))),
-        "curves": {
-            what: {axis: mean_curve([points_of(block, key, axis) for block in blocks], axis) for axis in AXES}
-            for what, key in CURVES.items()
-        },
+        "curves": {what: {axis: _curve(blocks, what, axis) for axis in AXES} for what in CURVES},
     }
+
+
+def _differences(
+    runs: Sequence[Mapping[str, Any]], first: Sequence[Mapping[str, Any]], policy: str, key: str
+) -> Sequence[float]:
+    """Return by how much runs differ from those of the first variant that have the same seed."""
+
+    def ends(some: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+        blocks = {run["seed"]: run["summary"]["policies"].get(policy) for run in some if run["summary"] is not None}
+        return {seed: block[key] for seed, block in blocks.items() if block and block[key] is not None}
+
+    other = ends(first)
+    return [value - other[seed] for seed, value in ends(runs).items() if seed in other]
+
+
+def _curve(blocks: Sequence[Mapping[str, Any]], what: str, axis: str) -> dict[str, list[float | None]]:
+    return mean_curve([points_of(block, CURVES[what], axis, TRAILING.get(what, 1)) for block in blocks], axis)
 
 
 def trained_share(groups: Mapping[str, Any]) -> float | None:
@@ -96,14 +119,21 @@ def discarded_share(groups: Mapping[str, Any]) -> float | None:
     return discarded / concluded if concluded else None
 
 
-def points_of(block: Mapping[str, Any], key: str, axis: str) -> list[Point]:
-    """Return a curve of a policy's block of a summary against versions, trajectories or seconds."""
+def points_of(block: Mapping[str, Any], key: str, axis: str, trailing: int = 1) -> list[Point]:
+    """Return a curve of a policy's block of a summary against versions, trajectories or seconds.
+
+    A point is the mean of its version and of those before it, `trailing` in all.
+    """
     place = AXES.index(axis)
     at = {row[0]: row[place] for row in block["progress"]}
     values: dict[int, list[float]] = {}
     for version, value in block[key]:  # an evaluation has one for each workflow
         values.setdefault(version, []).append(value)
-    return [(at[version], fmean(values[version])) for version in sorted(values.keys() & at.keys())]
+    versions = sorted(values.keys() & at.keys())
+    means = [fmean(values[version]) for version in versions]
+    return [
+        (at[version], fmean(means[max(0, place + 1 - trailing) : place + 1])) for place, version in enumerate(versions)
+    ]
 
 
 def mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> dict[str, list[float | None]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -13,14 +13,22 @@ from rich.text import Text
 
 COLUMNS = (
     *("runs", "reward", "held-out", "skipped", "trajectories", "trained", "discarded", "length bias", "replayed"),
-    *("wall s", "groups discarded"),
+    *("wall s", "reward over the first", "held-out over the first", "groups discarded"),
 )
+TABLES = (
+    ("runs", "reward", "held-out", "trajectories", "wall s"),
+    ("skipped", "trained", "discarded", "length bias", "replayed"),
+    ("reward over the first", "held-out over the first"),
+    ("groups discarded",),
+)
+"""Columns of one table of a terminal, so that each fits 80 characters."""
 NOTHING = ("", "0", "0 ± 0")
 NOTE = (
     "Means over seeds ± half of their 95 % interval (Student's t). reward: training reward of the last 5 versions, of "
     "all tasks that the variant chose to ask; held-out: the last evaluation, whose tasks are the same for all; "
     "skipped: tasks that the selector did not ask; trained: share of all groups; discarded: share before the "
-    "run's end; length bias: mean length of these over that of trained ones."
+    "run's end; length bias: mean length of these over that of trained ones; over the first: difference to the first "
+    "variant's run of the same seed."
 )
 
 
@@ -30,14 +38,22 @@ def comparison_page(found: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [title]
     for policy in policies_of(found):
         columns, rows = _told(found, policy)
-        table = Table(policy, *columns, box=None, header_style="dim")
-        for column in table.columns[1:-1]:
-            column.justify = "right"
-        for row in rows:
-            table.add_row(*map(Text, row))
-        parts.append(table)
-    parts.append(Text(NOTE, style="dim"))
+        for names in TABLES:
+            shown = [at for at, name in enumerate(columns, 1) if name in names]
+            if shown:
+                parts += [Text(), _table((policy, *columns), rows, shown)]
+    parts += [Text(), Text(NOTE, style="dim")]
     return Group(*parts, *(Text(line, style="red") for line in warnings_of(found)))
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[int]) -> Table:
+    table = Table(header[0], box=None, header_style="dim", pad_edge=False)
+    table.columns[0].no_wrap = True
+    for at in shown:
+        table.add_column(header[at], justify="left" if header[at] == COLUMNS[-1] else "right")
+    for row in rows:
+        table.add_row(*(Text(row[at]) for at in (0, *shown)))
+    return table
 
 
 def comparison_html(found: Mapping[str, Any], picture: bytes) -> str:
@@ -120,6 +136,8 @@ def _rows(found: Mapping[str, Any], policy: str) -> Iterator[tuple[str, ...]]:
             in_words(block["length_bias"], "{:.2f}"),
             in_words(block["replayed"], "{:,.0f}"),
             in_words(variant["wall_s"], "{:.0f}"),
+            in_words(block["over_first"]["reward"], "{:+.3f}"),
+            in_words(block["over_first"]["held_out"], "{:+.3f}"),
             discarded or "none",
         )
 
@@ -128,5 +146,5 @@ def in_words(one: Mapping[str, Any], form: str) -> str:
     """Return a mean and half of its interval; nothing where none is known."""
     if one["mean"] is None:
         return ""
-    half = "" if one["low"] is None else f" ± {form.format(one['high'] - one['mean'])}"
+    half = "" if one["low"] is None else f" ± {form.replace('+', '').format(one['high'] - one['mean'])}"
     return form.format(one["mean"]) + half

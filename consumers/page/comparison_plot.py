@@ -8,12 +8,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from consumers.comparison import AXES
+from consumers.comparison import AXES, TRAILING
 from consumers.page.comparison_page import comparison_html, policies_of
 from infra.errors import UsageError
 
 LABELS = {"version": "version", "trajectories": "trajectories rolled out", "seconds": "wall time, s"}
-ROWS = {"reward": "training reward", "held_out": "held-out reward"}
+ROWS = {"reward": f"training reward, {TRAILING['reward']} versions", "held_out": "held-out reward"}
 
 
 def check_plot(file: Path) -> None:

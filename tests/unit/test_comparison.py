@@ -73,6 +73,12 @@ def test_points_stand_at_what_their_version_took_and_workflows_are_averaged() ->
     assert points_of(block, "eval_curve", "seconds") == [(5.0, pytest.approx(0.3)), (7.5, 0.5)]
 
 
+def test_a_point_is_the_mean_of_its_version_and_of_those_before_it() -> None:
+    block = {"reward_curve": [[v, float(v * v)] for v in range(4)], "progress": [[v, v, v] for v in range(4)]}
+    assert points_of(block, "reward_curve", "version", 2) == [(0, 0.0), (1, 0.5), (2, 2.5), (3, 6.5)]
+    assert points_of(block, "reward_curve", "version") == [(0, 0.0), (1, 1.0), (2, 4.0), (3, 9.0)]
+
+
 def test_the_trained_share_is_of_the_groups_that_concluded() -> None:
     assert trained_share({"trained": 6, "discarded": {"zero_variance": 3, "run_end": 2}, "dead": 1}) == 0.5
     assert trained_share({"trained": 0, "discarded": {}, "dead": 0}) is None
@@ -136,7 +142,7 @@ def test_variants_are_summed_up_over_their_seeds_and_a_failed_run_is_not_counted
     assert {reason: one["mean"] for reason, one in solver["discarded"].items()} == {"zero_variance": 9, "run_end": 1}
     assert list(solver["discarded"]) == ["zero_variance", "run_end"]
     assert solver["curves"]["held_out"]["trajectories"]["x"][-1] == 160
-    assert solver["curves"]["reward"]["version"]["mean"] == [0.3, 0.4, 0.5]
+    assert solver["curves"]["reward"]["version"]["mean"] == [0.3, 0.35, 0.4]
     assert json.loads(json.dumps(found)) == found
 
 
@@ -160,10 +166,30 @@ def test_columns_of_which_there_is_nothing_to_tell_are_left_out(found: dict[str,
             block["length_bias"] = interval([None])
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(comparison_page(found))
-    header = console.export_text().splitlines()[1]
-    assert "replayed" in header
-    assert "skipped" not in header
-    assert "length bias" not in header
+    headers = [line for line in console.export_text().splitlines() if line.startswith("solver")]
+    assert any("replayed" in line for line in headers)
+    assert not any("skipped" in line or "length bias" in line for line in headers)
+    assert not any("over the first" in line for line in headers), "no seed has two runs"
+
+
+def test_variants_are_compared_with_the_first_one_seed_by_seed() -> None:
+    ends = {"plain": {1: 0.25, 2: 0.5, 3: 0.75}, "ds": {1: 0.5, 2: 0.625, 4: 0.875}}
+    runs = {
+        f"s-{variant}-{seed}": {"variant": variant, "seed": seed, "summary": summary(end, {}), "failed": ""}
+        for variant, by_seed in ends.items()
+        for seed, end in by_seed.items()
+    }
+    solver = {name: one["policies"]["solver"] for name, one in compared("s", "", runs)["variants"].items()}
+    over = solver["ds"]["over_first"]
+    assert (over["reward"]["mean"], over["reward"]["n"]) == (0.1875, 2)
+    assert over["reward"]["high"] - 0.1875 == pytest.approx(12.706 * 0.0625, abs=1e-3)
+    assert over["held_out"]["mean"] == pytest.approx(0.1875)
+    assert solver["plain"]["over_first"]["reward"]["n"] == 0
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(comparison_page(compared("s", "", runs)))
+    page = console.export_text()
+    assert "+0.188 ± 0.794" in page
+    assert "…" not in page, "all fits a terminal of 80"
 
 
 def test_the_picture_is_drawn_and_the_page_beside_it_needs_no_other_file(found: dict[str, Any], tmp_path: Path) -> None:
