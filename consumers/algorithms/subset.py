@@ -29,7 +29,7 @@ class Subset(Stateless):
         if len(candidate.kept) <= self._m:
             return [Keep(candidate)]
         rewards = candidate.rewards
-        ranked = [index for index in _in_order_of_ids(candidate) if not math.isnan(rewards[index])]
+        ranked = [index for index in _in_order_of_ids(candidate) if rewards[index] == rewards[index]]  # not NaN
         chosen = set(self.chosen(candidate, ranked) if len(ranked) > self._m else ranked)
         why = f"not among the {self._m} chosen"
         rejections = [Rejection(index, "down_sampled", why) for index in candidate.kept if index not in chosen]
