@@ -19,7 +19,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from made_run import TINY_MODEL, make_run, tiny_recipe
 
-from consumers.audit.report import audit
+from consumers.audit.report import audit, report
 from consumers.evaluator import Evaluator, open_evaluator
 from consumers.figures import figures
 from envs.arithmetic import ALPHABET, Arithmetic
@@ -214,6 +214,36 @@ def test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given
             feed_until(run, full)
             assert numbers(run) == list(range(abandoned))
     assert audit(run).policies["solver"].issued == QUOTA + 12
+
+
+def test_a_feeder_that_dies_before_and_after_it_heard_of_a_swap_gives_every_number_one_revision(
+    make: Callable[..., Run],
+) -> None:
+    run = make()
+    feed_until(run, full)
+    later = tiny_recipe(run.address.run, curate={"chain": ["validate"]})
+    first = read_revisions(run.address)[0]
+    for round_, heard_of_it in enumerate((False, True, True)):
+        say(run, *[outcome(run, number, revision=int(round_ > 1)) for number in range(round_ * 4, round_ * 4 + 4)])
+        with feeding(run) as (feeder, writer):
+            if round_ == 1:
+                swapped = replace(first, revision=1, recipe=later.to_json(), swapped=True)
+                say(run, Outgoing(run.topics.recipe, codec.encode(swapped), b"1", partition=0))
+            while feeder.state.pacing.open("solver") > QUOTA - 4 or feeder.state.revision.revision < heard_of_it:
+                for message in feeder.poll(Stopwatch()):
+                    assert list(feeder.handle(message)) == []
+            feeder.tick()
+            writer.begin()
+            feeder.position(writer)
+            writer.flush()  # and no commit: a successor takes over while the transaction is open
+            feed_until(run, full)
+    assert {task.number: task.revision for _, task in tasks(run)} == {
+        **dict.fromkeys(range(QUOTA + 4), 0),
+        **dict.fromkeys(range(QUOTA + 4, QUOTA + 12), 1),
+    }
+    assert report(run)["revisions"] == {"sums": [[0, 0], [1, QUOTA + 4]]}, (
+        "the feeder's word of it, as the audit reads it"
+    )
 
 
 def test_what_a_selector_learnt_and_drew_outlives_kills_so_that_the_same_tasks_are_chosen(
