@@ -47,12 +47,12 @@ def _task(run: Run, number: int, extra: dict[str, object]) -> Outgoing:
     return Outgoing(run.topics.tasks("sums"), codec.encode(task), partition=number % run.recipe.kafka.partitions)
 
 
-def played(run: Run, numbers: Iterable[int], attempt: int = 0) -> list[Outgoing]:
+def played(run: Run, numbers: Iterable[int], attempt: int = 0, revision: int = 0) -> list[Outgoing]:
     """Groups as a worker produces them; every third has no variance, so that the curator drops it."""
-    return [_played(run, number, attempt) for number in numbers]
+    return [_played(run, number, attempt, revision) for number in numbers]
 
 
-def _played(run: Run, number: int, attempt: int) -> Outgoing:
+def _played(run: Run, number: int, attempt: int, revision: int) -> Outgoing:
     sequence = Sequence(
         ids=np.array([5, 6, 7, 1], np.int32),
         logprobs=np.array([0, 0, -0.5, -0.25], np.float32),
@@ -66,11 +66,13 @@ def _played(run: Run, number: int, attempt: int) -> Outgoing:
         number=number,
         attempt=attempt,
         policy="solver",
+        revision=revision,
         n_asked=2,
         trajectories=tuple(Trajectory(f"sums:{number}:{i}", r, {}, (sequence,)) for i, r in enumerate(rewards)),
         head_version=0,
     )
-    stamp = Stamp(run.run_id, "sums", number, attempt, policy="solver", min_version=0, max_version=0, head_version=0)
+    of_group = {"revision": revision, "policy": "solver", "min_version": 0, "max_version": 0, "head_version": 0}
+    stamp = Stamp(run.run_id, "sums", number, attempt, **of_group)
     partition = number % run.recipe.kafka.partitions
     return Outgoing(run.topics.trajectories("solver"), codec.encode(group), stamp.key, stamp.to_headers(), partition)
 

@@ -189,6 +189,42 @@ def test_a_shadow_that_is_killed_again_and_again_loses_nothing_and_changes_nothi
     assert discards(run, FREE)["policies"][FREE]["waiting"] == 0
 
 
+def test_a_swap_of_the_policys_chain_leaves_the_shadow_its_own(
+    bootstrap: str, store: ObjectStore, run_name: str, start: Start, trainers: list[BaseProcess]
+) -> None:
+    tables = {"trainer": TRAINER, "kafka": {"partitions": 1}, "shadows": {"free": UNFILTERED}}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, **tables))
+    trainers += [start_trainer(run), start_trainer(run, variant="free")]
+    curators = {"solver": curate(start, run), FREE: curate(start, run, "--variant", "free")}
+    say(run, *played(run, range(15)))
+    until(lambda: concluded(run, FREE) >= 12, "the shadow's three batches of the first chain are trained")
+
+    later = tiny_recipe(run_name, **tables, curate={"chain": ["validate"]})
+    revision = replace(read_revisions(run.address)[0], revision=1, recipe=later.to_json(), swapped=True)
+    for curator in curators.values():
+        curator.arm("curate.committing", "kill")
+    begins = {"next": {"sums": 30}, "revisions": {"sums": [[0, 0], [1, 15]]}}
+    issued = Snapshot(run_id=run.run_id, component="feed", body=json.dumps(begins).encode())
+    say(run, Outgoing(run.topics.recipe, codec.encode(revision), partition=0))
+    say(run, Outgoing(run.topics.state, codec.encode(issued), b"feed", partition=0))
+    say(run, *played(run, range(15, 30), revision=1))
+    until(lambda: all(curator.restarted() for curator in curators.values()), "both die as they commit after the swap")
+    until(lambda: concluded(run, "solver") == 30, "the policy's groups are concluded")
+    until(lambda: concluded(run, FREE) == 28, "and the shadow's, but for two that make no batch")
+
+    run = join(run.address)
+    for line in run.recipe.lines:
+        assert values(run, run.topics.curated(line)) == curated_offline(run, line)
+    assert sum(outcome.verdict == "dropped" for outcome in outcomes(run)) == 5, "nothing but the first chain drops"
+    assert sum(outcome.verdict == "dropped" for outcome in outcomes(run, FREE)) == 0
+    found = report(run, rests=True)
+    assert not found["problems"]
+    assert found["policies"]["solver"]["trained"] == STEPS * BATCH
+    assert (found["shadows"][FREE]["trained"], found["shadows"][FREE]["in_flight"]) == (28, 2)
+    assert retrain(run, "solver", (None, None))["ok"]
+    assert retrain(run, FREE, (None, None))["ok"]
+
+
 def test_what_nobody_can_read_is_a_letter_of_the_policy_and_an_outcome_of_the_shadow(
     bootstrap: str, store: ObjectStore, run_name: str, start: Start, trainers: list[BaseProcess]
 ) -> None:
