@@ -1,4 +1,4 @@
-"""Which recipe revisions are over on a partition: their chains, and what they remember, can go.
+"""Which recipe revisions are over on a partition: chains that no other has, and what they remember, can go.
 
 The feeder issues the numbers of a stream in order, and keeps the revision of a number over all its attempts. So where
 a number has a revision, all after it have that or a later one. A revision is over when the partition has concluded, of
@@ -18,6 +18,11 @@ class ChainEnds:
 
     def __init__(self) -> None:
         self._lowest: dict[int, dict[str, int]] = {}
+
+    @property
+    def revisions(self) -> Collection[int]:
+        """Those that were seen and are not over."""
+        return self._lowest.keys()
 
     def see(self, revision: int, stream: str, number: int) -> None:
         """Take in a group."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import structlog
 
@@ -83,9 +85,29 @@ def chain_of(recipe: Recipe, line: str) -> Chain:
 
     What the recipe's chain gives them itself comes first.
     """
+    return load_chain(_uses_of(recipe, line), recipe.seed)
+
+
+def _uses_of(recipe: Recipe, line: str) -> list[tuple[str, dict[str, Any]]]:
     limits = {"max_staleness": {"limit": recipe.trainer_of(line).max_staleness}}
-    uses = [(use.use, {**limits.get(use.use, {}), **use.settings}) for use in recipe.chain_of(line)]
-    return load_chain(uses, recipe.seed)
+    return [(use.use, {**limits.get(use.use, {}), **use.settings}) for use in recipe.chain_of(line)]
+
+
+def first_of_chain(recipe_of: Callable[[int], Recipe], revision: int, line: str) -> int:
+    """Return the first of the revisions up to this one, without a gap, that have its chain.
+
+    They share one: what it remembers outlives a change elsewhere in the recipe. Raises UnknownRevision.
+    """
+
+    def built(number: int) -> tuple[Any, ...]:
+        recipe = recipe_of(number)
+        return recipe.seed, _uses_of(recipe, line)
+
+    own = built(revision)
+    with suppress(UnknownRevision):
+        while revision > 0 and built(revision - 1) == own:
+            revision -= 1
+    return revision
 
 
 def recipe_for(recipes: Mapping[int, Recipe], revision: int, line: str) -> Recipe:
@@ -109,6 +131,8 @@ class CuratorPartition:
         self._clock = -1
         self._uses = Uses(desk.run_id, desk.policy)
         self._chains: dict[int, Chain] = {}
+        """By the first revision that has it."""
+        self._firsts: dict[int, int] = {}
         self._ends = ChainEnds()
         self._flagged: Counter[str] = Counter()
         """By the chains that have ended."""
@@ -190,7 +214,7 @@ class CuratorPartition:
 
     def _curate(self, group: TrajectoryGroup, value: bytes) -> list[Outgoing]:
         before = Candidate.of(group)
-        chain = self._chain(group.revision)
+        first, chain = self._first(group.revision), self._chain(group.revision)
         results = chain.process(before, self._clock)
         outcome, outgoing = _outcome(self._desk.policy, before), []
         for result in results:
@@ -202,8 +226,8 @@ class CuratorPartition:
             elif isinstance(result, Drop):
                 outgoing.append(self._outcome_message(replace(outcome, verdict="dropped", reason=result.reason)))
             else:
-                outgoing += self._replay(result, group.revision)
-        self._uses.forget(group.revision, chain)
+                outgoing += self._replay(result, first)
+        self._uses.forget(first, chain)
         return outgoing
 
     def _fresh(self, candidate: Candidate, value: bytes) -> Outgoing:
@@ -232,12 +256,12 @@ class CuratorPartition:
             max_version=candidate.max_version,
             head_version=group.head_version,
         )
-        self._uses.add(stamp, replays=self._chain(group.revision).replays)
+        self._uses.add(stamp, self._first(group.revision) if self._chain(group.revision).replays else None)
         return self._curated_message(curated, stamp)
 
-    def _replay(self, again: Again, revision: int) -> list[Outgoing]:
+    def _replay(self, again: Again, first: int) -> list[Outgoing]:
         """Return outcome and curated record of a group that is to be trained on once more. Raises ChainError."""
-        stamp, back = self._uses.again(again, revision)
+        stamp, back = self._uses.again(again, first)
         curated = CuratedGroup(
             run_id=stamp.run_id,
             stream=stamp.stream,
@@ -245,7 +269,7 @@ class CuratorPartition:
             use=stamp.use,
             deadline_version=again.deadline_version,
             min_version=again.min_version,
-            revision=revision,
+            revision=stamp.revision,
             first_back=back,
             weight=again.weight,
         )
@@ -269,19 +293,26 @@ class CuratorPartition:
         return [self._outcome_message(replace(outcome, component="curate"))] if outcome is not None else []
 
     def _chain(self, revision: int) -> Chain:
-        if revision not in self._chains:
-            self._chains[revision] = chain_of(self._desk.recipe_of(revision), self._desk.line)
-        return self._chains[revision]
+        first = self._first(revision)
+        if first not in self._chains:
+            self._chains[first] = chain_of(self._desk.recipe_of(first), self._desk.line)
+        return self._chains[first]
+
+    def _first(self, revision: int) -> int:
+        if revision not in self._firsts:
+            self._firsts[revision] = first_of_chain(self._desk.recipe_of, revision, self._desk.line)
+        return self._firsts[revision]
 
     def _end_chains(self, group: TrajectoryGroup) -> None:
         """Drop the chains through which no group can come any more, and what they remember."""
         self._ends.see(group.revision, group.stream, group.number)
-        if len(self._chains) > 1:
-            streams = self._desk.recipe_of(max(self._chains)).streams_of(self._desk.policy)
-            for revision in self._ends.over(streams, self._dedupe.settled):
-                self._uses.drop(revision)
-                self._flagged.update(self._chains.pop(revision).flagged())
-                log.info("chain.ended", revision=revision, partition=self._partition)
+        if len(self._ends.revisions) > 1:
+            streams = self._desk.recipe_of(max(self._ends.revisions)).streams_of(self._desk.policy)
+            over = {self._first(revision) for revision in self._ends.over(streams, self._dedupe.settled)}
+            for first in sorted(over - {self._first(revision) for revision in self._ends.revisions}):
+                self._uses.drop(first)
+                self._flagged.update(self._chains.pop(first).flagged())
+                log.info("chain.ended", revision=first, partition=self._partition)
 
     def _staleness_limit(self, revision: int) -> int:
         if revision not in self._limits:
@@ -304,7 +335,7 @@ class CuratorPartition:
             "dedupe": self._dedupe.snapshot(),
             "clock": self._clock,
             "uses": self._uses.snapshot(self._chains),
-            "chains": {str(revision): chain.snapshot() for revision, chain in sorted(self._chains.items())},
+            "chains": {str(first): chain.snapshot() for first, chain in sorted(self._chains.items())},
             "ends": self._ends.snapshot(),
             "flagged": self._flagged,
         }
@@ -316,8 +347,8 @@ class CuratorPartition:
         self._dedupe.restore(state["dedupe"])
         self._clock = state["clock"]
         self._uses.restore(state["uses"])
-        for revision, known in state["chains"].items():
-            self._chain(int(revision)).restore(known)
+        for first, known in state["chains"].items():
+            self._chain(int(first)).restore(known)
         self._ends.restore(state.get("ends", {}))
         self._flagged = Counter(state.get("flagged", {}))
 

@@ -32,7 +32,9 @@ class _Curated:
 
 
 class Uses:
-    """Of each recipe revision's chain the groups that it kept and may ask for again; of a chain without replays none.
+    """Of each chain the groups that it kept and may ask for again; of one without replays none.
+
+    A chain is named by the first recipe revision that has it; its groups may be of later ones.
 
     What a chain holds no more is forgotten when more than twice as many are known as were left the last time. Each
     takes some 500 bytes, and 30 of a snapshot, in which the name of a stream stands once.
@@ -44,40 +46,40 @@ class Uses:
         """Curated records of the partition."""
         self._groups: dict[int, dict[Numbered, _Curated]] = {}
         self._left: dict[int, int] = {}
-        """How many were left of each revision the last time that some were forgotten."""
+        """How many were left of each chain the last time that some were forgotten."""
 
-    def add(self, stamp: Stamp, *, replays: bool) -> None:
-        """Take in a group that was kept, by the stamp of its curated record, and whether its chain may ask for it."""
-        if replays:
-            groups = self._groups.setdefault(stamp.revision, {})
+    def add(self, stamp: Stamp, chain: int | None) -> None:
+        """Take in a group that was kept, by the stamp of its curated record, and the chain that may ask for it."""
+        if chain is not None:
+            groups = self._groups.setdefault(chain, {})
             groups[stamp.stream, stamp.number] = _Curated(self._count, 1, stamp)
         self._count += 1
 
-    def forget(self, revision: int, chain: Chain) -> None:
-        """Forget what the chain of a revision holds no more, if there may be much of it.
+    def forget(self, name: int, chain: Chain) -> None:
+        """Forget what a chain holds no more, if there may be much of it.
 
         To be called when all that the chain said of a group was taken in: what it asks for the last time it holds no
         more.
         """
-        known = self._groups.get(revision, {})
-        if len(known) > 2 * self._left.get(revision, 0) + ROOM:
+        known = self._groups.get(name, {})
+        if len(known) > 2 * self._left.get(name, 0) + ROOM:
             held = chain.holds()
-            self._groups[revision] = {numbered: one for numbered, one in known.items() if numbered in held}
-            self._left[revision] = len(self._groups[revision])
+            self._groups[name] = {numbered: one for numbered, one in known.items() if numbered in held}
+            self._left[name] = len(self._groups[name])
 
-    def drop(self, revision: int) -> None:
-        """Forget all groups of a revision whose chain is over."""
-        self._groups.pop(revision, None)
-        self._left.pop(revision, None)
+    def drop(self, chain: int) -> None:
+        """Forget all groups of a chain that is over."""
+        self._groups.pop(chain, None)
+        self._left.pop(chain, None)
 
-    def again(self, again: Again, revision: int) -> tuple[Stamp, int]:
-        """Take in a replay that the chain of a revision asks for.
+    def again(self, again: Again, chain: int) -> tuple[Stamp, int]:
+        """Take in a replay that a chain asks for.
 
         Return the stamp of its curated record, and how many curated records ago the first use was written. Raises
         ChainError for one that is not the next use of a group that is known, and for a weight that is none.
         """
         use, name = again.use, f"{again.use.stream}:{again.use.number}"
-        known = self._groups.get(revision, {}).get((use.stream, use.number))
+        known = self._groups.get(chain, {}).get((use.stream, use.number))
         if known is None:
             raise ChainError(
                 f"use {use.use} of {name} was asked for, and the chain never kept that group, or did not say by "
@@ -95,33 +97,33 @@ class Uses:
 
     def snapshot(self, chains: Mapping[int, Chain]) -> dict[str, Any]:
         """Return the state as plain JSON, without what the chains hold no more."""
-        held = {revision: chains[revision].holds() for revision in self._groups}
+        held = {name: chains[name].holds() for name in self._groups}
         streams: dict[str, int] = {}
         rows = {
-            str(revision): [
+            str(name): [
                 [streams.setdefault(stream, len(streams)), number, *_row(one)]
                 for (stream, number), one in groups.items()
-                if (stream, number) in held[revision]
+                if (stream, number) in held[name]
             ]
-            for revision, groups in self._groups.items()
+            for name, groups in self._groups.items()
         }
-        left = {str(revision): count for revision, count in self._left.items()}
+        left = {str(name): count for name, count in self._left.items()}
         return {"count": self._count, "streams": list(streams), "groups": rows, "left": left}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take what `snapshot` returned."""
         self._count = state["count"]
-        self._left = {int(revision): count for revision, count in state["left"].items()}
+        self._left = {int(name): count for name, count in state["left"].items()}
         self._groups = {
-            int(revision): {
-                (state["streams"][stream], number): self._known(int(revision), state["streams"][stream], number, *rest)
+            int(name): {
+                (state["streams"][stream], number): self._known(state["streams"][stream], number, *rest)
                 for stream, number, *rest in rows
             }
-            for revision, rows in state["groups"].items()
+            for name, rows in state["groups"].items()
         }
 
-    def _known(self, revision: int, stream: str, number: int, *rest: int) -> _Curated:
-        at, uses, attempt, head = rest
+    def _known(self, stream: str, number: int, *rest: int) -> _Curated:
+        at, uses, attempt, head, revision = rest
         stamp = Stamp(
             run_id=self._run_id,
             stream=stream,
@@ -135,4 +137,4 @@ class Uses:
 
 
 def _row(known: _Curated) -> list[int]:
-    return [known.at, known.uses, known.stamp.attempt, known.stamp.head_version]
+    return [known.at, known.uses, known.stamp.attempt, known.stamp.head_version, known.stamp.revision]

@@ -139,7 +139,7 @@ class GroupConsumer:
             try:
                 state.restore(snapshot.body)
                 begin = snapshot.positions[_name(place)]
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
                 raise StateLost(
                     f"the snapshot of {_name(place)} at {self.membership.state_topic}@{snapshot_offset} cannot be "
                     f"taken back ({type(error).__name__}: {error}): was it written by another version of Headrace?"

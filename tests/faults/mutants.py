@@ -1086,8 +1086,16 @@ MUTANTS = (
         "a group is forgotten after the last use that its chain asked for",
         "consumers/curation.py",
         "        results = chain.process(before, self._clock)\n",
-        "        results = chain.process(before, self._clock)\n        self._uses.forget(group.revision, chain)\n",
+        "        results = chain.process(before, self._clock)\n        self._uses.forget(first, chain)\n",
         (f"{CHAIN_REPLAYS}test_what_a_chain_holds_no_more_is_forgotten_but_not_before_its_last_use",),
+    ),
+    Mutant(
+        "chain-of-each-revision",
+        "revisions in a row that have one chain share what it remembers",
+        "consumers/curation.py",
+        "        while revision > 0 and built(revision - 1) == own:\n",
+        "        while False:\n",
+        ("tests/unit/test_swap.py::test_revisions_in_a_row_that_have_one_chain_share_what_it_remembers",),
     ),
     Mutant(
         "replays-no-numbers",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from consumers.curation import CuratorPartition, Desk
+from consumers.curation import CuratorPartition, Desk, recipe_for
 from envs.arithmetic import Arithmetic
 from envs.payload import problem_to_json
 from infra.kafka import Message, Outgoing, open_producer
@@ -89,7 +89,8 @@ def curated(run: Run, numbers: Iterable[int]) -> list[Outgoing]:
 
 def curator_partitions(run: Run, line: str = "solver") -> list[CuratorPartition]:
     """The memory of a curator that has seen nothing yet, by partition."""
-    desk = Desk(run.run_id, line, run.topics, lambda revision: run.revisions[revision], run.get)
+    recipes = dict(enumerate(run.revisions))
+    desk = Desk(run.run_id, line, run.topics, lambda revision: recipe_for(recipes, revision, line), run.get)
     partitions = run.recipe.kafka.partitions
     topic = run.topics.trajectories("solver")
     return [CuratorPartition(desk, (topic, partition), partitions) for partition in range(partitions)]

@@ -200,7 +200,7 @@ def test_three_revisions_full_of_replays_fit_into_one_snapshot() -> None:
         for number in range(10_000_000, 10_000_000 + LARGEST_CAPACITY // 10):
             algorithm._place(Remembered("sums", number, 10_000, 10_001, 3, number, math.sqrt(number % 97)))
             stamp = Stamp("run-1", "sums", number, attempt=3, revision=revision, head_version=10_001)
-            known.add(stamp, replays=True)
+            known.add(stamp, revision)
         chains[revision] = Chain([("replay_prioritised", algorithm)])
     state = [known.snapshot(chains), [chain.snapshot() for chain in chains.values()]]
     assert 4 << 20 < 10 * len(json.dumps(state, separators=(",", ":"))) < MESSAGE_BYTES - (2 << 20)

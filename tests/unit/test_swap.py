@@ -14,7 +14,7 @@ from test_feed_state import names, recipe, state, version
 
 from consumers.audit.revisions import RevisionSpans
 from consumers.chain_ends import ChainEnds
-from consumers.curation import CuratorPartition, Desk
+from consumers.curation import CuratorPartition, Desk, first_of_chain
 from infra import revisions
 from infra.errors import UsageError
 from infra.kafka import Connection, RunAddress
@@ -105,6 +105,39 @@ def test_an_old_chain_ends_when_all_below_the_first_number_of_the_new_one_is_con
         assert chains(one) == ["1"]
         assert not json.loads(one.snapshot())["uses"]["groups"], "nothing of it is remembered"
     assert curator.snapshot() == restored.snapshot()
+
+
+def test_revisions_in_a_row_that_have_one_chain_share_what_it_remembers() -> None:
+    replaying = chained(RECIPE, *REPLAYING)
+    other = replaying.model_copy(update={"trainer": replaying.trainer.model_copy(update={"learning_rate": 0.5})})
+    recipes = (replaying, other, RECIPE, other)
+    curator, restored = partition(*recipes), partition(*recipes)
+    outcome_of(curator, 0, 0)
+    restored.restore(curator.snapshot())
+    for one in (curator, restored):
+        replays = [record for record in read(list(one.handle(message(group(4, revision=1))))) if is_replay(record)]
+        assert [(record.number, record.revision) for record in replays] == [(0, 0)], "the group keeps its own revision"
+        assert chains(one) == ["0"], "revision 0 is over, and its chain goes on"
+        assert not any(is_replay(record) for record in read(list(one.handle(message(group(8, revision=2))))))
+        assert chains(one) == ["2"], "now it is over"
+        assert not any(is_replay(record) for record in read(list(one.handle(message(group(12, revision=3))))))
+        assert chains(one) == ["3"], "the same chain after another one begins anew"
+    assert curator.snapshot() == restored.snapshot()
+
+
+def is_replay(record: object) -> bool:
+    return isinstance(record, CuratedGroup) and record.use > 0
+
+
+def test_a_chain_that_takes_the_trainers_limit_or_the_seed_is_another_one_with_another() -> None:
+    def first(*recipes: Recipe) -> int:
+        return first_of_chain(recipes.__getitem__, len(recipes) - 1, "solver")
+
+    stricter = RECIPE.trainer.model_copy(update={"max_staleness": RECIPE.trainer.max_staleness + 1})
+    assert "max_staleness" in {use.use for use in RECIPE.chain_of("solver")}
+    assert first(RECIPE, RECIPE, RECIPE) == 0
+    assert first(RECIPE, RECIPE.model_copy(update={"trainer": stricter})) == 1
+    assert first(RECIPE, RECIPE.model_copy(update={"seed": RECIPE.seed + 1}), RECIPE) == 2
 
 
 def test_what_a_chain_flagged_counts_after_its_end() -> None:
