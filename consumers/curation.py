@@ -41,7 +41,8 @@ LARGEST_MESSAGE = 7 << 20
 """A group that came inline in more bytes makes a curated record that the broker refuses."""
 MOST_TRAJECTORIES = 4096
 LONGEST_NAME = 1000
-"""Characters of a group's task id, tier and reason: every outcome of it, its trajectories' too, repeats them."""
+"""Characters of a group's task id, tier and reason: every outcome of it, its trajectories' too, repeats them. Of a
+trajectory's id no more are repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,7 @@ class CuratorPartition:
             if isinstance(result, Keep):
                 outgoing.append(self._outcome_message(replace(outcome, verdict="kept")))
                 rejected = result.candidate.rejected
-                outgoing += [self._outcome_message(_rejection_outcome(outcome, rejection)) for rejection in rejected]
+                outgoing += [self._outcome_message(_rejection_outcome(outcome, group, one)) for one in rejected]
                 outgoing.append(self._fresh(result.candidate, value))
             elif isinstance(result, Drop):
                 outgoing.append(self._outcome_message(replace(outcome, verdict="dropped", reason=result.reason)))
@@ -392,11 +393,11 @@ def _replay_outcome(stamp: Stamp) -> Outcome:
     )
 
 
-def _rejection_outcome(outcome: Outcome, rejection: Rejection) -> Outcome:
+def _rejection_outcome(outcome: Outcome, group: TrajectoryGroup, rejection: Rejection) -> Outcome:
     return replace(
         outcome,
         level="trajectory",
-        trajectory_id=f"{outcome.stream}:{outcome.number}:{rejection.index}",
+        trajectory_id=group.trajectories[rejection.index].id[:LONGEST_NAME],
         verdict="dropped",
         reason=rejection.reason,
         rewards=(outcome.rewards[rejection.index],),

@@ -119,7 +119,10 @@ def curate_offline(
     where = {"archive": str(source), "out": str(out), "chain": str(chain) if isinstance(chain, Path) else None}
     if len(found) == 1:
         return {**where, "policy": policies[0], **found[policies[0]]}
-    return {**where, "policies": found, "sha256": {name: one["sha256"] for name, one in found.items()}}
+    sums = {key: sum(one[key] for one in found.values()) for key in ("read", "kept", "again")}
+    dropped = sum((tally.dropped for tally in tallies.values()), Counter[str]())
+    sha256 = {name: one["sha256"] for name, one in found.items()}
+    return {**where, "policies": found, **sums, "dropped": dict(sorted(dropped.items())), "sha256": sha256}
 
 
 def _recipes(archive: Archive, chain: Path | Recipe | None) -> dict[int, Recipe]:

@@ -49,7 +49,7 @@ def discards(
 
 
 def swap(
-    chain: Annotated[Path, typer.Argument(metavar="CHAIN.toml", help="[[curate.chain]] tables, and nothing else.")],
+    chain: Annotated[Path, typer.Argument(metavar="CHAIN.toml", help=r"\[\[curate.chain]] tables, and nothing else.")],
     run: RunChoice = None,
     data: DataChoice = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the chain, and change nothing.")] = False,

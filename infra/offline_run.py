@@ -156,21 +156,23 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / max(1, len(values))
 
 
-def _batches(order: OfflineOrder) -> list[list[int]]:
-    """Return by version which use each of its groups was in."""
+def _batches(order: OfflineOrder) -> list[tuple[list[int], int]]:
+    """Return by version which use each of its groups was in, and how many trajectories it was made of."""
     lines = (order.data / TRAINED / "batches.jsonl").read_text().splitlines()
-    return [[use for _, _, use in json.loads(line)["groups"]] for line in lines]
+    found = [json.loads(line) for line in lines]
+    return [([use for _, _, use in one["groups"]], one["trajectories"]) for one in found]
 
 
 def _summary(
-    recipe: Recipe, policy: str, parts: tuple[Any, Any, Any], batches: Sequence[Sequence[int]]
+    recipe: Recipe, policy: str, parts: tuple[Any, Any, Any], batches: Sequence[tuple[Sequence[int], int]]
 ) -> dict[str, Any]:
     """Return what a summary of a run tells, as far as it can be told here."""
     curated, trained, held_out = parts
-    newest, size = trained["versions"][-1]["version"], recipe.rollout.group_size
-    uses = [use for batch in batches for use in batch]
-    discarded = Counter(curated["dropped"]) + Counter(trained["evicted"]) + Counter(trained["unusable"])
-    discarded["run_end"] += trained["left"] + trained["unread"]
+    newest = trained["versions"][-1]["version"]
+    uses = [use for batch, _ in batches for use in batch]
+    lost = Counter(trained["evicted"]) + Counter(trained["unusable"]) - Counter(trained["replays_lost"])
+    discarded = Counter(curated["dropped"]) + lost
+    discarded["run_end"] += curated["kept"] - uses.count(0) - lost.total()
     groups = {
         "issued": curated["read"],
         "kept": curated["kept"],
@@ -180,7 +182,7 @@ def _summary(
         "replays": curated["again"],
         "replayed": len(uses) - uses.count(0),
     }
-    trained_on = accumulate(len(batch) * size for batch in batches)
+    trained_on = list(accumulate(count for _, count in batches))
     rows = zip((one["version"] for one in trained["versions"]), trained_on, trained["seconds"][1:], strict=True)
     ends = {"eval_first": held_out[0][1], "eval_last": held_out[-1][1]} if held_out else {}
     ends = {"reward_first": None, "reward_last": None, "eval_first": None, "eval_last": None, **ends}
@@ -190,7 +192,7 @@ def _summary(
         "groups": groups,
         "reward_curve": [],
         "eval_curve": held_out,
-        "trajectories": len(uses) * size,
+        "trajectories": trained_on[-1],
         "progress": [[newest - len(batches), 0, 0.0], *map(list, rows)],
         "lengths": {"trained": None, "discarded": None, "bias": None},
         "weights_hash": trained["weights_hash"],

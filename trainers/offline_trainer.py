@@ -167,6 +167,7 @@ def _told_of(counts: Counts, archive: Archive, policy: str) -> dict[str, Any]:
         "read": counts.read,
         "evicted": dict(sorted(counts.evicted.items())),
         "unusable": dict(sorted(counts.unusable.items())),
+        "replays_lost": dict(sorted((+counts.replays).items())),
         "left": counts.left,
         "unread": archive.manifest.topics[archive.topics.curated(policy)].records - counts.read,
     }

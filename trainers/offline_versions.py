@@ -61,6 +61,7 @@ class Version:
             "version": self.version,
             **({} if self.clock is None else {"clock": self.clock}),
             "groups": [[one.curated.stream, one.curated.number, one.curated.use] for one in self.groups],
+            "trajectories": sum(len(one.curated.kept) for one in self.groups),
             "base_hash": self.base_hash,
             "weights_hash": self.weights_hash,
             **({} if self.expected is None else {"expected": self.expected, "equal": self.equal}),
@@ -77,6 +78,8 @@ class Counts:
     """Groups that left the window untrained, by verdict."""
     unusable: Counter[str] = field(default_factory=Counter)
     """Records that would be dead letters of a run, by reason."""
+    replays: Counter[str] = field(default_factory=Counter)
+    """Of those that were evicted or unusable, the replays, by the same words."""
     left: int = 0
     """Groups that waited when the archive was used up, or the last version made."""
 
@@ -182,9 +185,11 @@ class _Intake:
             found = self._candidate(message, curated)
         except (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError):
             counts.unusable["unusable"] += 1
+            counts.replays["unusable"] += curated.use > 0
             return
         if found is None:
             counts.evicted["missing"] += 1
+            counts.replays["missing"] += 1
             return
         entry = Waiting(
             key=(curated.stream, curated.number, curated.use),
@@ -217,3 +222,4 @@ class _Intake:
 
     def _count(self, evictions: Sequence[Eviction]) -> None:
         self._counts.evicted.update(eviction.verdict for eviction in evictions)
+        self._counts.replays.update(eviction.verdict for eviction in evictions if eviction.entry.is_replay)

@@ -67,7 +67,11 @@ class Chain:
 
     def flagged(self) -> dict[str, int]:
         """Return how many trajectories were flagged, by algorithm, those that only watch among them."""
-        return {use: algorithm.flagged for use, algorithm in self._algorithms if isinstance(algorithm, Watching)}
+        counts: dict[str, int] = {}
+        for use, algorithm in self._algorithms:
+            if isinstance(algorithm, Watching):
+                counts[use] = counts.get(use, 0) + algorithm.flagged
+        return counts
 
     def forget_stale(self, clock: int) -> None:
         """Have its replays forget what no later clock lets them ask for; nothing that follows is another for it.

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from infra import cli, opened_run, workers
@@ -62,13 +63,21 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     assert not {"torch", "transformers", "confluent_kafka", "pydantic", "minio"} & set(modules.split())
 
 
-@pytest.mark.parametrize(
-    "command", ["up", "topics", "status", "audit", "lineage", "inspect", "gc", "doctor", "clean", *COMPONENTS]
-)
-def test_every_command_teaches_by_an_example(command: str) -> None:
-    page = CliRunner().invoke(cli.app, [command, "--help"]).output
+def commands(one: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command, those below others too."""
+    below: dict[str, Any] = getattr(one, "commands", {})
+    if not below:
+        yield words
+    for name, command in below.items():
+        yield from commands(command, (*words, name))
+
+
+@pytest.mark.parametrize("words", list(commands(typer.main.get_command(cli.app))), ids=" ".join)
+def test_every_command_teaches_by_an_example_and_loses_no_word_to_markup(words: tuple[str, ...]) -> None:
+    page = CliRunner().invoke(cli.app, [*words, "--help"]).output
 
     assert "Example: headrace" in page
+    assert "[]" not in page, "brackets in a help text are markup: write \\["
 
 
 @pytest.mark.parametrize("command", COMPONENTS)

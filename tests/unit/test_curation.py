@@ -247,6 +247,31 @@ def test_what_an_algorithm_only_watches_is_counted_over_a_restore_and_nothing_el
     assert (watched.flagged, again.flagged, other.flagged) == ({"repetition": 2}, {"repetition": 2}, {"repetition": 0})
 
 
+def test_an_algorithm_that_stands_twice_counts_what_both_flagged() -> None:
+    watch = {"use": "repetition", "run": 2, "probability": 0.3, "monitor": True}
+    state = partition_of([watch, {**watch, "run": 3}])
+    list(state.handle(message(group(0))))
+    assert state.flagged == {"repetition": 2}
+
+
+def test_a_trajectory_that_is_dropped_is_named_as_it_is_where_an_episode_failed_before_it() -> None:
+    whole, long = sequence(3), replace(sequence(3), ids=np.array([5, 6, 7, 7, 1], np.int32))
+    long = replace(
+        long,
+        logprobs=np.array([0, 0, -0.5, -0.5, -0.5], np.float32),
+        version_runs=np.array([-1, 2, 3, 3], np.int32),
+        spans=(Span("prompt", 2), Span("generated", 3, finish_reason="stop", sampling=Sampling())),
+    )
+    members = tuple(
+        Trajectory(f"sums:0:{sample}", reward, {}, (played,))
+        for sample, reward, played in ((0, 1.0, whole), (2, 0.0, whole), (3, 0.0, long))
+    )
+    state = partition_of([{"use": "length_bounds", "longest": 2}])
+    found = read(list(state.handle(message(group(0, trajectories=members, n_asked=4)))))
+    dropped = [one for one in found if isinstance(one, Outcome) and one.level == "trajectory"]
+    assert [one.trajectory_id for one in dropped] == ["sums:0:3"]
+
+
 def partition_of(chain: list[object]) -> CuratorPartition:
     recipe = Recipe.model_validate({**RECIPE.model_dump(mode="json"), "curate": {"chain": chain}})
     return CuratorPartition(Desk("run-1", "solver", Topics("t"), lambda _: recipe, pytest.fail), (TOPIC, 0), 4)

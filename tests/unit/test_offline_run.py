@@ -1,0 +1,45 @@
+"""What a run over an archive tells at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.offline_run import _summary
+from infra.settings import Recipe
+
+RECIPE = Recipe.model_validate(
+    {
+        "name": "t",
+        "policies": {"solver": {"path": "/models/any"}},
+        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
+    }
+)
+CURATED: dict[str, Any] = {"read": 40, "kept": 30, "dropped": {"zero_variance": 9}, "dead": {"undecodable": 1}}
+
+
+def trained(**more: Any) -> dict[str, Any]:
+    lost = {"evicted": {}, "unusable": {}, "replays_lost": {}, "left": 0, "unread": 0}
+    versions = [{"version": version} for version in (1, 2)]
+    return {**lost, "versions": versions, "seconds": [0.0, 1.0, 2.5], "weights_hash": "abc", **more}
+
+
+def test_every_group_concludes_once_and_no_replay_counts_as_a_group_that_was_discarded() -> None:
+    found = trained(
+        evicted={"expired": 9, "missing": 2},
+        unusable={"unusable": 3},
+        replays_lost={"expired": 5, "missing": 2, "unusable": 2},
+        left=7,
+        unread=4,
+    )
+    batches = [([0] * 8, 32), ([0] * 6 + [1, 2], 30)]
+    told = _summary(RECIPE, "solver", ({**CURATED, "again": 18}, found, []), batches)["groups"]
+    assert told["discarded"] == {"zero_variance": 9, "expired": 4, "unusable": 1, "run_end": 30 - 14 - 5}
+    assert told["trained"] + sum(told["discarded"].values()) + told["dead"] == told["issued"]
+    assert (told["trained"], told["replays"], told["replayed"]) == (14, 18, 2)
+
+
+def test_trajectories_are_those_that_were_trained_on() -> None:
+    told = _summary(RECIPE, "solver", ({**CURATED, "again": 0}, trained(), []), [([0] * 4, 16), ([0] * 4, 13)])
+    block = told["policies"]["solver"]
+    assert block["trajectories"] == 29
+    assert block["progress"] == [[0, 0, 0.0], [1, 16, 1.0], [2, 29, 2.5]]
