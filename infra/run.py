@@ -118,7 +118,7 @@ class Run:
         """Its object store."""
         return ObjectStore(self.store_address)
 
-    @property
+    @cached_property
     def weights_cache(self) -> ObjectCache | Uncached:
         """Objects of weights that this machine shares, or those of the store where it is to keep none."""
         most_bytes = int(self.recipe.store.cache_gib * 2**30)

@@ -74,7 +74,7 @@ class WeightFollower(threading.Thread):
         self._engine: Engine | None = None
         self._retry_at: defaultdict[str, float] = defaultdict(float)
         self._pause_s: defaultdict[str, float] = defaultdict(lambda: FIRST_PAUSE_S)
-        self._over = threading.Event()
+        self._over, self._fetching = threading.Event(), threading.Lock()
 
     # ------------------------------------------------------------------------------------------ the other threads
 
@@ -115,20 +115,28 @@ class WeightFollower(threading.Thread):
             self._engine.hold(policy, version)
         except VersionGone:
             record = self._record_of(policy, version)
-            while True:
+            with self._fetching:  # the groups of an evaluation come all at once, and one fetch serves them
                 try:
-                    apart = PolicyWeights(self._run_.weights_cache)
-                    self._engine.hold(policy, version, apart.bring(self._known(policy), record))
-                except Unavailable as error:
-                    self._pauses.begin("object store", error)
-                    if self._over.wait(FIRST_PAUSE_S):
-                        raise VersionGone(f"{policy} version {version}: the worker stops") from error
-                except (StoreError, WeightsError, BadWeights) as error:
-                    self._pauses.end("object store")
-                    raise VersionGone(f"{policy} version {version} cannot be had any more: {error}") from error
-                else:
-                    self._pauses.end("object store")
-                    return
+                    self._engine.hold(policy, version)
+                except VersionGone:
+                    self._hold_apart(self._engine, policy, record)
+
+    def _hold_apart(self, engine: Engine, policy: str, record: WeightsPublished) -> None:
+        version = record.version
+        while True:
+            try:
+                apart = PolicyWeights(self._run_.weights_cache)
+                engine.hold(policy, version, apart.bring(self._known(policy), record))
+            except Unavailable as error:
+                self._pauses.begin("object store", error)
+                if self._over.wait(FIRST_PAUSE_S):
+                    raise VersionGone(f"{policy} version {version}: the worker stops") from error
+            except (StoreError, WeightsError, BadWeights) as error:
+                self._pauses.end("object store")
+                raise VersionGone(f"{policy} version {version} cannot be had any more: {error}") from error
+            else:
+                self._pauses.end("object store")
+                return
 
     def release(self, policy: str, version: int) -> None:
         """Undo one hold."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -242,6 +244,35 @@ def test_an_exact_version_is_held_fetched_only_when_it_is_not_served() -> None:
     scene.follower.hold("p", 1)
     scene.follower.hold("p", 1)
     assert scene.engine.held == [(2, False), (1, True), (1, False)]
+
+
+def test_groups_of_an_evaluation_that_ask_at_once_fetch_their_version_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, fetched, refused = Scene(), list[str](), threading.Semaphore(0)
+    for version in range(3):
+        scene.publish(version)
+    scene.turn()
+    get, hold = scene.store.get, scene.engine.hold
+
+    def slow(claim: ClaimCheck) -> memoryview:
+        fetched.append(claim.key)
+        for _ in range(4):  # until all have asked the engine and were refused
+            assert refused.acquire(timeout=20)
+        return get(claim)
+
+    def counted(policy: str, version: int, weights: Mapping[str, Tensor] | None = None) -> None:
+        try:
+            hold(policy, version, weights)
+        except VersionGone:
+            refused.release()
+            raise
+
+    monkeypatch.setattr(scene.store, "get", slow)
+    monkeypatch.setattr(scene.engine, "hold", counted)
+    with ThreadPoolExecutor(4) as pool:
+        for asked in [pool.submit(scene.follower.hold, "p", 1) for _ in range(4)]:
+            asked.result()
+    assert fetched == ["weights/1"]
+    assert sorted(scene.engine.held) == [(1, False), (1, False), (1, False), (1, True)]
 
 
 def test_a_version_that_cannot_be_had_is_gone() -> None:
