@@ -88,7 +88,7 @@ def export_trajectories(
     policy: Annotated[str | None, typer.Option("--policy", help="Whose; the only policy's if not given.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write an archive's trajectories as a Parquet file, with what became of each; needs headrace[parquet].
+    """Write an archive's trajectories as a Parquet file, with what became of each; needs the extra parquet.
 
     A row has ids, tokens, log-probabilities, versions, rewards, outcome and reason of one sequence. Texts are there
     where the archive was made with --with-weights, as the tokenizer lies beside the weights.

@@ -34,7 +34,10 @@ def imported(where: str, use: str, shipped: Mapping[str, str]) -> Callable[..., 
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     except ImportError as error:
-        raise UsageError(f"{where}: importing {module} failed ({error})") from error
+        raise UsageError(
+            f"{where}: importing {module} failed ({error}); have it installed, or its folder on PYTHONPATH, wherever a "
+            "process of the run begins"
+        ) from error
     except AttributeError as error:
         raise UsageError(f"{where}: module {module} has no {attribute!r}") from error
     if not callable(found):

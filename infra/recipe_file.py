@@ -95,6 +95,8 @@ def with_chain(recipe: Recipe, path: Path) -> Recipe:
     Raises UsageError that names file and key.
     """
     read = Draft()
+    if not path.is_file():
+        raise UsageError(f"there is no file {path.absolute()}: name one that holds [[curate.chain]] tables")
     _read_into(read, str(path), ())
     match read.table:
         case {"curate": {"chain": list(chain), **beside}, **others} if not beside and not others:
