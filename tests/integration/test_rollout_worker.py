@@ -187,7 +187,7 @@ def test_every_task_becomes_one_record_whose_key_headers_partition_and_tokens_ar
         assert len(group.trajectories) == 2
 
     worker.terminate()
-    assert worker.wait(10) == 0
+    assert worker.wait(PATIENCE_S) == 0
     status = statuses(run)["w1"]
     assert (status.state, status.groups_done, status.episodes_done, status.episodes_failed) == ("stopped", 12, 24, 0)
     assert status.tokens > 24
