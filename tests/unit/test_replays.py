@@ -159,7 +159,7 @@ def revisions(*chains: object) -> CuratorPartition:
 def test_a_snapshot_at_any_time_changes_nothing_of_what_follows(use_: str) -> None:
     """Though what is stale by then leaves the memory at once, and not with the next group."""
     replay = {"use": use_, "ratio": 0.6, "max_uses": 3, "max_staleness": 3}
-    rested, looked_at = revisions(replay, replay), revisions(replay, replay)
+    rested, looked_at = (revisions(replay, {**replay, "ratio": 0.5}) for _ in range(2))
     replays = 0
     for number in range(120):
         head = number // 3
@@ -173,7 +173,7 @@ def test_a_snapshot_at_any_time_changes_nothing_of_what_follows(use_: str) -> No
 
 def test_a_chain_of_an_old_revision_forgets_what_is_stale_though_no_group_comes_through_it() -> None:
     replay = {"use": "replay_uniform", "ratio": 0.1, "max_staleness": 3}
-    state = revisions(replay, replay)
+    state = revisions(replay, {**replay, "ratio": 0.2})
     curated(state, range(50), version=5)
     full = len(state.snapshot())
     curated(state, [60], version=8, revision=1)  # 50 may still come: the old chain stays
