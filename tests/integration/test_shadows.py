@@ -208,7 +208,8 @@ def test_a_swap_of_the_policys_chain_leaves_the_shadow_its_own(
     say(run, Outgoing(run.topics.recipe, codec.encode(revision), partition=0))
     say(run, Outgoing(run.topics.state, codec.encode(issued), b"feed", partition=0))
     say(run, *played(run, range(15, 30), revision=1))
-    until(lambda: all(curator.restarted() for curator in curators.values()), "both die as they commit after the swap")
+    for line, curator in curators.items():
+        until(curator.restarted, f"the curator of {line} dies as it commits after the swap")
     until(lambda: concluded(run, "solver") == 30, "the policy's groups are concluded")
     until(lambda: concluded(run, FREE) == 28, "and the shadow's, but for two that make no batch")
 
