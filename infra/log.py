@@ -26,20 +26,20 @@ def _bind(constants: dict[str, str]) -> Processor:
 
 
 class LastingStream:
-    """A stream whose failures are nobody's: on a full disk a process goes on without its log."""
+    """A stream whose failures are nobody's: on a full disk, or closed, a process goes on without its log."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
         """Write, or lose the text."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # ValueError: closed
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Flush, or lose what was buffered."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._stream.flush()
 
 

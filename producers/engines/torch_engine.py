@@ -244,9 +244,11 @@ class TorchEngine:
                             request.finish(outcome)
                     self._busy_s += time.perf_counter() - started
         except BaseException as crash:  # whatever it is, the callers must hear of it and never hang
-            log.exception("engine.crashed")
             self._stop(_crashed(crash))
-        self._fail_all()
+            self._fail_all()
+            log.exception("engine.crashed")  # last: a log that cannot be written keeps nobody waiting
+        else:
+            self._fail_all()
 
     def _fail_all(self) -> None:
         with self._lock:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from infra.log import sentence
+from infra.log import LastingStream, sentence
 
 FULL = Path("/dev/full")
 TALKS = """
@@ -29,6 +30,14 @@ def test_a_full_disk_costs_the_log_and_not_the_process() -> None:
         )
 
     assert (done.returncode, done.stdout) == (0, "went on\n")
+
+
+def test_a_stream_that_was_closed_costs_the_log_and_not_the_process() -> None:
+    closed = io.StringIO()
+    closed.close()
+
+    LastingStream(closed).write("nobody reads this")
+    LastingStream(closed).flush()
 
 
 def test_a_warning_of_a_command_that_answers_is_a_sentence() -> None:

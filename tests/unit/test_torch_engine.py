@@ -20,6 +20,7 @@ from transformers import (
 
 from infra.experts import in_files
 from infra.weights.tensors import Tensor
+from producers.engines import torch_engine
 from producers.engines.contract import Engine, EngineError, Generation, Sampling, VersionGone
 from producers.engines.sampler import Draw, Filters, sample, stream, uniforms
 from producers.engines.torch_engine import TorchEngine, TorchEngineSettings
@@ -470,6 +471,21 @@ def test_a_crash_of_the_engine_thread_reaches_every_caller(
         engine.load("p", 1, weights_of(MODELS[1]))
     with pytest.raises(EngineError, match="no memory left"):
         run(engine, engine.generate("p", [1], LONG, seed=0))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_crash_that_cannot_be_logged_still_reaches_its_caller(
+    make_engine: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+
+    def explode(*_: object) -> None:
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr(torch_engine.log, "exception", explode)
+    monkeypatch.setattr(engine._served["p"].lm, "forward", explode)
+    with pytest.raises(EngineError, match="no memory left"):
+        run(engine, asyncio.wait_for(engine.generate("p", [1], LONG, seed=0), timeout=30))
 
 
 def test_closing_fails_open_requests_and_ends_the_thread(engine: TorchEngine) -> None:
