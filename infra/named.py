@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -73,14 +73,19 @@ def check_options(
     }
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    for name in options:
-        if name not in takes:
-            nearest = difflib.get_close_matches(name, takes, n=len(takes) or 1, cutoff=0.0)
-            raise UsageError(f"{where}: no option {name!r}; it takes {', '.join(nearest) or 'none'}")
+    check_known(where, options, takes)
     check_kinds(where, function, options)
     for name, parameter in takes.items():
         if parameter.default is parameter.empty and name not in options:
             raise UsageError(f"{where}: {name!r} is missing; it takes {', '.join(takes)}")
+
+
+def check_known(where: str, options: Iterable[str], takes: Collection[str]) -> None:
+    """Raise UsageError, with what is taken, nearest first, for an option that is not."""
+    for name in options:
+        if name not in takes:
+            nearest = difflib.get_close_matches(name, takes, n=len(takes) or 1, cutoff=0.0)
+            raise UsageError(f"{where}: no option {name!r}; it takes {', '.join(nearest) or 'none'}")
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

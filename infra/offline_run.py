@@ -57,12 +57,12 @@ def run_offline(order: OfflineOrder) -> dict[str, Any]:
         raise UsageError("--from takes recipes of one policy; of several train one by `headrace train --from --policy`")
     if recipe.feed.selector != type(recipe.feed)().selector:
         raise UsageError("feed.selector asks for tasks, and over an archive none are asked: leave it out, or play")
+    archive = Archive(order.archive)
+    asked = _like_the_run(archive, recipe)
     folder = DataFolder(order.data)
     with folder.owned():
         if folder.read() is not None:
             raise UsageError(f"{folder.root} holds a run: name another --data")
-        archive = Archive(order.archive)
-        asked = _like_the_run(archive, recipe)
         _refuse_others(order, archive)
         [policy] = recipe.policies
         curated = _curated(order)

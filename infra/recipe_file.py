@@ -102,7 +102,9 @@ def with_chain(recipe: Recipe, path: Path) -> Recipe:
         case {"curate": {"chain": list(chain), **beside}, **others} if not beside and not others:
             pass
         case _:
-            raise UsageError(f"{path} is no chain: write its data algorithms as [[curate.chain]] tables, and no more")
+            more = [*(key for key in read.table if key != "curate"), *_beside_a_chain(read.table.get("curate"))]
+            told = f"beside them it has {', '.join(more)}" if more else "it has none"
+            raise UsageError(f"{path} is no chain: write its data algorithms as [[curate.chain]] tables; {told}")
     draft = Draft(recipe.model_dump(mode="json"), read.origins)
     draft.table["curate"]["chain"] = chain
     try:
@@ -110,6 +112,10 @@ def with_chain(recipe: Recipe, path: Path) -> Recipe:
     except ValidationError as error:
         raise UsageError(_explain(error, draft, str(path))) from error
     return _that_travels(recipe, str(path))
+
+
+def _beside_a_chain(curate: Any) -> list[str]:
+    return [f"curate.{key}" for key in curate if key != "chain"] if isinstance(curate, dict) else []
 
 
 def check_trainer_words(sets: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from consumers.page.weights_page import size
+
+DROPPED = ("dropped", "dropped_trajectories", "dead")
+"""Groups, trajectories of groups that were kept, and messages, each by reason."""
 
 
 def archive_page(done: Mapping[str, Any]) -> RenderableType:
@@ -26,13 +30,16 @@ def archive_page(done: Mapping[str, Any]) -> RenderableType:
     parts += [Text(f"An object could not be had: {why}", style="yellow") for why in objects["missing"].values()]
     if done["raw"]:
         parts.append(Text(f"{done['raw']:,} values are no record of a known schema, and are kept as bytes."))
-    parts += [Text(_gone(one), style="dim") for one in done["gone"]]
+    gone = Counter[str]()
+    for one in done["gone"]:
+        gone[one["topic"]] += one["end"] - one["begin"]
+    parts += [Text(_gone(topic, records), style="dim") for topic, records in gone.items()]
     return Group(*parts)
 
 
-def _gone(gone: Mapping[str, Any]) -> str:
-    where = f"{gone['topic']}[{gone['partition']}]"
-    return f"{where}: offsets {gone['begin']} to {gone['end'] - 1} had been deleted before they were archived."
+def _gone(topic: str, records: int) -> str:
+    why = ", as tasks are once they are done with" if topic.startswith(("tasks.", "eval-tasks.")) else ""
+    return f"{topic}: {records:,} records had been deleted before they were archived{why}."
 
 
 def replay_page(done: Mapping[str, Any]) -> RenderableType:
@@ -48,11 +55,11 @@ def replay_page(done: Mapping[str, Any]) -> RenderableType:
 
 def offline_page(done: Mapping[str, Any]) -> RenderableType:
     """Return what `headrace curate --from` shows."""
-    table = _table("policy", "read", "kept", "again", "dropped", "dead")
+    table = _table("policy", "read", "kept", "again", "dropped", "of those kept", "dead")
     policies = done["policies"] if "policies" in done else {done["policy"]: done}
     for policy, one in policies.items():
-        dropped, dead = (", ".join(f"{n:,} {why}" for why, n in one[key].items()) or "0" for key in ("dropped", "dead"))
-        table.add_row(policy, f"{one['read']:,}", f"{one['kept']:,}", f"{one['again']:,}", dropped, dead)
+        told = [", ".join(f"{n:,} {why}" for why, n in one[key].items()) or "0" for key in DROPPED]
+        table.add_row(policy, f"{one['read']:,}", f"{one['kept']:,}", f"{one['again']:,}", *told)
     by = done["chain"] or "the run's own chain"
     title = Text.assemble(("curated", "bold"), f"  {done['archive']} by {by}, into {done['out']}")
     hashes = [Text(f"{one['sha256']} {policy}", style="dim") for policy, one in policies.items()]

@@ -226,7 +226,8 @@ def test_an_algorithm_that_takes_a_seed_gets_the_recipes(settings: dict[str, Any
     [
         ("max_stalenes", {}, "algorithm 2 of the chain, max_stalenes: no 'max_stalenes'; take one of max_staleness, "),
         ("max_staleness", {}, "max_staleness: missing a required argument: 'limit'; it takes limit"),
-        ("max_staleness", {"limit": 1, "limits": 2}, "unexpected keyword argument 'limits'; it takes limit"),
+        ("max_staleness", {"limit": 1, "limits": 2}, "max_staleness: no option 'limits'; it takes limit"),
+        ("pods", {"k": 4}, "pods: no option 'k'; it takes m"),
         ("max_staleness", {"limit": -1}, "max_staleness: limit is a number of versions, 0 or more; got -1"),
         ("max_staleness", {"limit": "two"}, "max_staleness: limit must be a whole number, got 'two'"),
         ("max_staleness", {"limit": True}, "max_staleness: limit must be a whole number, got True"),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from infra.offline_run import _summary
+import pytest
+
+from infra.errors import UsageError
+from infra.offline_run import OfflineOrder, _summary, run_offline
 from infra.settings import Recipe
 
 RECIPE = Recipe.model_validate(
@@ -43,3 +47,9 @@ def test_trajectories_are_those_that_were_trained_on() -> None:
     block = told["policies"]["solver"]
     assert block["trajectories"] == 29
     assert block["progress"] == [[0, 0, 0.0], [1, 16, 1.0], [2, 29, 2.5]]
+
+
+def test_an_archive_that_is_not_there_leaves_no_folder_behind(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        run_offline(OfflineOrder(RECIPE, str(tmp_path / "nosuch"), tmp_path / "data"))
+    assert not (tmp_path / "data").exists()

@@ -230,3 +230,19 @@ def test_recipes_that_differ_in_more_than_the_chain_are_told_apart(tmp_path: Pat
     assert revisions.differ_by_chain(RECIPE, swapped)
     slower = swapped.model_copy(update={"trainer": swapped.trainer.model_copy(update={"learning_rate": 1e-9})})
     assert not revisions.differ_by_chain(RECIPE, slower)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("steps = 4\n[[curate.chain]]\nuse = 'validate'\n", "tables; beside them it has steps$"),
+        ("[[curate.chain]]\nuse = 'validate'\n[curate.more]\na = 1\n", r"beside them it has curate\.more$"),
+        ("curate = 3\n", "tables; it has none$"),
+        ("", "tables; it has none$"),
+    ],
+)
+def test_a_file_that_holds_more_than_a_chain_or_none_is_told_by_its_keys(text: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "chain.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=told):
+        with_chain(RECIPE, file)
