@@ -188,9 +188,11 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
         return
     if run or variant or out is None:
         raise UsageError("--from ARCHIVE needs --out DIR, and neither --run nor --variant: no run is asked")
+    from infra.archive.reading import Archive
     from infra.progress import progress
 
     log_quietly()
+    Archive(source)  # what is none is told before torch is loaded
     wish = workers.find(workers.TRAINING_WISH)(policy, tuple(sets or ()), steps, start, batches)
     with progress("versions trained") as tell:
         found = workers.find(workers.TRAIN_OFFLINE)(source, out, wish, tell)
