@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from infra.data_folder import DataFolder, RunNotes
-from infra.errors import Unavailable, UsageError
+from infra.errors import HeadraceError, Unavailable, UsageError
 from infra.log import configure_logging
 from infra.revisions import first_message, settled, write_revision
 from infra.run import Run, join
@@ -129,6 +129,11 @@ def up(order: Order, console: Console) -> int:
                     launch.stop(STOP_WITHIN_S)
                 console.print(f"Stopped. To go on from here:\n  {order.again}", highlight=False, soft_wrap=True)
                 return INTERRUPTED
+            except HeadraceError:
+                if launch.has_begun:
+                    how = "Stopped by the error below. Once that is mended, to go on from here:"
+                    console.print(f"{how}\n  {order.again}", highlight=False, soft_wrap=True)
+                raise
             finally:
                 with signals_ignored():
                     launch.stop(STOP_WITHIN_S)
@@ -150,6 +155,11 @@ class Launch:
         self._run: Run | None = None
         self._notes = notes
         self._noted = 0.0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a run, which the same command goes on with."""
+        return self._run is not None
 
     def run(self) -> int:
         """Bring the run to its end and show what came of it. Raises HeadraceError, and KeyboardInterrupt."""

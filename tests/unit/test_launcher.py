@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from infra.errors import UsageError
-from infra.launcher import check_names, components_of
+from infra import launcher
+from infra.errors import HeadraceError, UsageError
+from infra.launcher import Order, check_names, components_of
 from infra.recipe_file import load_recipe
 
 ADDRESS = "kafka://127.0.0.1:9092/demo"
@@ -45,3 +48,20 @@ def test_what_a_shadow_names_is_looked_for_before_anything_is_started(word: str,
     check_names(load_recipe("arithmetic-shadow"))
     with pytest.raises((UsageError, ValueError), match=why):
         check_names(load_recipe("arithmetic-shadow", [word]))
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_run_that_an_error_stops_says_how_to_go_on_if_it_had_begun(
+    begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(launch: launcher.Launch) -> int:
+        if begun:
+            monkeypatch.setattr(launcher.Launch, "has_begun", True)
+        raise HeadraceError("curate-solver-0 ended 5 times within a minute")
+
+    monkeypatch.setattr(launcher.Launch, "run", fail)
+    order = Order(load_recipe("arithmetic"), tmp_path / "run", again="headrace up arithmetic --data run")
+    told = io.StringIO()
+    with pytest.raises(HeadraceError, match="5 times"):
+        launcher.up(order, Console(file=told))
+    assert ("to go on from here:\n  headrace up arithmetic --data run" in told.getvalue()) is begun
