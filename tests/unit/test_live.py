@@ -114,7 +114,7 @@ def test_a_run_that_goes_on_is_shown_when_its_past_is_read_beginning_with_where_
 
 CHAINS: dict[int, list[dict[str, Any]]] = {
     0: [{"use": "validate"}],
-    1: [{"use": "validate"}, {"use": "my.rules:Kind", "kinds": ["a", "b"]}],
+    1: [{"use": "validate"}, {"use": "my.rules:Kind", "words": "[bold]"}],
 }
 
 
@@ -140,7 +140,7 @@ def test_a_swap_is_told_once_when_the_feeder_issues_under_it(
     screen = Screen(terminal=terminal)
     assert "revision" not in screen.shown_after(3), "it is written, and no task is issued under it yet"
     shown = screen.shown_after(2)
-    told = "recipe revision 1 is in force from task sums:12 on: chain validate → my.rules:Kind kinds=['a', 'b']"
+    told = "recipe revision 1 is in force from task sums:12 on: chain validate → my.rules:Kind words=[bold]"
     assert shown.replace("\n", "").count(told) == 1
 
 
