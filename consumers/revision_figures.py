@@ -1,9 +1,10 @@
-"""The revisions of a run's recipe: which chain each has, and how many groups went through it."""
+"""The revisions of a run's recipe: which chain each has, from which task on, and how many groups went through it."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from infra.errors import UsageError
 from infra.settings import Recipe
@@ -23,6 +24,10 @@ class RevisionFigures:
     """Groups, of all policies, that curators put through its chain."""
     kept: int
     """Of these, kept."""
+    begins: dict[str, int] = field(default_factory=dict)
+    """Stream to the first number that was issued under it; empty while none is, or where the feeder does not tell."""
+    in_force: bool = False
+    """Whether the feeder issues under it now."""
 
 
 class RevisionsFold:
@@ -47,9 +52,26 @@ class RevisionsFold:
         self._groups[outcome.revision] += 1
         self._kept[outcome.revision] += outcome.verdict == "kept"
 
-    def figures(self) -> tuple[RevisionFigures, ...]:
-        """Return one for each revision, in order."""
+    def figures(self, begins: Mapping[str, Iterable[Sequence[int]]]) -> tuple[RevisionFigures, ...]:
+        """Return one for each revision, in order.
+
+        Args:
+            begins: Stream to (revision, the first number issued under it), as the feeder's snapshot tells.
+        """
+        firsts: defaultdict[int, dict[str, int]] = defaultdict(dict)
+        for stream, spans in begins.items():
+            for revision, first in spans:
+                firsts[revision][stream] = first
+        newest = max(firsts, default=None)
         return tuple(
-            RevisionFigures(revision, chain, swapped, self._groups[revision], self._kept[revision])
+            RevisionFigures(
+                revision=revision,
+                chain=chain,
+                swapped=swapped,
+                groups=self._groups[revision],
+                kept=self._kept[revision],
+                begins=firsts.get(revision, {}),
+                in_force=revision == newest,
+            )
             for revision, (chain, swapped) in sorted(self._told.items())
         )

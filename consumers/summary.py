@@ -122,12 +122,9 @@ def progress_of(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> 
 
 
 def eval_ends(evals: Sequence[EvalResult]) -> tuple[float | None, float | None]:
-    """Return avg@k of the first and the last version that was evaluated, means over workflows."""
-    if not evals:
-        return None, None
-    versions = [one.version for one in evals]
-    first, last = ([one.avg_at_k for one in evals if one.version == edge] for edge in (min(versions), max(versions)))
-    return fmean(first), fmean(last)
+    """Return avg@k of the first and the last version that was evaluated, means over workflows; of one only the last."""
+    means = [fmean(one.avg_at_k for one in evals if one.version == at) for at in sorted({e.version for e in evals})]
+    return (means[0] if len(means) > 1 else None), (means[-1] if means else None)
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:

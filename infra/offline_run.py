@@ -184,8 +184,12 @@ def _summary(
     }
     trained_on = list(accumulate(count for _, count in batches))
     rows = zip((one["version"] for one in trained["versions"]), trained_on, trained["seconds"][1:], strict=True)
-    ends = {"eval_first": held_out[0][1], "eval_last": held_out[-1][1]} if held_out else {}
-    ends = {"reward_first": None, "reward_last": None, "eval_first": None, "eval_last": None, **ends}
+    evals = [reward for _, reward in held_out]
+    ends = {
+        **dict.fromkeys(("reward_first", "reward_last")),
+        "eval_first": evals[0] if len(evals) > 1 else None,
+        "eval_last": evals[-1] if evals else None,
+    }
     block = {
         "versions": newest,
         **ends,

@@ -556,8 +556,8 @@ class Recipe(Settings):
         return tuple(workflow for workflow in self.workflows if policy in self.policies_of(workflow))
 
     def to_json(self) -> str:
-        """Return the text that the `recipe` topic carries; equal recipes give equal texts."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        """Return the text that the `recipe` topic carries, its keys in the order that the recipe gives them."""
+        return json.dumps(self.model_dump(mode="json"))
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:

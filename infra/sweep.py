@@ -302,8 +302,9 @@ class _Playing:
 def in_a_line(summary: dict[str, Any]) -> str:
     """Return what came of a run, in a line."""
     names = (("reward", "reward"), ("held-out", "eval"))
-    ends = ((what, summary[f"{key}_first"], summary[f"{key}_last"]) for what, key in names)
-    told = [f"{what} {first:.2f} → {last:.2f}" for what, first, last in ends if None not in (first, last)]
+    ends = ((what, (summary[f"{key}_first"], summary[f"{key}_last"])) for what, key in names)
+    known = ((what, [f"{value:.2f}" for value in both if value is not None]) for what, both in ends)
+    told = [f"{what} {' → '.join(both)}" for what, both in known if both]
     trajectories = sum(block["trajectories"] for block in summary["policies"].values())
     audit = "" if summary["audit"] is None or summary["audit"]["ok"] else "; its audit does not close"
     return ", ".join([*told, f"{trajectories:,} trajectories, {summary['wall_s']:.0f} s{audit}"])

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from consumers.page.chart import by_version, chart
 from consumers.page.letters import unnumbered
-from consumers.page.tables import shadow_in_words, wasted
+from consumers.page.tables import replay_lines, shadow_in_words, wasted
 from consumers.page.weights_page import in_words
 
 CHART_WIDTH = 64
@@ -111,6 +111,9 @@ def _facts(summary: Mapping[str, Any]) -> Table:
     dropped = ", ".join(f"{count} {reason}" for reason, count in groups["discarded"].items()) or "none"
     table.add_row("groups", f"{groups['issued']} issued = {groups['trained']} trained + dropped ({dropped})")
     table.add_row("", f"+ {groups['dead']} dead + {groups['in_flight']} in flight")
+    lines = {**summary["policies"], **summary["shadows"]}
+    for line in replay_lines({name: one["groups"] for name, one in lines.items()}):
+        table.add_row("replays", Text(line))
     for line, shadow in summary["shadows"].items():
         table.add_row("shadow", Text(shadow_in_words(line, shadow)))
     if summary["unnumbered_letters"]:
@@ -131,9 +134,9 @@ def _facts(summary: Mapping[str, Any]) -> Table:
 
 
 def _change(first: float | None, last: float | None) -> str:
-    if first is None or last is None:
+    if last is None:
         return "not measured"
-    return f"{first:.2f} → [bold]{last:.2f}[/]"
+    return f"[bold]{last:.2f}[/]" if first is None else f"{first:.2f} → [bold]{last:.2f}[/]"
 
 
 def shown_path(folder: str) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 import structlog
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 
-from consumers.figures import Figures, lags
+from consumers.figures import Figures, RunFigures, lags
 from consumers.page.pulse import Pulse
+from consumers.page.tables import in_force_in_words
 from consumers.page.view import Moment, line, page, resumed
 from infra.errors import HeadraceError
 from infra.run import Run
@@ -59,6 +62,8 @@ class LivePage:
         self._past = self._reader.ends()
         self._past_due = time.monotonic() + PAST_S
         self._begun = False
+        self._revision = 0
+        """The one in force when it was last looked at."""
         self._lag = LagMeter(run)
         self._began = time.monotonic() - spent_s
         self._due = self._line_due = 0.0
@@ -86,10 +91,21 @@ class LivePage:
         self._begun = True
         figures = self._fold.figures({}, 0)
         if figures.versions:
-            words = resumed(self._run.recipe, figures)
-            self._console.print(f"[dim]headrace:[/] {words}", highlight=False, soft_wrap=True)
+            self._say(resumed(self._run.recipe, figures))
+        if figures.in_force is not None:
+            self._revision = figures.in_force.revision
         if self._live is not None:
             self._live.start()
+
+    def _say(self, words: str) -> None:
+        self._console.print(f"[dim]headrace:[/] {escape(words)}", highlight=False, soft_wrap=True)
+
+    def _tell_swap(self, figures: RunFigures) -> None:
+        """Say which revision of the recipe came into force, where another one did."""
+        found = figures.in_force
+        if found is not None and found.revision != self._revision:
+            self._revision = found.revision
+            self._say(in_force_in_words(asdict(found)))
 
     @property
     def ended(self) -> str:
@@ -135,6 +151,7 @@ class LivePage:
         now_ms = time.time_ns() // 1_000_000
         self._lag.positions = self._fold.trainer_positions
         self._figures = self._fold.figures(self._lag.newest, now_ms)
+        self._tell_swap(self._figures)
         moment = Moment(
             recipe=self._run.recipe,
             figures=self._figures,

@@ -29,6 +29,9 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     )
     dropped = " · ".join(f"{count} {reason}" for reason, count in groups["discarded"].items())
     table.add_row("dropped", f"{dropped or 'none'} · {groups['dead']} dead")
+    counts = {**status["policies"], **{line: shadow["groups"] for line, shadow in status["shadows"].items()}}
+    for line in replay_lines(counts):
+        table.add_row("replays", Text(line))
     for word, line in (*_revisions(status), *_selected(status)):
         table.add_row(word, Text(line))
     if status["unnumbered_letters"]:
@@ -51,10 +54,28 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
 
 
 def _revisions(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a line for every revision of the recipe, where there are several."""
-    for one in status["revisions"] if len(status["revisions"]) > 1 else ():
+    """Yield a line for every revision of the recipe."""
+    newest = next((one["revision"] for one in status["revisions"] if one["in_force"]), None)
+    for one in status["revisions"]:
+        words = [str(one["revision"])]
+        if newest is not None and not one["begins"]:
+            words.append("not yet in force" if one["revision"] > newest else "never in force")
+        if one["in_force"]:
+            words.append("in force")
+        if any(one["begins"].values()):
+            words.append(_since(one))
         chain = " → ".join(one["chain"]) or "no chain"
-        yield "revision", f"{one['revision']}: {one['groups']} groups, {one['kept']} kept by {chain}"
+        yield "revision", f"{' '.join(words)}: {one['groups']} groups, {one['kept']} kept by {chain}"
+
+
+def in_force_in_words(one: Mapping[str, Any]) -> str:
+    """Say that a revision of the recipe came into force; `one` is the JSON of `RevisionFigures`."""
+    chain = " → ".join(one["chain"]) or "(empty)"
+    return f"recipe revision {one['revision']} is in force {_since(one)}: chain {chain}"
+
+
+def _since(one: Mapping[str, Any]) -> str:
+    return f"from task {', '.join(f'{stream}:{number}' for stream, number in one['begins'].items())} on"
 
 
 def _selected(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -70,7 +91,8 @@ def _lines(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what is told of every policy and shadow."""
     for policy, version in status["versions"].items():
         first, last = (status[key].get(policy) for key in ("reward_first", "reward_last"))
-        reward = "" if first is None or last is None else f", reward {first:.2f} → {last:.2f}"
+        ends = [f"{reward:.2f}" for reward in (first, last) if reward is not None]
+        reward = f", reward {' → '.join(ends)}" if ends else ""
         yield "policy", f"{policy} at version {version}{reward}"
     for line, shadow in status["shadows"].items():
         yield "shadow", shadow_in_words(line, shadow)
@@ -113,7 +135,7 @@ def audit_table(audit: Mapping[str, Any]) -> RenderableType:
             *(str(counts[key]) for key in ("dead", "in_flight", "lost", "doubled")),
         )
     numbers: list[RenderableType] = [] if audit["source"] else [table]  # an offline experiment has none of its own
-    numbers += [Text(_replays(line, counts)) for line, counts in lines.items() if counts["replays"]]
+    numbers += map(Text, replay_lines(lines))
     numbers += [
         Text(f"{stream}: recipe revision {revision} from number {first} on")
         for stream, begins in audit["revisions"].items()
@@ -124,10 +146,17 @@ def audit_table(audit: Mapping[str, Any]) -> RenderableType:
     return Group(*numbers, Text(_what_was_read(audit), style="dim"), *_verdict(audit))
 
 
+def replay_lines(lines: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a line for each policy and shadow that has replays; the values are the JSON of `PolicyAudit`."""
+    return [_replays(line, counts) for line, counts in lines.items() if counts["replays"]]
+
+
 def _replays(policy: str, counts: Mapping[str, Any]) -> str:
     asked, trained, discarded = (counts[key] for key in ("replays", "replayed", "replays_discarded"))
     left = f", {asked - trained - discarded} not yet" if asked > trained + discarded else ""
-    return f"{policy}: {asked} replays, {trained} trained, {discarded} discarded{left}"
+    share = trained / max(1, trained + counts["trained"])
+    beside = f"{trained} trained beside {counts['trained']} fresh groups ({share:.0%})"
+    return f"{policy}: {asked} replays, {beside}, {discarded} discarded{left}"
 
 
 def _what_was_read(audit: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from consumers.page.chart import by_version, chart
 from consumers.page.diagnosis import Signs, why_no_rise
 from consumers.page.letters import unnumbered
 from consumers.page.pulse import PolicyPulse, Pulse, Rates
-from consumers.page.tables import shadow_in_words
+from consumers.page.tables import replay_lines, shadow_in_words
 from consumers.weights_figures import is_there
 from infra.health import findings
 from infra.settings import Recipe
@@ -74,6 +74,8 @@ def line(moment: Moment) -> str:
         f"groups issued={groups.issued} trained={groups.trained} dropped={sum(groups.discarded.values())} "
         f"dead={groups.dead} in_flight={groups.in_flight}"
     )
+    if replayed := sum(counts.replayed for counts in figures.policies.values()):
+        words.append(f"replayed={replayed}")
     words.append(f"{moment.rates.samples:.0f} trajectories/s {moment.rates.tokens:.0f} tokens/s")
     words += [f"shadow {shadow_in_words(name, asdict(shadow))}" for name, shadow in figures.shadows.items()]
     if figures.lag and not figures.ended:
@@ -163,6 +165,9 @@ def _numbers(moment: Moment) -> Table:
     )
     dropped = " · ".join(f"{count} {reason}" for reason, count in sorted(groups.discarded.items()))
     table.add_row("dropped", dropped or "none")
+    counts = {**figures.policies, **{line: shadow.groups for line, shadow in figures.shadows.items()}}
+    for words in replay_lines({line: asdict(one) for line, one in counts.items()}):
+        table.add_row("replays", Text(words))
     for line, shadow in figures.shadows.items():
         table.add_row("shadow", Text(shadow_in_words(line, asdict(shadow))))
     for stream, told in figures.selection.items():

@@ -58,7 +58,10 @@ def test_a_run_goes_on_through_two_swaps_and_its_audit_archive_and_retraining_ag
         assert (wrong["code"], "pods" in wrong["error"]) == (2, True), "the nearest name is told"
         wait_for_version(data, launcher, 8)
         launcher.send_signal(signal.SIGINT)
-        launcher.communicate(timeout=60)
+        told, _ = launcher.communicate(timeout=60)
+    assert "recipe revision 1 is in force from task sums:" in told
+    assert "on: chain validate → replay_latest ratio=0.5 max_uses=2\n" in told
+    assert " replayed=" in told
 
     assert swap(data, SAMPLING, "--dry-run")["swapped"] is False
     assert swap(data, REPLAYING)["swapped"] is False, "it has this chain already"
@@ -66,6 +69,9 @@ def test_a_run_goes_on_through_two_swaps_and_its_audit_archive_and_retraining_ag
     assert (second["before"], second["revision"], second["swapped"]) == (1, 2, True), "a run that rests is swapped too"
     done = headrace(*WORDS, "--data", data)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "recipe revision 2 is in force from task sums:" in done.stdout
+    assert "revision 1 is in force" not in done.stdout, "that was told before"
+    assert "replays, " in done.stdout.partition("training reward")[2], "the closing page tells of them"
     ended = swap(data, REPLAYING)
     assert ended["code"] == 1
     assert "has ended" in ended["error"]
@@ -73,12 +79,15 @@ def test_a_run_goes_on_through_two_swaps_and_its_audit_archive_and_retraining_ag
     status = asked("status", "--data", data)
     assert [one["revision"] for one in status["revisions"]] == [0, 1, 2]
     assert all(one["groups"] for one in status["revisions"]), "groups went through each chain"
+    assert status["revisions"][1]["chain"] == first["chain"], "in the same words"
     assert status["revisions"][2]["chain"] == ["max_staleness", "pods m=4"]
+    assert [one["in_force"] for one in status["revisions"]] == [False, False, True]
     audit = asked("audit", "--data", data, "--deep")
     assert audit["ok"], audit["problems"]
     begins = audit["revisions"]["sums"]
     assert [revision for revision, _ in begins] == [0, 1, 2]
     assert [first for _, first in begins] == sorted({first for _, first in begins}), "each has numbers of its own"
+    assert [first for _, first in begins] == [one["begins"]["sums"] for one in status["revisions"]]
     assert audit["policies"]["solver"]["replayed"] > 0
     archive, tried_archive = tmp_path / "run.archive", tmp_path / "tried.archive"
     asked("archive", "--data", data, "--out", archive)

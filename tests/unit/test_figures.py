@@ -87,12 +87,51 @@ def test_rewards_are_of_every_group_before_any_filter_by_head_version() -> None:
 
 def test_first_and_last_reward_are_over_five_versions_each() -> None:
     log = Log()
-    for version in (6, 0, 1, 2, 3, 4, 5):  # as workers finish, in any order
+    for version in (10, 0, 1, 2, 3, 4, 5, 9, 7, 6, 8):  # as workers finish, in any order
         log.group(version, version, float(version), float(version))
-    log.group(7, 0, 10.0, 10.0, 10.0)
+    log.group(11, 0, 10.0, 10.0, 10.0)
     found = log.read()
     assert found.reward_first == {"solver": pytest.approx((30 + 2 * (0 + 1 + 2 + 3 + 4)) / 13)}
-    assert found.reward_last == {"solver": pytest.approx(4.0)}
+    assert found.reward_last == {"solver": pytest.approx(8.0)}
+
+
+def test_no_version_counts_as_both_first_and_last() -> None:
+    log = Log()
+    ends = []
+    for version in range(7):
+        log.group(version, version, float(version))
+        found = log.read()
+        ends.append((found.reward_first.get("solver"), found.reward_last["solver"]))
+    assert ends == [(None, 0.0), (None, 0.5), (None, 1.0), (None, 1.5), (None, 2.0), (0.0, 3.0), (0.5, 4.0)]
+
+
+def chained(revision: int, *chain: dict[str, Any]) -> RecipeRevision:
+    recipe = Recipe.model_validate({**RECIPE.model_dump(), "curate": {"chain": chain}})
+    return RecipeRevision(run_id="r", revision=revision, recipe=recipe.to_json(), swapped=revision > 0)
+
+
+def test_a_revision_is_in_force_once_the_feeder_issues_under_it() -> None:
+    log = Log()
+    log.say(TOPICS.recipe, chained(0, {"use": "validate"}))
+    assert log.read().in_force is None
+    for begins, in_force in (([[0, 0]], 0), ([[0, 0], [1, 12]], 1), ([[0, 0], [1, 12], [3, 40]], 3)):
+        log.say(TOPICS.recipe, chained(in_force + 1, {"use": "replay_latest", "ratio": 0.5, "max_uses": 2}))
+        body = {"next": {"sums": 50}, "revisions": {"sums": begins}}
+        log.say(TOPICS.recipe, chained(in_force, {"use": "pods", "m": 4}))
+        log.say(TOPICS.state, Snapshot(run_id="r", body=json.dumps(body).encode()), b"feed")
+        found = log.read().in_force
+        assert found is not None
+        assert (found.revision, found.begins) == (in_force, {"sums": begins[-1][1]})
+    told = [(one.revision, one.begins, one.in_force) for one in log.read().revisions]
+    assert told == [
+        (0, {"sums": 0}, False),
+        (1, {"sums": 12}, False),
+        (2, {}, False),
+        (3, {"sums": 40}, True),
+        (4, {}, False),
+    ]
+    assert log.read().revisions[1].chain == ("replay_latest ratio=0.5 max_uses=2",), "settings in the recipe's order"
+    json.dumps(log.read().to_json())
 
 
 def test_the_time_to_a_version_counts_from_the_first_recipe_to_when_it_was_made_last() -> None:

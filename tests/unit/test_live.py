@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from infra.kafka import Connection, Message, RunAddress
 from infra.object_store import StoreAddress
 from infra.recipe_file import load_recipe
 from infra.run import Run
+from infra.settings import Recipe
 from infra.topic_reader import Place
 from schemas import codec
 from schemas.records import Outcome, RecipeRevision, Snapshot, WeightsPublished
@@ -108,6 +110,43 @@ def test_a_run_that_goes_on_is_shown_when_its_past_is_read_beginning_with_where_
     first, second = screen.shown_after(1).splitlines()
     assert first.startswith("headrace: resumed: solver at version 2 of 80")
     assert "1:40  solver version 2/80" in second
+
+
+CHAINS: dict[int, list[dict[str, Any]]] = {
+    0: [{"use": "validate"}],
+    1: [{"use": "validate"}, {"use": "my.rules:Kind", "words": "[bold]"}],
+}
+
+
+def revision(number: int) -> tuple[str, RecipeRevision]:
+    recipe = Recipe.model_validate({**RECIPE.model_dump(), "curate": {"chain": CHAINS[number]}})
+    return RECIPES, RecipeRevision(run_id="run-1", revision=number, recipe=recipe.to_json(), swapped=number > 0)
+
+
+def issued(*begins: list[int]) -> tuple[str, Snapshot]:
+    body = {"next": {"sums": 50}, "revisions": {"sums": begins}}
+    return RECIPE.topics.state, Snapshot(run_id="run-1", component="feed", body=json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_swap_is_told_once_when_the_feeder_issues_under_it(
+    monkeypatch: pytest.MonkeyPatch, *, terminal: bool
+) -> None:
+    monkeypatch.setattr(live, "REFRESH_S", 0.0)
+    monkeypatch.setattr(live, "BUSY_SHARE", math.inf)
+    said = [revision(0), issued([0, 0]), revision(1), issued([0, 0], [1, 12]), issued([0, 0], [1, 12])]
+    past(monkeypatch, *said)
+    monkeypatch.setattr(MadeUpTopics, "ends", lambda _: {})
+    screen = Screen(terminal=terminal)
+    assert "revision" not in screen.shown_after(3), "it is written, and no task is issued under it yet"
+    shown = screen.shown_after(2)
+    told = "recipe revision 1 is in force from task sums:12 on: chain validate → my.rules:Kind words=[bold]"
+    assert shown.replace("\n", "").count(told) == 1
+
+
+def test_a_run_that_goes_on_tells_no_swap_of_its_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    past(monkeypatch, revision(0), revision(1), issued([0, 0], [1, 12]))
+    assert "revision" not in Screen(terminal=False).shown_after(4)
 
 
 def test_a_new_run_is_shown_at_once_and_is_not_resumed() -> None:

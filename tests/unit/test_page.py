@@ -14,12 +14,13 @@ from consumers.page.diagnosis import Signs, why_no_rise
 from consumers.page.pulse import LONGEST_GAP_MS, Pulse
 from consumers.page.tables import status_table
 from consumers.page.view import Moment, line, page, resumed
+from consumers.revision_figures import RevisionFigures
 from infra.kafka import Message
 from infra.recipe_file import load_recipe
 from infra.settings import Recipe
 from infra.supervisor import ChildState
 from schemas import codec
-from schemas.records import BatchTrained, DeadLetter, EvalResult, Outcome, WeightsPublished, WorkerStatus
+from schemas.records import BatchTrained, DeadLetter, EvalResult, GroupUse, Outcome, WeightsPublished, WorkerStatus
 
 RUN_ID = "arithmetic-1"
 NOW_MS = 1_700_000_000_000
@@ -232,6 +233,67 @@ def test_the_page_tells_what_a_selector_said_once_it_rejects(moment: Moment) -> 
     assert "40 selected · 300 rejected · 1 forced" in drawn(page(replace(moment, figures=figures)))
     status = {**figures.to_json(), "wasted_is_all": False}
     assert "sums: 40 selected · 300 rejected · 1 forced" in drawn(status_table({**status, "workers": []}))
+
+
+def test_replays_are_told_beside_the_fresh_groups(recipe: Recipe) -> None:
+    figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
+    log = Log(figures, pulse)
+
+    def shown() -> tuple[str, str, str]:
+        found = figures.figures({}, NOW_MS)
+        moment = Moment(recipe, found, pulse, pulse.rates(NOW_MS), 0, NOW_MS, {})
+        return drawn(page(moment)), line(moment), drawn(status_table({**found.to_json(), "wasted_is_all": False}))
+
+    uses = [GroupUse("sums", number, use) for number, use in ((0, 0), (1, 0), (2, 0), (0, 1))]
+    for use in uses:
+        log.say(recipe.topics.outcomes("solver"), outcome(use.number, use=use.use))
+    log.say(
+        recipe.topics.batches("solver"),
+        BatchTrained(run_id=RUN_ID, policy="solver", version=1, groups=tuple(uses[:3])),
+    )
+    assert "replayed" not in shown()[1]
+    log.say(recipe.topics.outcomes("solver"), outcome(1, use=1))
+    log.say(
+        recipe.topics.batches("solver"),
+        BatchTrained(run_id=RUN_ID, policy="solver", version=2, groups=tuple(uses[3:])),
+    )
+    whole, short, status = shown()
+    words = "solver: 2 replays, 1 trained beside 3 fresh groups (25%), 0 discarded, 1 not yet"
+    assert words in whole
+    assert words in status
+    assert "trained=3 " in short
+    assert "replayed=1 " in short
+
+
+def test_the_status_tells_which_revision_is_in_force_and_from_which_task_on(moment: Moment) -> None:
+    chains = {0: ("validate",), 1: ("pods m=4",), 2: ("validate", "replay_latest ratio=0.5"), 3: ()}
+    begins = {0: {"sums": 0, "games": 0}, 2: {"sums": 12, "games": 7}}
+    revisions = tuple(
+        RevisionFigures(number, chain, number > 0, 9, 8, begins.get(number, {}), in_force=number == 2)
+        for number, chain in chains.items()
+    )
+
+    def shown(revisions: tuple[RevisionFigures, ...]) -> list[str]:
+        status = replace(moment.figures, revisions=revisions, workers=()).to_json()
+        lines = drawn(status_table({**status, "wasted_is_all": False})).splitlines()
+        return [line.partition("revision")[2].strip() for line in lines if line.startswith("revision")]
+
+    assert shown(revisions) == [
+        "0: 9 groups, 8 kept by validate",
+        "1 never in force: 9 groups, 8 kept by pods m=4",
+        "2 in force from task sums:12, games:7 on: 9 groups, 8 kept by validate → replay_latest ratio=0.5",
+        "3 not yet in force: 9 groups, 8 kept by no chain",
+    ]
+    alone = replace(revisions[0], in_force=True)
+    assert shown((alone,)) == ["0 in force: 9 groups, 8 kept by validate"]
+    assert shown((replace(revisions[0], begins={}),)) == ["0: 9 groups, 8 kept by validate"], "no feeder spoke yet"
+
+
+def test_the_status_of_a_short_run_tells_one_reward(moment: Moment) -> None:
+    for first, words in (({}, "reward 0.42\n"), ({"solver": 0.31}, "reward 0.31 → 0.42\n")):
+        figures = replace(moment.figures, reward_first=first, reward_last={"solver": 0.42}, workers=())
+        shown = drawn(status_table({**figures.to_json(), "wasted_is_all": False}))
+        assert f"solver at version 20, {words}" in "\n".join(map(str.rstrip, shown.splitlines()))
 
 
 def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:

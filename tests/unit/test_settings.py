@@ -15,12 +15,17 @@ def plain(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_a_recipe_comes_back_from_its_text_and_equal_recipes_have_equal_texts() -> None:
-    recipe = Recipe.model_validate(plain(curate={"chain": [{"use": "max_staleness", "limit": 2}]}))
+def test_a_recipe_comes_back_from_its_text_with_all_in_its_order() -> None:
+    replay = {"use": "replay_latest", "ratio": 0.5, "max_uses": 2, "capacity": 9}
+    policies = {"solver": {"path": "x"}, "judge": {"path": "x"}, "verifier": {"path": "x"}}
+    recipe = Recipe.model_validate(plain(curate={"chain": [replay]}, policies=policies))
     text = recipe.to_json()
-    assert Recipe.from_json(text) == recipe
-    assert Recipe.from_json(text).to_json() == text
-    assert recipe.curate.chain[0].settings == {"limit": 2}
+    back = Recipe.from_json(text)
+    assert back == recipe
+    assert back.to_json() == text
+    assert back.curate.chain[0].settings == {"ratio": 0.5, "max_uses": 2, "capacity": 9}
+    assert back.curate.chain[0].in_words() == "replay_latest ratio=0.5 max_uses=2 capacity=9"
+    assert list(back.policies) == ["solver", "judge", "verifier"]
 
 
 @pytest.mark.parametrize("table", ["rollout", "feed", "curate", "trainer", "evaluate", "kafka", "store", "launch"])

@@ -57,6 +57,7 @@ def test_evaluations_of_the_first_and_last_version_are_averaged_over_workflows()
     first, last = eval_ends(evals)
     assert first == 0.3
     assert last == pytest.approx(0.8)
+    assert eval_ends(evals[:2]) == (None, pytest.approx(0.8)), "one version is not told as two"
     assert eval_ends([]) == (None, None)
 
 
@@ -144,7 +145,7 @@ def test_a_summary_says_what_came_of_the_run(summary: dict[str, Any]) -> None:
     assert summary["wall_s"] == 12.3
     assert summary["reward_first"] == pytest.approx(0.2)
     assert summary["reward_last"] == pytest.approx(0.7)
-    assert (summary["eval_first"], summary["eval_last"]) == (0.25, 0.25)
+    assert (summary["eval_first"], summary["eval_last"]) == (None, 0.25)
     assert summary["groups"] == {
         "issued": 20,
         "trained": 10,
@@ -195,6 +196,28 @@ def test_the_closing_page_tells_of_dead_letters_of_no_number(summary: dict[str, 
     with console.capture() as captured:
         show_summary(summary, console, "headrace", "headrace up arithmetic")
     assert "1 dead letter of no training number (1 undecodable)" in captured.get()
+
+
+def shown(summary: dict[str, Any]) -> str:
+    console = Console(width=100, force_terminal=False)
+    with console.capture() as captured:
+        show_summary(summary, console, "headrace", "headrace up arithmetic")
+    return captured.get()
+
+
+def test_the_closing_page_tells_which_share_of_the_trained_groups_was_replayed(summary: dict[str, Any]) -> None:
+    assert "replays " not in shown(summary)
+    counts = {**summary["policies"]["solver"]["groups"], "replays": 12, "replayed": 10, "replays_discarded": 1}
+    solver = {**summary["policies"]["solver"], "groups": counts}
+    words = "solver: 12 replays, 10 trained beside 10 fresh groups (50%)"
+    assert words in shown({**summary, "policies": {"solver": solver}})
+
+
+def test_the_closing_page_of_a_short_run_tells_no_reward_twice(summary: dict[str, Any]) -> None:
+    assert "held-out reward  0.25 " in shown(summary)
+    page = shown({**summary, "reward_first": None, "reward_last": 0.4, "eval_last": None})
+    assert "training reward  0.40 " in page
+    assert "held-out reward  not measured" in page
 
 
 def test_the_closing_page_gives_four_commands_unbroken(summary: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from infra.errors import UsageError
 from infra.kafka import Connection
 from infra.object_store import ListedObject, StoreAddress
 from infra.settings import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABLE, SECRET_KEY_VARIABLE
-from infra.sweep import Place, command_of, place_of, play
+from infra.sweep import Place, command_of, in_a_line, place_of, play
 from infra.sweep_file import Sweep, SweepRun, load_sweep
 
 SWEEP = """
@@ -253,3 +253,8 @@ def test_runs_over_one_archive_are_not_compared_with_those_over_another(scene: S
 def test_one_sweep_at_a_time_uses_a_folder(scene: Scene) -> None:
     with DataFolder(scene.data).owned(), pytest.raises(Exception, match="give this run another folder"):
         scene.play()
+
+
+def test_a_run_too_short_for_two_rewards_is_told_by_its_last() -> None:
+    told = in_a_line({**SUMMARY, "reward_first": None, "eval_last": 0.4})
+    assert told == "reward 0.50, held-out 0.40, 1,200 trajectories, 3 s"
