@@ -58,7 +58,7 @@ def run_offline(order: OfflineOrder) -> dict[str, Any]:
     if recipe.feed.selector != type(recipe.feed)().selector:
         raise UsageError("feed.selector asks for tasks, and over an archive none are asked: leave it out, or play")
     folder = DataFolder(order.data)
-    with folder.owned():
+    with folder.owned("`headrace up --from`"):
         if folder.read() is not None:
             raise UsageError(f"{folder.root} holds a run: name another --data")
         archive = Archive(order.archive)
