@@ -136,6 +136,14 @@ def points_of(block: Mapping[str, Any], key: str, axis: str, trailing: int = 1) 
     ]
 
 
+def seed_curves(found: Mapping[str, Any], variant: str, policy: str, what: str, axis: str) -> list[list[Point]]:
+    """Return the curves of which `compared` told a variant's mean, one for each seed that has any point."""
+    summaries = (run["summary"] for run in found["runs"].values() if run["variant"] == variant)
+    blocks = (summary["policies"].get(policy) for summary in summaries if summary is not None)
+    curves = (points_of(block, CURVES[what], axis, TRAILING.get(what, 1)) for block in blocks if block)
+    return [curve for curve in curves if curve]
+
+
 def mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> dict[str, list[float | None]]:
     """Return the mean of curves and its interval, where all of them are known: {x, mean, low, high}.
 

@@ -26,6 +26,8 @@ RUN_END = "run_end"
 NORMAL_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
 REWARD_BIN = 0.25
+MATTERS = 0.05
+"""A ratio of lengths is called a bias where its whole interval is farther than this from 1."""
 Key = tuple[str, int]
 """(stream, number)."""
 
@@ -187,6 +189,7 @@ def bias(discarded: Moments, trained: Moments) -> dict[str, float] | None:
 
     The interval is that of the logarithm of a ratio of independent means, by the delta method: its variance is the sum
     of both squared relative standard errors. A group is one value, since its members' lengths depend on one another.
+    With thousands of groups it leaves out 1 for differences that mean nothing: see `MATTERS`.
     """
     variance = discarded.relative_error + trained.relative_error
     if not math.isfinite(variance):

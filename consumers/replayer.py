@@ -135,7 +135,7 @@ def _target(archive: Archive, newest: RecipeRevision, into: str | None, data: Pa
         return
     folder = DataFolder(data or Path())
     with ExitStack() as started:
-        started.enter_context(folder.owned())
+        started.enter_context(folder.owned("`headrace replay`"))
         notes = folder.read()
         if notes is not None and (notes.run, notes.run_id) != (run, archive.manifest.run_id):
             raise UsageError(

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from infra import workers
-from infra.cli_options import FAILED, JsonOption, answer, log_quietly
+from infra.cli_options import FAILED, JsonOption, answer, log_quietly, tell_written
 
 
 def compare(
@@ -57,7 +57,7 @@ def compare(
     found = workers.find(workers.COMPARE)(asked.name, asked.about, results)
     write_atomically(folder / "comparison.json", json.dumps(found, indent=1).encode())
     if plot is not None:
-        workers.find(workers.PLOT_COMPARISON)(found, plot)
+        tell_written(workers.find(workers.PLOT_COMPARISON)(found, plot))
     answer(found, workers.SHOW_COMPARISON, as_json=as_json)
     if any(run["summary"] is None for run in results.values()):
         raise typer.Exit(FAILED)

@@ -17,6 +17,7 @@ from infra.cli_options import (
     VariantChoice,
     answer,
     log_quietly,
+    tell_written,
 )
 from infra.errors import UsageError
 
@@ -34,7 +35,8 @@ def discards(
     """Say which groups were never trained on and why, how long, good and old they were, and what bias that is.
 
     Lengths are generated tokens, a mean over a group's members; "of trained" compares them with those of trained
-    groups, with a 95 % interval. The age is in versions: between a group's oldest token and the newest weights.
+    groups, with a 95 % interval: a bias is what is surely more than 5 % from 1. The age is in versions: between a
+    group's oldest token and the newest weights.
 
     Example: [bold]headrace discards --data .headrace/arithmetic --plot discards.png[/]
     """
@@ -44,7 +46,7 @@ def discards(
     with opened_run(run, data) as opened:
         found = workers.find(workers.DISCARDS)(opened.run, opened.run.line(policy, variant))
     if plot is not None:
-        workers.find(workers.PLOT_DISCARDS)(found, plot)
+        tell_written(workers.find(workers.PLOT_DISCARDS)(found, plot))
     answer(found, workers.SHOW_DISCARDS, as_json=as_json)
 
 

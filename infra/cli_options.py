@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +50,11 @@ def answer(found: Any, show: str, *more: Any, as_json: bool) -> None:
         typer.echo(json.dumps(found, indent=1))
     else:
         open_console().print(workers.find(show)(found, *more))
+
+
+def tell_written(files: Iterable[Path]) -> None:
+    """Say on standard error which files a command wrote beside its answer."""
+    typer.echo(f"wrote {' and '.join(str(file) for file in files)}", err=True)
 
 
 def open_console() -> Console:

@@ -16,10 +16,16 @@ from infra.server_process import write_atomically
 
 HOME = Path(".headrace")
 """Data folders lie here, below the working directory, one per run, unless `--data` says otherwise."""
+SWEPT, SUMMARY = "recipe.json", "summary.json"
+"""In a run's folder below that of a sweep: what it was asked for, which nothing but `headrace compare` writes; and what
+came of it, once it is done."""
+UP = "`headrace up`"
+LOOK = "a look, such as `headrace status`,"
+"""What holds a folder: the launcher; a command that looks at a run that rests."""
 
 
 class FolderInUse(HeadraceError):
-    """Another `headrace up` runs on the folder."""
+    """Another command runs on the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,11 @@ class DataFolder:
     def require(self) -> RunNotes:
         """Return the folder's notes. Raises UsageError when it holds no run."""
         notes = self.read()
+        if notes is None and self.sweep_runs():
+            raise UsageError(
+                f"{self.root} holds a sweep over an archive, whose runs have no topics to look at: {self.root}/RUN/"
+                "summary.json has what came of each, and `headrace compare` shows them all"
+            )
         if notes is None:
             raise UsageError(
                 f"{self.root} holds no run of Headrace: `headrace up` makes one, `--data` names its folder"
@@ -97,9 +108,21 @@ class DataFolder:
         """Replace the folder's notes."""
         write_atomically(self._notes, json.dumps(asdict(notes), indent=1).encode())
 
+    def sweep_runs(self) -> list[str]:
+        """Return the runs of the sweep whose folder this is, begun or done; none where it is no sweep's."""
+        return sorted(path.parent.name for path in self.root.glob(f"*/{SWEPT}"))
+
+    def sweep(self) -> DataFolder | None:
+        """Return the folder of the sweep whose run this folder is; None where it is no sweep's run."""
+        return DataFolder(self.root.parent) if (self.root / SWEPT).exists() else None
+
     @contextmanager
-    def owned(self) -> Iterator[None]:
-        """Hold the folder for this process. Raises FolderInUse while another holds it, UsageError if not writable."""
+    def owned(self, by: str) -> Iterator[None]:
+        """Hold the folder for this process. Raises FolderInUse while another holds it, UsageError if not writable.
+
+        Args:
+            by: What holds it, as the one that is refused is told: "`headrace up`".
+        """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             lock = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
@@ -109,24 +132,27 @@ class DataFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                pid, other = self.owner() or (0, "")
+                watch = f"watch it with `headrace status --data {self.root}`" if other == UP else "wait for its end"
                 raise FolderInUse(
-                    f"process {self.owner()} runs `headrace up` on {self.root} now: watch it with `headrace status "
-                    f"--data {self.root}`, stop it with Ctrl-C, or give this run another folder by --data"
+                    f"process {pid} runs {other or 'another command'} on {self.root} now: {watch}, stop it with "
+                    "Ctrl-C, or give this run another folder by --data"
                 ) from None
             os.ftruncate(lock, 0)
-            os.pwrite(lock, str(os.getpid()).encode(), 0)
+            os.pwrite(lock, f"{os.getpid()}\n{by}".encode(), 0)
             yield
         finally:
             os.close(lock)
 
-    def owner(self) -> int | None:
-        """Return the process that holds the folder now; None for nobody."""
+    def owner(self) -> tuple[int, str] | None:
+        """Return the process that holds the folder now, and what it runs; None for nobody."""
         try:
             with self._lock.open("rb") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    return int(file.read(20) or b"0")
+                    pid, _, by = file.read(200).decode().partition("\n")
+                    return int(pid or 0), by
         except OSError:
             return None
         return None

@@ -18,7 +18,7 @@ import structlog
 from rich.console import Console
 from rich.markup import escape
 
-from infra.data_folder import DataFolder, RunNotes
+from infra.data_folder import UP, DataFolder, RunNotes
 from infra.errors import HeadraceError, Unavailable, UsageError
 from infra.log import configure_logging
 from infra.revisions import first_message, settled, write_revision
@@ -111,7 +111,7 @@ def up(order: Order, console: Console) -> int:
     """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(order.data)
     check_names(order.recipe)
-    with folder.owned(), signals_interrupt():
+    with folder.owned(UP), signals_interrupt():
         notes = folder.read()
         if notes is not None and notes.run != order.recipe.name:
             raise UsageError(

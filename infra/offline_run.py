@@ -60,7 +60,7 @@ def run_offline(order: OfflineOrder) -> dict[str, Any]:
     archive = Archive(order.archive)
     asked = _like_the_run(archive, recipe)
     folder = DataFolder(order.data)
-    with folder.owned():
+    with folder.owned("`headrace up --from`"):
         if folder.read() is not None:
             raise UsageError(f"{folder.root} holds a run: name another --data")
         _refuse_others(order, archive)

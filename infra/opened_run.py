@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from infra.data_folder import DataFolder, RunNotes, only_folder
+from infra.data_folder import LOOK, SUMMARY, DataFolder, RunNotes, only_folder
 from infra.embedded_kafka import EmbeddedKafka
 from infra.embedded_store import EmbeddedStore
 from infra.errors import Unavailable, UsageError
@@ -48,11 +48,12 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
     notes = replace(folder.require(), run=address) if address else folder.require()
     if folder.owner() is not None:
         with _maybe_ending(folder):
-            yield OpenedRun(_joined(parse_run(notes.address)), rests=False)
+            yield OpenedRun(_joined(parse_run(notes.address), folder), rests=False)
         return
+    _refuse_servers_elsewhere(folder)
     with ExitStack() as started:
         if notes.embedded_kafka or store:
-            started.enter_context(folder.owned())
+            started.enter_context(folder.owned(LOOK))
         run = _woken(folder, notes, started)
         if store and not run.recipe.store.endpoint:
             server = started.enter_context(EmbeddedStore(folder.store))
@@ -73,17 +74,46 @@ def _maybe_ending(folder: DataFolder) -> Iterator[None]:
 def _woken(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
     """Join a run that rests, its broker started where that is an embedded one."""
     if not notes.embedded_kafka:
-        return _joined(parse_run(notes.address))
+        return _joined(parse_run(notes.address), folder)
     kafka = started.enter_context(EmbeddedKafka(folder.kafka, for_a_look=True))
     resting = parse_run(f"kafka://{kafka.bootstrap}/{notes.run}")
     await_leaders(resting.connection)
-    return _joined(resting)
+    return _joined(resting, folder)
 
 
-def _joined(address: RunAddress) -> Run:
-    """Join a run, or say at once which runs there are instead."""
+def _refuse_servers_elsewhere(folder: DataFolder) -> None:
+    """Raise UsageError for the folder of one run of a sweep that started its servers in its own, where they rest."""
+    sweep = folder.sweep()
+    notes = sweep.read() if sweep else None
+    if sweep and notes and notes.embedded_kafka:
+        raise UsageError(
+            f"{folder.root} is one run of a sweep, whose servers {sweep.root} holds: give --data {sweep.root} "
+            f"--run {folder.root.name}"
+        )
+
+
+def _joined(address: RunAddress, folder: DataFolder | None = None) -> Run:
+    """Join a run, or say at once which runs there are instead; of a sweep's folder, what became of their topics."""
     try:
         require_run(address, run_names(address.connection, PATIENCE_S))
     except NoSuchRun as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(f"{error}{_deleted(folder, address.run) if folder else ''}") from error
     return join(address, PATIENCE_S)
+
+
+def _deleted(folder: DataFolder, run: str) -> str:
+    """Return what a folder tells of a run that is not there: that a sweep deleted it; nothing of other folders."""
+    sweep = folder.sweep() or folder
+    if not sweep.sweep_runs():
+        return ""
+    if not (sweep.root / run / SUMMARY).exists():
+        return (
+            f". {sweep.root} is the folder of a sweep: `headrace compare` deletes the topics of runs that are done, "
+            "unless the sweep file says `keep = true`"
+        )
+    return (
+        f". It is a run of the sweep in {sweep.root} that is done, and its topics were deleted then: what came of it "
+        f"is in {sweep.root / run / SUMMARY}, and `headrace compare` shows it. To look at its groups put "
+        f"`keep = true` into the sweep file, remove {sweep.root / run}, and give `headrace compare` again: it plays "
+        "the run once more"
+    )

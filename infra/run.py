@@ -253,7 +253,7 @@ def run_names(connection: Connection, patience_s: float) -> list[str]:
 def require_run(address: RunAddress, names: Collection[str]) -> None:
     """Raise NoSuchRun, with the runs that the cluster has, unless this one is among them."""
     if address.run not in names:
-        there = f"there are {', '.join(names)}" if names else "no run has begun there"
+        there = f"there are {', '.join(names)}" if names else "no run has begun there, or its topics were deleted"
         raise NoSuchRun(f"there is no run {address.run!r} on {address.connection.bootstrap}: {there}")
 
 

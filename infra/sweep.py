@@ -21,7 +21,7 @@ from rich.markup import escape
 
 from infra.archive.reading import Archive
 from infra.child_process import ChildCommand, end_all, spawn
-from infra.data_folder import DataFolder, RunNotes
+from infra.data_folder import SUMMARY, SWEPT, DataFolder, RunNotes
 from infra.errors import HeadraceError, UsageError
 from infra.launcher import STOP_WITHIN_S, check_names, signals_ignored, signals_interrupt
 from infra.object_store import ObjectStore
@@ -51,12 +51,12 @@ class Place:
     @property
     def summary(self) -> Path:
         """Written by `headrace up` at the run's end."""
-        return self.folder / "summary.json"
+        return self.folder / SUMMARY
 
     @property
     def recipe(self) -> Path:
         """What it was asked for."""
-        return self.folder / "recipe.json"
+        return self.folder / SWEPT
 
     @property
     def source(self) -> Path:
@@ -98,7 +98,7 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: Say) -> dict[s
     """
     folder = DataFolder(data)
     places = {run.name: place_of(data, run) for run in runs}
-    with folder.owned(), signals_interrupt():
+    with folder.owned("`headrace compare`"), signals_interrupt():
         _check_folder(sweep, folder)
         source = _source_of(sweep)
         _check_same(runs, places, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from consumers.discards import MATTERS
+
 NUMBERS = ("groups", "share", "tokens", "of trained", "95 %", "reward", "age")
+MOST_DIGITS = 6
+"""After the point of a ratio: an interval that is narrower still is that of equal lengths."""
 
 
 def discards_page(found: Mapping[str, Any]) -> RenderableType:
@@ -42,17 +47,31 @@ def _policy(ledger: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def verdict(bias: Mapping[str, float] | None, discarded: int) -> str:
-    """Return the sentence that names the bias of what was discarded."""
+    """Return the sentence that names the bias of what was discarded.
+
+    It is one where the whole interval is beyond 5 % (`consumers.discards.MATTERS`) on one side of 1.
+    """
     if not discarded:
         return "Nothing was discarded."
     if bias is None:
         return "Too few groups, or too short, to compare the lengths of the discarded with those of the trained."
-    told = f"{bias['ratio']:.2f} times as long as trained ones (95 %: {bias['low']:.2f} to {bias['high']:.2f})"
-    if bias["low"] > 1:
-        return f"Discarded groups are {told}: training sees too few long answers."
-    if bias["high"] < 1:
-        return f"Discarded groups are {told}: training sees too few short answers."
-    return f"Discarded groups are {told}: no bias by length can be told."
+    ratio, low, high = _in_words(bias)
+    told = f"Discarded groups are {ratio} times as long as trained ones (95 %: {low} to {high})"
+    least, most = 1 - MATTERS, 1 + MATTERS
+    if bias["low"] > most:
+        return f"{told}: training sees too few long answers."
+    if bias["high"] < least:
+        return f"{told}: training sees too few short answers."
+    if least <= bias["low"] and bias["high"] <= most:
+        return f"{told}: within {MATTERS:.0%}, no bias to speak of."
+    return f"{told}: no bias of more than {MATTERS:.0%} can be told."
+
+
+def _in_words(bias: Mapping[str, float]) -> list[str]:
+    """Return ratio, low and high with two digits after the point, or with more where the interval is narrower."""
+    width = bias["high"] - bias["low"]
+    digits = min(max(2, -math.floor(math.log10(width))), MOST_DIGITS) if width > 0 else 2
+    return [f"{bias[name]:.{digits}f}" for name in ("ratio", "low", "high")]
 
 
 def _table(title: str) -> Table:
@@ -64,13 +83,14 @@ def _table(title: str) -> Table:
 
 def _add(table: Table, name: str, row: Mapping[str, Any], total: int | None) -> None:
     bias = row.get("bias")
+    ratio, low, high = _in_words(bias) if bias else ("", "", "")
     table.add_row(
         Text(name),
         f"{row['groups']:,}",
         "" if total is None else f"{row['groups'] / total:.1%}",
         _number(row["length"], 1),
-        f"x {bias['ratio']:.2f}" if bias else "",
-        f"{bias['low']:.2f} to {bias['high']:.2f}" if bias else "",
+        f"x {ratio}" if bias else "",
+        f"{low} to {high}" if bias else "",
         _number(row["reward"], 2),
         _number(row["age"], 1),
     )

@@ -12,45 +12,74 @@ from infra.errors import UsageError
 AXES = (("length", "mean tokens of a group, from"), ("reward", "mean reward, from"), ("age", "age in versions"))
 MOST_REASONS = 6
 """Lines of one picture beside the trained groups; the most frequent."""
+LARGEST, SMALLEST = 400.0, 4.0
+"""Areas of dots, in square points: of the most groups at one place, and of any at all, so that it can be seen."""
+APART = 0.08
+"""Between the dots of two reasons at one place, in places: lines of equal shares would hide each other."""
 
 
-def plot(found: Mapping[str, Any], file: Path) -> None:
-    """Draw a row of three panels for every policy: shares of groups by length, reward and age, a line for each reason.
+def plot(found: Mapping[str, Any], file: Path) -> list[Path]:
+    """Draw the picture into a file, whose suffix says the format (png, svg, pdf), and return the file.
 
-    The file's suffix says the format: png, svg, pdf. Raises UsageError without matplotlib, for a format that it does
-    not know, and for a folder that cannot be written.
+    Raises UsageError without matplotlib, for a format that it does not know, and for a folder that cannot be written.
     """
     try:
-        from matplotlib.figure import Figure
+        figure = figure_of(found)
     except ImportError as error:
         raise UsageError("--plot needs matplotlib: pip install 'headrace[plots]'") from error
+    try:
+        figure.savefig(file, dpi=120)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--plot {file}: {error}") from error
+    return [file]
+
+
+def figure_of(found: Mapping[str, Any]) -> Any:
+    """Return three panels for every policy: shares of groups by length, reward and age, a line for each reason.
+
+    A dot's area is as its number of groups: a share of few groups says little.
+    """
+    from matplotlib.figure import Figure
+
     policies = found["policies"]
     figure = Figure(figsize=(13, 3.6 * len(policies)), layout="constrained")
     panels = figure.subplots(len(policies), len(AXES), squeeze=False)
     for row, (policy, ledger) in zip(panels, policies.items(), strict=True):
         rows = {"trained": ledger["trained"], **dict(list(ledger["discarded"].items())[:MOST_REASONS])}
+        cells = {f"{name} ({one['groups']:,})": one["cells"] for name, one in rows.items() if one["groups"]}
         for place, (panel, (_, label)) in enumerate(zip(row, AXES, strict=True)):
-            _panel(panel, {name: one["cells"] for name, one in rows.items() if one["groups"]}, place)
+            _panel(panel, cells, place)
             panel.set_xlabel(label)
         row[0].set_ylabel(f"{policy}: share of groups")
         if row[0].lines:
             row[0].legend(fontsize="small")
-    figure.suptitle(f"run {found['run']}: trained and discarded groups")
-    try:
-        figure.savefig(file, dpi=120)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--plot {file}: {error}") from error
+    figure.suptitle(
+        f"run {found['run']}: trained and discarded groups (in brackets: how many)\nA dot's height is the share of its "
+        "reason's groups that are there, its area their number (the fewest: specks); those at one place stand apart",
+        fontsize="medium",
+    )
+    return figure
 
 
 def _panel(panel: Any, cells: Mapping[str, Sequence[Sequence[Any]]], place: int) -> None:
     """Draw the shares by one of a cell's three numbers, on a scale of the values that there are."""
     counts = {name: _counts(some, place) for name, some in cells.items()}
     values = sorted({value for some in counts.values() for value in some})
-    for name, some in counts.items():
+    most = max((count for some in counts.values() for count in some.values()), default=1)
+    for number, (name, some) in enumerate(counts.items()):
+        xs = [at + APART * (number - (len(counts) - 1) / 2) for at in range(len(values))]
         shares = [some[value] / max(some.total(), 1) for value in values]
-        panel.plot(range(len(values)), shares, marker="o", label=name, linewidth=2.5 if name == "trained" else 1.2)
+        [line] = panel.plot(xs, shares, label=name, linewidth=2 if name.startswith("trained ") else 1, alpha=0.5)
+        panel.scatter(xs, shares, areas([some[value] for value in values], most), color=line.get_color(), alpha=0.6)
     panel.set_xticks(range(len(values)), [f"{value:g}" for value in values], fontsize="small")
+    panel.set_xlim(-0.5, max(len(values), 1) - 0.5)
+    panel.margins(y=0.1)
     panel.set_ylim(bottom=0)
+
+
+def areas(counts: Sequence[int], most: int) -> list[float]:
+    """Return the areas of dots that stand for so many groups, where `most` is the most that any stands for."""
+    return [max(SMALLEST, LARGEST * count / most) if count else 0.0 for count in counts]
 
 
 def _counts(cells: Sequence[Sequence[Any]], place: int) -> Counter[float]:

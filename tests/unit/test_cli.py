@@ -13,8 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from infra import cli, opened_run, workers
-from infra.data_folder import DataFolder, RunNotes
+from infra import cli, opened_run, sweep, workers
+from infra.data_folder import UP, DataFolder, RunNotes
 from infra.errors import HeadraceError, UsageError
 from infra.kafka import KafkaAway
 from infra.opened_run import OpenedRun
@@ -221,7 +221,7 @@ def test_servers_that_are_away_of_a_run_that_goes_on_may_be_ending(
     monkeypatch.setattr(opened_run, "_joined", away)
     folder = DataFolder(tmp_path)
     folder.write(RunNotes(run="r", bootstrap="127.0.0.1:1", embedded_kafka=True))
-    with folder.owned():
+    with folder.owned(UP):
         code, said = refused(capsys, "lineage", "--group", "sums:1", "--data", str(tmp_path))
     assert code == 1
     assert said == (
@@ -241,6 +241,26 @@ def test_the_answer_is_printed_before_the_servers_stop(monkeypatch: pytest.Monke
 
     for words in LOOKS:
         assert CliRunner().invoke(cli.app, [*words, "--run", ADDRESS, "--json"]).output.splitlines()[-1] == "stopped"
+
+
+def test_what_a_plot_wrote_is_said_beside_an_answer_that_stays_pure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def find(place: str) -> Any:
+        made = [tmp_path / "a.png", tmp_path / "a.html"] if place == workers.PLOT_COMPARISON else [tmp_path / "a.png"]
+        return lambda *_given: made if place in (workers.PLOT_COMPARISON, workers.PLOT_DISCARDS) else {"is": "answer"}
+
+    monkeypatch.setattr(opened_run, "opened_run", lambda *_given: nullcontext(OpenedRun(RUN, rests=True)))
+    monkeypatch.setattr(workers, "find", find)
+    monkeypatch.setattr(sweep, "play", lambda *_given: {})
+    words = ("--json", "--plot", str(tmp_path / "a.png"))
+
+    drawn = CliRunner().invoke(cli.app, ["discards", "--run", ADDRESS, *words])
+    compared = CliRunner().invoke(cli.app, ["compare", "efficient-data", "--data", str(tmp_path), *words])
+
+    assert (json.loads(drawn.stdout), drawn.stderr) == ({"is": "answer"}, f"wrote {tmp_path}/a.png\n")
+    assert json.loads(compared.stdout) == {"is": "answer"}
+    assert compared.stderr == f"wrote {tmp_path}/a.png and {tmp_path}/a.html\n"
 
 
 @pytest.mark.parametrize(("words", "code"), [(("--offset", "2"), 1), ((), 0)])
@@ -308,7 +328,7 @@ def test_clean_removes_a_run_and_nothing_else(capsys: pytest.CaptureFixture[str]
 
 def test_clean_leaves_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
-    with folder.owned():
+    with folder.owned(UP):
         folder.write(RunNotes("demo", "127.0.0.1:1", embedded_kafka=True))
 
         code, said = refused(capsys, "clean", "--data", str(tmp_path))
@@ -330,7 +350,7 @@ def test_clean_all_takes_every_run_below_here(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_second_up_on_a_folder_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with DataFolder(tmp_path).owned():
+    with DataFolder(tmp_path).owned(UP):
         code, said = refused(capsys, "up", "arithmetic", "--data", str(tmp_path))
 
     assert code == 1

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from consumers.comparison import compared, discarded_share, interval, mean_curve, points_of, student_t, trained_share
 from consumers.page.comparison_page import comparison_page
-from consumers.page.comparison_plot import check_plot, plot
+from consumers.page.comparison_plot import check_plot, figure_of, plot
 from infra.errors import UsageError
 
 
@@ -194,13 +194,44 @@ def test_variants_are_compared_with_the_first_one_seed_by_seed() -> None:
 
 def test_the_picture_is_drawn_and_the_page_beside_it_needs_no_other_file(found: dict[str, Any], tmp_path: Path) -> None:
     check_plot(tmp_path / "sweep.png")
-    plot(found, tmp_path / "sweep.png")
+    assert plot(found, tmp_path / "sweep.png") == [tmp_path / "sweep.png", tmp_path / "sweep.html"]
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "sweep.html").read_text()
     assert "data:image/png;base64,iVBOR" in page
     assert "<p>a &lt;sweep&gt;</p>" in page
     assert "<td>0.500 ± 1.271</td>" in page
     assert 'src="' not in page.replace('src="data:', "")
+
+
+def drawn_lines(panel: Any) -> list[list[float]]:
+    return [list(line.get_xdata()) for line in panel.lines if len(line.get_xdata())]
+
+
+def test_seeds_that_share_no_stretch_of_time_are_drawn_one_by_one_and_the_panel_says_so() -> None:
+    runs = {
+        f"s-ds-{seed}": {"variant": "ds", "seed": seed, "summary": summary(0.5, {}), "failed": ""} for seed in (1, 2)
+    }
+    before = figure_of(compared("s", "", runs)).axes
+    runs["s-ds-2"]["summary"]["policies"]["solver"]["progress"] = [[0, 0, 104.0], [1, 80, 106.0], [2, 160, 108.0]]
+
+    version, _, seconds, *_ = figure_of(compared("s", "", runs)).axes
+
+    assert [len(drawn_lines(panel)) for panel in before] == [1] * 6
+    assert not any(panel.get_title() for panel in before)
+    assert (drawn_lines(version), version.get_title()) == ([[0, 1, 2]], "")
+    assert drawn_lines(seconds) == [[4, 6, 8], [104, 106, 108]]
+    assert seconds.get_title() == "thin: each seed of ds by itself, as they have no stretch in common"
+
+
+def test_a_panel_of_which_nothing_was_measured_says_so_and_a_single_point_is_a_dot() -> None:
+    one = summary(0.5, {})
+    one["policies"]["solver"] |= {"eval_curve": [], "reward_curve": [[1, 0.4]]}
+    runs = {"s-ds-1": {"variant": "ds", "seed": 1, "summary": one, "failed": ""}}
+
+    axes = figure_of(compared("s", "", runs)).axes
+
+    assert [panel.get_title() for panel in axes] == [""] * 3 + ["empty: no run has measured it"] * 3
+    assert [panel.lines[0].get_marker() for panel in axes[:3]] == ["o"] * 3
 
 
 @pytest.mark.parametrize("file", ["sweep.svg", "missing/sweep.png"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,9 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
+from infra import opened_run as opened_runs
 from infra import sweep as sweeps
-from infra.data_folder import DataFolder
+from infra.data_folder import SWEPT, DataFolder, FolderInUse, RunNotes
 from infra.errors import UsageError
 from infra.kafka import Connection
 from infra.object_store import ListedObject, StoreAddress
@@ -251,10 +253,52 @@ def test_runs_over_one_archive_are_not_compared_with_those_over_another(scene: S
 
 
 def test_one_sweep_at_a_time_uses_a_folder(scene: Scene) -> None:
-    with DataFolder(scene.data).owned(), pytest.raises(Exception, match="give this run another folder"):
+    owners: list[tuple[int, str] | None] = []
+    play(scene.sweep, scene.runs, scene.data, lambda _: owners.append(DataFolder(scene.data).owner()))
+    assert owners[0] == (os.getpid(), "`headrace compare`")
+    told = r"runs `headrace compare` on .* now: wait for its end, .* or give this run another folder"
+    with DataFolder(scene.data).owned(owners[0][1]), pytest.raises(FolderInUse, match=told):
         scene.play()
 
 
 def test_a_run_too_short_for_two_rewards_is_told_by_its_last() -> None:
     told = in_a_line({**SUMMARY, "reward_first": None, "eval_last": 0.4})
     assert told == "reward 0.50, held-out 0.40, 1,200 trajectories, 3 s"
+
+
+def test_the_folder_of_a_sweep_tells_its_runs_and_theirs_tell_the_sweep(scene: Scene, tmp_path: Path) -> None:
+    assert DataFolder(scene.data).sweep_runs() == []
+    scene.play()
+    assert DataFolder(scene.data).sweep_runs() == ["s-a-1", "s-b-1"]
+    one = DataFolder(scene.data / "s-a-1").sweep()
+    assert one is not None
+    assert one.root == scene.data
+    assert DataFolder(scene.data).sweep() is None
+
+
+def refused(run: str | None, data: Path) -> str:
+    with pytest.raises(UsageError) as caught, opened_runs.opened_run(run, data):
+        pass
+    return str(caught.value)
+
+
+def test_who_asks_for_a_run_that_a_sweep_deleted_is_told_so(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.scripts["b"] = "sys.exit(1)"
+    scene.play()
+    monkeypatch.setattr(opened_runs, "run_names", lambda *_: [])
+    with DataFolder(scene.data).owned("`headrace compare`"):  # so no broker is started for the look
+        assert "that is done, and its topics were deleted then" in refused("s-a-1", scene.data)
+        assert f"{scene.data} is the folder of a sweep: `headrace compare` deletes" in refused("s-b-1", scene.data)
+
+
+def test_a_run_of_a_sweep_is_looked_at_by_the_folder_that_holds_the_servers(scene: Scene) -> None:
+    scene.play()
+    DataFolder(scene.data / "s-a-1").write(RunNotes("s-a-1", "127.0.0.1:9", embedded_kafka=False))
+    assert refused(None, scene.data / "s-a-1").endswith(f"give --data {scene.data} --run s-a-1")
+
+
+def test_a_sweep_over_an_archive_has_no_topics_to_look_at(tmp_path: Path) -> None:
+    (tmp_path / "s-a-1").mkdir()
+    (tmp_path / "s-a-1" / SWEPT).write_text("{}")
+    with pytest.raises(UsageError, match="holds a sweep over an archive"):
+        DataFolder(tmp_path).require()
