@@ -11,21 +11,21 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree as ET
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from warm_python import WarmPython
 
 from infra.embedded_kafka import EmbeddedKafka
 from infra.embedded_store import EmbeddedStore
@@ -1450,36 +1450,47 @@ def servers() -> Iterator[Path]:
             yield named
 
 
-def judge(mutant: Mutant, named: Path) -> Verdict:
+@contextmanager
+def judges(named: Path) -> Iterator[Callable[[Mutant], Verdict]]:
+    """Return a `judge` that AT_ONCE threads may call at a time, each with a warm Python."""
+    free = SimpleQueue[WarmPython]()
+    with ExitStack() as pythons:
+        for _ in range(AT_ONCE):
+            free.put(pythons.enter_context(WarmPython()))
+
+        def judged(mutant: Mutant) -> Verdict:
+            python = free.get()
+            try:
+                return judge(mutant, named, python)
+            finally:
+                free.put(python)
+
+        yield judged
+
+
+def judge(mutant: Mutant, named: Path, python: WarmPython) -> Verdict:
     """Run the tests that must catch a mutant, in a copy of the tree that holds it, on the servers that are named."""
     begin = time.monotonic()
     with TemporaryDirectory(prefix=f"mutant-{mutant.name}-") as folder:
-        tree, report = Path(folder) / "tree", Path(folder) / "report.xml"
+        tree, report, said = (Path(folder) / name for name in ("tree", "report.xml", "said.txt"))
         shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
         mutate(tree, mutant)
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
-        command += [f"--servers={named}", f"--timeout={LIMIT_S}"]
+        words = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        words += [f"--servers={named}", f"--timeout={LIMIT_S}", *mutant.caught_by]
         env = {
             **os.environ,
             "PYTHONPATH": str(tree),
             "PYTHONDONTWRITEBYTECODE": "1",
             "HEADRACE_TEST_PATIENCE": str(SLOWEST_S),
         }
-        done = subprocess.run(
-            [*command, *mutant.caught_by],
-            cwd=tree,
-            env=env,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        ended = python.pytest(words, tree, env, said)
         failed = _failed(report) if report.exists() else set()
         wanted = {test.rpartition("::")[2] for test in mutant.caught_by}
         wrong = ""
-        if done.returncode not in (0, 1):
-            wrong = f"pytest ended with {done.returncode}: {done.stdout[-1500:]}{done.stderr[-500:]}"
+        if ended not in {0, 1}:
+            wrong = f"pytest ended with {ended}: {said.read_text()[-1500:]}"
         elif missed := wanted - failed:
-            wrong = f"not caught by {', '.join(sorted(missed))}: {done.stdout[-800:]}"
+            wrong = f"not caught by {', '.join(sorted(missed))}: {said.read_text()[-800:]}"
     return Verdict(mutant, wrong, time.monotonic() - begin)
 
 
@@ -1503,8 +1514,8 @@ def main(names: list[str]) -> int:
     """Judge the mutants named, or all; print the table."""
     chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
     console, verdicts = Console(width=160), []
-    with servers() as named, ThreadPoolExecutor(AT_ONCE) as pool:
-        for verdict in pool.map(partial(judge, named=named), chosen):
+    with servers() as named, judges(named) as judged, ThreadPoolExecutor(AT_ONCE) as pool:
+        for verdict in pool.map(judged, chosen):
             verdicts.append(verdict)
             console.print(
                 f"{len(verdicts)}/{len(chosen)}", verdict.mutant.name, "missed" if verdict.wrong else "caught"

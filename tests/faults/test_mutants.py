@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mutants import AT_ONCE, LIMIT_S, MUTANTS, ROOT, Mutant, MutantUnfit, Verdict, judge, mutate, servers
+from mutants import AT_ONCE, LIMIT_S, MUTANTS, ROOT, Mutant, MutantUnfit, Verdict, judges, mutate, servers
 
 Judged = Callable[[Mutant], Future[Verdict]]
 
@@ -17,8 +17,8 @@ def judged(request: pytest.FixtureRequest) -> Iterator[Judged]:
     """Judge the mutants that were asked for, two at a time; each test waits for its own."""
     items = [item for item in request.session.items if item.get_closest_marker("mutants")]
     asked = [item.callspec.params["mutant"] for item in items if isinstance(item, pytest.Function)]
-    with servers() as named, ThreadPoolExecutor(AT_ONCE) as pool:
-        running = {one.name: pool.submit(judge, one, named) for one in asked}
+    with servers() as named, judges(named) as judge, ThreadPoolExecutor(AT_ONCE) as pool:
+        running = {one.name: pool.submit(judge, one) for one in asked}
         yield lambda mutant: running[mutant.name]
         pool.shutdown(cancel_futures=True)
 
