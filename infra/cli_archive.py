@@ -192,7 +192,7 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from infra.progress import progress
 
     log_quietly()
-    Archive(source)  # what is none is told before torch is loaded
+    Archive(source)  # a place that holds none is told before torch is loaded
     wish = workers.find(workers.TRAINING_WISH)(policy, tuple(sets or ()), steps, start, batches)
     with progress("versions trained") as tell:
         found = workers.find(workers.TRAIN_OFFLINE)(source, out, wish, tell)

@@ -127,16 +127,21 @@ def up(order: Order, console: Console) -> int:
                 with signals_ignored():
                     console.print("\n[bold]Stopping[/]: nothing is lost, at most 10 s …")
                     launch.stop(STOP_WITHIN_S)
-                console.print(f"Stopped. To go on from here:\n  {order.again}", highlight=False, soft_wrap=True)
+                _tell_how_to_go_on(order, console, "Stopped. To go on from here:")
                 return INTERRUPTED
             except HeadraceError:
                 if launch.has_begun:
-                    how = "Stopped by the error below. Once that is mended, to go on from here:"
-                    console.print(f"{how}\n  {order.again}", highlight=False, soft_wrap=True)
+                    _tell_how_to_go_on(
+                        order, console, "Stopped by the error below. Once that is mended, to go on from here:"
+                    )
                 raise
             finally:
                 with signals_ignored():
                     launch.stop(STOP_WITHIN_S)
+
+
+def _tell_how_to_go_on(order: Order, console: Console, words: str) -> None:
+    console.print(f"{words}\n  {order.again}", highlight=False, soft_wrap=True, markup=False)
 
 
 class Launch:
@@ -216,7 +221,7 @@ class Launch:
         if revision is not None:
             write_revision(address.connection, topics.recipe, revision, first)
             if revision.revision and not revision.ended:
-                self._say(f"recipe revision {revision.revision} is in force")
+                self._say(f"recipe revision {revision.revision} is written")
         self._say(f"address: [bold]{address}[/]")
         return join(address)
 

@@ -80,6 +80,19 @@ def check_options(
             raise UsageError(f"{where}: {name!r} is missing; it takes {', '.join(takes)}")
 
 
+def check_settings(
+    where: str, build: Callable[..., Any], settings: Mapping[str, Any], elsewhere: Collection[str] = ()
+) -> None:
+    """Raise UsageError, with what a class takes, for a setting that is none of its, or not of its parameter's kind.
+
+    Parameters that come from `elsewhere` are no settings. Raises ValueError for a class that has no signature.
+    """
+    parameters = inspect.signature(build).parameters
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+        check_known(where, settings, [name for name in parameters if name not in elsewhere])
+    check_kinds(where, build, settings)
+
+
 def check_known(where: str, options: Iterable[str], takes: Collection[str]) -> None:
     """Raise UsageError, with what is taken, nearest first, for an option that is not."""
     for name in options:

@@ -12,7 +12,7 @@ from consumers.algorithms.order import wrong_order
 from consumers.algorithms.replay import Replay
 from consumers.algorithms.sizes import nothing_left
 from infra.errors import HeadraceError, UsageError
-from infra.named import check_kinds, check_known, imported
+from infra.named import check_settings, imported
 
 ALGORITHMS = {
     "failures": "consumers.algorithms.failures:Failures",
@@ -148,10 +148,8 @@ def _shipped_name(use: str, algorithm: Algorithm) -> str:
 def _load(where: str, use: str, settings: Mapping[str, Any], seed: int) -> Algorithm:
     try:
         build = imported(where, use, ALGORITHMS)
-        check_kinds(where, build, settings)
+        check_settings(where, build, settings)
         signature = inspect.signature(build)
-        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
-            check_known(where, settings, signature.parameters)
     except UsageError as error:
         raise UnknownAlgorithm(str(error)) from error
     except ValueError as error:

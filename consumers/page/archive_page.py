@@ -33,13 +33,13 @@ def archive_page(done: Mapping[str, Any]) -> RenderableType:
     gone = Counter[str]()
     for one in done["gone"]:
         gone[one["topic"]] += one["end"] - one["begin"]
-    parts += [Text(_gone(topic, records), style="dim") for topic, records in gone.items()]
+    parts += [Text(_gone(topic, offsets), style="dim") for topic, offsets in gone.items()]
     return Group(*parts)
 
 
-def _gone(topic: str, records: int) -> str:
-    why = ", as tasks are once they are done with" if topic.startswith(("tasks.", "eval-tasks.")) else ""
-    return f"{topic}: {records:,} records had been deleted before they were archived{why}."
+def _gone(topic: str, offsets: int) -> str:
+    why = ", as tasks are that are done with" if topic.startswith(("tasks.", "eval-tasks.")) else ""
+    return f"{topic}: what stood at {offsets:,} offsets had been deleted before it was archived{why}."
 
 
 def replay_page(done: Mapping[str, Any]) -> RenderableType:

@@ -63,8 +63,8 @@ def verdict(bias: Mapping[str, float] | None, discarded: int) -> str:
     if bias["high"] < least:
         return f"{told}: training sees too few short answers."
     if least <= bias["low"] and bias["high"] <= most:
-        return f"{told}: within {MATTERS:.0%}, no bias to speak of."
-    return f"{told}: no bias of more than {MATTERS:.0%} can be told."
+        return f"{told}: within {MATTERS * 100:.0f} %, no bias to speak of."
+    return f"{told}: no bias of more than {MATTERS * 100:.0f} % can be told."
 
 
 def _in_words(bias: Mapping[str, float]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from envs.contract import Problem
 from infra.errors import UsageError
-from infra.named import check_kinds, imported
+from infra.named import check_settings, imported
 from infra.settings import Use
 from producers.selectors.contract import ChoosesTier, KnowsSize, Selector
 from schemas.records import Outcome
@@ -88,8 +88,8 @@ def load_selectors(uses: Sequence[Use], seed: int) -> AllOf:
 def load_selector(use: Use, seed: int) -> Selector:
     """Build one selector, by its name or as `package.module:Name`. Raises UsageError."""
     build = imported("feed.selector", use.use, SELECTORS)
-    check_kinds(f"feed.selector, {use.use}", build, use.settings)
     try:
+        check_settings(f"feed.selector, {use.use}", build, use.settings, elsewhere=("seed",))
         selector: Selector = build(seed=seed, **use.settings)
     except (TypeError, ValueError) as error:
         raise UsageError(f"feed.selector {use.use!r} refuses its settings {use.settings}: {error}") from error

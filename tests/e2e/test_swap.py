@@ -1,4 +1,4 @@
-"""A run whose chain is swapped twice while it goes on, as a user does it: everything that looks at a run agrees."""
+"""A run whose chain is swapped twice while it goes on, its curator killed: everything that looks at a run agrees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from command import UNLEARNED, command, headrace, wait_for_version
+from command import UNLEARNED, command, headrace, processes_of, wait_for_version
 
 STEPS = 24
 WORDS = (
@@ -40,6 +40,13 @@ def swap(data: Path, chain: str, *more: str) -> dict[str, Any]:
     return {"code": done.returncode, **found}
 
 
+def kill_curator(data: Path) -> None:
+    curators = [process for process in processes_of(data) if "curate" in process.cmdline()]
+    assert curators
+    for process in curators:
+        process.kill()
+
+
 def asked(*words: str | Path) -> Any:
     done = headrace(*words, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -56,6 +63,9 @@ def test_a_run_goes_on_through_two_swaps_and_its_audit_archive_and_retraining_ag
         assert (first["before"], first["revision"], first["swapped"]) == (0, 1, True), first
         wrong = swap(data, '[[curate.chain]]\nuse = "pod"\nm = 4\n')
         assert (wrong["code"], "pods" in wrong["error"]) == (2, True), "the nearest name is told"
+        kill_curator(data)  # it is restarted, whichever chains it had then
+        wait_for_version(data, launcher, 5)
+        kill_curator(data)
         wait_for_version(data, launcher, 8)
         launcher.send_signal(signal.SIGINT)
         told, _ = launcher.communicate(timeout=60)

@@ -54,7 +54,7 @@ class WarmPython:
     def pytest(self, words: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path) -> int:
         """Run pytest in a folder, from which everything of ours is imported; return its exit code.
 
-        Raises RuntimeError when the process is gone.
+        Raises BrokenPipeError when the process is gone, RuntimeError when it ends meanwhile.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None

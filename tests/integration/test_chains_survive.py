@@ -59,6 +59,7 @@ CHAINS: dict[str, Uses] = {
 SWAPPED_AT = 90
 """The first number of the second chain, in the run that is swapped."""
 KILLS = ("handled", "begun 2", "produced", "offsets_sent", "committing")
+SUSPENSIONS = ("handled", "begun", "produced", "offsets_sent", "committing")
 TOTAL = 240
 
 
@@ -85,8 +86,29 @@ class Tried:
     def say(self, numbers: Iterable[int]) -> None:
         say(self.run, *(varied(self.run, number, self.revision(number)) for number in numbers))
 
+    def concludes(self, count: int) -> None:
+        until(lambda: concluded(self.run) == count, f"{count} numbers of {self.name} are concluded")
+
     def revision(self, number: int) -> int:
         return int(self.name == "swapped" and number >= SWAPPED_AT)
+
+
+def suspend(start: Start, tried: list[Tried], point: str, numbers: range) -> None:
+    """Suspend all curators at a point, wake them when others have taken over, and end them: the others are left."""
+    standing = [one.curator for one in tried]
+    for one in tried:
+        one.curator.arm(f"curate.{point}")
+        one.say(numbers[:-4])
+        one.curator = curate(start, one.run, f"after-{point}")
+    for curator in standing:
+        until(lambda curator=curator: curator.stopped_at(f"curate.{point}"), f"{curator} stands at {point}")
+    for one, curator in zip(tried, standing, strict=True):
+        one.concludes(numbers[-4])
+        curator.wake()
+        one.say(numbers[-4:])
+    for one, curator in zip(tried, standing, strict=True):
+        one.concludes(numbers.stop)
+        curator.process.terminate()
 
 
 def varied(run: Run, number: int, revision: int) -> Outgoing:
@@ -160,24 +182,15 @@ def test_curators_that_are_killed_and_suspended_write_what_an_undisturbed_one_wo
     assert all(one.curator.process.poll() is None for one in tried)
     for one in tried:
         one.say(range(done - 3, done))
-        until(lambda one=one: concluded(one.run) == done, f"all that came to {one.name} is concluded")
+        one.concludes(done)
 
-    moments = dict(zip(CHAINS, ("handled", "begun", "produced", "offsets_sent", "committing"), strict=True))
+    firsts = {one.name: one.curator for one in tried}
+    for part, point in enumerate(SUSPENSIONS):
+        end = done + (TOTAL - done) // (len(SUSPENSIONS) - part)
+        suspend(start, tried, point, range(done, end))
+        done = end
     for one in tried:
-        one.curator.arm(f"curate.{moments[one.name]}")
-        one.say(range(done, TOTAL - 20))
-        curate(start, one.run, "b")
-    for one in tried:
-        until(
-            lambda one=one: one.curator.stopped_at(f"curate.{moments[one.name]}"), f"the curator of {one.name} stands"
-        )
-    for one in tried:
-        until(lambda one=one: concluded(one.run) == TOTAL - 20, f"{one.name} is taken over")
-        one.curator.wake()
-        one.say(range(TOTAL - 20, TOTAL))
-    for one in tried:
-        until(lambda one=one: concluded(one.run) == TOTAL, f"all of {one.name} is concluded")
         assert_curated_exactly_once(one.run)
-        ended = one.curator.said("chain.ended")
+        ended = firsts[one.name].said("chain.ended")
         assert {line["revision"] for line in ended} == ({0} if one.name == "swapped" else set()), one.name
         assert any(Stamp.from_headers(message.headers).use for message in curated(one.run)), f"{one.name} replays"

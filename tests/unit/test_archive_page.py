@@ -23,8 +23,8 @@ def test_what_was_deleted_before_it_was_archived_is_told_by_topic() -> None:
     gone = [{"topic": "tasks.sums", "partition": partition, "begin": 4, "end": 10} for partition in range(8)]
     gone += [{"topic": "outcomes.solver", "partition": 1, "begin": 0, "end": 3}]
     said = told(archive_page({**ARCHIVED, "gone": gone}))
-    assert "tasks.sums: 48 records had been deleted before they were archived, as tasks are once" in said
-    assert "outcomes.solver: 3 records had been deleted before they were archived.\n" in said
+    assert "tasks.sums: what stood at 48 offsets had been deleted before it was archived, as tasks are that" in said
+    assert "outcomes.solver: what stood at 3 offsets had been deleted before it was archived.\n" in said
     assert said.count("deleted") == 2
 
 

@@ -185,10 +185,10 @@ def told_of_trained_alone() -> dict[str, Any]:
             0.979,
             0.977,
             0.981,
-            "0.979 times as long as trained ones (95 %: 0.977 to 0.981): within 5%, no bias to speak",
+            "0.979 times as long as trained ones (95 %: 0.977 to 0.981): within 5 %, no bias to speak",
         ),
-        (1.04, 1.02, 1.06, "no bias of more than 5% can be told."),
-        (1.5, 0.8, 2.8, "no bias of more than 5% can be told."),
+        (1.04, 1.02, 1.06, "no bias of more than 5 % can be told."),
+        (1.5, 0.8, 2.8, "no bias of more than 5 % can be told."),
         (0.75, 0.75, 0.75, "0.75 times as long as trained ones (95 %: 0.75 to 0.75): training sees too few short"),
     ],
 )
@@ -205,7 +205,7 @@ def test_a_narrow_interval_is_told_with_digits_that_keep_its_ends_apart() -> Non
     page = shown(told(ledger))
     assert "x 0.9801" in page
     assert "0.9799 to 0.9803" in page
-    assert "within 5%, no bias to speak of" in page
+    assert "within 5 %, no bias to speak of" in page
 
 
 def test_the_area_of_a_dot_is_as_the_number_of_its_groups_and_dots_at_one_place_stand_apart() -> None:

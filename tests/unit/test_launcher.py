@@ -56,12 +56,14 @@ def test_a_run_that_an_error_stops_says_how_to_go_on_if_it_had_begun(
 ) -> None:
     def fail(launch: launcher.Launch) -> int:
         if begun:
-            monkeypatch.setattr(launcher.Launch, "has_begun", True)
+            monkeypatch.setattr(launch, "_run", object())
+            monkeypatch.setattr(launch, "stop", lambda _: None)
         raise HeadraceError("curate-solver-0 ended 5 times within a minute")
 
     monkeypatch.setattr(launcher.Launch, "run", fail)
-    order = Order(load_recipe("arithmetic"), tmp_path / "run", again="headrace up arithmetic --data run")
+    again = "headrace up '[/b].toml' --set 'workflows.sums.env.tiers=[\"sum1\"]'"
+    order = Order(load_recipe("arithmetic"), tmp_path / "run", again=again)
     told = io.StringIO()
     with pytest.raises(HeadraceError, match="5 times"):
         launcher.up(order, Console(file=told))
-    assert ("to go on from here:\n  headrace up arithmetic --data run" in told.getvalue()) is begun
+    assert (f"to go on from here:\n  {again}\n" in told.getvalue()) is begun

@@ -381,7 +381,6 @@ def test_accept_all_learns_and_remembers_nothing() -> None:
         ("pools", "hard", -1.0),
         ("pools", "normal_up_to", 0.2),
         ("tiers", "floor", 1.5),
-        ("tiers", "tiers", ["a"]),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(name: str, setting: str, value: Any) -> None:
@@ -393,6 +392,8 @@ def test_settings_that_make_no_sense_are_refused(name: str, setting: str, value:
     ("setting", "value", "sentence"),
     [
         ("remember", "many", "remember must be a whole number, got 'many'"),
+        ("decoy", 0.5, "no option 'decoy'; it takes decay, .*"),
+        ("seed", 3, "no option 'seed'; it takes .*"),
         ("remember", 10.0, "remember must be a whole number, got 10.0"),
         ("threshold", True, "threshold must be a number, got True"),
     ],
