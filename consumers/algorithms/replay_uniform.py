@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from consumers.algorithms.contract import Candidate
 from consumers.algorithms.draws import Draws
 from consumers.algorithms.replay import Replay
 
@@ -37,27 +36,3 @@ class ReplayUniform(Replay):
         """Go back to a snapshot."""
         self._draws.count = state["draws"]
         super().restore(state)
-
-
-class ReplayDots(ReplayUniform):
-    """Draw uniformly from groups whose mean reward is between 0 and 1, both left out; the oldest leave first.
-
-    Rewards are the unshaped ones of the kept members. Source: rollout replay of DOTS (arXiv 2506.05316), with its fresh
-    share of one half and its buffer of 512 groups.
-    """
-
-    def __init__(
-        self,
-        *,
-        ratio: float = 0.5,
-        capacity: int = 512,
-        max_uses: int = 4,
-        max_staleness: int = 8,
-        seed: int = 1,
-    ) -> None:
-        super().__init__(ratio=ratio, capacity=capacity, max_uses=max_uses, max_staleness=max_staleness, seed=seed)
-
-    def takes(self, candidate: Candidate) -> bool:
-        """Refuse what is solved, or beyond the policy."""
-        rewards = [candidate.group.trajectories[index].reward for index in candidate.kept]
-        return 0 < sum(rewards) < len(rewards)

@@ -514,7 +514,7 @@ MUTANTS = (
     Mutant(
         "shaped-variance",
         "shaping gives no variance to a group that is wrong throughout",
-        "consumers/algorithms/zero_variance.py",
+        "consumers/algorithms/drop_zero_variance.py",
         "rewards = sequence_rewards(candidate, unshaped)",
         "rewards = sequence_rewards(candidate, candidate.rewards)",
         ("tests/unit/test_shaping.py::test_a_penalty_gives_no_variance_to_a_group_that_is_wrong_throughout",),

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, Result, generated_lengths, version_range
+from consumers.algorithms.drop_zero_variance import DropZeroVariance
 from consumers.algorithms.max_staleness import MaxStaleness
 from consumers.algorithms.validate import Validate, sequence_fault
-from consumers.algorithms.zero_variance import DropZeroVariance
 from envs.transcript import merged
 from schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
 

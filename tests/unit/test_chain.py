@@ -1,3 +1,4 @@
+import importlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -156,6 +157,13 @@ def test_a_snapshot_of_another_chain_is_refused() -> None:
 @pytest.mark.parametrize("use", ALGORITHMS)
 def test_every_shipped_algorithm_is_found(use: str) -> None:
     load_chain([(use, NEEDED.get(use, {}))])
+
+
+@pytest.mark.parametrize("use", ALGORITHMS)
+def test_every_shipped_algorithm_is_the_class_of_a_module_of_its_own_name(use: str) -> None:
+    module, name = f"consumers.algorithms.{use}", "".join(word.capitalize() for word in use.split("_"))
+    assert ALGORITHMS[use] == f"{module}:{name}"
+    assert getattr(importlib.import_module(module), name).__module__ == module
 
 
 def test_one_of_your_own_is_named_by_module_and_name() -> None:

@@ -12,14 +12,14 @@ from made_groups import candidate, dropped, group, kept, sequence
 
 from consumers.algorithms.chain import load_chain
 from consumers.algorithms.contract import Candidate, Drop, Keep
+from consumers.algorithms.drop_zero_variance import DropZeroVariance
 from consumers.algorithms.failures import Failures
 from consumers.algorithms.gibberish import Gibberish
 from consumers.algorithms.length_bounds import LengthBounds
+from consumers.algorithms.mask_truncated import MaskTruncated
 from consumers.algorithms.repetition import Repetition
 from consumers.algorithms.soundness import all_sound
-from consumers.algorithms.truncated import MaskTruncated
 from consumers.algorithms.validate import Validate
-from consumers.algorithms.zero_variance import DropZeroVariance
 from schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
 
 # ------------------------------------------------------------------------------------------------------------- failures

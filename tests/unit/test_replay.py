@@ -18,10 +18,11 @@ from consumers.algorithms.chain import load_chain
 from consumers.algorithms.contract import Again, Candidate, Keep
 from consumers.algorithms.draws import BLOCK, Draws
 from consumers.algorithms.replay import Replay
+from consumers.algorithms.replay_dots import ReplayDots
 from consumers.algorithms.replay_latest import ReplayLatest
 from consumers.algorithms.replay_prioritised import ReplayPrioritised
 from consumers.algorithms.replay_recency import ReplayRecency
-from consumers.algorithms.replay_uniform import ReplayDots, ReplayUniform
+from consumers.algorithms.replay_uniform import ReplayUniform
 from consumers.algorithms.sum_tree import SumTree
 from schemas.records import GroupUse
 

@@ -11,12 +11,12 @@ from made_groups import candidate, dropped, kept, sequence
 
 from consumers.algorithms.chain import load_chain
 from consumers.algorithms.contract import Candidate, Drop, Rejection
+from consumers.algorithms.drop_zero_variance import DropZeroVariance
 from consumers.algorithms.kimi_length import KimiLength
 from consumers.algorithms.linear_length import LinearLength
 from consumers.algorithms.normalise_rewards import NormaliseRewards
 from consumers.algorithms.overlong import Overlong
 from consumers.algorithms.scale_rewards import ScaleRewards
-from consumers.algorithms.zero_variance import DropZeroVariance
 
 
 def shaped(algorithm: Any, whole: Candidate) -> tuple[float, ...]:
