@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,11 @@ def swap(data: Path, chain: str, *more: str) -> dict[str, Any]:
 
 
 def kill_curator(data: Path) -> None:
-    curators = [process for process in processes_of(data) if "curate" in process.cmdline()]
-    assert curators
+    """Kill the curator, waiting for it where it was killed just before."""
+    end = time.monotonic() + 60
+    while not (curators := [process for process in processes_of(data) if "curate" in process.cmdline()]):
+        assert time.monotonic() < end, "there is no curator"
+        time.sleep(0.05)
     for process in curators:
         process.kill()
 
