@@ -94,9 +94,11 @@ class Chain:
             if isinstance(verdict, Drop):
                 break
             results = tuple(algorithm.process(verdict.candidate, clock))
+            if len(results) == 1 and isinstance(results[0], _VERDICT):
+                verdict = results[0]
+                continue
             verdict = _verdict(use, results)
-            if len(results) > 1:
-                again += [result for result in results if isinstance(result, Again)]
+            again += [result for result in results if isinstance(result, Again)]
         return (verdict, *again)
 
     def snapshot(self) -> dict[str, Any]:

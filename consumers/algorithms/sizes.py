@@ -24,7 +24,10 @@ def kept_or_dropped(candidate: Candidate, reason: str) -> Keep | Drop:
     Rewards of failed episodes count where the chain has it so.
     """
     rewards = candidate.rewards
-    if candidate.kept and len(rewards) - sum(map(math.isnan, rewards)) >= SMALLEST_GROUP:
+    counted = len(rewards)
+    if not math.isfinite(sum(rewards)):  # in a group of which all count, the one look at each
+        counted -= sum(map(math.isnan, rewards))
+    if candidate.kept and counted >= SMALLEST_GROUP:
         return Keep(candidate)
     told = "; ".join(f"{r.index}: {r.reason}, {r.detail}" for r in candidate.rejected) or "no other survived"
     return Drop(reason, f"{len(candidate.kept)} of {len(candidate.group.trajectories)} trajectories are left ({told})")

@@ -40,7 +40,9 @@ class Validate(Stateless):
         group = candidate.group
         if (nothing := nothing_left(candidate)) is not None:
             return [nothing]
-        members = [group.trajectories[index] for index in candidate.kept]
+        members = group.trajectories
+        if len(candidate.kept) < len(members):
+            members = tuple([members[index] for index in candidate.kept])
         if all_sound(members, group.head_version, self._vocabulary):
             return [kept_or_dropped(candidate, "failures" if group.failures else "too_few")]
         rejections = list(self._rejections(candidate))

@@ -547,8 +547,8 @@ MUTANTS = (
         "hasty-look",
         "the look at a whole group lets nothing pass that the closer look finds",
         "consumers/algorithms/soundness.py",
-        "if count <= 0 or (version >= 0) is not made or version > head_version:",
-        "if count <= 0 or version > head_version:",
+        "if count <= 0 or not 0 <= runs[at] <= head_version:",
+        "if count <= 0 or runs[at] > head_version:",
         (f"{FILTERS}test_the_look_at_a_whole_group_lets_nothing_pass_that_the_closer_look_finds",),
     ),
     Mutant(
