@@ -115,9 +115,10 @@ def _sound_tokens(sequences: Several[Sequence], tokens: int, others: Several[tup
         if not logprobs.startswith(zeros, 4 * start):
             return False
     values, numbers = np.frombuffer(logprobs, np.float32), np.frombuffer(ids, np.uint32)
-    # Finding where costs a third of `max`, and a sum of squares, which is finite if each is, less than that.
+    # Finding where costs a third of `max`. The largest is NaN when any is.
+    lowest, highest = values.item(values.argmin()), values.item(values.argmax())
     return (
         numbers.item(numbers.argmax()) < (vocabulary or _NO_VOCABULARY)
-        and values.item(values.argmax()) <= LOGPROB_SLACK
-        and math.isfinite(values.dot(values))
+        and lowest > -math.inf
+        and highest <= LOGPROB_SLACK
     )
