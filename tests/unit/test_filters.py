@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from made_groups import candidate, dropped, group, kept, sequence
 
@@ -142,6 +144,17 @@ def test_the_look_at_a_whole_group_lets_nothing_pass_that_the_closer_look_finds(
     assert not all_sound(sound, 3, 10)
     assert not all_sound(sound[:1] * 2, 3, 10)
     assert all_sound(sound[:1], 3, 10)
+
+
+@pytest.mark.parametrize("made", [lambda array: np.repeat(array, 2)[::2], lambda array: array.astype(np.float64)])
+def test_a_group_made_by_hand_of_other_arrays_is_sound_by_the_closer_look(
+    made: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+) -> None:
+    one = sequence(4)
+    other = dataclasses.replace(one, logprobs=made(one.logprobs))
+    whole = Candidate.of(group((1.0, 0.0), sequences=(one, other)))
+    assert not all_sound(whole.group.trajectories, 3, 10)
+    assert kept(Validate(10).process(whole, 3)).kept == (0, 1)
 
 
 def test_run_lengths_that_tell_of_more_than_memory_are_refused_and_not_made() -> None:
