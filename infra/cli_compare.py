@@ -42,7 +42,7 @@ def compare(
     log_quietly()
     asked, runs = load_sweep(sweep)
     if plot is not None:
-        workers.find(workers.CHECK_PLOT)(plot)
+        workers.find(workers.CHECK_PICTURE)(plot, ".png")
     folder = data or HOME / asked.name
     console = Console(stderr=True)
 

@@ -43,6 +43,8 @@ def discards(
     from infra.opened_run import opened_run
 
     log_quietly()
+    if plot is not None:
+        workers.find(workers.CHECK_PICTURE)(plot, ".png", ".svg", ".pdf")
     with opened_run(run, data) as opened:
         found = workers.find(workers.DISCARDS)(opened.run, opened.run.line(policy, variant))
     if plot is not None:

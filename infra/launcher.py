@@ -220,7 +220,7 @@ class Launch:
         ensure_topics(address.connection, self._recipe.topic_specs)
         if revision is not None:
             write_revision(address.connection, topics.recipe, revision, first)
-            if revision.revision and not revision.ended:
+            if revision.revision and self._order.new_recipe and not revision.ended:
                 self._say(f"recipe revision {revision.revision} is written")
         self._say(f"address: [bold]{address}[/]")
         return join(address)

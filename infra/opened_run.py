@@ -46,6 +46,8 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
         return
     folder = DataFolder(data) if data else only_folder()
     notes = replace(folder.require(), run=address) if address else folder.require()
+    if not address and (swept := folder.sweep_runs()):
+        raise UsageError(f"{folder.root} is the folder of a sweep: give --run too, one of {', '.join(swept)}")
     if folder.owner() is not None:
         with _maybe_ending(folder):
             yield OpenedRun(_joined(parse_run(notes.address), folder), rests=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,18 +16,6 @@ LABELS = {"version": "version", "trajectories": "trajectories rolled out", "seco
 LINE = 75
 """Letters of a line above a panel."""
 ROWS = {"reward": f"training reward, {TRAILING['reward']} versions", "held_out": "held-out reward"}
-
-
-def check_plot(file: Path) -> None:
-    """Raise UsageError, before hours of runs, where no picture could be drawn into the file."""
-    try:
-        import_module("matplotlib")
-    except ImportError as error:
-        raise UsageError("--plot needs matplotlib: pip install 'headrace[plots]'") from error
-    if file.suffix != ".png":
-        raise UsageError(f"--plot {file}: name a .png; a page of the same name, .html, is written beside it")
-    if not file.absolute().parent.is_dir():
-        raise UsageError(f"--plot {file}: there is no folder {file.absolute().parent}")
 
 
 def plot(found: Mapping[str, Any], file: Path) -> list[Path]:

@@ -21,15 +21,12 @@ APART = 0.08
 def plot(found: Mapping[str, Any], file: Path) -> list[Path]:
     """Draw the picture into a file, whose suffix says the format (png, svg, pdf), and return the file.
 
-    Raises UsageError without matplotlib, for a format that it does not know, and for a folder that cannot be written.
+    Raises UsageError for what cannot be written.
     """
-    try:
-        figure = figure_of(found)
-    except ImportError as error:
-        raise UsageError("--plot needs matplotlib: pip install 'headrace[plots]'") from error
+    figure = figure_of(found)
     try:
         figure.savefig(file, dpi=120)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UsageError(f"--plot {file}: {error}") from error
     return [file]
 

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from consumers.comparison import compared, discarded_share, interval, mean_curve, points_of, student_t, trained_share
 from consumers.page.comparison_page import comparison_page
-from consumers.page.comparison_plot import check_plot, figure_of, plot
+from consumers.page.comparison_plot import figure_of, plot
+from consumers.page.pictures import check_picture
 from infra.errors import UsageError
 
 
@@ -193,7 +194,7 @@ def test_variants_are_compared_with_the_first_one_seed_by_seed() -> None:
 
 
 def test_the_picture_is_drawn_and_the_page_beside_it_needs_no_other_file(found: dict[str, Any], tmp_path: Path) -> None:
-    check_plot(tmp_path / "sweep.png")
+    check_picture(tmp_path / "sweep.png", ".png")
     assert plot(found, tmp_path / "sweep.png") == [tmp_path / "sweep.png", tmp_path / "sweep.html"]
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "sweep.html").read_text()
@@ -237,4 +238,4 @@ def test_a_panel_of_which_nothing_was_measured_says_so_and_a_single_point_is_a_d
 @pytest.mark.parametrize("file", ["sweep.svg", "missing/sweep.png"])
 def test_a_picture_that_could_not_be_written_is_refused_before_the_runs(file: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--plot"):
-        check_plot(tmp_path / file)
+        check_picture(tmp_path / file, ".png")

@@ -297,6 +297,11 @@ def test_a_run_of_a_sweep_is_looked_at_by_the_folder_that_holds_the_servers(scen
     assert refused(None, scene.data / "s-a-1").endswith(f"give --data {scene.data} --run s-a-1")
 
 
+def test_the_folder_of_a_sweep_alone_does_not_say_which_run_is_meant(scene: Scene) -> None:
+    scene.play()
+    assert refused(None, scene.data).endswith("is the folder of a sweep: give --run too, one of s-a-1, s-b-1")
+
+
 def test_a_sweep_over_an_archive_has_no_topics_to_look_at(tmp_path: Path) -> None:
     (tmp_path / "s-a-1").mkdir()
     (tmp_path / "s-a-1" / SWEPT).write_text("{}")
