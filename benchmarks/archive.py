@@ -26,17 +26,17 @@ import fastavro
 import numpy as np
 from rich.console import Console
 
-from consumers.offline_curator import curate_offline
-from infra.archive.container import CODEC, LEVEL
-from infra.archive.reading import Archive
-from infra.archive.writing import ArchiveWriter
-from infra.kafka import Message
-from infra.log import configure_logging
-from infra.revisions import revision_of
-from infra.settings import LOG_LEVEL_VARIABLE, Recipe
-from schemas import codec
-from schemas.headers import Stamp
-from schemas.records import Sampling, Sequence, Span, Trajectory, TrajectoryGroup
+from headrace.consumers.offline_curator import curate_offline
+from headrace.infra.archive.container import CODEC, LEVEL
+from headrace.infra.archive.reading import Archive
+from headrace.infra.archive.writing import ArchiveWriter
+from headrace.infra.kafka import Message
+from headrace.infra.log import configure_logging
+from headrace.infra.revisions import revision_of
+from headrace.infra.settings import LOG_LEVEL_VARIABLE, Recipe
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import Sampling, Sequence, Span, Trajectory, TrajectoryGroup
 
 ROUNDS = 3
 SAMPLES, PROMPT, TOKENS = 8, 64, 512

@@ -24,16 +24,16 @@ from confluent_kafka import Producer, TopicPartition, libversion
 from rich.console import Console
 
 from benchmarks.dataflow import made_run
-from consumers.audit.report import report
-from infra.embedded_kafka import EmbeddedKafka
-from infra.kafka import Connection, Outgoing, end_offsets, open_consumer, open_producer
-from infra.log import configure_logging
-from infra.run import Run, join
-from infra.settings import LOG_LEVEL_VARIABLE, Recipe
-from infra.topic_reader import whole_topics
-from schemas import codec
-from schemas.headers import Stamp, outcome_stamp
-from schemas.records import (
+from headrace.consumers.audit.report import report
+from headrace.infra.embedded_kafka import EmbeddedKafka
+from headrace.infra.kafka import Connection, Outgoing, end_offsets, open_consumer, open_producer
+from headrace.infra.log import configure_logging
+from headrace.infra.run import Run, join
+from headrace.infra.settings import LOG_LEVEL_VARIABLE, Recipe
+from headrace.infra.topic_reader import whole_topics
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp, outcome_stamp
+from headrace.schemas.records import (
     BatchTrained,
     CuratedGroup,
     GroupUse,
@@ -44,7 +44,7 @@ from schemas.records import (
     Trajectory,
     TrajectoryGroup,
 )
-from schemas.topics import Topics
+from headrace.schemas.topics import Topics
 
 ROUNDS = 3
 BATCH = 32

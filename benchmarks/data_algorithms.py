@@ -30,11 +30,11 @@ import fastavro
 import numpy as np
 from rich.console import Console
 
-from consumers.algorithms.chain import ALGORITHMS, Chain, load_chain
-from consumers.algorithms.contract import Candidate, Keep
-from schemas import codec
-from schemas.records import Sampling, Span, Trajectory, TrajectoryGroup
-from schemas.records import Sequence as Tokens
+from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, load_chain
+from headrace.consumers.algorithms.contract import Candidate, Keep
+from headrace.schemas import codec
+from headrace.schemas.records import Sampling, Span, Trajectory, TrajectoryGroup
+from headrace.schemas.records import Sequence as Tokens
 
 SAMPLES, TOKENS, PROMPT = 8, 512, 128
 DISTINCT = 64

@@ -30,16 +30,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import chains
-from infra.embedded_kafka import EmbeddedKafka
-from infra.kafka import Connection, RunAddress, kafka_errors, open_admin
-from infra.log import configure_logging
-from infra.object_store import StoreAddress
-from infra.revisions import revision_of, write_revision
-from infra.run import store_text
-from infra.settings import LOG_LEVEL_VARIABLE, Recipe
-from infra.topic_admin import ensure_topics
-from schemas import codec
-from schemas.records import TrajectoryGroup
+from headrace.infra.embedded_kafka import EmbeddedKafka
+from headrace.infra.kafka import Connection, RunAddress, kafka_errors, open_admin
+from headrace.infra.log import configure_logging
+from headrace.infra.object_store import StoreAddress
+from headrace.infra.revisions import revision_of, write_revision
+from headrace.infra.run import store_text
+from headrace.infra.settings import LOG_LEVEL_VARIABLE, Recipe
+from headrace.infra.topic_admin import ensure_topics
+from headrace.schemas import codec
+from headrace.schemas.records import TrajectoryGroup
 
 TARGET = 0.7
 ROUNDS = 3

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, Qwen3Config
 
-from producers.engines.contract import Generation, Sampling
-from producers.engines.sampler import stream, uniforms
-from producers.engines.torch_engine import TorchEngine
+from headrace.producers.engines.contract import Generation, Sampling
+from headrace.producers.engines.sampler import stream, uniforms
+from headrace.producers.engines.torch_engine import TorchEngine
 
 BATCHES = (1, 32, 128)
 ROUNDS = 3

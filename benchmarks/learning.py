@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.real_updates import Start, Training, started, versions
-from infra.log import configure_logging
-from infra.settings import LOG_LEVEL_VARIABLE, Trainer
+from headrace.infra.log import configure_logging
+from headrace.infra.settings import LOG_LEVEL_VARIABLE, Trainer
 
 LEARNING_RATE = 5e-4
 STALE_RATES = (LEARNING_RATE, 3 * LEARNING_RATE)

@@ -17,17 +17,17 @@ from itertools import count
 import numpy as np
 import transformers
 
-from envs.arithmetic import ALPHABET, Arithmetic
-from infra.settings import Trainer
-from infra.weights.tensors import Tensor
-from producers.engines.contract import Generation, Sampling
-from producers.engines.torch_engine import TorchEngine
-from trainers.advantages import Member
-from trainers.batch import TrainingSequence
-from trainers.groups import PreparedGroup, batch_sequences
-from trainers.learner import Learner
-from trainers.model import build_model, character_tokenizer, encode, to_torch
-from trainers.warm_start import WarmStartSettings, WorkedExample, warm_start
+from headrace.envs.arithmetic import ALPHABET, Arithmetic
+from headrace.infra.settings import Trainer
+from headrace.infra.weights.tensors import Tensor
+from headrace.producers.engines.contract import Generation, Sampling
+from headrace.producers.engines.torch_engine import TorchEngine
+from headrace.trainers.advantages import Member
+from headrace.trainers.batch import TrainingSequence
+from headrace.trainers.groups import PreparedGroup, batch_sequences
+from headrace.trainers.learner import Learner
+from headrace.trainers.model import build_model, character_tokenizer, encode, to_torch
+from headrace.trainers.warm_start import WarmStartSettings, WorkedExample, warm_start
 
 LEARNING_RATES = (1e-6, 3e-6, 1e-5)
 SAMPLES = 8

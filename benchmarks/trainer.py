@@ -28,14 +28,14 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from envs.arithmetic import ALPHABET, Arithmetic
-from infra.settings import Trainer
-from trainers.attention import enable_packing
-from trainers.batch import MicroBatch, TrainingSequence, minibatches, pack
-from trainers.learner import Learner
-from trainers.logprobs import LOGITS_MIB, token_logprobs
-from trainers.model import deterministic
-from trainers.numerics import compute_dtype
+from headrace.envs.arithmetic import ALPHABET, Arithmetic
+from headrace.infra.settings import Trainer
+from headrace.trainers.attention import enable_packing
+from headrace.trainers.batch import MicroBatch, TrainingSequence, minibatches, pack
+from headrace.trainers.learner import Learner
+from headrace.trainers.logprobs import LOGITS_MIB, token_logprobs
+from headrace.trainers.model import deterministic
+from headrace.trainers.numerics import compute_dtype
 
 ROUNDS = 3
 SEQUENCES = 64

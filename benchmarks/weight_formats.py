@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.weight_sets import CHUNK, Bits, PackedWeights
-from infra.weights.delta import encode_delta, read_delta
-from infra.weights.delta_header import Label
-from infra.weights.held import HeldWeights
-from infra.weights.tensors import weights_hash
+from headrace.infra.weights.delta import encode_delta, read_delta
+from headrace.infra.weights.delta_header import Label
+from headrace.infra.weights.held import HeldWeights
+from headrace.infra.weights.tensors import weights_hash
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -14,23 +14,23 @@ from typing import ClassVar
 
 from benchmarks.weight_costs import Tell
 from benchmarks.weight_sets import made, qwen3_shapes, successor
-from consumers.compaction import EVERY
-from consumers.compactor import Compactor
-from infra.embedded_kafka import EmbeddedKafka
-from infra.embedded_store import EmbeddedStore
-from infra.kafka import Connection, RunAddress, open_producer
-from infra.object_store import ObjectStore
-from infra.revisions import revision_of, write_revision
-from infra.run import Run, join, store_text
-from infra.settings import Recipe
-from infra.topic_admin import ensure_topics
-from infra.topic_reader import read_all
-from infra.weights.object_cache import ObjectCache
-from infra.weights.paths import MERGED
-from infra.weights.policy_weights import PolicyWeights
-from schemas import codec
-from schemas.records import ClaimCheck, WeightsPublished
-from trainers.publisher import Publisher
+from headrace.consumers.compaction import EVERY
+from headrace.consumers.compactor import Compactor
+from headrace.infra.embedded_kafka import EmbeddedKafka
+from headrace.infra.embedded_store import EmbeddedStore
+from headrace.infra.kafka import Connection, RunAddress, open_producer
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.revisions import revision_of, write_revision
+from headrace.infra.run import Run, join, store_text
+from headrace.infra.settings import Recipe
+from headrace.infra.topic_admin import ensure_topics
+from headrace.infra.topic_reader import read_all
+from headrace.infra.weights.object_cache import ObjectCache
+from headrace.infra.weights.paths import MERGED
+from headrace.infra.weights.policy_weights import PolicyWeights
+from headrace.schemas import codec
+from headrace.schemas.records import ClaimCheck, WeightsPublished
+from headrace.trainers.publisher import Publisher
 
 POLICY = "policy"
 DENSITY = 0.01

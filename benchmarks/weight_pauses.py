@@ -14,11 +14,11 @@ from transformers import Qwen3Config
 
 from benchmarks.weight_costs import Tell
 from benchmarks.weight_sets import made, qwen3_shapes, successor
-from infra.weights.coding import changes
-from infra.weights.delta import items_of
-from infra.weights.tensors import Tensor
-from producers.engines.causal_lm import CausalLM
-from trainers.model import publish_weights
+from headrace.infra.weights.coding import changes
+from headrace.infra.weights.delta import items_of
+from headrace.infra.weights.tensors import Tensor
+from headrace.producers.engines.causal_lm import CausalLM
+from headrace.trainers.model import publish_weights
 
 DENSITY = 0.01
 

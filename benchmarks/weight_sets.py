@@ -14,9 +14,9 @@ from math import prod, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from infra.weights.coding import Items, changes
-from infra.weights.delta import items_of
-from infra.weights.tensors import Tensor
+from headrace.infra.weights.coding import Items, changes
+from headrace.infra.weights.delta import items_of
+from headrace.infra.weights.tensors import Tensor
 
 Bits = NDArray[np.uint16]
 """uint16[n], the bit patterns of bf16 values."""

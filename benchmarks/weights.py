@@ -44,13 +44,13 @@ from rich.table import Table
 
 from benchmarks.weight_costs import PeakMemory, Row, Tell, measure_formats, measure_memory, sizes
 from benchmarks.weight_sets import packed
-from infra.log import configure_logging
-from infra.settings import LOG_LEVEL_VARIABLE, Trainer
-from infra.weights.delta import encode_delta, read_delta, threads
-from infra.weights.delta_header import Label
-from infra.weights.held import HeldWeights
-from infra.weights.merging import merge_deltas
-from infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.log import configure_logging
+from headrace.infra.settings import LOG_LEVEL_VARIABLE, Trainer
+from headrace.infra.weights.delta import encode_delta, read_delta, threads
+from headrace.infra.weights.delta_header import Label
+from headrace.infra.weights.held import HeldWeights
+from headrace.infra.weights.merging import merge_deltas
+from headrace.infra.weights.tensors import Tensor, weights_hash
 
 if TYPE_CHECKING:
     from benchmarks.weight_joining import Joining

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from consumers.audit.reading import known_topics
-from infra.archive.locations import InStore, Location, location_of
-from infra.archive.writing import ArchiveWriter
-from infra.errors import HeadraceError, UsageError
-from infra.kafka import KafkaRefused, begin_offsets, end_offsets
-from infra.progress import progress
-from infra.run import Run
-from infra.topic_admin import topic_ids
-from infra.topic_reader import Place, TopicReader, whole_topics
-from schemas import codec
-from schemas.avro import Plain, SchemaError
-from schemas.records import ClaimCheck, CuratedGroup, TrajectoryGroup
-from schemas.topics import NEWEST, TopicSpec
+from headrace.consumers.audit.reading import known_topics
+from headrace.infra.archive.locations import InStore, Location, location_of
+from headrace.infra.archive.writing import ArchiveWriter
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.kafka import KafkaRefused, begin_offsets, end_offsets
+from headrace.infra.progress import progress
+from headrace.infra.run import Run
+from headrace.infra.topic_admin import topic_ids
+from headrace.infra.topic_reader import Place, TopicReader, whole_topics
+from headrace.schemas import codec
+from headrace.schemas.avro import Plain, SchemaError
+from headrace.schemas.records import ClaimCheck, CuratedGroup, TrajectoryGroup
+from headrace.schemas.topics import NEWEST, TopicSpec
 
 TELL_EVERY = 2_000
 CLAIM_FIELDS = {"store", "key", "sha256", "size_bytes"}

@@ -8,8 +8,8 @@ before the next anchor.
 
 from __future__ import annotations
 
-from infra.weights.paths import ANCHOR, DELTA, MERGED
-from schemas.records import ClaimCheck, WeightsPublished
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED
+from headrace.schemas.records import ClaimCheck, WeightsPublished
 
 EVERY = 16
 """Deltas that a joiner takes one by one, at most."""

@@ -19,23 +19,23 @@ from pathlib import Path
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from consumers.compaction import Compaction
-from infra.failpoints import reach
-from infra.kafka import KafkaAway, Message, open_producer, translate
-from infra.log import configure_logging, warn_in_sentences
-from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.opened_run import OpenedRun, opened_run
-from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
-from infra.revisions import join_to_write
-from infra.run import Run, read_record
-from infra.topic_reader import TopicReader, whole_topics
-from infra.weights.delta import Delta, read_delta
-from infra.weights.merging import merge_deltas
-from infra.weights.paths import MERGED
-from infra.weights.policy_weights import BadWeights, claim_of, fetch_delta, name_of
-from infra.weights.tensors import WeightsError
-from schemas import codec
-from schemas.records import WeightsPublished
+from headrace.consumers.compaction import Compaction
+from headrace.infra.failpoints import reach
+from headrace.infra.kafka import KafkaAway, Message, open_producer, translate
+from headrace.infra.log import configure_logging, warn_in_sentences
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.opened_run import OpenedRun, opened_run
+from headrace.infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.revisions import join_to_write
+from headrace.infra.run import Run, read_record
+from headrace.infra.topic_reader import TopicReader, whole_topics
+from headrace.infra.weights.delta import Delta, read_delta
+from headrace.infra.weights.merging import merge_deltas
+from headrace.infra.weights.paths import MERGED
+from headrace.infra.weights.policy_weights import BadWeights, claim_of, fetch_delta, name_of
+from headrace.infra.weights.tensors import WeightsError
+from headrace.schemas import codec
+from headrace.schemas.records import WeightsPublished
 
 log = structlog.get_logger()
 

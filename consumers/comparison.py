@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from consumers.discards import RUN_END
+from headrace.consumers.discards import RUN_END
 
 GRID = 61
 """Places at which a curve against trajectories or time is told."""

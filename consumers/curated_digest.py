@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from schemas.headers import Headers
+from headrace.schemas.headers import Headers
 
 FRESH = b"0"
 

@@ -17,21 +17,21 @@ from typing import Any
 
 import structlog
 
-from consumers.algorithms.chain import Chain, load_chain
-from consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, generated_lengths
-from consumers.chain_ends import ChainEnds
-from consumers.dedupe import Dedupe
-from consumers.uses import Uses
-from infra.dead_letters import dead_letter, lost_to_shadow, was_sent_back
-from infra.kafka import Message, Outgoing
-from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.settings import Recipe
-from infra.topic_reader import Place
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.headers import HeaderError, Stamp, outcome_stamp
-from schemas.records import ClaimCheck, CuratedGroup, Outcome, TrajectoryGroup
-from schemas.topics import Topics, policy_of
+from headrace.consumers.algorithms.chain import Chain, load_chain
+from headrace.consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, generated_lengths
+from headrace.consumers.chain_ends import ChainEnds
+from headrace.consumers.dedupe import Dedupe
+from headrace.consumers.uses import Uses
+from headrace.infra.dead_letters import dead_letter, lost_to_shadow, was_sent_back
+from headrace.infra.kafka import Message, Outgoing
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.settings import Recipe
+from headrace.infra.topic_reader import Place
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import HeaderError, Stamp, outcome_stamp
+from headrace.schemas.records import ClaimCheck, CuratedGroup, Outcome, TrajectoryGroup
+from headrace.schemas.topics import Topics, policy_of
 
 log = structlog.get_logger()
 

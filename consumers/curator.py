@@ -9,18 +9,18 @@ import secrets
 import threading
 from contextlib import closing
 
-from consumers.curation import CuratorPartition, Desk, chain_of, recipe_for
-from infra.group_consumer import GroupConsumer, Membership
-from infra.kafka import parse_run
-from infra.log import configure_logging
-from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
-from infra.revisions import join_to_write
-from infra.run import RecipeNews, Run
-from infra.run_loop import run_loop
-from infra.settings import Recipe
-from infra.stopwatch import Stopwatch
-from infra.topic_reader import whole_topics
-from infra.transactions import TransactionalWriter
+from headrace.consumers.curation import CuratorPartition, Desk, chain_of, recipe_for
+from headrace.infra.group_consumer import GroupConsumer, Membership
+from headrace.infra.kafka import parse_run
+from headrace.infra.log import configure_logging
+from headrace.infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.revisions import join_to_write
+from headrace.infra.run import RecipeNews, Run
+from headrace.infra.run_loop import run_loop
+from headrace.infra.settings import Recipe
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.topic_reader import whole_topics
+from headrace.infra.transactions import TransactionalWriter
 
 
 def main(run: str, policy: str | None = None, slot: str | None = None, variant: str | None = None) -> None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from consumers.lineage import readable
-from infra.run import Run
-from infra.topic_reader import read_all
-from schemas.records import BatchTrained, Outcome
-from schemas.topics import variant_of
+from headrace.consumers.lineage import readable
+from headrace.infra.run import Run
+from headrace.infra.topic_reader import read_all
+from headrace.schemas.records import BatchTrained, Outcome
+from headrace.schemas.topics import variant_of
 
 TRAINED = "trained"
 """Stands where others have a reason."""

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from math import fsum
 from typing import Any
 
-from consumers.algorithms.contract import generated_lengths
-from consumers.pass_at_k import mean_pass_at_k
-from schemas.headers import HeaderError, Headers, Stamp
-from schemas.records import EvalResult, TrajectoryGroup
+from headrace.consumers.algorithms.contract import generated_lengths
+from headrace.consumers.pass_at_k import mean_pass_at_k
+from headrace.schemas.headers import HeaderError, Headers, Stamp
+from headrace.schemas.records import EvalResult, TrajectoryGroup
 
 RIGHT_ABOVE = 0.5
 """A sample with more reward than this counts as right in pass@k."""

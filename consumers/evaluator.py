@@ -11,21 +11,21 @@ from functools import partial
 
 import structlog
 
-from consumers.evaluation import EvaluationFold, stamp_of_lost
-from infra.dead_letters import dead_letter
-from infra.kafka import Message, Outgoing, RunAddress, parse_run
-from infra.log import configure_logging
-from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.own_positions import OwnPositions, Role
-from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
-from infra.revisions import join_to_write
-from infra.run import Run
-from infra.run_loop import run_loop
-from infra.stopwatch import Stopwatch
-from infra.transactions import TransactionalWriter
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.records import TrajectoryGroup
+from headrace.consumers.evaluation import EvaluationFold, stamp_of_lost
+from headrace.infra.dead_letters import dead_letter
+from headrace.infra.kafka import Message, Outgoing, RunAddress, parse_run
+from headrace.infra.log import configure_logging
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.own_positions import OwnPositions, Role
+from headrace.infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.revisions import join_to_write
+from headrace.infra.run import Run
+from headrace.infra.run_loop import run_loop
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.transactions import TransactionalWriter
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import TrajectoryGroup
 
 log = structlog.get_logger()
 

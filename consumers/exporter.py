@@ -17,18 +17,26 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from consumers.parquet_file import ParquetFile
-from infra.archive.reading import Archive
-from infra.errors import UsageError
-from infra.kafka import Message
-from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.progress import progress
-from infra.run import read_record
-from infra.settings import Recipe
-from infra.topic_reader import Place
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.records import BatchTrained, CuratedGroup, Outcome, Sequence, Trajectory, TrajectoryGroup, WeightsPublished
+from headrace.consumers.parquet_file import ParquetFile
+from headrace.infra.archive.reading import Archive
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.progress import progress
+from headrace.infra.run import read_record
+from headrace.infra.settings import Recipe
+from headrace.infra.topic_reader import Place
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import (
+    BatchTrained,
+    CuratedGroup,
+    Outcome,
+    Sequence,
+    Trajectory,
+    TrajectoryGroup,
+    WeightsPublished,
+)
 
 TOKENIZER_FILE = "tokenizer.json"
 TELL_EVERY = 500

@@ -10,19 +10,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from consumers.audit.fold import FEEDER_KEY, AuditFold
-from consumers.audit.numbers import PolicyAudit
-from consumers.revision_figures import RevisionFigures, RevisionsFold
-from consumers.weights_figures import FRESH_MS, WeightsFigures, WeightsFold, is_there
-from infra.group_offsets import committed_offsets
-from infra.kafka import Message, end_offsets
-from infra.run import Run
-from infra.settings import Recipe
-from infra.topic_reader import Place, TopicReader, read_all, whole_topics
-from infra.weights.paths import is_version
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.records import (
+from headrace.consumers.audit.fold import FEEDER_KEY, AuditFold
+from headrace.consumers.audit.numbers import PolicyAudit
+from headrace.consumers.revision_figures import RevisionFigures, RevisionsFold
+from headrace.consumers.weights_figures import FRESH_MS, WeightsFigures, WeightsFold, is_there
+from headrace.infra.group_offsets import committed_offsets
+from headrace.infra.kafka import Message, end_offsets
+from headrace.infra.run import Run
+from headrace.infra.settings import Recipe
+from headrace.infra.topic_reader import Place, TopicReader, read_all, whole_topics
+from headrace.infra.weights.paths import is_version
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import (
     BatchTrained,
     DeadLetter,
     EvalResult,
@@ -32,10 +32,10 @@ from schemas.records import (
     WeightsPublished,
     WorkerStatus,
 )
-from schemas.topics import eval_stream, line_of, policy_of
+from headrace.schemas.topics import eval_stream, line_of, policy_of
 
 OFF_POLICY_GAP = "off_policy_gap"
-"""Of a version's metrics; `trainers.step_metrics` makes it."""
+"""Of a version's metrics; `headrace.trainers.step_metrics` makes it."""
 MOST_SHOWN = 16
 """Entries of a selector's list or table that are told one by one; of a longer one the number is told."""
 EDGE = 5
@@ -88,7 +88,7 @@ class ShadowFigures:
     groups: PolicyAudit
     """What it made of the numbers of its policy."""
     off_policy_gap: float | None
-    """Of its newest version, as `trainers.step_metrics.ratio_sums` tells it; None before the first."""
+    """Of its newest version, as `headrace.trainers.step_metrics.ratio_sums` tells it; None before the first."""
     off_policy_gap_beside: float | None
     """Of the newest version of its policy."""
     gaps: tuple[tuple[int, float], ...]

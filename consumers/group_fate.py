@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from consumers.lineage import read_batches, readable
-from infra.errors import UsageError
-from infra.kafka import Message, partitions_of
-from infra.own_positions import newest_snapshot
-from infra.run import Run
-from infra.topic_reader import read_all, read_key
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.headers import HeaderError, Stamp, task_key
-from schemas.records import BatchTrained, DeadLetter, Outcome, Task, TrajectoryGroup
-from schemas.topics import is_eval, policy_of, variant_of
+from headrace.consumers.lineage import read_batches, readable
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Message, partitions_of
+from headrace.infra.own_positions import newest_snapshot
+from headrace.infra.run import Run
+from headrace.infra.topic_reader import read_all, read_key
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import HeaderError, Stamp, task_key
+from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, Task, TrajectoryGroup
+from headrace.schemas.topics import is_eval, policy_of, variant_of
 
 FEEDER = "feed"
 """Component whose snapshots say, as `next`, how many numbers of every stream were issued."""

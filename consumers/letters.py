@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from consumers.evaluation import stamp_of_lost
-from infra.dead_letters import REASONS, REDRIVEN
-from infra.errors import UsageError
-from infra.kafka import Message
-from infra.run import Run
-from infra.topic_reader import read_all
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.records import DeadLetter
+from headrace.consumers.evaluation import stamp_of_lost
+from headrace.infra.dead_letters import REASONS, REDRIVEN
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Message
+from headrace.infra.run import Run
+from headrace.infra.topic_reader import read_all
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import DeadLetter
 
 SHOWN_BYTES = 256
 """Of a value, in hex."""

@@ -12,17 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from infra.errors import UsageError
-from infra.first_uses import Replay, find_first_uses, made_whole
-from infra.kafka import Message
-from infra.object_store import StoreError
-from infra.run import Run, groups_home
-from infra.topic_reader import read_all, read_offsets
-from infra.weights.paths import is_version, size_of
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.headers import HeaderError, Stamp
-from schemas.records import (
+from headrace.infra.errors import UsageError
+from headrace.infra.first_uses import Replay, find_first_uses, made_whole
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import StoreError
+from headrace.infra.run import Run, groups_home
+from headrace.infra.topic_reader import read_all, read_offsets
+from headrace.infra.weights.paths import is_version, size_of
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import HeaderError, Stamp
+from headrace.schemas.records import (
     BatchTrained,
     CuratedGroup,
     GroupUse,

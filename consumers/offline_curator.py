@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from consumers.archiver import claims_of_groups
-from consumers.curated_digest import CuratedDigest
-from consumers.curation import CuratorPartition, Desk, chain_of, recipe_for
-from infra.archive.reading import Archive
-from infra.archive.writing import ArchiveWriter
-from infra.errors import UsageError
-from infra.kafka import Message, Outgoing
-from infra.progress import progress
-from infra.recipe_file import with_chain
-from infra.revisions import with_experiment_of
-from infra.settings import Recipe
-from infra.whole_folder import new_folder
-from schemas import codec
-from schemas.records import DeadLetter, Outcome
-from schemas.topics import Topics, policy_of, variant_of
+from headrace.consumers.archiver import claims_of_groups
+from headrace.consumers.curated_digest import CuratedDigest
+from headrace.consumers.curation import CuratorPartition, Desk, chain_of, recipe_for
+from headrace.infra.archive.reading import Archive
+from headrace.infra.archive.writing import ArchiveWriter
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Message, Outgoing
+from headrace.infra.progress import progress
+from headrace.infra.recipe_file import with_chain
+from headrace.infra.revisions import with_experiment_of
+from headrace.infra.settings import Recipe
+from headrace.infra.whole_folder import new_folder
+from headrace.schemas import codec
+from headrace.schemas.records import DeadLetter, Outcome
+from headrace.schemas.topics import Topics, policy_of, variant_of
 
 TELL_EVERY = 500
 

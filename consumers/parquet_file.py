@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from infra.errors import UsageError
+from headrace.infra.errors import UsageError
 
 ROWS = 1_000
 TOKENS = 4_000_000

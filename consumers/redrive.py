@@ -17,14 +17,14 @@ from typing import Any
 
 import structlog
 
-from consumers.letters import Letter, Source, each_full_record, kind_of, of_reason, read_letters
-from infra.dead_letters import MOST_KEY_BYTES, REDRIVE_HEADER, REDRIVEN
-from infra.errors import UsageError
-from infra.kafka import Outgoing
-from infra.run import Run, RunEnded
-from infra.transactions import Ticket, TransactionalWriter
-from schemas import codec
-from schemas.records import DeadLetter
+from headrace.consumers.letters import Letter, Source, each_full_record, kind_of, of_reason, read_letters
+from headrace.infra.dead_letters import MOST_KEY_BYTES, REDRIVE_HEADER, REDRIVEN
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Outgoing
+from headrace.infra.run import Run, RunEnded
+from headrace.infra.transactions import Ticket, TransactionalWriter
+from headrace.schemas import codec
+from headrace.schemas.records import DeadLetter
 
 log = structlog.get_logger()
 

@@ -16,22 +16,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infra.archive.reading import Archive
-from infra.data_folder import DataFolder, RunNotes
-from infra.embedded_kafka import EmbeddedKafka
-from infra.embedded_store import EmbeddedStore
-from infra.errors import UsageError
-from infra.kafka import Connection, Message, Outgoing, end_offsets, parse_run
-from infra.object_store import ObjectStore, StoreAddress, StoredObject
-from infra.progress import progress
-from infra.run import store_of
-from infra.servers import await_leaders
-from infra.settings import Recipe
-from infra.topic_admin import ensure_topics
-from infra.topic_reader import Place, TopicReader
-from infra.transactions import TransactionalWriter
-from schemas.records import RecipeRevision
-from schemas.topics import NEWEST, TopicSpec
+from headrace.infra.archive.reading import Archive
+from headrace.infra.data_folder import DataFolder, RunNotes
+from headrace.infra.embedded_kafka import EmbeddedKafka
+from headrace.infra.embedded_store import EmbeddedStore
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Connection, Message, Outgoing, end_offsets, parse_run
+from headrace.infra.object_store import ObjectStore, StoreAddress, StoredObject
+from headrace.infra.progress import progress
+from headrace.infra.run import store_of
+from headrace.infra.servers import await_leaders
+from headrace.infra.settings import Recipe
+from headrace.infra.topic_admin import ensure_topics
+from headrace.infra.topic_reader import Place, TopicReader
+from headrace.infra.transactions import TransactionalWriter
+from headrace.schemas.records import RecipeRevision
+from headrace.schemas.topics import NEWEST, TopicSpec
 
 COMPONENT = "replay"
 MOST_RECORDS, MOST_BATCH_BYTES = 2_000, 8 << 20

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from infra.errors import UsageError
-from infra.settings import Recipe
-from schemas.records import Outcome, RecipeRevision
+from headrace.infra.errors import UsageError
+from headrace.infra.settings import Recipe
+from headrace.schemas.records import Outcome, RecipeRevision
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from consumers.figures import figures
-from consumers.weights_figures import FRESH_MS, is_there
-from infra.run import Run
+from headrace.consumers.figures import figures
+from headrace.consumers.weights_figures import FRESH_MS, is_there
+from headrace.infra.run import Run
 
 
 def status(run: Run, *, rests: bool) -> dict[str, Any]:

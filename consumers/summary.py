@@ -7,15 +7,15 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from consumers.audit.report import audit
-from consumers.discards import discards
-from consumers.figures import Figures, RewardPoint, RunFigures
-from consumers.page.pulse import Pulse
-from infra.data_folder import DataFolder, Effort
-from infra.run import Run
-from infra.stopwatch import log_share
-from infra.topic_reader import read_all
-from schemas.records import EvalResult
+from headrace.consumers.audit.report import audit
+from headrace.consumers.discards import discards
+from headrace.consumers.figures import Figures, RewardPoint, RunFigures
+from headrace.consumers.page.pulse import Pulse
+from headrace.infra.data_folder import DataFolder, Effort
+from headrace.infra.run import Run
+from headrace.infra.stopwatch import log_share
+from headrace.infra.topic_reader import read_all
+from headrace.schemas.records import EvalResult
 
 LOG_PROCESSES = ("broker", "feed", "curate")
 """Whose CPU time counts whole as the log's; of the others, that of librdkafka's threads."""

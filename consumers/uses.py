@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from consumers.algorithms.chain import Chain, ChainError
-from consumers.algorithms.contract import Again
-from schemas.headers import Stamp
+from headrace.consumers.algorithms.chain import Chain, ChainError
+from headrace.consumers.algorithms.contract import Again
+from headrace.schemas.headers import Stamp
 
 Numbered = tuple[str, int]
 """(stream, number)."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from infra.weights.paths import ANCHOR, size_of
-from schemas.records import TakenWeights, WeightsPublished, WorkerStatus
+from headrace.infra.weights.paths import ANCHOR, size_of
+from headrace.schemas.records import TakenWeights, WeightsPublished, WorkerStatus
 
 RECENT = 64
 """Versions that medians are over."""

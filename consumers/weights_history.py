@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from consumers.lineage import read_records
-from consumers.weights_figures import is_there, median_of
-from infra.retired import WEIGHTS, read_retired
-from infra.run import Run
-from infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, cheapest, is_version, link_of, size_of
-from schemas.records import BatchTrained, TakenWeights, WeightsPublished, WorkerStatus
+from headrace.consumers.lineage import read_records
+from headrace.consumers.weights_figures import is_there, median_of
+from headrace.infra.retired import WEIGHTS, read_retired
+from headrace.infra.run import Run
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, cheapest, is_version, link_of, size_of
+from headrace.schemas.records import BatchTrained, TakenWeights, WeightsPublished, WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from envs.answers import last_boxed, number
-from envs.contract import Problem, Score, Split, WorkedExample
-from envs.permutation import Permutation
+from headrace.envs.answers import last_boxed, number
+from headrace.envs.contract import Problem, Score, Split, WorkedExample
+from headrace.envs.permutation import Permutation
 
 ALPHABET = string.ascii_lowercase + string.digits + "+-*/%=?(),\\{} "
 """Every character of prompts and worked examples, for a character tokenizer; the space is for workflows."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from schemas import records
+from headrace.schemas import records
 
 Split = Literal["train", "held_out", "warm_start"]
 """Disjoint sets of problems."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs.answers import last_boxed, same
-from envs.contract import Problem, Score, Split
+from headrace.envs.answers import last_boxed, same
+from headrace.envs.contract import Problem, Score, Split
 
 INSTRUCTION = "\nReason step by step, and put the final answer within \\boxed{}."
 

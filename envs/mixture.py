@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from envs.contract import Environment, GivesExamples, Problem, Score, Split, WorkedExample
-from envs.registry import load_environment
+from headrace.envs.contract import Environment, GivesExamples, Problem, Score, Split, WorkedExample
+from headrace.envs.registry import load_environment
 
 MOST_DRAWS = 100_000
 """Longest cycle of draws; more would mean weights that no run can tell apart."""

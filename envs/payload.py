@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 
-from envs.contract import Problem
+from headrace.envs.contract import Problem
 
 FIELDS = tuple(f.name for f in fields(Problem))
 

@@ -12,8 +12,8 @@ import hashlib
 import warnings
 from typing import Any
 
-from envs.answers import last_boxed
-from envs.contract import Problem, Score, Split, WorkedExample
+from headrace.envs.answers import last_boxed
+from headrace.envs.contract import Problem, Score, Split, WorkedExample
 
 ITEMS = 1 << 14
 """Size asked of a dataset; a few list something per item when they are built, so it cannot be endless."""

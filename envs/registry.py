@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
-from envs.contract import Environment, Workflow
+from headrace.envs.contract import Environment, Workflow
+from headrace.infra.named import module_named
 
 ENVIRONMENTS = {
-    "arithmetic": "envs.arithmetic:Arithmetic",
-    "jsonl": "envs.jsonl:JsonLines",
-    "mixture": "envs.mixture:Mixture",
-    "reasoning_gym": "envs.reasoning_gym_env:ReasoningGym",
-    "scripted": "envs.scripted:Scripted",
+    "arithmetic": "headrace.envs.arithmetic:Arithmetic",
+    "jsonl": "headrace.envs.jsonl:JsonLines",
+    "mixture": "headrace.envs.mixture:Mixture",
+    "reasoning_gym": "headrace.envs.reasoning_gym_env:ReasoningGym",
+    "scripted": "headrace.envs.scripted:Scripted",
 }
 WORKFLOWS = {
-    "single_turn": "envs.single_turn:single_turn",
-    "solver_verifier": "envs.solver_verifier:solver_verifier",
+    "single_turn": "headrace.envs.single_turn:single_turn",
+    "solver_verifier": "headrace.envs.solver_verifier:solver_verifier",
 }
 
 LOOKED_AT = 64
@@ -85,7 +85,7 @@ def _found(what: str, name: str, known: Mapping[str, str]) -> Any:
             f"there is no {what} {name!r}: take one of {', '.join(nearest)}, or name your own as `package.module:Name`"
         )
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(module_named(module), attribute)
     except ImportError as error:
         raise UnknownEnvironment(
             f"{what} {name!r}: importing {module} failed ({error}); it must be importable wherever a worker runs"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from envs.contract import Problem, Score, Split
+from headrace.envs.contract import Problem, Score, Split
 
 FILLER = "="
 """Stands before the answer as often as a level's length asks for."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory
-from envs.transcript import Transcript
+from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory
+from headrace.envs.transcript import Transcript
 
 
 async def single_turn(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:

@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score
-from envs.transcript import Transcript
-from schemas import records
+from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score
+from headrace.envs.transcript import Transcript
+from headrace.schemas import records
 
 SOLVER, VERIFIER = "solver", "verifier"
 RIGHT = 0.999

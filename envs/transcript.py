@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from envs.contract import Generation
-from schemas import records
+from headrace.envs.contract import Generation
+from headrace.schemas import records
 
 Ids = Sequence[int] | npt.NDArray[np.int32]
 

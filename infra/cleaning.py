@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from infra.data_folder import HOME, DataFolder, only_folder
-from infra.embedded_kafka import EmbeddedKafka
-from infra.embedded_store import EmbeddedStore
-from infra.errors import UsageError
-from infra.jars import cache_folder
+from headrace.infra.data_folder import HOME, DataFolder, only_folder
+from headrace.infra.embedded_kafka import EmbeddedKafka
+from headrace.infra.embedded_store import EmbeddedStore
+from headrace.infra.errors import UsageError
+from headrace.infra.jars import cache_folder
 
 OURS = ("run.json", "up.lock")
 

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
-from infra import workers
-from infra.cli_archive import archive, curate, export_trajectories, replay, train
-from infra.cli_compare import compare
-from infra.cli_data import discards, evaluate, swap
-from infra.cli_options import (
+from headrace.infra import workers
+from headrace.infra.cli_archive import archive, curate, export_trajectories, replay, train
+from headrace.infra.cli_compare import compare
+from headrace.infra.cli_data import discards, evaluate, swap
+from headrace.infra.cli_options import (
     FAILED,
     JSON,
     DataChoice,
@@ -32,10 +32,10 @@ from infra.cli_options import (
     log_quietly,
     open_console,
 )
-from infra.cli_servers import clean, doctor, store_policy, topics
-from infra.errors import HeadraceError, UsageError
-from infra.weights.cli import app as weights_app
-from schemas.topics import check_name
+from headrace.infra.cli_servers import clean, doctor, store_policy, topics
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.weights.cli import app as weights_app
+from headrace.schemas.topics import check_name
 
 NO_VERDICT = 3
 
@@ -118,15 +118,15 @@ def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
       a worker's groups: all that it finished, evaluations too
       a dot in the chart: a version of which no group came
     """
-    from infra.data_folder import data_folder_of
-    from infra.launcher import Order
-    from infra.launcher import up as bring_up
-    from infra.recipe_file import load_recipe
+    from headrace.infra.data_folder import data_folder_of
+    from headrace.infra.launcher import Order
+    from headrace.infra.launcher import up as bring_up
+    from headrace.infra.recipe_file import load_recipe
 
     resolved = load_recipe(recipe, sets or ())
     folder = data_folder_of(f"{resolved.name}-offline" if source else resolved.name, data).root
     if source is not None:
-        from infra.offline_run import OfflineOrder, run_offline
+        from headrace.infra.offline_run import OfflineOrder, run_offline
 
         if new_recipe:
             raise UsageError("--from begins an experiment of its own: --new-recipe is for runs")
@@ -202,7 +202,7 @@ def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption =
 
     Example: [bold]headrace status --data .headrace/arithmetic[/]
     """
-    from infra.opened_run import opened_run
+    from headrace.infra.opened_run import opened_run
 
     log_quietly()
     with opened_run(run, data) as opened:
@@ -227,7 +227,7 @@ def audit(
 
     Example: [bold]headrace audit --data .headrace/arithmetic --json[/]
     """
-    from infra.opened_run import opened_run
+    from headrace.infra.opened_run import opened_run
 
     log_quietly()
     with _or_no_verdict(), opened_run(run, data, store=not no_store) as opened:
@@ -252,7 +252,7 @@ def dead_letters(
 
     Example: [bold]headrace dead-letters --data .headrace/arithmetic --offset 3[/]
     """
-    from infra.opened_run import opened_run
+    from headrace.infra.opened_run import opened_run
 
     log_quietly()
     with opened_run(run, data) as opened:
@@ -280,7 +280,7 @@ def redrive(
 
     Example: [bold]headrace redrive --data .headrace/arithmetic --reason missing_object --dry-run[/]
     """
-    from infra.opened_run import opened_run
+    from headrace.infra.opened_run import opened_run
 
     log_quietly()
     with opened_run(run, data) as opened:
@@ -317,8 +317,8 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     Example: [bold]headrace gc --data .headrace/arithmetic --dry-run[/]
     """
-    from infra.durations import duration_of
-    from infra.opened_run import opened_run
+    from headrace.infra.durations import duration_of
+    from headrace.infra.opened_run import opened_run
 
     log_quietly()
     age = duration_of(older_than)
@@ -344,7 +344,7 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     Example: [bold]headrace lineage --version 3 --data .headrace/arithmetic[/]
     """
-    from infra.opened_run import opened_run
+    from headrace.infra.opened_run import opened_run
 
     log_quietly()
     if (version is None) == (group is None):
@@ -382,7 +382,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     Example: [bold]headrace inspect --step 3 --data .headrace/arithmetic[/]
     """
-    from infra.opened_run import opened_run
+    from headrace.infra.opened_run import opened_run
 
     log_quietly()
     if (step is None) == (trajectory is None):
@@ -441,8 +441,8 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     Example: [bold]headrace inspect --step 3 --data .headrace/arithmetic --run slower[/]
     """
-    from infra.opened_run import opened_run
-    from infra.progress import progress
+    from headrace.infra.opened_run import opened_run
+    from headrace.infra.progress import progress
 
     log_quietly()
     _check_retrain((begin, end), into, sets or ())
@@ -469,7 +469,7 @@ def _options_of(name: str, run: str | None, data: Path | None) -> str:
 
 def _check_retrain(span: tuple[int | None, int | None], into: str | None, sets: Sequence[str]) -> None:
     """Refuse what cannot be whatever the run, before anything is started for it."""
-    from infra.recipe_file import check_trainer_words
+    from headrace.infra.recipe_file import check_trainer_words
 
     begin, end = span
     if begin is not None and end is not None and begin >= end:
@@ -503,7 +503,7 @@ def weights(
     """
     if context.invoked_subcommand is not None:
         return
-    from infra.opened_run import opened_run
+    from headrace.infra.opened_run import opened_run
 
     log_quietly()
     with opened_run(run, data) as opened:
@@ -525,8 +525,8 @@ def export(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     Example: [bold]headrace weights export trained/ --data .headrace/arithmetic[/]
     """
-    from infra.opened_run import opened_run
-    from infra.weights.export import export
+    from headrace.infra.opened_run import opened_run
+    from headrace.infra.weights.export import export
 
     log_quietly()
     with opened_run(run, data, store=True) as opened:
@@ -557,7 +557,7 @@ def _or_no_verdict() -> Iterator[None]:
 
 def _leading() -> AbstractContextManager[None]:
     """Go on in one of the processes that torchrun started; without it nothing heavy is imported for that."""
-    from infra.settings import is_alone
+    from headrace.infra.settings import is_alone
 
     leading: Callable[[], AbstractContextManager[None]] = nullcontext if is_alone() else workers.find(workers.LEADING)
     return leading()
@@ -567,7 +567,7 @@ def _program() -> str:
     """Return how this user calls the command: by its name where the shell finds it, else as it was called now."""
     called = Path(sys.argv[0])
     if called.suffix == ".py":
-        return shlex.join([sys.executable, "-m", "infra.cli"])
+        return shlex.join([sys.executable, "-m", "headrace"])
     return called.name if shutil.which(called.name) else str(called)
 
 
@@ -576,7 +576,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments))
     except (HeadraceError, OSError) as error:
-        from infra.settings import LOG_LEVEL_VARIABLE, environment
+        from headrace.infra.settings import LOG_LEVEL_VARIABLE, environment
 
         if environment(LOG_LEVEL_VARIABLE) == "debug":
             raise

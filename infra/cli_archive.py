@@ -7,9 +7,17 @@ from typing import Annotated
 
 import typer
 
-from infra import workers
-from infra.cli_options import RUN_ADDRESS, DataChoice, JsonOption, RunChoice, VariantChoice, answer, log_quietly
-from infra.errors import UsageError
+from headrace.infra import workers
+from headrace.infra.cli_options import (
+    RUN_ADDRESS,
+    DataChoice,
+    JsonOption,
+    RunChoice,
+    VariantChoice,
+    answer,
+    log_quietly,
+)
+from headrace.infra.errors import UsageError
 
 TopicsOption = Annotated[
     list[str] | None,
@@ -47,7 +55,7 @@ def archive(
 
     Example: [bold]headrace archive --run kafka://... --out s3://archives/sums[/]
     """
-    from infra.opened_run import opened_run
+    from headrace.infra.opened_run import opened_run
 
     log_quietly()
     with opened_run(run, data, store=True) as opened:
@@ -188,8 +196,8 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
         return
     if run or variant or out is None:
         raise UsageError("--from ARCHIVE needs --out DIR, and neither --run nor --variant: no run is asked")
-    from infra.archive.reading import Archive
-    from infra.progress import progress
+    from headrace.infra.archive.reading import Archive
+    from headrace.infra.progress import progress
 
     log_quietly()
     Archive(source)  # a place that holds none is told before torch is loaded

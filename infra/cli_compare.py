@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from infra import workers
-from infra.cli_options import FAILED, JsonOption, answer, log_quietly, tell_written
+from headrace.infra import workers
+from headrace.infra.cli_options import FAILED, JsonOption, answer, log_quietly, tell_written
 
 
 def compare(
@@ -33,11 +33,11 @@ def compare(
     """
     from rich.console import Console
 
-    from infra.data_folder import HOME
-    from infra.launcher import INTERRUPTED
-    from infra.server_process import write_atomically
-    from infra.sweep import play
-    from infra.sweep_file import load_sweep
+    from headrace.infra.data_folder import HOME
+    from headrace.infra.launcher import INTERRUPTED
+    from headrace.infra.server_process import write_atomically
+    from headrace.infra.sweep import play
+    from headrace.infra.sweep_file import load_sweep
 
     log_quietly()
     asked, runs = load_sweep(sweep)

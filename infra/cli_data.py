@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from infra import workers
-from infra.cli_options import (
+from headrace.infra import workers
+from headrace.infra.cli_options import (
     RUN_ADDRESS,
     DataChoice,
     JsonOption,
@@ -19,7 +19,7 @@ from infra.cli_options import (
     log_quietly,
     tell_written,
 )
-from infra.errors import UsageError
+from headrace.infra.errors import UsageError
 
 
 def discards(
@@ -40,7 +40,7 @@ def discards(
 
     Example: [bold]headrace discards --data .headrace/arithmetic --plot discards.png[/]
     """
-    from infra.opened_run import opened_run
+    from headrace.infra.opened_run import opened_run
 
     log_quietly()
     if plot is not None:
@@ -68,8 +68,8 @@ def swap(
 
     Example: [bold]headrace swap --run kafka://127.0.0.1:9092/arithmetic new_chain.toml[/]
     """
-    from infra.opened_run import opened_run
-    from infra.swap import swap as swap_chain
+    from headrace.infra.opened_run import opened_run
+    from headrace.infra.swap import swap as swap_chain
 
     log_quietly()
     with opened_run(run, data) as opened:
@@ -99,9 +99,9 @@ def evaluate(
         return
     if run or recipe is None:
         raise UsageError("--weights FOLDER needs --recipe NAME, and no --run: no run is asked")
-    from infra.held_out import evaluate as play_held_out
-    from infra.held_out import named_folders
-    from infra.recipe_file import load_recipe
+    from headrace.infra.held_out import evaluate as play_held_out
+    from headrace.infra.held_out import named_folders
+    from headrace.infra.recipe_file import load_recipe
 
     log_quietly()
     asked = load_recipe(recipe, sets or ())

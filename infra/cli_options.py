@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra import workers
+from headrace.infra import workers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,6 +66,6 @@ def open_console() -> Console:
 
 def log_quietly() -> None:
     """Say warnings only, on standard error: standard output is the answer. HEADRACE_LOG asks for more."""
-    from infra.log import warn_in_sentences
+    from headrace.infra.log import warn_in_sentences
 
     warn_in_sentences()

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from infra.cli_options import FAILED, DataChoice, RunChoice, SetOption, log_quietly, open_console
-from infra.errors import UsageError
+from headrace.infra.cli_options import FAILED, DataChoice, RunChoice, SetOption, log_quietly, open_console
+from headrace.infra.errors import UsageError
 
 
 def topics(
@@ -19,7 +19,7 @@ def topics(
 
     Example: [bold]headrace topics arithmetic --set kafka.bootstrap=broker:9092[/]
     """
-    from infra.topic_listing import listing_of_recipe, listing_of_run
+    from headrace.infra.topic_listing import listing_of_recipe, listing_of_run
 
     log_quietly()
     if (recipe is None) == (run is None):
@@ -36,7 +36,7 @@ def store_policy(
 
     Example: [bold]headrace store-policy --role worker > worker.json[/]
     """
-    from infra.store_policy import ROLES, policy_of
+    from headrace.infra.store_policy import ROLES, policy_of
 
     if role != "list" and role not in ROLES:
         raise UsageError(f"--role {role}: give one of {', '.join(ROLES)}")
@@ -48,7 +48,7 @@ def doctor() -> None:
 
     Example: [bold]headrace doctor[/]
     """
-    from infra.doctor import examine
+    from headrace.infra.doctor import examine
 
     lacking = 0
     console = open_console()
@@ -71,7 +71,7 @@ def clean(
 
     Example: [bold]headrace clean --data .headrace/arithmetic[/]
     """
-    from infra.cleaning import clean_cache, clean_folder, folders_to_clean
+    from headrace.infra.cleaning import clean_cache, clean_folder, folders_to_clean
 
     log_quietly()
     for folder in folders_to_clean(data, everything=everything, optional=cache):

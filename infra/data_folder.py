@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.errors import HeadraceError, UsageError
-from infra.server_process import write_atomically
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.server_process import write_atomically
 
 HOME = Path(".headrace")
 """Data folders lie here, below the working directory, one per run, unless `--data` says otherwise."""

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import structlog
 
-from infra.kafka import Message, Outgoing
-from schemas import codec
-from schemas.headers import HeaderError, Stamp
-from schemas.records import DeadLetter, Outcome
-from schemas.topics import Topics, policy_of
+from headrace.infra.kafka import Message, Outgoing
+from headrace.schemas import codec
+from headrace.schemas.headers import HeaderError, Stamp
+from headrace.schemas.records import DeadLetter, Outcome
+from headrace.schemas.topics import Topics, policy_of
 
 log = structlog.get_logger()
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from infra.data_folder import HOME
-from infra.jars import cache_folder, jar_path, read_lock
-from infra.loopback_ports import HOST
+from headrace.infra.data_folder import HOME
+from headrace.infra.jars import cache_folder, jar_path, read_lock
+from headrace.infra.loopback_ports import HOST
 
 OLDEST_PYTHON = (3, 11)
 MEMORY_BYTES = 3 << 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-from infra.errors import UsageError
+from headrace.infra.errors import UsageError
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 

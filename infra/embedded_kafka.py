@@ -22,9 +22,9 @@ import structlog
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from infra.jars import KAFKA_VERSION, LOCK_FILE, cache_folder, class_path
-from infra.loopback_ports import HOST
-from infra.server_process import Launch, ServerFailed, ServerProcess, write_atomically
+from headrace.infra.jars import KAFKA_VERSION, LOCK_FILE, cache_folder, class_path
+from headrace.infra.loopback_ports import HOST
+from headrace.infra.server_process import Launch, ServerFailed, ServerProcess, write_atomically
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 STALE_RECORDING_S = 86_400

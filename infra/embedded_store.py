@@ -14,9 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
-from infra.loopback_ports import HOST
-from infra.object_store import ObjectStore, StoreAddress, StoreError
-from infra.server_process import Launch, ServerError, ServerFailed, ServerProcess, write_atomically
+from headrace.infra.loopback_ports import HOST
+from headrace.infra.object_store import ObjectStore, StoreAddress, StoreError
+from headrace.infra.server_process import Launch, ServerError, ServerFailed, ServerProcess, write_atomically
 
 PROBE_TIMEOUT_S = 1.0
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from infra.kafka import Connection, Message, begin_offsets
-from infra.topic_reader import Place, read_range
-from schemas.headers import HeaderError, Stamp, task_key
-from schemas.records import CuratedGroup
+from headrace.infra.kafka import Connection, Message, begin_offsets
+from headrace.infra.topic_reader import Place, read_range
+from headrace.schemas.headers import HeaderError, Stamp, task_key
+from headrace.schemas.records import CuratedGroup
 
 FIRST_STEP = 64
 """Offsets that are looked through behind the place where a first use should be; each further step is twice as long."""

@@ -19,14 +19,14 @@ from typing import Any, Protocol
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
-from infra.errors import HeadraceError
-from infra.kafka import Connection, Message, Outgoing, good_messages, kafka_errors, open_consumer, patiently
-from infra.run import read_record
-from infra.stopwatch import Stopwatch
-from infra.topic_reader import Place, read_all, read_one, read_range
-from infra.transactions import Ticket, TransactionalWriter
-from schemas import codec
-from schemas.records import Snapshot
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka import Connection, Message, Outgoing, good_messages, kafka_errors, open_consumer, patiently
+from headrace.infra.run import read_record
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.topic_reader import Place, read_all, read_one, read_range
+from headrace.infra.transactions import Ticket, TransactionalWriter
+from headrace.schemas import codec
+from headrace.schemas.records import Snapshot
 
 log = structlog.get_logger()
 

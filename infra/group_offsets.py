@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import TopicPartition
 
-from infra.kafka import Connection, kafka_errors, open_admin, open_consumer, partitions_of
+from headrace.infra.kafka import Connection, kafka_errors, open_admin, open_consumer, partitions_of
 
 REQUEST_S = 10.0
 

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from infra import workers
-from infra.errors import UsageError
-from infra.progress import progress
-from infra.settings import Recipe
+from headrace.infra import workers
+from headrace.infra.errors import UsageError
+from headrace.infra.progress import progress
+from headrace.infra.settings import Recipe
 
 MEASURED = ("problems", "samples", "avg_at_k", "pass_at_k", "mean_length", "failures")
 

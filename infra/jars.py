@@ -1,6 +1,6 @@
 """The jars of the embedded Kafka: pinned by coordinate and sha256, fetched once into a cache that all runs share.
 
-`kafka-jars.json` beside this file is the lock. `python -m infra.jars --write-lock` walks the POMs anew and rewrites it.
+`kafka-jars.json` beside this file is the lock. `python -m headrace.infra.jars --write-lock` walks the POMs anew.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from infra.errors import Unavailable
-from infra.settings import CACHE_VARIABLE, USER_CACHE_VARIABLE, environment
+from headrace.infra.errors import Unavailable
+from headrace.infra.settings import CACHE_VARIABLE, USER_CACHE_VARIABLE, environment
 
 if TYPE_CHECKING:
     from jgo.maven import MavenContext
@@ -172,7 +172,7 @@ def _sha256(path: Path) -> str:
 
 def main() -> None:
     """Fetch the pinned jars into the cache, or with `--write-lock` pin them anew."""
-    parser = argparse.ArgumentParser(prog="python -m infra.jars", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m headrace.infra.jars", description=main.__doc__)
     parser.add_argument("--write-lock", action="store_true", help="walk the POMs and rewrite the lock")
     if parser.parse_args().write_lock:
         write_lock(cache_folder())

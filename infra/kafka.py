@@ -20,9 +20,9 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka import Message as RawMessage
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from infra.errors import HeadraceError, Unavailable, UsageError
-from infra.settings import KAFKA_CLIENT_VARIABLE, environment
-from schemas.headers import Headers
+from headrace.infra.errors import HeadraceError, Unavailable, UsageError
+from headrace.infra.settings import KAFKA_CLIENT_VARIABLE, environment
+from headrace.schemas.headers import Headers
 
 log = structlog.get_logger()
 

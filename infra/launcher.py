@@ -18,17 +18,17 @@ import structlog
 from rich.console import Console
 from rich.markup import escape
 
-from infra.data_folder import UP, DataFolder, RunNotes
-from infra.errors import HeadraceError, Unavailable, UsageError
-from infra.log import configure_logging
-from infra.revisions import first_message, settled, write_revision
-from infra.run import Run, join
-from infra.server_process import write_atomically
-from infra.servers import Servers
-from infra.settings import KAFKA_CLIENT_VARIABLE, Lora, Recipe, Trainer
-from infra.supervisor import Child, Patience, Supervisor
-from infra.topic_admin import ensure_topics
-from infra.workers import (
+from headrace.infra.data_folder import UP, DataFolder, RunNotes
+from headrace.infra.errors import HeadraceError, Unavailable, UsageError
+from headrace.infra.log import configure_logging
+from headrace.infra.revisions import first_message, settled, write_revision
+from headrace.infra.run import Run, join
+from headrace.infra.server_process import write_atomically
+from headrace.infra.servers import Servers
+from headrace.infra.settings import KAFKA_CLIENT_VARIABLE, Lora, Recipe, Trainer
+from headrace.infra.supervisor import Child, Patience, Supervisor
+from headrace.infra.topic_admin import ensure_topics
+from headrace.infra.workers import (
     CHECK_ADVANTAGE,
     CHECK_CHAIN,
     CHECK_CHARACTERS,
@@ -43,7 +43,7 @@ from infra.workers import (
     SUMMARIZE,
     find,
 )
-from schemas.topics import policy_of, variant_of
+from headrace.schemas.topics import policy_of, variant_of
 
 INTERRUPTED = 130
 TURN_S = 0.25
@@ -388,7 +388,7 @@ def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
         together = ["-m"]
         if torch_processes > 1:  # without a folder for it, torchrun leaves one in /tmp
             together = [*TORCHRUN, str(torch_processes), "--log-dir", str(logs / "torchrun"), "-m", "--"]
-        return Child(name, [sys.executable, *together, "infra.cli", *words, "--run", address], torch_processes)
+        return Child(name, [sys.executable, *together, "headrace", *words, "--run", address], torch_processes)
 
     trainers = {line: recipe.trainer_of(line).processes for line in recipe.lines}
     children = [

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from types import NoneType, UnionType
+from pathlib import Path
+from types import ModuleType, NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
-from infra.errors import UsageError
+from headrace.infra.errors import UsageError
 
+ROOMS_OF_0_1 = ("consumers", "envs", "producers", "trainers")
+"""Until 0.1 these were imported by their own names, and recipes on the log name what they hold so."""
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -32,7 +36,7 @@ def imported(where: str, use: str, shipped: Mapping[str, str]) -> Callable[..., 
         nearest = difflib.get_close_matches(use, shipped, n=len(shipped), cutoff=0.0)
         raise UsageError(f"{where}: no {use!r}; take one of {', '.join(nearest)}, or your own as `package.module:name`")
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+        found: Callable[..., Any] = getattr(module_named(module), attribute)
     except ImportError as error:
         raise UsageError(
             f"{where}: importing {module} failed ({error}); have it installed, or its folder on PYTHONPATH, wherever a "
@@ -43,6 +47,30 @@ def imported(where: str, use: str, shipped: Mapping[str, str]) -> Callable[..., 
     if not callable(found):
         raise UsageError(f"{where}: {use!r} is no function and no class but {found!r}")
     return found
+
+
+def module_named(name: str) -> ModuleType:
+    """Import a module that a recipe names; one of ours also by the name that it had until 0.1.
+
+    Raises ImportError. A module of the user's own comes first: their folder may hold packages of our rooms' names.
+    """
+    return importlib.import_module(f"headrace.{name}" if _is_ours(name) else name)
+
+
+def _is_ours(name: str) -> bool:
+    if name.partition(".")[0] not in ROOMS_OF_0_1:
+        return False
+    ours, found = _file_of(f"headrace.{name}"), _file_of(name)
+    # In a checkout both names lead to one file, which must not become two modules.
+    return ours is not None and (found is None or Path(ours).samefile(found))
+
+
+def _file_of(module: str) -> str | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return None
+    return spec.origin if spec is not None else None
 
 
 def check_kinds(where: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:

@@ -32,8 +32,8 @@ from minio import Minio
 from minio.error import InvalidResponseError, S3Error, ServerError
 from urllib3.exceptions import HTTPError, ProtocolError, SSLError
 
-from infra.errors import HeadraceError, Unavailable, UsageError
-from infra.store_access import KEY_PLACES, StoreKeys, connections, find_keys, tls_refusal
+from headrace.infra.errors import HeadraceError, Unavailable, UsageError
+from headrace.infra.store_access import KEY_PLACES, StoreKeys, connections, find_keys, tls_refusal
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

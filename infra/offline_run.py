@@ -17,15 +17,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from infra import workers
-from infra.archive.reading import Archive
-from infra.data_folder import DataFolder
-from infra.errors import UsageError
-from infra.held_out import evaluate
-from infra.progress import progress
-from infra.revisions import differences, with_experiment_of
-from infra.server_process import write_atomically
-from infra.settings import Recipe
+from headrace.infra import workers
+from headrace.infra.archive.reading import Archive
+from headrace.infra.data_folder import DataFolder
+from headrace.infra.errors import UsageError
+from headrace.infra.held_out import evaluate
+from headrace.infra.progress import progress
+from headrace.infra.revisions import differences, with_experiment_of
+from headrace.infra.server_process import write_atomically
+from headrace.infra.settings import Recipe
 
 CURATED, TRAINED, HELD_OUT, EXPERIMENT = "curated", "trained", "held-out", "experiment"
 """What the folder holds: two folders, and beside them what each step told, as JSON."""

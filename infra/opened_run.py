@@ -7,13 +7,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from infra.data_folder import LOOK, SUMMARY, DataFolder, RunNotes, only_folder
-from infra.embedded_kafka import EmbeddedKafka
-from infra.embedded_store import EmbeddedStore
-from infra.errors import Unavailable, UsageError
-from infra.kafka import RunAddress, parse_run
-from infra.run import NoSuchRun, Run, join, require_run, run_names
-from infra.servers import await_leaders
+from headrace.infra.data_folder import LOOK, SUMMARY, DataFolder, RunNotes, only_folder
+from headrace.infra.embedded_kafka import EmbeddedKafka
+from headrace.infra.embedded_store import EmbeddedStore
+from headrace.infra.errors import Unavailable, UsageError
+from headrace.infra.kafka import RunAddress, parse_run
+from headrace.infra.run import NoSuchRun, Run, join, require_run, run_names
+from headrace.infra.servers import await_leaders
 
 PATIENCE_S = 10.0
 

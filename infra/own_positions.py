@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from infra.kafka import Connection, Message, Outgoing
-from infra.process import MustRestart
-from infra.run import read_record
-from infra.stopwatch import Stopwatch
-from infra.topic_reader import TopicReader, read_all, whole_topics
-from schemas import codec
-from schemas.records import Snapshot
+from headrace.infra.kafka import Connection, Message, Outgoing
+from headrace.infra.process import MustRestart
+from headrace.infra.run import read_record
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.topic_reader import TopicReader, read_all, whole_topics
+from headrace.schemas import codec
+from headrace.schemas.records import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

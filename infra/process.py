@@ -10,7 +10,7 @@ from types import FrameType
 
 import structlog
 
-from infra.errors import HeadraceError, Unavailable
+from headrace.infra.errors import HeadraceError, Unavailable
 
 log = structlog.get_logger()
 

@@ -20,9 +20,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from infra.errors import UsageError
-from infra.recipe_keys import children_of, fields_of, is_free, known_keys
-from infra.settings import Recipe, Trainer, TrainerError
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe_keys import children_of, fields_of, is_free, known_keys
+from headrace.infra.settings import Recipe, Trainer, TrainerError
 
 SET = "--set"
 SWEEP = "sweep.toml"
@@ -139,7 +139,7 @@ def shipped_sweeps() -> dict[str, Traversable]:
 
 
 def _shipped_files() -> Iterator[tuple[str, Traversable]]:
-    for entry in sorted(resources.files("recipes").iterdir(), key=lambda entry: entry.name):
+    for entry in sorted(resources.files("headrace.recipes").iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".toml"):
             yield entry.name, entry
         elif entry.is_dir():

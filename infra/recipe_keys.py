@@ -8,7 +8,7 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from infra.settings import Recipe, Trainer, Use
+from headrace.infra.settings import Recipe, Trainer, Use
 
 
 def children_of(path: Sequence[str]) -> dict[str, str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from infra.kafka import Message
-from infra.run import Run, read_record
-from infra.topic_reader import read_all
-from schemas.records import ObjectsRetired
-from schemas.topics import line_of, retired_prefix
+from headrace.infra.kafka import Message
+from headrace.infra.run import Run, read_record
+from headrace.infra.topic_reader import read_all
+from headrace.schemas.records import ObjectsRetired
+from headrace.schemas.topics import line_of, retired_prefix
 
 WEIGHTS, CHECKPOINTS = "weights", "checkpoints"
 """What is retired of a policy."""

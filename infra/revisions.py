@@ -12,15 +12,25 @@ from typing import Any
 
 import structlog
 
-from infra.errors import HeadraceError, UsageError
-from infra.kafka import Connection, RunAddress, open_producer
-from infra.object_store import StoreAddress
-from infra.run import LISTING_S, Run, join, read_revision, read_revisions, run_names, store_of, store_text, untold
-from infra.settings import Recipe
-from infra.topic_reader import read_all
-from schemas import codec
-from schemas.records import RecipeRevision
-from schemas.topics import Topics
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.kafka import Connection, RunAddress, open_producer
+from headrace.infra.object_store import StoreAddress
+from headrace.infra.run import (
+    LISTING_S,
+    Run,
+    join,
+    read_revision,
+    read_revisions,
+    run_names,
+    store_of,
+    store_text,
+    untold,
+)
+from headrace.infra.settings import Recipe
+from headrace.infra.topic_reader import read_all
+from headrace.schemas import codec
+from headrace.schemas.records import RecipeRevision
+from headrace.schemas.topics import Topics
 
 WRITE_TIMEOUT_S = 30
 

@@ -13,9 +13,9 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from infra.errors import HeadraceError, Unavailable, UsageError
-from infra.jars import cache_folder
-from infra.kafka import (
+from headrace.infra.errors import HeadraceError, Unavailable, UsageError
+from headrace.infra.jars import cache_folder
+from headrace.infra.kafka import (
     Connection,
     KafkaAway,
     KafkaRefused,
@@ -25,16 +25,16 @@ from infra.kafka import (
     open_admin,
     patiently,
 )
-from infra.object_store import Content, Kind, ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
-from infra.process import MustRestart, ToldToStop
-from infra.settings import Recipe
-from infra.store_access import find_keys
-from infra.topic_reader import read_all, read_range
-from infra.weights.object_cache import ObjectCache, Uncached
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.records import ClaimCheck, RecipeRevision
-from schemas.topics import Topics, policy_of, variant_of
+from headrace.infra.object_store import Content, Kind, ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
+from headrace.infra.process import MustRestart, ToldToStop
+from headrace.infra.settings import Recipe
+from headrace.infra.store_access import find_keys
+from headrace.infra.topic_reader import read_all, read_range
+from headrace.infra.weights.object_cache import ObjectCache, Uncached
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import ClaimCheck, RecipeRevision
+from headrace.schemas.topics import Topics, policy_of, variant_of
 
 log = structlog.get_logger()
 

@@ -15,11 +15,11 @@ from typing import Protocol
 
 import structlog
 
-from infra.errors import Unavailable
-from infra.failpoints import reach
-from infra.kafka import Message, Outgoing
-from infra.stopwatch import Stopwatch
-from infra.transactions import TransactionalWriter
+from headrace.infra.errors import Unavailable
+from headrace.infra.failpoints import reach
+from headrace.infra.kafka import Message, Outgoing
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.transactions import TransactionalWriter
 
 log = structlog.get_logger()
 

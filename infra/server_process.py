@@ -35,8 +35,8 @@ from typing import ClassVar, Self
 import psutil
 import structlog
 
-from infra.errors import HeadraceError
-from infra.loopback_ports import draw_port, hold_port, port_user
+from headrace.infra.errors import HeadraceError
+from headrace.infra.loopback_ports import draw_port, hold_port, port_user
 
 PROBE_INTERVAL_S = 0.03
 LEFTOVER_STOP_S = 15.0

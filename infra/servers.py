@@ -12,12 +12,12 @@ from pathlib import Path
 import structlog
 from rich.markup import escape
 
-from infra.data_folder import DataFolder
-from infra.embedded_kafka import EmbeddedKafka
-from infra.embedded_store import EmbeddedStore
-from infra.errors import HeadraceError
-from infra.jars import cache_folder, class_path
-from infra.kafka import (
+from headrace.infra.data_folder import DataFolder
+from headrace.infra.embedded_kafka import EmbeddedKafka
+from headrace.infra.embedded_store import EmbeddedStore
+from headrace.infra.errors import HeadraceError
+from headrace.infra.jars import cache_folder, class_path
+from headrace.infra.kafka import (
     Connection,
     KafkaAway,
     KafkaRefused,
@@ -27,9 +27,9 @@ from infra.kafka import (
     open_admin,
     patiently,
 )
-from infra.object_store import ObjectStore, StoreAddress
-from infra.server_process import ServerError, ServerProcess
-from infra.settings import KAFKA_CLIENT_VARIABLE, Recipe, environment
+from headrace.infra.object_store import ObjectStore, StoreAddress
+from headrace.infra.server_process import ServerError, ServerProcess
+from headrace.infra.settings import KAFKA_CLIENT_VARIABLE, Recipe, environment
 
 PATIENCE_S = 10.0
 """How long servers that the recipe names may take to answer."""

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from infra.errors import UsageError
-from schemas.topics import Topics, TopicSpec, check_name, line_of, policy_of, variant_of
+from headrace.infra.errors import UsageError
+from headrace.schemas.topics import Topics, TopicSpec, check_name, line_of, policy_of, variant_of
 
 CACHE_VARIABLE = "HEADRACE_CACHE"
 """Folder of jars and other downloads shared by all runs."""

@@ -21,8 +21,8 @@ from minio.credentials.credentials import Credentials
 from minio.credentials.providers import AWSConfigProvider, EnvAWSProvider, Provider, StaticProvider
 from urllib3.exceptions import SSLError
 
-from infra.errors import UsageError
-from infra.settings import (
+from headrace.infra.errors import UsageError
+from headrace.infra.settings import (
     ACCESS_KEY_VARIABLE,
     AWS_ACCESS_KEY_VARIABLE,
     AWS_CREDENTIALS_VARIABLE,

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from infra.object_store import PROBE, Kind
+from headrace.infra.object_store import PROBE, Kind
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ANY_RUN = "*/"

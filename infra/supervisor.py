@@ -16,9 +16,9 @@ from pathlib import Path
 
 import structlog
 
-from infra.child_process import ChildCommand, end_all, kill_session, spawn, wait_without_reaping
-from infra.cpu_account import CpuAccount
-from infra.errors import HeadraceError, UsageError
+from headrace.infra.child_process import ChildCommand, end_all, kill_session, spawn, wait_without_reaping
+from headrace.infra.cpu_account import CpuAccount
+from headrace.infra.errors import HeadraceError, UsageError
 
 FINISHED = 0
 USAGE_ERROR = 2

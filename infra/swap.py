@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from infra import workers
-from infra.errors import UsageError
-from infra.kafka import Outgoing
-from infra.recipe_file import with_chain
-from infra.revisions import first_message, revision_of
-from infra.run import Run, RunEnded, read_revisions
-from infra.settings import Recipe
-from infra.transactions import TransactionalWriter
-from schemas import codec
+from headrace.infra import workers
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Outgoing
+from headrace.infra.recipe_file import with_chain
+from headrace.infra.revisions import first_message, revision_of
+from headrace.infra.run import Run, RunEnded, read_revisions
+from headrace.infra.settings import Recipe
+from headrace.infra.transactions import TransactionalWriter
+from headrace.schemas import codec
 
 COMPONENT = "swap"
 

@@ -19,20 +19,20 @@ from typing import Any
 
 from rich.markup import escape
 
-from infra.archive.reading import Archive
-from infra.child_process import ChildCommand, end_all, spawn
-from infra.data_folder import SUMMARY, SWEPT, DataFolder, RunNotes
-from infra.errors import HeadraceError, UsageError
-from infra.launcher import STOP_WITHIN_S, check_names, signals_ignored, signals_interrupt
-from infra.object_store import ObjectStore
-from infra.offline_run import identity
-from infra.revisions import differences
-from infra.server_process import write_atomically
-from infra.servers import Servers
-from infra.settings import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABLE, SECRET_KEY_VARIABLE, Recipe
-from infra.supervisor import last_lines
-from infra.sweep_file import Sweep, SweepRun, without_addresses
-from infra.topic_admin import delete_topics
+from headrace.infra.archive.reading import Archive
+from headrace.infra.child_process import ChildCommand, end_all, spawn
+from headrace.infra.data_folder import SUMMARY, SWEPT, DataFolder, RunNotes
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.launcher import STOP_WITHIN_S, check_names, signals_ignored, signals_interrupt
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.offline_run import identity
+from headrace.infra.revisions import differences
+from headrace.infra.server_process import write_atomically
+from headrace.infra.servers import Servers
+from headrace.infra.settings import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABLE, SECRET_KEY_VARIABLE, Recipe
+from headrace.infra.supervisor import last_lines
+from headrace.infra.sweep_file import Sweep, SweepRun, without_addresses
+from headrace.infra.topic_admin import delete_topics
 
 POLL_S = 0.25
 LAST_LINES = 6
@@ -127,7 +127,7 @@ def command_of(run: SweepRun, place: Place, shared: Sequence[str], archive: str 
     # Of a run that goes on only the servers' addresses may have changed: `play` has looked.
     where += ["--new-recipe"] if (place.folder / "run.json").exists() else []
     where += ["--from", archive] if archive else []
-    return [sys.executable, "-m", "infra.cli", "up", run.source, *sets, *where]
+    return [sys.executable, "-m", "headrace", "up", run.source, *sets, *where]
 
 
 def _check_folder(sweep: Sweep, folder: DataFolder) -> None:

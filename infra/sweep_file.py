@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from infra.errors import UsageError
-from infra.recipe_file import load_recipe, shipped_sweeps
-from infra.settings import Kafka, Recipe, Settings, Store
-from schemas.topics import check_name
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe_file import load_recipe, shipped_sweeps
+from headrace.infra.settings import Kafka, Recipe, Settings, Store
+from headrace.schemas.topics import check_name
 
 OWN = ("seed", "name")
 SHARED = ("kafka.bootstrap", "kafka.client", "store")

@@ -9,9 +9,9 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
-from infra.errors import HeadraceError
-from infra.kafka import Connection, KafkaAway, kafka_errors, open_admin, patiently
-from schemas.topics import TopicSpec
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka import Connection, KafkaAway, kafka_errors, open_admin, patiently
+from headrace.schemas.topics import TopicSpec
 
 log = structlog.get_logger()
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from infra.kafka import Connection, parse_run
-from infra.recipe_file import load_recipe
-from infra.run import join
-from infra.topic_admin import ensure_topics
-from schemas.topics import TopicSpec
+from headrace.infra.kafka import Connection, parse_run
+from headrace.infra.recipe_file import load_recipe
+from headrace.infra.run import join
+from headrace.infra.topic_admin import ensure_topics
+from headrace.schemas.topics import TopicSpec
 
 
 def listing_of_recipe(name_or_path: str, sets: Sequence[str]) -> Table:

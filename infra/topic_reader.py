@@ -10,7 +10,7 @@ from typing import Self
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from infra.kafka import (
+from headrace.infra.kafka import (
     AWAY,
     Connection,
     KafkaAway,

@@ -14,9 +14,9 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as RawMessage
 
-from infra.errors import HeadraceError, Unavailable
-from infra.failpoints import reach
-from infra.kafka import (
+from headrace.infra.errors import HeadraceError, Unavailable
+from headrace.infra.failpoints import reach
+from headrace.infra.kafka import (
     AWAY,
     TRANSACTION_TIMEOUT_MS,
     Connection,
@@ -27,7 +27,7 @@ from infra.kafka import (
     open_transactional_producer,
     translate,
 )
-from infra.process import MustRestart
+from headrace.infra.process import MustRestart
 
 log = structlog.get_logger()
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.errors import HeadraceError, UsageError
-from infra.failpoints import reach
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.failpoints import reach
 
 
 class FolderBusy(HeadraceError):

@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from envs.contract import Generation
-from producers.engines.contract import Engine
-from schemas.records import Sampling
+from headrace.envs.contract import Generation
+from headrace.producers.engines.contract import Engine
+from headrace.schemas.records import Sampling
 
 
 class TextCodec(Protocol):
@@ -40,7 +40,7 @@ def derived_seed(*parts: object) -> int:
 
 @dataclass(slots=True)
 class EngineActor:
-    """Implements `envs.contract.Actor`."""
+    """Implements `headrace.envs.contract.Actor`."""
 
     engine: Engine
     policy: str

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import structlog
 
-from infra.object_store import StoreError
-from infra.run import Run
-from infra.settings import Rollout
-from infra.weights.files import FilesError
-from producers.engines.contract import Engine
-from producers.engines.registry import import_engine, open_engine
-from producers.episodes import Cast
-from producers.follower import WeightFollower
-from producers.pauses import Pauses
-from producers.policy_files import Tokenizer, fetch_policy_files
+from headrace.infra.object_store import StoreError
+from headrace.infra.run import Run
+from headrace.infra.settings import Rollout
+from headrace.infra.weights.files import FilesError
+from headrace.producers.engines.contract import Engine
+from headrace.producers.engines.registry import import_engine, open_engine
+from headrace.producers.episodes import Cast
+from headrace.producers.follower import WeightFollower
+from headrace.producers.pauses import Pauses
+from headrace.producers.policy_files import Tokenizer, fetch_policy_files
 
 log = structlog.get_logger()
 

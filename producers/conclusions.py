@@ -6,26 +6,26 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from envs.registry import load_environment, load_workflow
-from infra.dead_letters import dead_letter
-from infra.errors import UsageError
-from infra.failpoints import reach
-from infra.kafka import Outgoing
-from infra.object_store import StoreError
-from infra.run import STORE_NAME, Run, refuse_replaced
-from infra.settings import Recipe
-from infra.stopwatch import Stopwatch
-from producers.engines.contract import EngineError, VersionGone
-from producers.episodes import Cast, Outcome, Script, conclude_unplayed, one_line, play_group
-from producers.follower import WeightFollower
-from producers.group_records import Encoded, encode_group, generated_tokens, outgoing
-from producers.pauses import Pauses
-from producers.record_producer import RecordProducer
-from producers.scoring import LimitedScoring
-from producers.task_intake import StartedTask
-from producers.version_holds import VersionHolds
-from producers.worker_status import Tally
-from schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup
+from headrace.envs.registry import load_environment, load_workflow
+from headrace.infra.dead_letters import dead_letter
+from headrace.infra.errors import UsageError
+from headrace.infra.failpoints import reach
+from headrace.infra.kafka import Outgoing
+from headrace.infra.object_store import StoreError
+from headrace.infra.run import STORE_NAME, Run, refuse_replaced
+from headrace.infra.settings import Recipe
+from headrace.infra.stopwatch import Stopwatch
+from headrace.producers.engines.contract import EngineError, VersionGone
+from headrace.producers.episodes import Cast, Outcome, Script, conclude_unplayed, one_line, play_group
+from headrace.producers.follower import WeightFollower
+from headrace.producers.group_records import Encoded, encode_group, generated_tokens, outgoing
+from headrace.producers.pauses import Pauses
+from headrace.producers.record_producer import RecordProducer
+from headrace.producers.scoring import LimitedScoring
+from headrace.producers.task_intake import StartedTask
+from headrace.producers.version_holds import VersionHolds
+from headrace.producers.worker_status import Tally
+from headrace.schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup
 
 Groups = dict[str, TrajectoryGroup]
 """By policy."""

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from envs.contract import Environment, Episode, Problem, RoleTrajectory, Workflow
-from envs.payload import problem_from_json
-from producers.actor import EngineActor, TextCodec, derived_seed
-from producers.engines.contract import Engine, VersionGone
-from schemas.records import Failure, Sampling, Sequence, Task, Trajectory, TrajectoryGroup
+from headrace.envs.contract import Environment, Episode, Problem, RoleTrajectory, Workflow
+from headrace.envs.payload import problem_from_json
+from headrace.producers.actor import EngineActor, TextCodec, derived_seed
+from headrace.producers.engines.contract import Engine, VersionGone
+from headrace.schemas.records import Failure, Sampling, Sequence, Task, Trajectory, TrajectoryGroup
 
 DETAIL_LENGTH = 300
 

@@ -14,17 +14,17 @@ from typing import Any
 
 import structlog
 
-from envs.contract import Problem
-from envs.payload import problem_to_json
-from infra.dead_letters import REDRIVEN
-from infra.settings import Recipe
-from infra.weights.paths import is_version
-from producers.evaluation_schedule import Evaluation, EvaluationSchedule
-from producers.pacing import OpenTask, Pacing, Quota
-from producers.solved import SolvedWatch
-from producers.task_source import TaskSource
-from schemas.records import BatchTrained, DeadLetter, Outcome, RecipeRevision, Task, WeightsPublished
-from schemas.topics import eval_stream
+from headrace.envs.contract import Problem
+from headrace.envs.payload import problem_to_json
+from headrace.infra.dead_letters import REDRIVEN
+from headrace.infra.settings import Recipe
+from headrace.infra.weights.paths import is_version
+from headrace.producers.evaluation_schedule import Evaluation, EvaluationSchedule
+from headrace.producers.pacing import OpenTask, Pacing, Quota
+from headrace.producers.solved import SolvedWatch
+from headrace.producers.task_source import TaskSource
+from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, RecipeRevision, Task, WeightsPublished
+from headrace.schemas.topics import eval_stream
 
 log = structlog.get_logger()
 

@@ -17,31 +17,31 @@ from typing import Any
 
 import structlog
 
-from envs.contract import Environment
-from envs.registry import load_environment
-from infra.dead_letters import dead_letter
-from infra.errors import HeadraceError, UsageError
-from infra.group_offsets import commits, delete_before
-from infra.kafka import Message, Outgoing, RunAddress, parse_run
-from infra.log import configure_logging
-from infra.own_positions import OwnPositions, Role
-from infra.process import JOIN_PATIENCE_S, MustRestart, keep_running, stop_on_signals
-from infra.revisions import differ_by_chain, join_to_write
-from infra.run import Run, read_revision, read_revisions
-from infra.run_loop import run_loop
-from infra.settings import Recipe
-from infra.stopwatch import Stopwatch
-from infra.transactions import TransactionalWriter
-from producers.feed_state import FeedState, Planned
-from producers.pacing import Overdue
-from producers.selectors.registry import load_selectors
-from producers.task_ledger import is_of_run
-from producers.task_source import TaskSource
-from producers.worked_examples import send_examples
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.headers import task_key, task_stamp
-from schemas.records import BatchTrained, DeadLetter, Outcome, RecipeRevision, WeightsPublished
+from headrace.envs.contract import Environment
+from headrace.envs.registry import load_environment
+from headrace.infra.dead_letters import dead_letter
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.group_offsets import commits, delete_before
+from headrace.infra.kafka import Message, Outgoing, RunAddress, parse_run
+from headrace.infra.log import configure_logging
+from headrace.infra.own_positions import OwnPositions, Role
+from headrace.infra.process import JOIN_PATIENCE_S, MustRestart, keep_running, stop_on_signals
+from headrace.infra.revisions import differ_by_chain, join_to_write
+from headrace.infra.run import Run, read_revision, read_revisions
+from headrace.infra.run_loop import run_loop
+from headrace.infra.settings import Recipe
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.transactions import TransactionalWriter
+from headrace.producers.feed_state import FeedState, Planned
+from headrace.producers.pacing import Overdue
+from headrace.producers.selectors.registry import load_selectors
+from headrace.producers.task_ledger import is_of_run
+from headrace.producers.task_source import TaskSource
+from headrace.producers.worked_examples import send_examples
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import task_key, task_stamp
+from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, RecipeRevision, WeightsPublished
 
 log = structlog.get_logger()
 

@@ -13,21 +13,21 @@ from collections.abc import Mapping
 
 import structlog
 
-from infra.errors import Unavailable, UsageError
-from infra.failpoints import reach
-from infra.kafka import Message, end_offsets
-from infra.object_store import StoreError
-from infra.run import Run, read_revision
-from infra.settings import Recipe
-from infra.topic_reader import Place, TopicReader, read_all, read_range
-from infra.weights.paths import ANCHOR, RECENT, is_version
-from infra.weights.policy_weights import BadWeights, PolicyWeights
-from infra.weights.tensors import WeightsError
-from producers.engines.contract import Engine, EngineError, VersionGone
-from producers.pauses import Pauses
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.records import ClaimCheck, TakenWeights, WeightsPublished
+from headrace.infra.errors import Unavailable, UsageError
+from headrace.infra.failpoints import reach
+from headrace.infra.kafka import Message, end_offsets
+from headrace.infra.object_store import StoreError
+from headrace.infra.run import Run, read_revision
+from headrace.infra.settings import Recipe
+from headrace.infra.topic_reader import Place, TopicReader, read_all, read_range
+from headrace.infra.weights.paths import ANCHOR, RECENT, is_version
+from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
+from headrace.infra.weights.tensors import WeightsError
+from headrace.producers.engines.contract import Engine, EngineError, VersionGone
+from headrace.producers.pauses import Pauses
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import ClaimCheck, TakenWeights, WeightsPublished
 
 log = structlog.get_logger()
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from infra.kafka import Outgoing
-from producers.episodes import one_line
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.headers import Stamp
-from schemas.records import ClaimCheck, Failure, TrajectoryGroup
-from schemas.topics import Topics
+from headrace.infra.kafka import Outgoing
+from headrace.producers.episodes import one_line
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import ClaimCheck, Failure, TrajectoryGroup
+from headrace.schemas.topics import Topics
 
 
 @dataclass(frozen=True, slots=True)

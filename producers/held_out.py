@@ -7,21 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from envs.payload import problem_to_json
-from infra.errors import UsageError
-from infra.progress import Tell
-from infra.settings import Recipe
-from infra.weights.files import FilesError
-from infra.weights.folder import open_weights
-from infra.weights.tensors import WeightsError
-from producers.conclusions import make_script
-from producers.engines.contract import EngineError
-from producers.engines.registry import open_engine
-from producers.episodes import Cast, Script, play_group
-from producers.feed_state import task_seed
-from producers.policy_files import Tokenizer
-from schemas.records import Task, TrajectoryGroup
-from schemas.topics import eval_stream
+from headrace.envs.payload import problem_to_json
+from headrace.infra.errors import UsageError
+from headrace.infra.progress import Tell
+from headrace.infra.settings import Recipe
+from headrace.infra.weights.files import FilesError
+from headrace.infra.weights.folder import open_weights
+from headrace.infra.weights.tensors import WeightsError
+from headrace.producers.conclusions import make_script
+from headrace.producers.engines.contract import EngineError
+from headrace.producers.engines.registry import open_engine
+from headrace.producers.episodes import Cast, Script, play_group
+from headrace.producers.feed_state import task_seed
+from headrace.producers.policy_files import Tokenizer
+from headrace.schemas.records import Task, TrajectoryGroup
+from headrace.schemas.topics import eval_stream
 
 AT_ONCE = 64
 """Problems under way."""

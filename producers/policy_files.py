@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from infra.object_store import ObjectStore
-from infra.weights.files import FilesError, files_to_serve, write_files
-from infra.weights.object_cache import Uncached
-from schemas.records import WeightsPublished
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.weights.files import FilesError, files_to_serve, write_files
+from headrace.infra.weights.object_cache import Uncached
+from headrace.schemas.records import WeightsPublished
 
 TOKENIZER_FILE = "tokenizer.json"
 NAMES_OF_EOS = ("config.json", "generation_config.json")

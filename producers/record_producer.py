@@ -10,8 +10,8 @@ from contextlib import suppress
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as RawMessage
 
-from infra.kafka import Connection, Outgoing, open_producer, translate
-from infra.stopwatch import Stopwatch
+from headrace.infra.kafka import Connection, Outgoing, open_producer, translate
+from headrace.infra.stopwatch import Stopwatch
 
 POLL_S = 0.1
 FULL_S = 0.05

@@ -23,33 +23,33 @@ from typing import Literal
 
 import structlog
 
-from infra.errors import UsageError
-from infra.kafka import Outgoing, parse_run, partitions_of
-from infra.log import configure_logging
-from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
-from infra.revisions import join_to_write
-from infra.run import Run
-from infra.settings import Recipe
-from infra.stopwatch import Stopwatch
-from infra.topic_reader import Place
-from producers.casting import Casting
-from producers.conclusions import Concluder, make_script
-from producers.engines.contract import Engine
-from producers.engines.registry import import_engine
-from producers.episodes import Script
-from producers.follower import WeightFollower
-from producers.group_records import topic_of
-from producers.pauses import Pauses
-from producers.record_producer import RecordProducer
-from producers.slots import Reservation, Slots
-from producers.task_intake import Member, StartedTask, TaskIntake
-from producers.threads import EpisodeThreads
-from producers.version_holds import VersionHolds
-from producers.watchdog import EXIT_CODE, Stalled, StallWatch, Watchdog, stall_limit_s
-from producers.worker_status import Reporter, State, Tally, sum_up
-from schemas import codec
-from schemas.records import Task
-from schemas.topics import check_name, eval_stream
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Outgoing, parse_run, partitions_of
+from headrace.infra.log import configure_logging
+from headrace.infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.revisions import join_to_write
+from headrace.infra.run import Run
+from headrace.infra.settings import Recipe
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.topic_reader import Place
+from headrace.producers.casting import Casting
+from headrace.producers.conclusions import Concluder, make_script
+from headrace.producers.engines.contract import Engine
+from headrace.producers.engines.registry import import_engine
+from headrace.producers.episodes import Script
+from headrace.producers.follower import WeightFollower
+from headrace.producers.group_records import topic_of
+from headrace.producers.pauses import Pauses
+from headrace.producers.record_producer import RecordProducer
+from headrace.producers.slots import Reservation, Slots
+from headrace.producers.task_intake import Member, StartedTask, TaskIntake
+from headrace.producers.threads import EpisodeThreads
+from headrace.producers.version_holds import VersionHolds
+from headrace.producers.watchdog import EXIT_CODE, Stalled, StallWatch, Watchdog, stall_limit_s
+from headrace.producers.worker_status import Reporter, State, Tally, sum_up
+from headrace.schemas import codec
+from headrace.schemas.records import Task
+from headrace.schemas.topics import check_name, eval_stream
 
 log = structlog.get_logger()
 

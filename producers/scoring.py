@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from envs.contract import Environment, Problem, Score, Split
+from headrace.envs.contract import Environment, Problem, Score, Split
 
 
 class ScoreTimeLimit(TimeoutError):

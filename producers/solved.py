@@ -7,7 +7,7 @@ from collections import deque
 from statistics import fmean
 from typing import Literal
 
-from schemas.records import Outcome
+from headrace.schemas.records import Outcome
 
 WINDOW = 500
 ZERO_VARIANCE = "zero_variance"

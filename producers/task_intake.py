@@ -19,16 +19,16 @@ from typing import Literal, Protocol
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
-from infra.failpoints import reach
-from infra.kafka import AWAY, Connection, Message, good_messages, open_consumer, patiently, translate
-from infra.stopwatch import Stopwatch
-from infra.topic_reader import Place
-from producers.pauses import Pauses
-from producers.slots import Reservation
-from producers.task_ledger import POISON_STARTS, TaskLedger
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.records import Task
+from headrace.infra.failpoints import reach
+from headrace.infra.kafka import AWAY, Connection, Message, good_messages, open_consumer, patiently, translate
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.topic_reader import Place
+from headrace.producers.pauses import Pauses
+from headrace.producers.slots import Reservation
+from headrace.producers.task_ledger import POISON_STARTS, TaskLedger
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import Task
 
 log = structlog.get_logger()
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import structlog
 
-from envs.contract import Environment, HasTiers, Problem, Split
-from infra.errors import HeadraceError, UsageError
-from producers.selectors.contract import MOST_REJECTIONS, ChoosesTier, KnowsSize, Selector
+from headrace.envs.contract import Environment, HasTiers, Problem, Split
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.producers.selectors.contract import MOST_REJECTIONS, ChoosesTier, KnowsSize, Selector
 
 log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
-from infra.errors import HeadraceError
+from headrace.infra.errors import HeadraceError
 
 log = structlog.get_logger()
 

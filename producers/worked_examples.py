@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 
 import structlog
 
-from envs.contract import Environment, GivesExamples
-from infra.errors import UsageError
-from infra.kafka import Outgoing
-from infra.run import Run
-from infra.topic_reader import read_all
-from infra.transactions import TransactionalWriter
-from schemas import codec
-from schemas.records import WarmStartExamples
-from schemas.topics import examples_key
+from headrace.envs.contract import Environment, GivesExamples
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Outgoing
+from headrace.infra.run import Run
+from headrace.infra.topic_reader import read_all
+from headrace.infra.transactions import TransactionalWriter
+from headrace.schemas import codec
+from headrace.schemas.records import WarmStartExamples
+from headrace.schemas.topics import examples_key
 
 log = structlog.get_logger()
 

@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from infra.stopwatch import Stopwatch
-from producers.engines.contract import Engine, EngineStats
-from producers.episodes import Outcome, now_ms
-from schemas.records import TakenWeights, WorkerStatus
+from headrace.infra.stopwatch import Stopwatch
+from headrace.producers.engines.contract import Engine, EngineStats
+from headrace.producers.episodes import Outcome, now_ms
+from headrace.schemas.records import TakenWeights, WorkerStatus
 
 NOTHING = EngineStats(generated_tokens=0, prompt_tokens=0, recomputed_tokens=0, running=0, waiting=0, busy_s=0.0)
 """Of a worker without an engine yet."""

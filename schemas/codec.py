@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
-from schemas.avro import NAMESPACE, Convert, Plain, SchemaError, from_plain, schema_of, to_plain
-from schemas.reading import REFUSALS, Reader, reader_of
-from schemas.records import RECORDS
-from schemas.writers import foreign_schema, weigh
+from headrace.schemas.avro import NAMESPACE, Convert, Plain, SchemaError, from_plain, schema_of, to_plain
+from headrace.schemas.reading import REFUSALS, Reader, reader_of
+from headrace.schemas.records import RECORDS
+from headrace.schemas.writers import foreign_schema, weigh
 
 MAGIC = b"\xc3\x01"
 HEADER_BYTES = 10
@@ -73,7 +73,7 @@ BY_NAME = {record.__name__: form for record, form in FORMS.items()}
 def _past() -> dict[bytes, Plain]:
     """Schemas of earlier releases and of the run, by fingerprint; `learn` adds to it."""
     known: dict[bytes, Plain] = {}
-    for release in resources.files("schemas").joinpath("past").iterdir():
+    for release in resources.files("headrace.schemas").joinpath("past").iterdir():
         if release.is_dir():
             for file in release.iterdir():
                 schema = json.loads(file.read_text())
@@ -84,7 +84,7 @@ def _past() -> dict[bytes, Plain]:
 def learn(schemas: Mapping[str, str]) -> None:
     """Take in the writers' schemas that a run keeps on its recipe topic: record name to schema text.
 
-    Raises SchemaError for the first that is none (`schemas.writers`); those before it are learnt.
+    Raises SchemaError for the first that is none (`headrace.schemas.writers`); those before it are learnt.
     """
     for text in schemas.values():
         schema = foreign_schema(text)

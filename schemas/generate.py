@@ -1,4 +1,6 @@
-"""Write the `.avsc` files from the record classes, with the text under each field: `python -m schemas.generate`.
+"""Write the `.avsc` files from the record classes, with the text under each field.
+
+Run it as `python -m headrace.schemas.generate`.
 
 They are for producers in other languages, and for the test that holds them true.
 """
@@ -10,8 +12,8 @@ import inspect
 import json
 from pathlib import Path
 
-from schemas import records
-from schemas.avro import schema_of
+from headrace.schemas import records
+from headrace.schemas.avro import schema_of
 
 
 def docs_of_records() -> dict[str, dict[str, str]]:

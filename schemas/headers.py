@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from schemas.records import Outcome, Task
+    from headrace.schemas.records import Outcome, Task
 
 Headers = list[tuple[str, bytes]]
 

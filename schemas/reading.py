@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from schemas.avro import SCALARS
+from headrace.schemas.avro import SCALARS
 
 Reader = Callable[[bytes, int], tuple[Any, int]]
 """From a message and where a record begins to the record and where it ends, which may be behind the message's end."""

@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from schemas.avro import Dtype
+from headrace.schemas.avro import Dtype
 
 Int32s = Annotated[npt.NDArray[np.int32], Dtype("int32")]
 Float32s = Annotated[npt.NDArray[np.float32], Dtype("float32")]

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from schemas.avro import SCALARS, Plain, SchemaError
+from headrace.schemas.avro import SCALARS, Plain, SchemaError
 
 MOST_SCHEMA_CHARACTERS = 1 << 18
 DEEPEST = 32

@@ -12,7 +12,7 @@ import pytest
 import structlog
 from xdist.scheduler import LoadScopeScheduling
 
-from schemas import codec
+from headrace.schemas import codec
 
 hypothesis.settings.register_profile(
     "headrace", deadline=None

@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from infra.errors import HeadraceError
+from headrace.infra.errors import HeadraceError
 
 GroupBy = Literal["task", "task+role", "task+role+turn"]
 Weight = Literal["trajectory", "sequence"]

@@ -7,18 +7,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from infra.archive.reading import Archive
-from infra.first_uses import Replay, is_first_use
-from infra.kafka import Message
-from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.topic_reader import Place
-from schemas import codec
-from schemas.headers import HeaderError, Stamp, task_key
-from schemas.records import BatchTrained, CuratedGroup, GroupUse
-from trainers.groups import WholeGroup
-from trainers.history import History, history_in
-from trainers.payloads import Payloads
-from trainers.trained_groups import LineageBroken, whole
+from headrace.infra.archive.reading import Archive
+from headrace.infra.first_uses import Replay, is_first_use
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.topic_reader import Place
+from headrace.schemas import codec
+from headrace.schemas.headers import HeaderError, Stamp, task_key
+from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse
+from headrace.trainers.groups import WholeGroup
+from headrace.trainers.history import History, history_in
+from headrace.trainers.payloads import Payloads
+from headrace.trainers.trained_groups import LineageBroken, whole
 
 
 @dataclass(frozen=True, slots=True)

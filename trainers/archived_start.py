@@ -8,23 +8,23 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from infra.archive.reading import Archive, is_archive
-from infra.errors import UsageError
-from infra.object_store import Content, ObjectCorrupt, ObjectMissing
-from infra.settings import Recipe
-from infra.weights.files import files_to_serve, is_adapter
-from infra.weights.tensors import WeightsError
-from schemas.records import NamedObject
-from trainers.archived_groups import archived_history
-from trainers.backends.group import new_learner
-from trainers.checkpoint import CheckpointError
-from trainers.learner import Learner
-from trainers.lora import Adapter
-from trainers.model import load_model, save_model_files
-from trainers.remake import learner_at
-from trainers.start import first_model
-from trainers.token_texts import TOKENIZER_FILE
-from trainers.trained_groups import LineageBroken
+from headrace.infra.archive.reading import Archive, is_archive
+from headrace.infra.errors import UsageError
+from headrace.infra.object_store import Content, ObjectCorrupt, ObjectMissing
+from headrace.infra.settings import Recipe
+from headrace.infra.weights.files import files_to_serve, is_adapter
+from headrace.infra.weights.tensors import WeightsError
+from headrace.schemas.records import NamedObject
+from headrace.trainers.archived_groups import archived_history
+from headrace.trainers.backends.group import new_learner
+from headrace.trainers.checkpoint import CheckpointError
+from headrace.trainers.learner import Learner
+from headrace.trainers.lora import Adapter
+from headrace.trainers.model import load_model, save_model_files
+from headrace.trainers.remake import learner_at
+from headrace.trainers.start import first_model
+from headrace.trainers.token_texts import TOKENIZER_FILE
+from headrace.trainers.trained_groups import LineageBroken
 
 HOW = "name by --start an archive made with `headrace archive --with-weights`, or a folder in Hugging Face's layout"
 

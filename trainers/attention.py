@@ -16,8 +16,8 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from infra.errors import UsageError
-from trainers.layers import decoder_of
+from headrace.infra.errors import UsageError
+from headrace.trainers.layers import decoder_of
 
 NAME = "headrace_packed"
 _KINDS = {"full_attention", "sliding_attention"}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from infra.errors import HeadraceError
+from headrace.infra.errors import HeadraceError
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]

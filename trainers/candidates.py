@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from infra.settings import Trainer
-from trainers.batch import BatchError
-from trainers.groups import PreparedGroup, WholeGroup, batch_sequences, prepared
-from trainers.learner import Learner
-from trainers.window import Waiting
+from headrace.infra.settings import Trainer
+from headrace.trainers.batch import BatchError
+from headrace.trainers.groups import PreparedGroup, WholeGroup, batch_sequences, prepared
+from headrace.trainers.learner import Learner
+from headrace.trainers.window import Waiting
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, Union
 
-from infra.errors import HeadraceError
-from infra.run import Run
-from infra.weights.tensor_file import Pieces, read_metadata, read_safetensors, safetensors_pieces
-from infra.weights.tensors import Tensor
-from schemas.records import ClaimCheck, NamedObject
+from headrace.infra.errors import HeadraceError
+from headrace.infra.run import Run
+from headrace.infra.weights.tensor_file import Pieces, read_metadata, read_safetensors, safetensors_pieces
+from headrace.infra.weights.tensors import Tensor
+from headrace.schemas.records import ClaimCheck, NamedObject
 
 Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], None]  # noqa: UP007  # forward references
 

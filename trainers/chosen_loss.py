@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.errors import UsageError
-from infra.settings import Recipe, Reference, Trainer, Use
-from trainers.losses import LOSSES, Objective, objective_of
+from headrace.infra.errors import UsageError
+from headrace.infra.settings import Recipe, Reference, Trainer, Use
+from headrace.trainers.losses import LOSSES, Objective, objective_of
 
 PER_TOKEN = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline"})
 """Advantages that give every token its own, or whiten them."""

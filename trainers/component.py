@@ -14,19 +14,19 @@ from itertools import chain
 import structlog
 from blake3 import blake3
 
-from infra.dead_letters import dead_letter, lost_to_shadow
-from infra.health import ENTROPY_FIRST, LOOK_BACK, findings
-from infra.kafka import Message, Outgoing
-from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.process import MustRestart
-from infra.run import Run, read_revision
-from infra.stopwatch import Stopwatch, log_share
-from infra.topic_reader import TopicReader
-from infra.transactions import TransactionalWriter
-from schemas import codec, records
-from schemas.avro import SchemaError
-from schemas.headers import outcome_stamp
-from schemas.records import (
+from headrace.infra.dead_letters import dead_letter, lost_to_shadow
+from headrace.infra.health import ENTROPY_FIRST, LOOK_BACK, findings
+from headrace.infra.kafka import Message, Outgoing
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.process import MustRestart
+from headrace.infra.run import Run, read_revision
+from headrace.infra.stopwatch import Stopwatch, log_share
+from headrace.infra.topic_reader import TopicReader
+from headrace.infra.transactions import TransactionalWriter
+from headrace.schemas import codec, records
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import outcome_stamp
+from headrace.schemas.records import (
     BatchTrained,
     CuratedGroup,
     GroupUse,
@@ -35,20 +35,20 @@ from schemas.records import (
     TrajectoryGroup,
     WeightsPublished,
 )
-from schemas.topics import policy_of, variant_of
-from trainers.advantages import RewardError
-from trainers.batch import BatchError
-from trainers.candidates import Candidate, candidate, candidate_of
-from trainers.estimator import AdvantageError
-from trainers.groups import PreparedGroup, WholeGroup, batch_sequences
-from trainers.payloads import LoggedFirstUses, Payloads
-from trainers.pipeline import Made, Order, Pipeline
-from trainers.publisher import WindowMark, pointer
-from trainers.resume import Incarnation
-from trainers.step_metrics import group_metrics, sampled_by
-from trainers.token_texts import TOKENIZER_FILE
-from trainers.trained_groups import whole
-from trainers.window import Eviction, Waiting, Window, next_batch
+from headrace.schemas.topics import policy_of, variant_of
+from headrace.trainers.advantages import RewardError
+from headrace.trainers.batch import BatchError
+from headrace.trainers.candidates import Candidate, candidate, candidate_of
+from headrace.trainers.estimator import AdvantageError
+from headrace.trainers.groups import PreparedGroup, WholeGroup, batch_sequences
+from headrace.trainers.payloads import LoggedFirstUses, Payloads
+from headrace.trainers.pipeline import Made, Order, Pipeline
+from headrace.trainers.publisher import WindowMark, pointer
+from headrace.trainers.resume import Incarnation
+from headrace.trainers.step_metrics import group_metrics, sampled_by
+from headrace.trainers.token_texts import TOKENIZER_FILE
+from headrace.trainers.trained_groups import whole
+from headrace.trainers.window import Eviction, Waiting, Window, next_batch
 
 log = structlog.get_logger()
 

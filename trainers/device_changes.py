@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from infra.weights.coding import FindChanges, Items, Positions, changes
+from headrace.infra.weights.coding import FindChanges, Items, Positions, changes
 
 
 def find_changes_on(device: torch.device) -> FindChanges:

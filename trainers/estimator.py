@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from infra.errors import HeadraceError, UsageError
-from infra.named import check_options, named
-from infra.settings import Recipe, Trainer
-from trainers.advantages import ADVANTAGES, WHOLE_BATCH, Advantages, Member, batch_norm
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.named import check_options, named
+from headrace.infra.settings import Recipe, Trainer
+from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, Advantages, Member, batch_norm
 
 KEY = "trainer.advantage"
 COMPARISON = frozenset({"group_by", "weight"})

@@ -15,28 +15,28 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from infra.errors import HeadraceError, UsageError
-from infra.kafka import Outgoing, RunAddress
-from infra.progress import Tell
-from infra.recipe_file import changed_recipe, check_trainer_words
-from infra.revisions import differences, known_revisions, revision_of, write_revision
-from infra.run import Run, groups_home, join, read_revisions
-from infra.settings import Recipe
-from infra.topic_admin import ensure_topics
-from infra.transactions import TransactionalWriter
-from schemas import codec
-from schemas.records import BatchTrained, RecipeRevision, WeightsPublished
-from schemas.topics import policy_of, variant_of
-from trainers.backends.group import numerics_here
-from trainers.chosen_loss import check_loss
-from trainers.estimator import check_advantage
-from trainers.history import History, read_history
-from trainers.learner import Learner
-from trainers.model import pin_threads
-from trainers.publisher import Publisher, WindowMark, checkpoint
-from trainers.remake import Remade, hash_of, remake
-from trainers.retrain import Compared, Span, begin_at, stretches
-from trainers.step_metrics import group_metrics, sampled_by
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.kafka import Outgoing, RunAddress
+from headrace.infra.progress import Tell
+from headrace.infra.recipe_file import changed_recipe, check_trainer_words
+from headrace.infra.revisions import differences, known_revisions, revision_of, write_revision
+from headrace.infra.run import Run, groups_home, join, read_revisions
+from headrace.infra.settings import Recipe
+from headrace.infra.topic_admin import ensure_topics
+from headrace.infra.transactions import TransactionalWriter
+from headrace.schemas import codec
+from headrace.schemas.records import BatchTrained, RecipeRevision, WeightsPublished
+from headrace.schemas.topics import policy_of, variant_of
+from headrace.trainers.backends.group import numerics_here
+from headrace.trainers.chosen_loss import check_loss
+from headrace.trainers.estimator import check_advantage
+from headrace.trainers.history import History, read_history
+from headrace.trainers.learner import Learner
+from headrace.trainers.model import pin_threads
+from headrace.trainers.publisher import Publisher, WindowMark, checkpoint
+from headrace.trainers.remake import Remade, hash_of, remake
+from headrace.trainers.retrain import Compared, Span, begin_at, stretches
+from headrace.trainers.step_metrics import group_metrics, sampled_by
 
 ENDED = "steps"
 """Why an experiment is over: it has all the versions that it was asked for."""

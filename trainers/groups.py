@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from infra.settings import Trainer
-from schemas.records import CuratedGroup, Routing, Sampling, Sequence, TrajectoryGroup
-from trainers.advantages import Member
-from trainers.batch import BatchError, Experts, Float32s, TrainingSequence
-from trainers.estimator import estimator_of
+from headrace.infra.settings import Trainer
+from headrace.schemas.records import CuratedGroup, Routing, Sampling, Sequence, TrajectoryGroup
+from headrace.trainers.advantages import Member
+from headrace.trainers.batch import BatchError, Experts, Float32s, TrainingSequence
+from headrace.trainers.estimator import estimator_of
 
 MOST_WEIGHT = 1e6
 """Of a group: advantages times it stay finite."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from infra.kafka import Message
-from infra.process import ToldToStop
-from infra.retired import CHECKPOINTS, Retired
-from infra.run import Run, read_record
-from infra.topic_reader import Place, TopicReader, read_all, whole_topics
-from infra.weights.paths import ANCHOR, is_version, size_of
-from schemas.records import (
+from headrace.infra.kafka import Message
+from headrace.infra.process import ToldToStop
+from headrace.infra.retired import CHECKPOINTS, Retired
+from headrace.infra.run import Run, read_record
+from headrace.infra.topic_reader import Place, TopicReader, read_all, whole_topics
+from headrace.infra.weights.paths import ANCHOR, is_version, size_of
+from headrace.schemas.records import (
     BatchTrained,
     CheckpointPointer,
     CuratedGroup,
@@ -24,7 +24,7 @@ from schemas.records import (
     WarmStartExamples,
     WeightsPublished,
 )
-from schemas.topics import Topics, checkpoint_prefix, examples_key
+from headrace.schemas.topics import Topics, checkpoint_prefix, examples_key
 
 log = structlog.get_logger()
 

@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from infra.errors import UsageError
-from infra.kafka import partitions_of
-from infra.run import Run, groups_home
-from infra.topic_reader import read_key
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.headers import task_key
-from schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup
-from schemas.topics import is_eval
-from trainers.estimator import estimator_of
-from trainers.groups import WholeGroup
-from trainers.history import History, read_history
-from trainers.seen import Advantages, GroupSeen, advantages_of, see_group
-from trainers.token_texts import token_texts
-from trainers.trained_groups import trained_groups, whole
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import partitions_of
+from headrace.infra.run import Run, groups_home
+from headrace.infra.topic_reader import read_key
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import task_key
+from headrace.schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup
+from headrace.schemas.topics import is_eval
+from headrace.trainers.estimator import estimator_of
+from headrace.trainers.groups import WholeGroup
+from headrace.trainers.history import History, read_history
+from headrace.trainers.seen import Advantages, GroupSeen, advantages_of, see_group
+from headrace.trainers.token_texts import token_texts
+from headrace.trainers.trained_groups import trained_groups, whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import transformers
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from infra.errors import UsageError
+from headrace.infra.errors import UsageError
 
 _COMPILED = ("MLP", "RMSNorm", "LayerNorm")
 _Forward: TypeAlias = Callable[..., Any]

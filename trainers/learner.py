@@ -14,30 +14,30 @@ import structlog
 import torch
 import transformers
 
-from infra.errors import UsageError
-from infra.experts import compute_experts_plainly
-from infra.lora import published_names
-from infra.run import Objects, Run
-from infra.settings import Trainer
-from infra.weights.tensors import Tensor
-from schemas.records import NamedObject
-from trainers.backends.contract import Backend, SingleProcess
-from trainers.backends.shards import read_parts
-from trainers.batch import BatchError, MicroBatch, Minibatch, TrainingSequence, minibatches, staleness
-from trainers.checkpoint import Checkpoint, CheckpointError, Json, Storing, store_whole
-from trainers.chosen_loss import objective_for
-from trainers.layers import arrange_layers
-from trainers.logprobs import Scorer
-from trainers.lora import Adapter
-from trainers.losses import TrainedTokens, added
-from trainers.masters import Masters, State
-from trainers.model import TORCH_DTYPES, deterministic, from_torch, publish_weights, to_torch
-from trainers.numerics import compute_dtype, numerics
-from trainers.reference import ReferencePolicy
-from trainers.routing import Routers
-from trainers.schedule import learning_rate
-from trainers.shard_index import Index
-from trainers.step_metrics import StepMetrics, StepSums, gap_sums, ratio_sums, staleness_metrics
+from headrace.infra.errors import UsageError
+from headrace.infra.experts import compute_experts_plainly
+from headrace.infra.lora import published_names
+from headrace.infra.run import Objects, Run
+from headrace.infra.settings import Trainer
+from headrace.infra.weights.tensors import Tensor
+from headrace.schemas.records import NamedObject
+from headrace.trainers.backends.contract import Backend, SingleProcess
+from headrace.trainers.backends.shards import read_parts
+from headrace.trainers.batch import BatchError, MicroBatch, Minibatch, TrainingSequence, minibatches, staleness
+from headrace.trainers.checkpoint import Checkpoint, CheckpointError, Json, Storing, store_whole
+from headrace.trainers.chosen_loss import objective_for
+from headrace.trainers.layers import arrange_layers
+from headrace.trainers.logprobs import Scorer
+from headrace.trainers.lora import Adapter
+from headrace.trainers.losses import TrainedTokens, added
+from headrace.trainers.masters import Masters, State
+from headrace.trainers.model import TORCH_DTYPES, deterministic, from_torch, publish_weights, to_torch
+from headrace.trainers.numerics import compute_dtype, numerics
+from headrace.trainers.reference import ReferencePolicy
+from headrace.trainers.routing import Routers
+from headrace.trainers.schedule import learning_rate
+from headrace.trainers.shard_index import Index
+from headrace.trainers.step_metrics import StepMetrics, StepSums, gap_sums, ratio_sums, staleness_metrics
 
 log = structlog.get_logger()
 

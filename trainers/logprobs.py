@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import transformers
 
-from trainers.attention import Packing, PackingError, enable_packing
-from trainers.batch import MicroBatch
-from trainers.layers import decoder_of
+from headrace.trainers.attention import Packing, PackingError, enable_packing
+from headrace.trainers.batch import MicroBatch
+from headrace.trainers.layers import decoder_of
 
 LOGITS_MIB = 256
 """Most fp32 logits at a time."""

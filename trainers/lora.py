@@ -17,16 +17,16 @@ from typing import Any
 import torch
 import transformers
 
-from infra.errors import UsageError
-from infra.experts import in_files
-from infra.lora import ADAPTER, adapter_config, add_adapter, base_name
-from infra.object_store import Content
-from infra.settings import Lora, Recipe
-from infra.weights.files import ADAPTER_CONFIG
-from infra.weights.folder import files_of, open_weights
-from infra.weights.tensors import Tensor, weights_hash
-from trainers.layers import decoder_of
-from trainers.model import ModelError, config_of, empty_model, publish_weights, to_torch
+from headrace.infra.errors import UsageError
+from headrace.infra.experts import in_files
+from headrace.infra.lora import ADAPTER, adapter_config, add_adapter, base_name
+from headrace.infra.object_store import Content
+from headrace.infra.settings import Lora, Recipe
+from headrace.infra.weights.files import ADAPTER_CONFIG
+from headrace.infra.weights.folder import files_of, open_weights
+from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.trainers.layers import decoder_of
+from headrace.trainers.model import ModelError, config_of, empty_model, publish_weights, to_torch
 
 
 class Adapter:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch.distributed.tensor import DTensor
 
-from infra.settings import Trainer
+from headrace.infra.settings import Trainer
 
 State: TypeAlias = dict[str, dict[str, torch.Tensor]]
 """By kind ("masters", and what the optimizer keeps: "exp_avg", "exp_avg_sq", "step"), then by the weight's name."""

@@ -15,11 +15,11 @@ import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.core_model_loading import revert_weight_conversion
 
-from infra.errors import UsageError
-from infra.experts import in_files
-from infra.settings import Policy
-from infra.weights.files import ADAPTER_CONFIG
-from infra.weights.tensors import Tensor
+from headrace.infra.errors import UsageError
+from headrace.infra.experts import in_files
+from headrace.infra.settings import Policy
+from headrace.infra.weights.files import ADAPTER_CONFIG
+from headrace.infra.weights.tensors import Tensor
 
 TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
 """By safetensors' names."""

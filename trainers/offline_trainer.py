@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.archive.reading import Archive
-from infra.errors import UsageError
-from infra.progress import Tell
-from infra.recipe_file import changed_recipe, check_trainer_words
-from infra.revisions import differences, with_experiment_of
-from infra.settings import Recipe, is_alone
-from infra.weights.files import ADAPTER_WEIGHTS
-from infra.weights.folder import write_adapter, write_weights
-from infra.weights.tensors import weights_hash
-from infra.whole_folder import new_folder
-from trainers.archived_start import Start, begin
-from trainers.chosen_loss import check_loss
-from trainers.estimator import check_advantage
-from trainers.learner import Learner
-from trainers.model import pin_threads
-from trainers.offline_versions import Counts, Version, batches_of_the_run, made_again, made_anew
+from headrace.infra.archive.reading import Archive
+from headrace.infra.errors import UsageError
+from headrace.infra.progress import Tell
+from headrace.infra.recipe_file import changed_recipe, check_trainer_words
+from headrace.infra.revisions import differences, with_experiment_of
+from headrace.infra.settings import Recipe, is_alone
+from headrace.infra.weights.files import ADAPTER_WEIGHTS
+from headrace.infra.weights.folder import write_adapter, write_weights
+from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.whole_folder import new_folder
+from headrace.trainers.archived_start import Start, begin
+from headrace.trainers.chosen_loss import check_loss
+from headrace.trainers.estimator import check_advantage
+from headrace.trainers.learner import Learner
+from headrace.trainers.model import pin_threads
+from headrace.trainers.offline_versions import Counts, Version, batches_of_the_run, made_again, made_anew
 
 BATCHES, REPORT, VERSIONS = "batches.jsonl", "training.json", "versions"
 

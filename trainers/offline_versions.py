@@ -9,27 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from infra.archive.reading import Archive
-from infra.errors import UsageError
-from infra.kafka import Message
-from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.settings import Recipe
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.records import BatchTrained, CuratedGroup
-from trainers.advantages import RewardError
-from trainers.archived_groups import ArchivedFirstUses, Arrived, archived_batches, archived_history, arrivals
-from trainers.archived_start import Start
-from trainers.batch import BatchError, TrainingSequence
-from trainers.candidates import Candidate, candidate, candidate_of
-from trainers.estimator import AdvantageError
-from trainers.groups import WholeGroup, batch_sequences
-from trainers.learner import Learner
-from trainers.payloads import Payloads
-from trainers.remake import hash_of, trained_again
-from trainers.step_metrics import StepMetrics, group_metrics
-from trainers.trained_groups import whole
-from trainers.window import Eviction, Waiting, Window, next_batch
+from headrace.infra.archive.reading import Archive
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.settings import Recipe
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import BatchTrained, CuratedGroup
+from headrace.trainers.advantages import RewardError
+from headrace.trainers.archived_groups import ArchivedFirstUses, Arrived, archived_batches, archived_history, arrivals
+from headrace.trainers.archived_start import Start
+from headrace.trainers.batch import BatchError, TrainingSequence
+from headrace.trainers.candidates import Candidate, candidate, candidate_of
+from headrace.trainers.estimator import AdvantageError
+from headrace.trainers.groups import WholeGroup, batch_sequences
+from headrace.trainers.learner import Learner
+from headrace.trainers.payloads import Payloads
+from headrace.trainers.remake import hash_of, trained_again
+from headrace.trainers.step_metrics import StepMetrics, group_metrics
+from headrace.trainers.trained_groups import whole
+from headrace.trainers.window import Eviction, Waiting, Window, next_batch
 
 NOT_HERE = ("logprob_gap", "staleness_")
 """How metrics begin that a step tells by the number of its version: of an engine that has the same weights, which there

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Protocol
 
-from infra.first_uses import Replay, find_first_uses, made_whole
-from infra.kafka import Message
-from infra.run import Run
-from infra.topic_reader import read_one
-from schemas import codec
-from schemas.records import CuratedGroup
+from headrace.infra.first_uses import Replay, find_first_uses, made_whole
+from headrace.infra.kafka import Message
+from headrace.infra.run import Run
+from headrace.infra.topic_reader import read_one
+from headrace.schemas import codec
+from headrace.schemas.records import CuratedGroup
 
 MOST_BYTES = 64 << 20
 """Of the groups that are remembered, with what Python holds beside their bytes."""

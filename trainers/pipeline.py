@@ -17,18 +17,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-from infra.failpoints import reach
-from infra.run import Run
-from infra.weights.tensors import Tensor, weights_hash
-from schemas.records import WeightsPublished
-from trainers.batch import TrainingSequence
-from trainers.checkpoint import Stored, Storing
-from trainers.lane import Lane
-from trainers.learner import Learner
-from trainers.model import pin_threads
-from trainers.publisher import Publisher, upload_checkpoint
-from trainers.step_metrics import StepMetrics
-from trainers.window import Waiting
+from headrace.infra.failpoints import reach
+from headrace.infra.run import Run
+from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.schemas.records import WeightsPublished
+from headrace.trainers.batch import TrainingSequence
+from headrace.trainers.checkpoint import Stored, Storing
+from headrace.trainers.lane import Lane
+from headrace.trainers.learner import Learner
+from headrace.trainers.model import pin_threads
+from headrace.trainers.publisher import Publisher, upload_checkpoint
+from headrace.trainers.step_metrics import StepMetrics
+from headrace.trainers.window import Waiting
 
 MOST_AHEAD = 4
 """Versions that were begun and not committed; beyond these the learner waits."""

@@ -14,22 +14,22 @@ from pathlib import PurePath
 
 import structlog
 
-from infra.failpoints import reach
-from infra.kafka import Outgoing
-from infra.object_store import Content
-from infra.run import Run
-from infra.weights.delta import NeedsAnchor, encode_delta, read_delta
-from infra.weights.delta_header import Label
-from infra.weights.folder import SHARD_BYTES, files_of
-from infra.weights.paths import ANCHOR, DELTA, size_of
-from infra.weights.tensors import Tensor, weights_hash
-from schemas import codec
-from schemas.records import CheckpointPointer, ClaimCheck, NamedObject, Position, WeightsPublished
-from schemas.topics import checkpoint_key, policy_of, variant_of
-from trainers.checkpoint import Stored, Storing
-from trainers.device_changes import find_changes_for
-from trainers.history import AnchorMark
-from trainers.learner import Learner
+from headrace.infra.failpoints import reach
+from headrace.infra.kafka import Outgoing
+from headrace.infra.object_store import Content
+from headrace.infra.run import Run
+from headrace.infra.weights.delta import NeedsAnchor, encode_delta, read_delta
+from headrace.infra.weights.delta_header import Label
+from headrace.infra.weights.folder import SHARD_BYTES, files_of
+from headrace.infra.weights.paths import ANCHOR, DELTA, size_of
+from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.schemas import codec
+from headrace.schemas.records import CheckpointPointer, ClaimCheck, NamedObject, Position, WeightsPublished
+from headrace.schemas.topics import checkpoint_key, policy_of, variant_of
+from headrace.trainers.checkpoint import Stored, Storing
+from headrace.trainers.device_changes import find_changes_for
+from headrace.trainers.history import AnchorMark
+from headrace.trainers.learner import Learner
 
 log = structlog.get_logger()
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from infra.settings import Reference
-from trainers.masters import Masters
+from headrace.infra.settings import Reference
+from headrace.trainers.masters import Masters
 
 
 class ReferencePolicy:

@@ -12,21 +12,21 @@ from pathlib import Path
 
 import transformers
 
-from infra.run import Objects, Run
-from infra.settings import Recipe
-from infra.weights.files import write_files
-from infra.weights.tensors import weights_hash
-from schemas.records import BatchTrained, CheckpointPointer, NamedObject
-from schemas.topics import line_of
-from trainers.backends.group import new_learner
-from trainers.checkpoint import CheckpointError, decode_checkpoint
-from trainers.groups import WholeGroup, batch_sequences, prepared
-from trainers.learner import Learner
-from trainers.lora import Adapter, load_base
-from trainers.model import empty_model
-from trainers.shard_index import Index, decode_index
-from trainers.step_metrics import StepMetrics
-from trainers.trained_groups import LineageBroken, trained_groups
+from headrace.infra.run import Objects, Run
+from headrace.infra.settings import Recipe
+from headrace.infra.weights.files import write_files
+from headrace.infra.weights.tensors import weights_hash
+from headrace.schemas.records import BatchTrained, CheckpointPointer, NamedObject
+from headrace.schemas.topics import line_of
+from headrace.trainers.backends.group import new_learner
+from headrace.trainers.checkpoint import CheckpointError, decode_checkpoint
+from headrace.trainers.groups import WholeGroup, batch_sequences, prepared
+from headrace.trainers.learner import Learner
+from headrace.trainers.lora import Adapter, load_base
+from headrace.trainers.model import empty_model
+from headrace.trainers.shard_index import Index, decode_index
+from headrace.trainers.step_metrics import StepMetrics
+from headrace.trainers.trained_groups import LineageBroken, trained_groups
 
 
 @dataclass(frozen=True, slots=True)

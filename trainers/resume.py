@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from infra.health import LOOK_BACK
-from infra.kafka import Message
-from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.process import ToldToStop
-from infra.run import Run
-from infra.topic_reader import Place
-from infra.weights.tensors import WeightsError, weights_hash
-from schemas.records import NamedObject
-from trainers.checkpoint import CheckpointError
-from trainers.history import History, what_waited
-from trainers.learner import Learner
-from trainers.numerics import other_parts
-from trainers.publisher import Base, Publisher
-from trainers.remake import hash_of, learner_at, remake
-from trainers.telling import told
-from trainers.trained_groups import LineageBroken
+from headrace.infra.health import LOOK_BACK
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.process import ToldToStop
+from headrace.infra.run import Run
+from headrace.infra.topic_reader import Place
+from headrace.infra.weights.tensors import WeightsError, weights_hash
+from headrace.schemas.records import NamedObject
+from headrace.trainers.checkpoint import CheckpointError
+from headrace.trainers.history import History, what_waited
+from headrace.trainers.learner import Learner
+from headrace.trainers.numerics import other_parts
+from headrace.trainers.publisher import Base, Publisher
+from headrace.trainers.remake import hash_of, learner_at, remake
+from headrace.trainers.telling import told
+from headrace.trainers.trained_groups import LineageBroken
 
 log = structlog.get_logger()
 

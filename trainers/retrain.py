@@ -12,21 +12,21 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from infra.errors import UsageError
-from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.progress import Tell
-from infra.run import Run, groups_home
-from infra.settings import Recipe
-from infra.weights.tensors import WeightsError
-from schemas.records import BatchTrained, CheckpointPointer, NamedObject
-from trainers.backends.group import numerics_here
-from trainers.checkpoint import CheckpointError
-from trainers.history import History, read_history
-from trainers.learner import Learner
-from trainers.model import pin_threads
-from trainers.numerics import other_parts
-from trainers.remake import hash_of, learner_at, remake
-from trainers.trained_groups import LineageBroken
+from headrace.infra.errors import UsageError
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.progress import Tell
+from headrace.infra.run import Run, groups_home
+from headrace.infra.settings import Recipe
+from headrace.infra.weights.tensors import WeightsError
+from headrace.schemas.records import BatchTrained, CheckpointPointer, NamedObject
+from headrace.trainers.backends.group import numerics_here
+from headrace.trainers.checkpoint import CheckpointError
+from headrace.trainers.history import History, read_history
+from headrace.trainers.learner import Learner
+from headrace.trainers.model import pin_threads
+from headrace.trainers.numerics import other_parts
+from headrace.trainers.remake import hash_of, learner_at, remake
+from headrace.trainers.trained_groups import LineageBroken
 
 Span = tuple[int | None, int | None]
 """From the newest checkpoint at or below the first (None: the oldest one) to the second (None: the newest version)."""

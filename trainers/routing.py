@@ -14,12 +14,12 @@ import numpy as np
 import torch
 import transformers
 
-from infra.errors import UsageError
-from infra.experts import routers_of
-from infra.settings import Recipe, Trainer
-from trainers.batch import BatchError, MicroBatch, TrainingSequence
-from trainers.losses.auxiliary import load_balance
-from trainers.model import config_of
+from headrace.infra.errors import UsageError
+from headrace.infra.experts import routers_of
+from headrace.infra.settings import Recipe, Trainer
+from headrace.trainers.batch import BatchError, MicroBatch, TrainingSequence
+from headrace.trainers.losses.auxiliary import load_balance
+from headrace.trainers.model import config_of
 
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """What configs call the number of experts in a layer."""

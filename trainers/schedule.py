@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from infra.settings import Trainer
+from headrace.infra.settings import Trainer
 
 
 def learning_rate(settings: Trainer, version: int) -> float:

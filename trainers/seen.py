@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from infra.settings import Trainer
-from schemas.records import Sequence as TokenSequence
-from schemas.records import Trajectory
-from trainers.groups import WholeGroup, batch_sequences, loss_mask, prepared, token_versions
-from trainers.token_texts import TokenTexts
+from headrace.infra.settings import Trainer
+from headrace.schemas.records import Sequence as TokenSequence
+from headrace.schemas.records import Trajectory
+from headrace.trainers.groups import WholeGroup, batch_sequences, loss_mask, prepared, token_versions
+from headrace.trainers.token_texts import TokenTexts
 
 GENERATED = "generated"
 

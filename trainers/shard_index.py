@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from infra.weights.tensors import ITEM_BYTES
-from trainers.checkpoint import CheckpointError, Json
+from headrace.infra.weights.tensors import ITEM_BYTES
+from headrace.trainers.checkpoint import CheckpointError, Json
 
 FORMAT = "headrace.checkpoint.parts"
 

@@ -9,26 +9,26 @@ from pathlib import Path
 import structlog
 import transformers
 
-from infra.errors import HeadraceError
-from infra.process import MustRestart, ToldToStop
-from infra.run import Run
-from infra.settings import Policy
-from infra.topic_reader import whole_topics
-from infra.transactions import TransactionalWriter
-from schemas.records import NamedObject
-from schemas.topics import policy_of, variant_of
-from trainers.backends.group import new_learner
-from trainers.chosen_loss import check_loss
-from trainers.estimator import check_advantage
-from trainers.history import History, read_history, wait_for_examples
-from trainers.learner import Learner
-from trainers.lora import Adapter
-from trainers.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
-from trainers.publisher import Publisher, WindowMark, checkpoint, upload_files
-from trainers.remake import learner_at
-from trainers.resume import Incarnation, resume
-from trainers.telling import told
-from trainers.warm_start import WarmStartSettings, WorkedExample, warm_start
+from headrace.infra.errors import HeadraceError
+from headrace.infra.process import MustRestart, ToldToStop
+from headrace.infra.run import Run
+from headrace.infra.settings import Policy
+from headrace.infra.topic_reader import whole_topics
+from headrace.infra.transactions import TransactionalWriter
+from headrace.schemas.records import NamedObject
+from headrace.schemas.topics import policy_of, variant_of
+from headrace.trainers.backends.group import new_learner
+from headrace.trainers.chosen_loss import check_loss
+from headrace.trainers.estimator import check_advantage
+from headrace.trainers.history import History, read_history, wait_for_examples
+from headrace.trainers.learner import Learner
+from headrace.trainers.lora import Adapter
+from headrace.trainers.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
+from headrace.trainers.publisher import Publisher, WindowMark, checkpoint, upload_files
+from headrace.trainers.remake import learner_at
+from headrace.trainers.resume import Incarnation, resume
+from headrace.trainers.telling import told
+from headrace.trainers.warm_start import WarmStartSettings, WorkedExample, warm_start
 
 log = structlog.get_logger()
 

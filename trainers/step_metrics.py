@@ -10,12 +10,12 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from infra.settings import Trainer
-from schemas.records import Trajectory
-from trainers.advantages import EQUAL
-from trainers.groups import WholeGroup
-from trainers.losses import TrainedTokens, added, means
-from trainers.losses.tokens import log_ratio
+from headrace.infra.settings import Trainer
+from headrace.schemas.records import Trajectory
+from headrace.trainers.advantages import EQUAL
+from headrace.trainers.groups import WholeGroup
+from headrace.trainers.losses import TrainedTokens, added, means
+from headrace.trainers.losses.tokens import log_ratio
 
 StepMetrics: TypeAlias = dict[str, float]
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 from confluent_kafka import Producer
 
-from infra.kafka import open_producer
-from infra.run import Run
-from schemas import codec
-from schemas.records import WorkerStatus
+from headrace.infra.kafka import open_producer
+from headrace.infra.run import Run
+from headrace.schemas import codec
+from headrace.schemas.records import WorkerStatus
 
 
 @contextmanager

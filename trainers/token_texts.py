@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer
 
-from infra.errors import HeadraceError
-from infra.run import Run
-from schemas.records import NamedObject
+from headrace.infra.errors import HeadraceError
+from headrace.infra.run import Run
+from headrace.schemas.records import NamedObject
 
 TOKENIZER_FILE = "tokenizer.json"
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from infra.kafka import parse_run
-from infra.log import configure_logging
-from infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
-from infra.revisions import join_to_write
-from infra.run_loop import run_loop
-from infra.stopwatch import Stopwatch
-from infra.transactions import TransactionalWriter
+from headrace.infra.kafka import parse_run
+from headrace.infra.log import configure_logging
+from headrace.infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.revisions import join_to_write
+from headrace.infra.run_loop import run_loop
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.transactions import TransactionalWriter
 
 if TYPE_CHECKING:
-    from trainers.component import Trainer
+    from headrace.trainers.component import Trainer
 
 log = structlog.get_logger()
 
@@ -32,9 +32,11 @@ def main(run: str, policy: str | None = None, variant: str | None = None) -> Non
     """Train one policy of a run until told to stop, or a shadow, by the name of its variant."""
     configure_logging("train", policy=policy or "", **({"variant": variant} if variant else {}))
     address, stop = parse_run(run), stop_on_signals()
-    from trainers.backends.group import leading  # torch takes seconds to import: broker and recipe come up meanwhile
-    from trainers.component import Trainer
-    from trainers.start import begin_or_resume
+    from headrace.trainers.backends.group import (
+        leading,  # torch takes seconds to import: broker and recipe come up meanwhile
+    )
+    from headrace.trainers.component import Trainer
+    from headrace.trainers.start import begin_or_resume
 
     def build_and_run(stop: threading.Event) -> None:
         joined = join_to_write(address, JOIN_PATIENCE_S, stop)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from infra.errors import HeadraceError
-from infra.first_uses import find_first_uses, made_whole
-from infra.kafka import Message
-from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.run import Objects, Run
-from infra.topic_reader import Place, TopicReader, read_all
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.records import BatchTrained, CuratedGroup, GroupUse, TrajectoryGroup
-from trainers.groups import WholeGroup
-from trainers.payloads import replay_of
+from headrace.infra.errors import HeadraceError
+from headrace.infra.first_uses import find_first_uses, made_whole
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.run import Objects, Run
+from headrace.infra.topic_reader import Place, TopicReader, read_all
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, TrajectoryGroup
+from headrace.trainers.groups import WholeGroup
+from headrace.trainers.payloads import replay_of
 
 Key = tuple[str, int, int]
 """(stream, number, use)."""

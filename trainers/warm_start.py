@@ -16,10 +16,10 @@ import structlog
 import torch
 import transformers
 
-from infra.errors import UsageError
-from trainers.batch import TrainingSequence, micro_batch_cuts, pad
-from trainers.logprobs import token_logprobs
-from trainers.model import deterministic, encode
+from headrace.infra.errors import UsageError
+from headrace.trainers.batch import TrainingSequence, micro_batch_cuts, pad
+from headrace.trainers.logprobs import token_logprobs
+from headrace.trainers.model import deterministic, encode
 
 log = structlog.get_logger()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from consumers.algorithms.contract import Candidate
-from consumers.algorithms.subset import Subset, both_ways, ends
+from headrace.consumers.algorithms.contract import Candidate
+from headrace.consumers.algorithms.subset import Subset, both_ways, ends
 
 
 class BestAndWorst(Subset):

@@ -6,39 +6,39 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from consumers.algorithms.contract import Again, Algorithm, Candidate, Drop, Keep, Result
-from consumers.algorithms.degenerate import Watching
-from consumers.algorithms.order import wrong_order
-from consumers.algorithms.replay import Replay
-from consumers.algorithms.sizes import nothing_left
-from infra.errors import HeadraceError, UsageError
-from infra.named import check_settings, imported
+from headrace.consumers.algorithms.contract import Again, Algorithm, Candidate, Drop, Keep, Result
+from headrace.consumers.algorithms.degenerate import Watching
+from headrace.consumers.algorithms.order import wrong_order
+from headrace.consumers.algorithms.replay import Replay
+from headrace.consumers.algorithms.sizes import nothing_left
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.named import check_settings, imported
 
 ALGORITHMS = {
-    "failures": "consumers.algorithms.failures:Failures",
-    "validate": "consumers.algorithms.validate:Validate",
-    "max_staleness": "consumers.algorithms.max_staleness:MaxStaleness",
-    "length_bounds": "consumers.algorithms.length_bounds:LengthBounds",
-    "mask_truncated": "consumers.algorithms.mask_truncated:MaskTruncated",
-    "drop_zero_variance": "consumers.algorithms.drop_zero_variance:DropZeroVariance",
-    "repetition": "consumers.algorithms.repetition:Repetition",
-    "gibberish": "consumers.algorithms.gibberish:Gibberish",
-    "scale_rewards": "consumers.algorithms.scale_rewards:ScaleRewards",
-    "overlong": "consumers.algorithms.overlong:Overlong",
-    "linear_length": "consumers.algorithms.linear_length:LinearLength",
-    "kimi_length": "consumers.algorithms.kimi_length:KimiLength",
-    "normalise_rewards": "consumers.algorithms.normalise_rewards:NormaliseRewards",
-    "pods": "consumers.algorithms.pods:Pods",
-    "best_and_worst": "consumers.algorithms.best_and_worst:BestAndWorst",
-    "random_m": "consumers.algorithms.random_m:RandomM",
-    "gfpo": "consumers.algorithms.gfpo:Gfpo",
-    "replay_latest": "consumers.algorithms.replay_latest:ReplayLatest",
-    "replay_uniform": "consumers.algorithms.replay_uniform:ReplayUniform",
-    "replay_dots": "consumers.algorithms.replay_dots:ReplayDots",
-    "replay_recency": "consumers.algorithms.replay_recency:ReplayRecency",
-    "replay_prioritised": "consumers.algorithms.replay_prioritised:ReplayPrioritised",
+    "failures": "headrace.consumers.algorithms.failures:Failures",
+    "validate": "headrace.consumers.algorithms.validate:Validate",
+    "max_staleness": "headrace.consumers.algorithms.max_staleness:MaxStaleness",
+    "length_bounds": "headrace.consumers.algorithms.length_bounds:LengthBounds",
+    "mask_truncated": "headrace.consumers.algorithms.mask_truncated:MaskTruncated",
+    "drop_zero_variance": "headrace.consumers.algorithms.drop_zero_variance:DropZeroVariance",
+    "repetition": "headrace.consumers.algorithms.repetition:Repetition",
+    "gibberish": "headrace.consumers.algorithms.gibberish:Gibberish",
+    "scale_rewards": "headrace.consumers.algorithms.scale_rewards:ScaleRewards",
+    "overlong": "headrace.consumers.algorithms.overlong:Overlong",
+    "linear_length": "headrace.consumers.algorithms.linear_length:LinearLength",
+    "kimi_length": "headrace.consumers.algorithms.kimi_length:KimiLength",
+    "normalise_rewards": "headrace.consumers.algorithms.normalise_rewards:NormaliseRewards",
+    "pods": "headrace.consumers.algorithms.pods:Pods",
+    "best_and_worst": "headrace.consumers.algorithms.best_and_worst:BestAndWorst",
+    "random_m": "headrace.consumers.algorithms.random_m:RandomM",
+    "gfpo": "headrace.consumers.algorithms.gfpo:Gfpo",
+    "replay_latest": "headrace.consumers.algorithms.replay_latest:ReplayLatest",
+    "replay_uniform": "headrace.consumers.algorithms.replay_uniform:ReplayUniform",
+    "replay_dots": "headrace.consumers.algorithms.replay_dots:ReplayDots",
+    "replay_recency": "headrace.consumers.algorithms.replay_recency:ReplayRecency",
+    "replay_prioritised": "headrace.consumers.algorithms.replay_prioritised:ReplayPrioritised",
 }
-"""In the order of `consumers.algorithms.order`, and of docs/data-algorithms.md."""
+"""In the order of `headrace.consumers.algorithms.order`, and of docs/data-algorithms.md."""
 
 
 class ChainError(HeadraceError):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from schemas.records import GroupUse, Trajectory, TrajectoryGroup
+from headrace.schemas.records import GroupUse, Trajectory, TrajectoryGroup
 
 
 class Rejection(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from consumers.algorithms.contract import Candidate, Keep, Rejection, Result
-from consumers.algorithms.sizes import kept_or_dropped
-from schemas.records import Sequence, Trajectory
+from headrace.consumers.algorithms.contract import Candidate, Keep, Rejection, Result
+from headrace.consumers.algorithms.sizes import kept_or_dropped
+from headrace.schemas.records import Sequence, Trajectory
 
 
 class Watching:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from consumers.algorithms.contract import Candidate, Drop, Keep, Result, Stateless
-from consumers.algorithms.group_statistics import sequence_rewards
-from consumers.algorithms.ranges import at_least, finite
+from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Result, Stateless
+from headrace.consumers.algorithms.group_statistics import sequence_rewards
+from headrace.consumers.algorithms.ranges import at_least, finite
 
 
 class DropZeroVariance(Stateless):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from consumers.algorithms.contract import Candidate, Drop, Keep, Result, Stateless
-from consumers.algorithms.ranges import one_of
-from consumers.algorithms.sizes import kept_or_dropped, nothing_left
+from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Result, Stateless
+from headrace.consumers.algorithms.ranges import one_of
+from headrace.consumers.algorithms.sizes import kept_or_dropped, nothing_left
 
 POLICIES = ("drop_group", "keep_survivors", "count_as_zero")
 

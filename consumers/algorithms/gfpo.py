@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from consumers.algorithms.contract import Candidate, generated_lengths
-from consumers.algorithms.ranges import one_of
-from consumers.algorithms.subset import Subset
+from headrace.consumers.algorithms.contract import Candidate, generated_lengths
+from headrace.consumers.algorithms.ranges import one_of
+from headrace.consumers.algorithms.subset import Subset
 
 
 class Gfpo(Subset):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from consumers.algorithms.contract import Candidate
+from headrace.consumers.algorithms.contract import Candidate
 
 EQUAL = 1e-8
 """Rewards closer than this are equal: seven rewards of 0.1 must give 0, not the noise of their mean."""

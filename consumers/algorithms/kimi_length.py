@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from consumers.algorithms.contract import Candidate, Keep, Result, Stateless, generated_lengths
-from consumers.algorithms.ranges import above, finite
+from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless, generated_lengths
+from headrace.consumers.algorithms.ranges import above, finite
 
 
 class KimiLength(Stateless):

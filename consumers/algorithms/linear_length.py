@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from consumers.algorithms.contract import Candidate, Keep, Result, Stateless
-from consumers.algorithms.group_statistics import mean_and_deviation
-from consumers.algorithms.ranges import at_least, finite
-from schemas.records import Trajectory
+from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless
+from headrace.consumers.algorithms.group_statistics import mean_and_deviation
+from headrace.consumers.algorithms.ranges import at_least, finite
+from headrace.schemas.records import Trajectory
 
 
 class LinearLength(Stateless):

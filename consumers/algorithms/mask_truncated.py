@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless
-from consumers.algorithms.sizes import kept_or_dropped
-from schemas.records import Trajectory
+from headrace.consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless
+from headrace.consumers.algorithms.sizes import kept_or_dropped
+from headrace.schemas.records import Trajectory
 
 
 class MaskTruncated(Stateless):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from consumers.algorithms.contract import Candidate, Drop, Keep, Result, Stateless
+from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Result, Stateless
 
 
 class MaxStaleness(Stateless):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from consumers.algorithms.contract import Candidate, Keep, Result, Stateless
-from consumers.algorithms.group_statistics import mean_and_deviation, standardised
-from consumers.algorithms.ranges import one_of
+from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless
+from headrace.consumers.algorithms.group_statistics import mean_and_deviation, standardised
+from headrace.consumers.algorithms.ranges import one_of
 
 
 class NormaliseRewards(Stateless):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless, generated_lengths
-from consumers.algorithms.ranges import above, at_least, finite, one_of
-from consumers.algorithms.sizes import kept_or_dropped
+from headrace.consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless, generated_lengths
+from headrace.consumers.algorithms.ranges import above, at_least, finite, one_of
+from headrace.consumers.algorithms.sizes import kept_or_dropped
 
 
 class Overlong(Stateless):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from consumers.algorithms.contract import Candidate
-from consumers.algorithms.subset import Subset, both_ways, ends
+from headrace.consumers.algorithms.contract import Candidate
+from headrace.consumers.algorithms.subset import Subset, both_ways, ends
 
 ROUNDING = 1e-12
 """Sums of squares closer than this share of the squared spread of rewards are equal."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
-from consumers.algorithms.contract import Candidate
-from consumers.algorithms.subset import Subset
+from headrace.consumers.algorithms.contract import Candidate
+from headrace.consumers.algorithms.subset import Subset
 
 
 class RandomM(Subset):

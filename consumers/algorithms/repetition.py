@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from consumers.algorithms.degenerate import Watching, generated_stretches
-from consumers.algorithms.ranges import at_least
-from schemas.records import Sequence, Trajectory
+from headrace.consumers.algorithms.degenerate import Watching, generated_stretches
+from headrace.consumers.algorithms.ranges import at_least
+from headrace.schemas.records import Sequence, Trajectory
 
 
 class Repetition(Watching):

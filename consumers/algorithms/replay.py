@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from consumers.algorithms.contract import Again, Candidate, Keep, Result
-from consumers.algorithms.ranges import at_least
-from schemas.records import GroupUse
+from headrace.consumers.algorithms.contract import Again, Candidate, Keep, Result
+from headrace.consumers.algorithms.ranges import at_least
+from headrace.schemas.records import GroupUse
 
 LARGEST_CAPACITY = 20_000
 """The curator's snapshot is one record, of some 90 bytes a group, and the broker takes 8 MiB: room for the chains of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from consumers.algorithms.contract import Candidate
-from consumers.algorithms.replay_uniform import ReplayUniform
+from headrace.consumers.algorithms.contract import Candidate
+from headrace.consumers.algorithms.replay_uniform import ReplayUniform
 
 
 class ReplayDots(ReplayUniform):

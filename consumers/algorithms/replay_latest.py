@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from consumers.algorithms.replay import Replay
+from headrace.consumers.algorithms.replay import Replay
 
 
 class ReplayLatest(Replay):

@@ -7,12 +7,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from consumers.algorithms.contract import Candidate
-from consumers.algorithms.draws import Draws
-from consumers.algorithms.group_statistics import standardised
-from consumers.algorithms.ranges import above, at_least, finite
-from consumers.algorithms.replay import Replay
-from consumers.algorithms.sum_tree import SumTree
+from headrace.consumers.algorithms.contract import Candidate
+from headrace.consumers.algorithms.draws import Draws
+from headrace.consumers.algorithms.group_statistics import standardised
+from headrace.consumers.algorithms.ranges import above, at_least, finite
+from headrace.consumers.algorithms.replay import Replay
+from headrace.consumers.algorithms.sum_tree import SumTree
 
 LARGEST_ALPHA = 10
 """A small priority to a larger power is none that a float holds."""

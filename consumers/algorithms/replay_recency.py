@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from consumers.algorithms.draws import Draws
-from consumers.algorithms.ranges import above, finite
-from consumers.algorithms.replay import Replay
-from consumers.algorithms.sum_tree import SumTree
+from headrace.consumers.algorithms.draws import Draws
+from headrace.consumers.algorithms.ranges import above, finite
+from headrace.consumers.algorithms.replay import Replay
+from headrace.consumers.algorithms.sum_tree import SumTree
 
 LARGEST_EXPONENT = 500
 """Of a weight that is kept; two to this is far from what a float cannot hold."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from consumers.algorithms.draws import Draws
-from consumers.algorithms.replay import Replay
+from headrace.consumers.algorithms.draws import Draws
+from headrace.consumers.algorithms.replay import Replay
 
 
 class ReplayUniform(Replay):

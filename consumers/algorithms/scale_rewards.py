@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from consumers.algorithms.contract import Candidate, Keep, Result, Stateless
-from consumers.algorithms.ranges import at_least, finite
+from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless
+from headrace.consumers.algorithms.ranges import at_least, finite
 
 
 class ScaleRewards(Stateless):

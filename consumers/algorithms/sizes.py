@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from consumers.algorithms.contract import Candidate, Drop, Keep
+from headrace.consumers.algorithms.contract import Candidate, Drop, Keep
 
 SMALLEST_GROUP = 2
 """A single trajectory has nothing to be compared with."""

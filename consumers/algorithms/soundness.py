@@ -8,7 +8,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from schemas.records import Sequence, Trajectory
+from headrace.schemas.records import Sequence, Trajectory
 
 SPAN_KINDS = frozenset({"prompt", "generated", "observation", "injected"})
 LOGPROB_SLACK = 1e-4

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless
-from consumers.algorithms.ranges import at_least
+from headrace.consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless
+from headrace.consumers.algorithms.ranges import at_least
 
 
 class Subset(Stateless):

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from consumers.algorithms.contract import Candidate, Rejection, Result, Stateless
-from consumers.algorithms.ranges import at_least
-from consumers.algorithms.sizes import kept_or_dropped, nothing_left
-from consumers.algorithms.soundness import LOGPROB_SLACK, SPAN_KINDS, all_sound
-from schemas.records import Sequence, Span, Trajectory
+from headrace.consumers.algorithms.contract import Candidate, Rejection, Result, Stateless
+from headrace.consumers.algorithms.ranges import at_least
+from headrace.consumers.algorithms.sizes import kept_or_dropped, nothing_left
+from headrace.consumers.algorithms.soundness import LOGPROB_SLACK, SPAN_KINDS, all_sound
+from headrace.schemas.records import Sequence, Span, Trajectory
 
 Fault = tuple[str, str]
 """Reason and detail."""

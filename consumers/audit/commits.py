@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from consumers.audit.fold import spot
-from infra.group_offsets import Commit, commits
-from infra.kafka import Message, begin_offsets, end_offsets
-from infra.run import Run
-from infra.topic_reader import Place, whole_topics
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.records import Snapshot
-from schemas.topics import variant_of
+from headrace.consumers.audit.fold import spot
+from headrace.infra.group_offsets import Commit, commits
+from headrace.infra.kafka import Message, begin_offsets, end_offsets
+from headrace.infra.run import Run
+from headrace.infra.topic_reader import Place, whole_topics
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import Snapshot
+from headrace.schemas.topics import variant_of
 
 
 @dataclass(frozen=True, slots=True)

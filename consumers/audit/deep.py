@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from consumers.audit.objects import Objects
-from infra.kafka import Message
-from infra.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavailable
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.headers import HeaderError, Stamp
-from schemas.records import Attachment, ClaimCheck, CuratedGroup, TrajectoryGroup
+from headrace.consumers.audit.objects import Objects
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavailable
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import HeaderError, Stamp
+from headrace.schemas.records import Attachment, ClaimCheck, CuratedGroup, TrajectoryGroup
 
 Identity = tuple[str, str, int]
 """(run id, stream, number)."""

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from consumers.audit.fold import spot
-from consumers.audit.problems import Problem, Problems
-from infra.kafka import Message
-from infra.run import Run
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.headers import HeaderError, Stamp
-from schemas.records import BatchTrained, DeadLetter, Outcome
-from schemas.topics import policy_of
+from headrace.consumers.audit.fold import spot
+from headrace.consumers.audit.problems import Problem, Problems
+from headrace.infra.kafka import Message
+from headrace.infra.run import Run
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import HeaderError, Stamp
+from headrace.schemas.records import BatchTrained, DeadLetter, Outcome
+from headrace.schemas.topics import policy_of
 
 Key = tuple[str, str, int]
 """(policy or shadow, stream, number)."""

@@ -19,21 +19,21 @@ from typing import Any
 
 import numpy as np
 
-from consumers.audit.numbers import PolicyAudit, PolicyNumbers, Scope
-from consumers.audit.problems import Problems
-from consumers.audit.revisions import RevisionSpans
-from consumers.audit.unread import Unnumbered, Unread
-from consumers.audit.weights_chain import Link, WeightsChain
-from infra.dead_letters import REDRIVEN
-from infra.kafka import Message
-from infra.settings import Recipe
-from infra.topic_reader import Place
-from infra.weights.paths import is_version
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.headers import HeaderError
-from schemas.records import BatchTrained, CheckpointPointer, DeadLetter, Outcome, Snapshot, WeightsPublished
-from schemas.topics import Topics, checkpoint_prefix, is_eval, line_of, policy_of, variant_of
+from headrace.consumers.audit.numbers import PolicyAudit, PolicyNumbers, Scope
+from headrace.consumers.audit.problems import Problems
+from headrace.consumers.audit.revisions import RevisionSpans
+from headrace.consumers.audit.unread import Unnumbered, Unread
+from headrace.consumers.audit.weights_chain import Link, WeightsChain
+from headrace.infra.dead_letters import REDRIVEN
+from headrace.infra.kafka import Message
+from headrace.infra.settings import Recipe
+from headrace.infra.topic_reader import Place
+from headrace.infra.weights.paths import is_version
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import HeaderError
+from headrace.schemas.records import BatchTrained, CheckpointPointer, DeadLetter, Outcome, Snapshot, WeightsPublished
+from headrace.schemas.topics import Topics, checkpoint_prefix, is_eval, line_of, policy_of, variant_of
 
 FEEDER_KEY = b"feed"
 """Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream, and, as

@@ -15,7 +15,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from consumers.audit.problems import Problem, Problems
+from headrace.consumers.audit.problems import Problem, Problems
 
 PAGE_BITS = 12
 PAGE = 1 << PAGE_BITS

@@ -9,21 +9,21 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from consumers.audit.fold import spot
-from infra.kafka import Message
-from infra.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavailable
-from infra.retired import CHECKPOINTS, WEIGHTS, Retired
-from infra.weights.delta import Delta
-from infra.weights.files import anchor_files
-from infra.weights.folder import open_weights
-from infra.weights.held import HeldWeights
-from infra.weights.offline import open_delta
-from infra.weights.paths import ANCHOR, MERGED, claims_of, is_labelled, is_version
-from infra.weights.tensors import WeightsError
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
-from schemas.topics import line_of
+from headrace.consumers.audit.fold import spot
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavailable
+from headrace.infra.retired import CHECKPOINTS, WEIGHTS, Retired
+from headrace.infra.weights.delta import Delta
+from headrace.infra.weights.files import anchor_files
+from headrace.infra.weights.folder import open_weights
+from headrace.infra.weights.held import HeldWeights
+from headrace.infra.weights.offline import open_delta
+from headrace.infra.weights.paths import ANCHOR, MERGED, claims_of, is_labelled, is_version
+from headrace.infra.weights.tensors import WeightsError
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
+from headrace.schemas.topics import line_of
 
 Version = tuple[str, str, int]
 """(policy, weights | checkpoints, version)."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from infra.kafka import Connection, Message, begin_offsets, end_offsets, kafka_errors, open_admin
-from infra.progress import progress
-from infra.topic_reader import Place, TopicReader, whole_topics
+from headrace.infra.kafka import Connection, Message, begin_offsets, end_offsets, kafka_errors, open_admin
+from headrace.infra.progress import progress
+from headrace.infra.topic_reader import Place, TopicReader, whole_topics
 
 TELL_EVERY = 2_000
 

@@ -14,23 +14,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from consumers.audit import commits
-from consumers.audit.deep import UnfitValue, check_attachments, check_curated, check_trajectories
-from consumers.audit.evidence import with_places
-from consumers.audit.fold import Audit, AuditFold
-from consumers.audit.numbers import Scope
-from consumers.audit.objects import Objects, StoreAway
-from consumers.audit.problems import Problems
-from consumers.audit.reading import Reading, known_topics, shortened
-from consumers.curated_digest import CuratedDigest
-from infra.dead_letters import was_sent_back
-from infra.kafka import Message
-from infra.object_store import StoreDenied, StoreUnavailable
-from infra.retired import read_retired
-from infra.run import Run, read_revisions
-from infra.topic_reader import Place, read_all, whole_topics
-from schemas.records import CheckpointPointer, RecipeRevision, WeightsPublished
-from schemas.topics import checkpoint_prefix
+from headrace.consumers.audit import commits
+from headrace.consumers.audit.deep import UnfitValue, check_attachments, check_curated, check_trajectories
+from headrace.consumers.audit.evidence import with_places
+from headrace.consumers.audit.fold import Audit, AuditFold
+from headrace.consumers.audit.numbers import Scope
+from headrace.consumers.audit.objects import Objects, StoreAway
+from headrace.consumers.audit.problems import Problems
+from headrace.consumers.audit.reading import Reading, known_topics, shortened
+from headrace.consumers.curated_digest import CuratedDigest
+from headrace.infra.dead_letters import was_sent_back
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import StoreDenied, StoreUnavailable
+from headrace.infra.retired import read_retired
+from headrace.infra.run import Run, read_revisions
+from headrace.infra.topic_reader import Place, read_all, whole_topics
+from headrace.schemas.records import CheckpointPointer, RecipeRevision, WeightsPublished
+from headrace.schemas.topics import checkpoint_prefix
 
 DRAIN_S = 30.0
 """So long after its end a run must have concluded all its numbers; it takes 10 s to drain."""

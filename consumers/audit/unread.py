@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from consumers.audit.problems import MOST_LISTED, Problem, Problems
-from infra.topic_reader import Place
+from headrace.consumers.audit.problems import MOST_LISTED, Problem, Problems
+from headrace.infra.topic_reader import Place
 
 PAGE_BITS = 12
 UNREAD, LETTER = 1, 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from consumers.audit.problems import Problems
+from headrace.consumers.audit.problems import Problems
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from consumers.page.weights_page import size
+from headrace.consumers.page.weights_page import size
 
 DROPPED = ("dropped", "dropped_trajectories", "dead")
 """Groups, trajectories of groups that were kept, and messages, each by reason."""

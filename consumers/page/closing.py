@@ -14,10 +14,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from consumers.page.chart import by_version, chart
-from consumers.page.letters import unnumbered
-from consumers.page.tables import replay_lines, shadow_in_words, wasted
-from consumers.page.weights_page import in_words
+from headrace.consumers.page.chart import by_version, chart
+from headrace.consumers.page.letters import unnumbered
+from headrace.consumers.page.tables import replay_lines, shadow_in_words, wasted
+from headrace.consumers.page.weights_page import in_words
 
 CHART_WIDTH = 64
 CHART_HEIGHT = 7
@@ -29,7 +29,7 @@ def show_summary(summary: Mapping[str, Any], console: Console, program: str, aga
     """Print the closing page.
 
     Args:
-        summary: What `consumers.summary.summarize` returned.
+        summary: What `headrace.consumers.summary.summarize` returned.
         console: Where to print.
         program: How this user calls `headrace`.
         again: The command line that ran it.

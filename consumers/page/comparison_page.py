@@ -60,7 +60,7 @@ def comparison_html(found: Mapping[str, Any], picture: bytes) -> str:
     """Return a page that needs no other file.
 
     Args:
-        found: What `consumers.comparison.compared` returned.
+        found: What `headrace.consumers.comparison.compared` returned.
         picture: PNG.
     """
     title = f"sweep {escape(found['sweep'])}"

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from consumers.comparison import AXES, TRAILING, Point, mean_curve, seed_curves
-from consumers.page.comparison_page import comparison_html, policies_of
-from infra.errors import UsageError
+from headrace.consumers.comparison import AXES, TRAILING, Point, mean_curve, seed_curves
+from headrace.consumers.page.comparison_page import comparison_html, policies_of
+from headrace.infra.errors import UsageError
 
 LABELS = {"version": "version", "trajectories": "trajectories rolled out", "seconds": "wall time, s"}
 LINE = 75
@@ -64,7 +64,7 @@ class Curve(NamedTuple):
     """What is drawn of a variant against one axis."""
 
     mean: Mapping[str, list[Any]]
-    """As `consumers.comparison.mean_curve` tells it."""
+    """As `headrace.consumers.comparison.mean_curve` tells it."""
     seeds: Sequence[Sequence[Point]]
     """Of a variant that has no mean; empty with one."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.health import LARGE_GAP
+from headrace.infra.health import LARGE_GAP
 
 ENOUGH_VERSIONS = 15
 EDGE = 5

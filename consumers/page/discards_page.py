@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from consumers.discards import MATTERS
+from headrace.consumers.discards import MATTERS
 
 NUMBERS = ("groups", "share", "tokens", "of trained", "95 %", "reward", "age")
 MOST_DIGITS = 6
@@ -49,7 +49,7 @@ def _policy(ledger: Mapping[str, Any]) -> list[RenderableType]:
 def verdict(bias: Mapping[str, float] | None, discarded: int) -> str:
     """Return the sentence that names the bias of what was discarded.
 
-    It is one where the whole interval is beyond 5 % (`consumers.discards.MATTERS`) on one side of 1.
+    It is one where the whole interval is beyond 5 % (`headrace.consumers.discards.MATTERS`) on one side of 1.
     """
     if not discarded:
         return "Nothing was discarded."

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.errors import UsageError
+from headrace.infra.errors import UsageError
 
 AXES = (("length", "mean tokens of a group, from"), ("reward", "mean reward, from"), ("age", "age in versions"))
 MOST_REASONS = 6

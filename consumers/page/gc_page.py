@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from consumers.page.weights_page import size
+from headrace.consumers.page.weights_page import size
 
 WHY_KEPT = {
     "named": "needed",

@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
-from consumers.figures import Figures, RunFigures, lags
-from consumers.page.pulse import Pulse
-from consumers.page.tables import in_force_in_words
-from consumers.page.view import Moment, line, page, resumed
-from infra.errors import HeadraceError
-from infra.run import Run
-from infra.supervisor import ChildState
-from infra.topic_reader import Place, TopicReader, whole_topics
+from headrace.consumers.figures import Figures, RunFigures, lags
+from headrace.consumers.page.pulse import Pulse
+from headrace.consumers.page.tables import in_force_in_words
+from headrace.consumers.page.view import Moment, line, page, resumed
+from headrace.infra.errors import HeadraceError
+from headrace.infra.run import Run
+from headrace.infra.supervisor import ChildState
+from headrace.infra.topic_reader import Place, TopicReader, whole_topics
 
 REFRESH_S = 0.5
 BUSY_SHARE = 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from infra.errors import UsageError
+from headrace.infra.errors import UsageError
 
 
 def check_picture(file: Path, *suffixes: str) -> None:

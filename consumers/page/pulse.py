@@ -6,15 +6,15 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from infra.dead_letters import REDRIVEN
-from infra.health import LOOK_BACK
-from infra.kafka import Message
-from infra.settings import Recipe
-from infra.topic_reader import Place
-from infra.weights.paths import is_version
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.records import BatchTrained, DeadLetter, Outcome, WeightsPublished
+from headrace.infra.dead_letters import REDRIVEN
+from headrace.infra.health import LOOK_BACK
+from headrace.infra.kafka import Message
+from headrace.infra.settings import Recipe
+from headrace.infra.topic_reader import Place
+from headrace.infra.weights.paths import is_version
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, WeightsPublished
 
 WINDOW_MS = 10_000
 """Rates are taken over this much of the newest past."""

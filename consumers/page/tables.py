@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from consumers.page.letters import unnumbered
-from consumers.page.weights_page import in_words
+from headrace.consumers.page.letters import unnumbered
+from headrace.consumers.page.weights_page import in_words
 
 
 def status_table(status: Mapping[str, Any]) -> RenderableType:

@@ -10,17 +10,17 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from consumers.figures import RunFigures
-from consumers.page.chart import by_version, chart
-from consumers.page.diagnosis import Signs, why_no_rise
-from consumers.page.letters import unnumbered
-from consumers.page.pulse import PolicyPulse, Pulse, Rates
-from consumers.page.tables import replay_lines, shadow_in_words
-from consumers.weights_figures import is_there
-from infra.health import findings
-from infra.settings import Recipe
-from infra.supervisor import ChildState
-from schemas.records import EvalResult
+from headrace.consumers.figures import RunFigures
+from headrace.consumers.page.chart import by_version, chart
+from headrace.consumers.page.diagnosis import Signs, why_no_rise
+from headrace.consumers.page.letters import unnumbered
+from headrace.consumers.page.pulse import PolicyPulse, Pulse, Rates
+from headrace.consumers.page.tables import replay_lines, shadow_in_words
+from headrace.consumers.weights_figures import is_there
+from headrace.infra.health import findings
+from headrace.infra.settings import Recipe
+from headrace.infra.supervisor import ChildState
+from headrace.schemas.records import EvalResult
 
 WIDTH = 100
 """Wider than this it does not get."""

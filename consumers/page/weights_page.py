@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from consumers.page.chart import by_version, chart
+from headrace.consumers.page.chart import by_version, chart
 
 NEWEST = 20
 """Versions of the table; all are in the chart and in `--json`."""

@@ -32,21 +32,21 @@ from typing import Any
 import numpy as np
 import structlog
 
-from consumers.retention.keeping import ranges_of, retired_checkpoints, retired_weights
-from consumers.retention.marking import Marker, Place, Unreadable
-from infra.errors import HeadraceError, UsageError
-from infra.failpoints import reach
-from infra.kafka import Connection, Outgoing, RunAddress, kafka_errors, open_admin
-from infra.object_store import SPARED_BY_GC, ListedObject, StoreAddress
-from infra.progress import progress
-from infra.retired import CHECKPOINTS, WEIGHTS, Ranges
-from infra.run import Run, read_revisions, run_names
-from infra.topic_reader import TopicReader, whole_topics
-from infra.transactions import TransactionalWriter
-from infra.weights.paths import RECENT
-from schemas import codec
-from schemas.records import ObjectsRetired, RecipeRevision
-from schemas.topics import Topics, policy_of, retired_key, variant_of
+from headrace.consumers.retention.keeping import ranges_of, retired_checkpoints, retired_weights
+from headrace.consumers.retention.marking import Marker, Place, Unreadable
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.failpoints import reach
+from headrace.infra.kafka import Connection, Outgoing, RunAddress, kafka_errors, open_admin
+from headrace.infra.object_store import SPARED_BY_GC, ListedObject, StoreAddress
+from headrace.infra.progress import progress
+from headrace.infra.retired import CHECKPOINTS, WEIGHTS, Ranges
+from headrace.infra.run import Run, read_revisions, run_names
+from headrace.infra.topic_reader import TopicReader, whole_topics
+from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.weights.paths import RECENT
+from headrace.schemas import codec
+from headrace.schemas.records import ObjectsRetired, RecipeRevision
+from headrace.schemas.topics import Topics, policy_of, retired_key, variant_of
 
 log = structlog.get_logger()
 

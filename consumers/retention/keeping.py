@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from infra.retired import Ranges
-from infra.weights.paths import ANCHOR, RECENT
+from headrace.infra.retired import Ranges
+from headrace.infra.weights.paths import ANCHOR, RECENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from consumers.retention.keeping import Written
-from infra.errors import HeadraceError
-from infra.kafka import Message
-from infra.object_store import ListedObject
-from infra.retired import CHECKPOINTS, WEIGHTS, Retired
-from infra.weights.paths import claims_of, is_version
-from schemas import codec
-from schemas.avro import SchemaError
-from schemas.records import CheckpointPointer, ClaimCheck, ObjectsRetired, WeightsPublished
-from schemas.topics import Topics, checkpoint_prefix, line_of, retired_prefix
+from headrace.consumers.retention.keeping import Written
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import ListedObject
+from headrace.infra.retired import CHECKPOINTS, WEIGHTS, Retired
+from headrace.infra.weights.paths import claims_of, is_version
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import CheckpointPointer, ClaimCheck, ObjectsRetired, WeightsPublished
+from headrace.schemas.topics import Topics, checkpoint_prefix, line_of, retired_prefix
 
 NAME = re.compile(rb"/([0-9a-f]{64})")
 """The end of a key, but for its suffix."""

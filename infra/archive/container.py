@@ -24,10 +24,10 @@ from typing import Any, BinaryIO, cast
 from fastavro import block_reader, parse_schema, schemaless_reader, schemaless_writer
 from fastavro.write import Writer
 
-from infra.kafka import Message
-from infra.topic_reader import Place
-from schemas.avro import Plain
-from schemas.codec import HEADER_BYTES, MAGIC
+from headrace.infra.kafka import Message
+from headrace.infra.topic_reader import Place
+from headrace.schemas.avro import Plain
+from headrace.schemas.codec import HEADER_BYTES, MAGIC
 
 NAMESPACE = "headrace.archive"
 CODEC, LEVEL = "zstandard", 1

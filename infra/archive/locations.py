@@ -22,11 +22,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from infra.errors import HeadraceError, UsageError
-from infra.failpoints import reach
-from infra.object_store import SPARED_BY_GC, ListedObject, ObjectMissing, ObjectStore, StoreAddress, StoredObject
-from infra.server_process import sync_folder, write_atomically
-from infra.settings import ENDPOINT_VARIABLE, environment
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.failpoints import reach
+from headrace.infra.object_store import (
+    SPARED_BY_GC,
+    ListedObject,
+    ObjectMissing,
+    ObjectStore,
+    StoreAddress,
+    StoredObject,
+)
+from headrace.infra.server_process import sync_folder, write_atomically
+from headrace.infra.settings import ENDPOINT_VARIABLE, environment
 
 TOPICS, OBJECTS, LOCK = "topics", "objects", "archive.lock"
 MANIFEST, MANIFESTS = "manifest.json", "manifests"

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from infra.archive.locations import MANIFEST, Location
-from infra.errors import HeadraceError, UsageError
-from infra.topic_reader import Place
+from headrace.infra.archive.locations import MANIFEST, Location
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.topic_reader import Place
 
 FORMAT = "headrace-archive-1"
 

@@ -11,17 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from infra.archive.container import Container
-from infra.archive.locations import IN_A_STORE, OBJECTS, location_of
-from infra.archive.manifest import ArchiveCorrupt, ArchivedFile, Manifest, read_manifest
-from infra.errors import UsageError
-from infra.kafka import Message
-from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.run import STORE_NAME, read_revision, refuse_large_group
-from infra.topic_reader import Place
-from schemas import codec
-from schemas.records import ClaimCheck, RecipeRevision
-from schemas.topics import Topics
+from headrace.infra.archive.container import Container
+from headrace.infra.archive.locations import IN_A_STORE, OBJECTS, location_of
+from headrace.infra.archive.manifest import ArchiveCorrupt, ArchivedFile, Manifest, read_manifest
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.run import STORE_NAME, read_revision, refuse_large_group
+from headrace.infra.topic_reader import Place
+from headrace.schemas import codec
+from headrace.schemas.records import ClaimCheck, RecipeRevision
+from headrace.schemas.topics import Topics
 
 
 def is_archive(place: str) -> bool:

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from infra.archive.container import ContainerWriter
-from infra.archive.locations import OBJECTS, PART, TOPICS, Location, location_of
-from infra.archive.manifest import (
+from headrace.infra.archive.container import ContainerWriter
+from headrace.infra.archive.locations import OBJECTS, PART, TOPICS, Location, location_of
+from headrace.infra.archive.manifest import (
     ArchiveCorrupt,
     ArchivedFile,
     ArchivedObject,
@@ -28,15 +28,15 @@ from infra.archive.manifest import (
     Series,
     read_manifest,
 )
-from infra.errors import UsageError
-from infra.failpoints import reach
-from infra.kafka import Message
-from infra.object_store import ObjectCorrupt, ObjectMissing, is_key
-from infra.run import STORE_NAME
-from infra.topic_reader import Place
-from schemas import codec
-from schemas.avro import NAMESPACE, Plain, SchemaError
-from schemas.records import ClaimCheck
+from headrace.infra.errors import UsageError
+from headrace.infra.failpoints import reach
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing, is_key
+from headrace.infra.run import STORE_NAME
+from headrace.infra.topic_reader import Place
+from headrace.schemas import codec
+from headrace.schemas.avro import NAMESPACE, Plain, SchemaError
+from headrace.schemas.records import ClaimCheck
 
 FILE_BYTES = 64 << 20
 """A file is cut when it has so many bytes."""

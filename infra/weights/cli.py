@@ -29,8 +29,8 @@ def encode(
 
     Example: [bold]headrace weights encode step-10/ step-11/ step-11.delta[/]
     """
-    from infra.weights import offline
-    from infra.weights.delta_header import Label
+    from headrace.infra.weights import offline
+    from headrace.infra.weights.delta_header import Label
 
     done = offline.encode(base, new, out, Label(policy, 0, version - 1 if version > 0 else -1, version))
     header = done.header
@@ -60,7 +60,7 @@ def apply(
 
     Example: [bold]headrace weights apply step-10/ step-11.delta step-12.delta step-12/[/]
     """
-    from infra.weights import offline
+    from headrace.infra.weights import offline
 
     done = offline.apply(base, deltas, out)
     if as_json:
@@ -80,7 +80,7 @@ def verify(
 
     Example: [bold]headrace weights verify step-11.delta[/]
     """
-    from infra.weights import offline
+    from headrace.infra.weights import offline
 
     found = offline.verify(place)
     if as_json:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from infra.weights.tensors import WeightsError
+from headrace.infra.weights.tensors import WeightsError
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -22,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 from blake3 import blake3
 
-from infra.weights.coding import (
+from headrace.infra.weights.coding import (
     BLOCK_ITEMS,
     Coded,
     FindChanges,
@@ -33,8 +33,8 @@ from infra.weights.coding import (
     decompress,
     encode_block,
 )
-from infra.weights.delta_header import FORMAT, Header, Label, TensorHead, head_of, read_header
-from infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, weights_hash
+from headrace.infra.weights.delta_header import FORMAT, Header, Label, TensorHead, head_of, read_header
+from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, weights_hash
 
 MAGIC = b"HRDELTA\n"
 _LENGTH_BYTES, _DIGEST_BYTES = 8, 32

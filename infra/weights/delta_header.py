@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
-from infra.weights.coding import Coded
-from infra.weights.tensors import ITEM_BYTES, WeightsError
+from headrace.infra.weights.coding import Coded
+from headrace.infra.weights.tensors import ITEM_BYTES, WeightsError
 
 FORMAT = 1
 _MOST_ITEMS = 1 << 28

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infra.errors import UsageError
-from infra.retired import WEIGHTS, in_words, read_retired
-from infra.run import Run, read_record
-from infra.topic_reader import read_all
-from infra.weights.files import ADAPTER_WEIGHTS, files_to_serve, is_adapter, write_files
-from infra.weights.folder import write_adapter, write_weights
-from infra.weights.paths import is_version
-from infra.weights.policy_weights import PolicyWeights
-from infra.whole_folder import new_folder
-from schemas.records import WeightsPublished
+from headrace.infra.errors import UsageError
+from headrace.infra.retired import WEIGHTS, in_words, read_retired
+from headrace.infra.run import Run, read_record
+from headrace.infra.topic_reader import read_all
+from headrace.infra.weights.files import ADAPTER_WEIGHTS, files_to_serve, is_adapter, write_files
+from headrace.infra.weights.folder import write_adapter, write_weights
+from headrace.infra.weights.paths import is_version
+from headrace.infra.weights.policy_weights import PolicyWeights
+from headrace.infra.whole_folder import new_folder
+from headrace.schemas.records import WeightsPublished
 
 
 def export(run: Run, policy: str | None, version: int | None, out: Path) -> WeightsPublished:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from infra.errors import HeadraceError
-from infra.weights.folder import INDEX, SINGLE
-from infra.weights.tensor_file import is_plain_file_name
-from infra.weights.tensors import WeightsError
-from schemas.records import ClaimCheck, NamedObject, WeightsPublished
+from headrace.infra.errors import HeadraceError
+from headrace.infra.weights.folder import INDEX, SINGLE
+from headrace.infra.weights.tensor_file import is_plain_file_name
+from headrace.infra.weights.tensors import WeightsError
+from headrace.schemas.records import ClaimCheck, NamedObject, WeightsPublished
 
 ADAPTER_CONFIG = "adapter_config.json"
 """Beside weights that are an adapter: peft's name of what says how it is put on its base."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.weights.tensor_file import (
+from headrace.infra.weights.tensor_file import (
     HF_METADATA,
     Pieces,
     is_plain_file_name,
@@ -21,7 +21,7 @@ from infra.weights.tensor_file import (
     read_safetensors,
     safetensors_pieces,
 )
-from infra.weights.tensors import Tensor, WeightsError
+from headrace.infra.weights.tensors import Tensor, WeightsError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

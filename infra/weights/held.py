@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from infra.stopwatch import Stopwatch
-from infra.weights.delta import Delta, apply_delta, require_fits
-from infra.weights.tensors import Tensor, WeightsError, weights_hash
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.weights.delta import Delta, apply_delta, require_fits
+from headrace.infra.weights.tensors import Tensor, WeightsError, weights_hash
 
 _ALIGNED = 64
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from infra.weights.coding import Coded, Items, changes, encode_block
-from infra.weights.delta import (
+from headrace.infra.weights.coding import Coded, Items, changes, encode_block
+from headrace.infra.weights.delta import (
     Delta,
     add_changes,
     in_order,
@@ -19,8 +19,8 @@ from infra.weights.delta import (
     split,
     threads,
 )
-from infra.weights.delta_header import TensorHead, head_of
-from infra.weights.tensors import ITEM_BYTES, WeightsError
+from headrace.infra.weights.delta_header import TensorHead, head_of
+from headrace.infra.weights.tensors import ITEM_BYTES, WeightsError
 
 Content = list[Coded] | memoryview
 

@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 import structlog
 
-from infra.object_store import ObjectCorrupt, ObjectStore
-from schemas.records import ClaimCheck
+from headrace.infra.object_store import ObjectCorrupt, ObjectStore
+from headrace.schemas.records import ClaimCheck
 
 log = structlog.get_logger()
 

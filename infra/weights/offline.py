@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.errors import UsageError
-from infra.weights.coding import decode_block
-from infra.weights.delta import MAGIC, Delta, encode_delta, read_delta, split
-from infra.weights.delta_header import Header, Label
-from infra.weights.folder import (
+from headrace.infra.errors import UsageError
+from headrace.infra.weights.coding import decode_block
+from headrace.infra.weights.delta import MAGIC, Delta, encode_delta, read_delta, split
+from headrace.infra.weights.delta_header import Header, Label
+from headrace.infra.weights.folder import (
     UNKNOWN,
     WeightsFolder,
     copy_other_files,
@@ -20,9 +20,9 @@ from infra.weights.folder import (
     restamp,
     write_weights,
 )
-from infra.weights.held import HeldWeights
-from infra.weights.tensors import ITEM_BYTES, WeightsError, weights_hash
-from infra.whole_folder import new_folder
+from headrace.infra.weights.held import HeldWeights
+from headrace.infra.weights.tensors import ITEM_BYTES, WeightsError, weights_hash
+from headrace.infra.whole_folder import new_folder
 
 
 @dataclass(frozen=True, slots=True)

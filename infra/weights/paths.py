@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from infra.weights.delta_header import Header
-from schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
+from headrace.infra.weights.delta_header import Header
+from headrace.schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
 
 ANCHOR, DELTA, MERGED = "anchor", "delta", "merged"
 """Kinds of a WeightsPublished. The last publishes nothing: it tells of a further way between two versions."""

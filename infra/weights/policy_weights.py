@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from infra.errors import HeadraceError
-from infra.object_store import ObjectCorrupt, ObjectMissing
-from infra.stopwatch import Stopwatch
-from infra.weights.delta import Delta, read_delta
-from infra.weights.folder import read_shards
-from infra.weights.held import HeldWeights
-from infra.weights.paths import ANCHOR, MERGED, NOTHING, cheapest, claims_of, is_labelled, link_of, size_of
-from infra.weights.tensor_file import read_safetensors
-from infra.weights.tensors import Tensor, WeightsError
-from schemas.records import ClaimCheck, WeightsPublished
+from headrace.infra.errors import HeadraceError
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.weights.delta import Delta, read_delta
+from headrace.infra.weights.folder import read_shards
+from headrace.infra.weights.held import HeldWeights
+from headrace.infra.weights.paths import ANCHOR, MERGED, NOTHING, cheapest, claims_of, is_labelled, link_of, size_of
+from headrace.infra.weights.tensor_file import read_safetensors
+from headrace.infra.weights.tensors import Tensor, WeightsError
+from headrace.schemas.records import ClaimCheck, WeightsPublished
 
 Fetched = Delta | dict[str, Tensor]
 

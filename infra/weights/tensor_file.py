@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError
+from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError
 
 HF_METADATA = {"format": "pt"}
 Pieces = list[bytes | memoryview]

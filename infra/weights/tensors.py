@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from infra.errors import HeadraceError
+from headrace.infra.errors import HeadraceError
 
 ITEM_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2,

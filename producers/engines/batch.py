@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from producers.engines import sampler
-from producers.engines.contract import FinishReason, Generation, Sampling
+from headrace.producers.engines import sampler
+from headrace.producers.engines.contract import FinishReason, Generation, Sampling
 
 Ints = npt.NDArray[np.int64]
 

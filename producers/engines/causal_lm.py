@@ -14,14 +14,14 @@ import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from infra.experts import compute_experts_plainly, in_files, routers_of
-from infra.lora import add_adapter, published_names
-from infra.weights.files import ADAPTER_CONFIG
-from infra.weights.folder import open_weights
-from infra.weights.tensors import Tensor
-from producers.engines.contract import EngineError
-from producers.engines.light_modules import lighten, plain_head
-from producers.engines.routing import RoutingRecord
+from headrace.infra.experts import compute_experts_plainly, in_files, routers_of
+from headrace.infra.lora import add_adapter, published_names
+from headrace.infra.weights.files import ADAPTER_CONFIG
+from headrace.infra.weights.folder import open_weights
+from headrace.infra.weights.tensors import Tensor
+from headrace.producers.engines.contract import EngineError
+from headrace.producers.engines.light_modules import lighten, plain_head
+from headrace.producers.engines.routing import RoutingRecord
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16}
 

@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from infra.errors import HeadraceError
-from schemas.records import Sampling
+from headrace.infra.errors import HeadraceError
+from headrace.schemas.records import Sampling
 
 __all__ = [
     "KV_ON_SWAP",

@@ -14,11 +14,11 @@ from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 
-from infra.errors import UsageError
-from infra.named import named
-from infra.settings import Recipe, Rollout, Use
-from infra.weights.files import ADAPTER_CONFIG
-from producers.engines.contract import Engine, EngineError
+from headrace.infra.errors import UsageError
+from headrace.infra.named import named
+from headrace.infra.settings import Recipe, Rollout, Use
+from headrace.infra.weights.files import ADAPTER_CONFIG
+from headrace.producers.engines.contract import Engine, EngineError
 
 Opened = tuple[Engine, str]
 OpenEngine = Callable[[Mapping[str, Path], Rollout, int], Opened]
@@ -31,8 +31,8 @@ def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) 
     import torch
     import transformers
 
-    from producers.engines.causal_lm import Adapted, ModelSource
-    from producers.engines.torch_engine import TorchEngine, TorchEngineSettings
+    from headrace.producers.engines.causal_lm import Adapted, ModelSource
+    from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
 
     settings = TorchEngineSettings(
         max_batch=min(concurrency, MOST_ROWS), device=rollout.device, record_routing=rollout.record_routing
@@ -52,8 +52,8 @@ def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) 
 
 def open_scripted(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int) -> Opened:
     """Open the engine without a model."""
-    from producers.engines.scripted import ScriptedEngine, ScriptedPolicy, ScriptedSettings
-    from producers.policy_files import Tokenizer
+    from headrace.producers.engines.scripted import ScriptedEngine, ScriptedPolicy, ScriptedSettings
+    from headrace.producers.policy_files import Tokenizer
 
     settings, policies = ScriptedSettings(**rollout.engine.settings), {}
     for policy, folder in folders.items():
@@ -102,7 +102,7 @@ def _check_settings(engine: Use) -> None:
     if engine.use == "torch" and engine.settings:
         raise UsageError(f"engine torch takes no settings of its own, got {', '.join(engine.settings)}")
     if engine.use == "scripted":
-        from producers.engines.scripted import ScriptedSettings
+        from headrace.producers.engines.scripted import ScriptedSettings
 
         try:
             ScriptedSettings(**engine.settings)
@@ -123,6 +123,6 @@ def import_engine(name: str) -> None:
         if name == "torch":
             import transformers
 
-            import producers.engines.torch_engine  # noqa: F401 - for its imports
+            import headrace.producers.engines.torch_engine  # noqa: F401 - for its imports
 
             transformers.AutoTokenizer  # noqa: B018 - resolves what transformers imports only when it is asked for

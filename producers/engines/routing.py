@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infra.experts import routers_of
-from producers.engines.contract import EngineError
+from headrace.infra.experts import routers_of
+from headrace.producers.engines.contract import EngineError
 
 NARROW = 256
 """So many experts have ids of one byte."""

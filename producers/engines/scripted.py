@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from envs.scripted import FILLER, Question, read_question
-from producers.actor import TextCodec
-from producers.engines.contract import (
+from headrace.envs.scripted import FILLER, Question, read_question
+from headrace.producers.actor import TextCodec
+from headrace.producers.engines.contract import (
     KV_ON_SWAP,
     LOGPROB_CONVENTION,
     EngineError,
@@ -120,7 +120,7 @@ class _Request:
 
 
 class ScriptedEngine:
-    """See `producers.engines.contract.Engine`. It has no thread: requests sleep in their own event loops."""
+    """See `headrace.producers.engines.contract.Engine`. It has no thread: requests sleep in their own event loops."""
 
     logprob_convention: LogprobConvention = LOGPROB_CONVENTION
     kv_on_swap: KvOnSwap = KV_ON_SWAP

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
-from producers.engines.batch import Rows
-from producers.engines.causal_lm import CausalLM
-from producers.engines.contract import Sampling
-from producers.engines.kv_slots import SlotCache, to_device
-from producers.engines.sampler import Draw, Filters, sample
+from headrace.producers.engines.batch import Rows
+from headrace.producers.engines.causal_lm import CausalLM
+from headrace.producers.engines.contract import Sampling
+from headrace.producers.engines.kv_slots import SlotCache, to_device
+from headrace.producers.engines.sampler import Draw, Filters, sample
 
 STRIDE = 32
 

@@ -21,9 +21,9 @@ from typing import Any, Literal, TypeVar
 import structlog
 import torch
 
-from producers.engines.batch import Request
-from producers.engines.causal_lm import CausalLM, ModelSource, Staged
-from producers.engines.contract import (
+from headrace.producers.engines.batch import Request
+from headrace.producers.engines.causal_lm import CausalLM, ModelSource, Staged
+from headrace.producers.engines.contract import (
     KV_ON_SWAP,
     LOGPROB_CONVENTION,
     EngineError,
@@ -36,7 +36,7 @@ from producers.engines.contract import (
     check_prompt,
     check_sampling,
 )
-from producers.engines.weight_set import WeightSet
+from headrace.producers.engines.weight_set import WeightSet
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class _Command:
 
 
 class TorchEngine:
-    """See `producers.engines.contract.Engine`. Constructing it builds the models and starts the thread.
+    """See `headrace.producers.engines.contract.Engine`. Constructing it builds the models and starts the thread.
 
     A policy given by config has no weights to serve until `load`; one given by a local path serves those as version 0.
     The number of torch threads is the process's own (OMP_NUM_THREADS).

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from producers.engines.batch import Request, Rows
-from producers.engines.causal_lm import CausalLM, Staged, padded
-from producers.engines.contract import EngineError, Generation
-from producers.engines.kv_slots import SlotCache, to_device
-from producers.engines.routing import RoutingRecord
-from producers.engines.sampler import Draw
-from producers.engines.stride import Stride, draw_of
+from headrace.producers.engines.batch import Request, Rows
+from headrace.producers.engines.causal_lm import CausalLM, Staged, padded
+from headrace.producers.engines.contract import EngineError, Generation
+from headrace.producers.engines.kv_slots import SlotCache, to_device
+from headrace.producers.engines.routing import RoutingRecord
+from headrace.producers.engines.sampler import Draw
+from headrace.producers.engines.stride import Stride, draw_of
 
 Ended = list[tuple[Request, Generation | EngineError]]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from envs.contract import Problem
-from schemas.records import Outcome
+from headrace.envs.contract import Problem
+from headrace.schemas.records import Outcome
 
 MOST_REJECTIONS = 256
 """So many in a row, and the next problem is taken unasked: no selector can starve a run."""

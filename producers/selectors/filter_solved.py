@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.contract import Problem
-from producers.selectors.draws import Draws
-from producers.selectors.task_memory import REMEMBER, SuccessRates, check_share
-from schemas.records import Outcome
+from headrace.envs.contract import Problem
+from headrace.producers.selectors.draws import Draws
+from headrace.producers.selectors.task_memory import REMEMBER, SuccessRates, check_share
+from headrace.schemas.records import Outcome
 
 
 @dataclass

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.contract import Problem
-from producers.selectors.draws import Draws
-from producers.selectors.task_memory import REMEMBER, TaskMemory, check_share, finite_rewards
-from schemas.records import Outcome
+from headrace.envs.contract import Problem
+from headrace.producers.selectors.draws import Draws
+from headrace.producers.selectors.task_memory import REMEMBER, TaskMemory, check_share, finite_rewards
+from headrace.schemas.records import Outcome
 
 EQUAL = 1e-8
 """Rewards no farther apart than this are equal, as for `drop_zero_variance`."""

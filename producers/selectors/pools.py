@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from envs.contract import Problem
-from producers.selectors.draws import Draws
-from producers.selectors.task_memory import REMEMBER, TaskMemory, finite_rewards
-from schemas.records import Outcome
+from headrace.envs.contract import Problem
+from headrace.producers.selectors.draws import Draws
+from headrace.producers.selectors.task_memory import REMEMBER, TaskMemory, finite_rewards
+from headrace.schemas.records import Outcome
 
 
 @dataclass

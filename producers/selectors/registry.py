@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.contract import Problem
-from infra.errors import UsageError
-from infra.named import check_settings, imported
-from infra.settings import Use
-from producers.selectors.contract import ChoosesTier, KnowsSize, Selector
-from schemas.records import Outcome
+from headrace.envs.contract import Problem
+from headrace.infra.errors import UsageError
+from headrace.infra.named import check_settings, imported
+from headrace.infra.settings import Use
+from headrace.producers.selectors.contract import ChoosesTier, KnowsSize, Selector
+from headrace.schemas.records import Outcome
 
 SELECTORS = {
-    "accept_all": "producers.selectors.contract:AcceptAll",
-    "filter_solved": "producers.selectors.filter_solved:FilterSolved",
-    "greso": "producers.selectors.greso:Greso",
-    "dots": "producers.selectors.dots:Dots",
-    "pools": "producers.selectors.pools:Pools",
-    "tiers": "producers.selectors.tiers:Tiers",
+    "accept_all": "headrace.producers.selectors.contract:AcceptAll",
+    "filter_solved": "headrace.producers.selectors.filter_solved:FilterSolved",
+    "greso": "headrace.producers.selectors.greso:Greso",
+    "dots": "headrace.producers.selectors.dots:Dots",
+    "pools": "headrace.producers.selectors.pools:Pools",
+    "tiers": "headrace.producers.selectors.tiers:Tiers",
 }
 """Shipped selectors by name."""
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from statistics import fmean
 
-from schemas.records import Outcome
+from headrace.schemas.records import Outcome
 
 REMEMBER = 16_384
 """Tasks that a selector remembers by default. All of them make a snapshot of 0.4 to 0.7 MB, written in 6 to 20 ms with

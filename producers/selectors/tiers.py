@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.errors import UsageError
-from producers.selectors.contract import AcceptAll
-from producers.selectors.draws import Draws
-from producers.selectors.task_memory import SuccessRates, check_share
-from schemas.records import Outcome
+from headrace.infra.errors import UsageError
+from headrace.producers.selectors.contract import AcceptAll
+from headrace.producers.selectors.draws import Draws
+from headrace.producers.selectors.task_memory import SuccessRates, check_share
+from headrace.schemas.records import Outcome
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""`trainers.losses` against the formulas of TRL and verl, called without their trainers.
+"""`headrace.trainers.losses` against the formulas of TRL and verl, called without their trainers.
 
 Not among the tests that always run: both libraries pull in more than Headrace itself. Where one is installed
 (`pip install trl`, `pip install verl`), `pytest tests/conformance/against_libraries.py` compares with it.
@@ -13,7 +13,7 @@ import torch
 from test_losses import LENGTHS, random_tokens
 from torch import Tensor
 
-from trainers.losses import TrainedTokens, policy_loss
+from headrace.trainers.losses import TrainedTokens, policy_loss
 
 WIDTH = max(LENGTHS)
 MASK = torch.arange(WIDTH) < torch.tensor(LENGTHS)[:, None]

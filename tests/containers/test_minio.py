@@ -17,12 +17,12 @@ from servers import START_S, minio_with_tls
 from test_large_objects import Breaking
 from test_rollout_worker import Spawn, issue, messages, task, until, work  # noqa: F401 - a fixture
 
-from infra.object_store import PART_BYTES, ObjectStore, StoreAddress, StoreDenied, StoreError, StoreUnavailable
-from infra.settings import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
-from infra.store_access import connections
-from infra.store_policy import KINDS, ROLES, policy_of
-from schemas import codec
-from schemas.records import TrajectoryGroup
+from headrace.infra.object_store import PART_BYTES, ObjectStore, StoreAddress, StoreDenied, StoreError, StoreUnavailable
+from headrace.infra.settings import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
+from headrace.infra.store_access import connections
+from headrace.infra.store_policy import KINDS, ROLES, policy_of
+from headrace.schemas import codec
+from headrace.schemas.records import TrajectoryGroup
 
 CERTIFICATES = Path(__file__).parents[1] / "certificates"
 AUTHORITY = str(CERTIFICATES / "authority.pem")

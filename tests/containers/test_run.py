@@ -13,8 +13,8 @@ from command import headrace
 from faults import FAULTS
 from servers import Server
 
-from infra.object_store import StoreAddress
-from infra.settings import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
+from headrace.infra.object_store import StoreAddress
+from headrace.infra.settings import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
 
 STEPS = 6
 QUICK = (
@@ -38,7 +38,7 @@ def test_a_run_on_a_named_kafka_and_store_ends_with_a_closed_audit_though_both_f
     keys = {ACCESS_KEY_VARIABLE: address.access_key, SECRET_KEY_VARIABLE: address.secret_key}
     words = ["up", "arithmetic", *sets, "--data", str(data), "--summary", str(summary), "--plain"]
     with (tmp_path / "up.txt").open("wb") as out:
-        command = [sys.executable, "-m", "infra.cli", *words]
+        command = [sys.executable, "-m", "headrace", *words]
         up = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **keys})
     try:
         for fault, victim, version in (("killed", server, 1), ("cut", kafka_server, 2)):

@@ -24,7 +24,7 @@ ARITHMETIC = ("up", "arithmetic", "--set", f"trainer.steps={VERSIONS}", "--set",
 
 
 def command(*words: str | Path) -> list[str]:
-    return [sys.executable, "-m", "infra.cli", *map(str, words)]
+    return [sys.executable, "-m", "headrace", *map(str, words)]
 
 
 def headrace(*words: str | Path, timeout_s: float = 800, **variables: str) -> subprocess.CompletedProcess[str]:

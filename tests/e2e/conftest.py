@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from command import ARITHMETIC, Finished, Interrupted, command, headrace, wait_for_version
 
-from infra.opened_run import opened_run
-from infra.run import Run
+from headrace.infra.opened_run import opened_run
+from headrace.infra.run import Run
 
 
 @pytest.fixture(scope="session")

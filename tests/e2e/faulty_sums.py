@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from envs.arithmetic import Arithmetic
-from envs.contract import Actor, Environment, Episode, Problem
-from envs.single_turn import single_turn
+from headrace.envs.arithmetic import Arithmetic
+from headrace.envs.contract import Actor, Environment, Episode, Problem
+from headrace.envs.single_turn import single_turn
 
 
 class FaultySums(Arithmetic):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from envs.arithmetic import Arithmetic
-from envs.contract import WorkedExample
+from headrace.envs.arithmetic import Arithmetic
+from headrace.envs.contract import WorkedExample
 
 
 class JudgedSums(Arithmetic):

@@ -15,12 +15,12 @@ import psutil
 import pytest
 from command import UNLEARNED, command, headrace
 
-from infra.errors import HeadraceError
-from infra.kafka import open_producer, parse_run
-from infra.run import Run, join
-from infra.topic_reader import read_all
-from schemas import codec
-from schemas.records import WeightsPublished, WorkerStatus
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka import open_producer, parse_run
+from headrace.infra.run import Run, join
+from headrace.infra.topic_reader import read_all
+from headrace.schemas import codec
+from headrace.schemas.records import WeightsPublished, WorkerStatus
 
 STEPS, GROUPS = 40, 8
 PATIENCE_S = 300.0
@@ -87,7 +87,7 @@ def groups_done(run: Run, worker: str) -> int:
 
 def end_one(process: subprocess.Popen[bytes], component: str, number: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal to the one process of a component."""
-    (victim,) = [child for child in children(process.pid) if {"infra.cli", component} <= set(command_of(child))]
+    (victim,) = [child for child in children(process.pid) if {"headrace", component} <= set(command_of(child))]
     victim.send_signal(number)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from command import headrace
 
-from infra.recipe_file import load_recipe
-from producers.actor import derived_seed
-from producers.engines.scripted import ScriptedSettings
-from producers.feed_state import task_seed
-from schemas.topics import eval_stream
+from headrace.infra.recipe_file import load_recipe
+from headrace.producers.actor import derived_seed
+from headrace.producers.engines.scripted import ScriptedSettings
+from headrace.producers.feed_state import task_seed
+from headrace.schemas.topics import eval_stream
 
 SWEEP = """
 name = "orders"

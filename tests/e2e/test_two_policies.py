@@ -11,11 +11,11 @@ from typing import TypeVar
 import pytest
 from command import headrace
 
-from infra.opened_run import opened_run
-from infra.run import Run
-from infra.topic_reader import read_all
-from schemas import codec
-from schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup, WeightsPublished
+from headrace.infra.opened_run import opened_run
+from headrace.infra.run import Run
+from headrace.infra.topic_reader import read_all
+from headrace.schemas import codec
+from headrace.schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup, WeightsPublished
 
 HERE = Path(__file__).parent
 Record = TypeVar("Record", WeightsPublished, BatchTrained)

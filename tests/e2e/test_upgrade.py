@@ -15,16 +15,15 @@ from pathlib import Path
 import pytest
 from command import UNLEARNED, command, wait_for_version
 
-from infra.data_folder import DataFolder
-from infra.opened_run import opened_run
-from infra.run import Run
-from infra.topic_reader import read_all
-from schemas import codec
-from schemas.headers import Stamp
-from schemas.records import Outcome, TrajectoryGroup
+from headrace.infra.data_folder import DataFolder
+from headrace.infra.opened_run import opened_run
+from headrace.infra.run import Run
+from headrace.infra.topic_reader import read_all
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import Outcome, TrajectoryGroup
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("schemas", "infra", "envs", "producers", "consumers", "trainers", "recipes")
 pytestmark = pytest.mark.timeout(1200)  # seconds; two trees start one after the other
 
 STEPS = 24
@@ -42,9 +41,8 @@ WORDS = (
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the tree in which two records have one more optional field, and workers fill it."""
     tree = tmp_path_factory.mktemp("newer")
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, tree / room, ignore=shutil.ignore_patterns("__pycache__"))
-    records = tree / "schemas" / "records.py"
+    shutil.copytree(ROOT / "src" / "headrace", tree / "headrace", ignore=shutil.ignore_patterns("__pycache__"))
+    records = tree / "headrace" / "schemas" / "records.py"
     text = records.read_text()
     for record in ("TrajectoryGroup", "Outcome"):
         text, found = re.subn(
@@ -56,7 +54,7 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         assert found
     records.write_text(text)
-    episodes = tree / "producers" / "episodes.py"
+    episodes = tree / "headrace" / "producers" / "episodes.py"
     filled, found = re.subn(r"(\n +)region=cast\.region,", r'\1region=cast.region,\1rack="17",', episodes.read_text())
     assert found
     episodes.write_text(filled)
@@ -71,7 +69,7 @@ def of_tree(tree: Path) -> dict[str, str]:
 def older(*words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A component of this tree, stopped at the end of the block."""
     with log.open("wb") as file:
-        process = subprocess.Popen(command(*words), cwd=ROOT, env=of_tree(ROOT), stdout=file, stderr=file)
+        process = subprocess.Popen(command(*words), cwd=ROOT, env=of_tree(ROOT / "src"), stdout=file, stderr=file)
     try:
         yield process
     finally:
@@ -89,7 +87,7 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory, newer: Path) -> Path:
     folder = tmp_path_factory.mktemp("upgrade")
     data = folder / "run"
     up = command(*WORDS, "--data", data, "--summary", folder / "summary.json")
-    with subprocess.Popen(up, cwd=ROOT, env=of_tree(ROOT), stdout=subprocess.PIPE, text=True) as launcher:
+    with subprocess.Popen(up, cwd=ROOT, env=of_tree(ROOT / "src"), stdout=subprocess.PIPE, text=True) as launcher:
         try:
             wait_for_version(data, launcher, 1)
         finally:

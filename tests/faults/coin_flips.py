@@ -9,9 +9,9 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from envs.arithmetic import Arithmetic
-from envs.contract import Actor, Environment, Episode, Problem, Score
-from envs.single_turn import single_turn
+from headrace.envs.arithmetic import Arithmetic
+from headrace.envs.contract import Actor, Environment, Episode, Problem, Score
+from headrace.envs.single_turn import single_turn
 
 
 class CoinFlips(Arithmetic):

@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from infra.kafka import parse_run
-from infra.run import Run, join
-from infra.settings import FAILPOINTS_VARIABLE
+from headrace.infra.kafka import parse_run
+from headrace.infra.run import Run, join
+from headrace.infra.settings import FAILPOINTS_VARIABLE
 
 HERE = Path(__file__).parent
 RECIPE = HERE / "flips.toml"
@@ -214,7 +214,7 @@ def _environment() -> dict[str, str]:
 
 
 def _command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "infra.cli", *words]
+    return [sys.executable, "-m", "headrace", *words]
 
 
 def _descendants(pid: int, *, recursive: bool = True) -> list[psutil.Process]:
@@ -226,9 +226,9 @@ def _descendants(pid: int, *, recursive: bool = True) -> list[psutil.Process]:
 
 def _name(command: list[str]) -> str:
     """Return the launcher's name of a component, by its command line; empty for anything else."""
-    if "infra.cli" not in command:
+    if "headrace" not in command:
         return ""
-    what, *options = command[command.index("infra.cli") + 1 :]
+    what, *options = command[command.index("headrace") + 1 :]
     given = dict(zip(options[::2], options[1::2], strict=False))
     if what == "train":
         return f"train-{given['--policy']}"

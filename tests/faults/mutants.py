@@ -27,9 +27,9 @@ from rich.table import Table
 from rich.text import Text
 from warm_python import WarmPython
 
-from infra.embedded_kafka import EmbeddedKafka
-from infra.embedded_store import EmbeddedStore
-from infra.object_store import ObjectStore
+from headrace.infra.embedded_kafka import EmbeddedKafka
+from headrace.infra.embedded_store import EmbeddedStore
+from headrace.infra.object_store import ObjectStore
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".headrace", ".*_cache", ".hypothesis", ".*cache")
@@ -929,8 +929,8 @@ MUTANTS = (
         "outcomes are part of the trainer's transaction",
         "trainers/component.py",
         "return [self._batch_message(record), *(self._outcome(e) for e in evicted)]",
-        "import infra.kafka\n"
-        '        outside = infra.kafka.open_producer(self.run.connection, "outside")\n'
+        "import headrace.infra.kafka\n"
+        '        outside = headrace.infra.kafka.open_producer(self.run.connection, "outside")\n'
         "        for one in map(self._outcome, evicted):\n"
         "            outside.produce(one.topic, one.value, one.key, one.partition, headers=list(one.headers))\n"
         "        outside.flush(10)\n"
@@ -1473,13 +1473,13 @@ def judge(mutant: Mutant, named: Path, python: WarmPython) -> Verdict:
     begin = time.monotonic()
     with TemporaryDirectory(prefix=f"mutant-{mutant.name}-") as folder:
         tree, report, said = (Path(folder) / name for name in ("tree", "report.xml", "said.txt"))
-        shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
+        shutil.copytree(ROOT, tree, symlinks=True, ignore=LEFT_OUT)
         mutate(tree, mutant)
         words = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
         words += [f"--servers={named}", f"--timeout={LIMIT_S}", *mutant.caught_by]
         env = {
             **os.environ,
-            "PYTHONPATH": str(tree),
+            "PYTHONPATH": str(tree / "src"),
             "PYTHONDONTWRITEBYTECODE": "1",
             "HEADRACE_TEST_PATIENCE": str(SLOWEST_S),
         }

@@ -9,12 +9,12 @@ from typing import Self
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from infra.errors import HeadraceError
-from infra.kafka import open_consumer
-from infra.run import Run
-from infra.topic_reader import TopicReader
-from schemas import codec
-from schemas.records import WorkerStatus
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka import open_consumer
+from headrace.infra.run import Run
+from headrace.infra.topic_reader import TopicReader
+from headrace.schemas import codec
+from headrace.schemas.records import WorkerStatus
 
 POLICY = "player"
 WORKFLOW = "flips"

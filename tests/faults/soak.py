@@ -26,11 +26,11 @@ from progress import POLICY, Progress
 from rich.console import Console
 from rich.table import Table
 
-from consumers.figures import lags
-from infra.run import Run
-from infra.topic_reader import Place, TopicReader, whole_topics
-from schemas import codec
-from schemas.records import BatchTrained
+from headrace.consumers.figures import lags
+from headrace.infra.run import Run
+from headrace.infra.topic_reader import Place, TopicReader, whole_topics
+from headrace.schemas import codec
+from headrace.schemas.records import BatchTrained
 
 EVERY_S = 2.0
 WARM_UP = 0.3

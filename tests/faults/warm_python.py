@@ -90,7 +90,7 @@ def _run(words: list[str], folder: str, environment: dict[str, str], output: str
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[0] = folder
+    sys.path[:1] = [f"{folder}/src", folder]
     sys.argv = ["pytest", QUIETLY, *words]
     try:
         runpy.run_module("pytest", run_name="__main__", alter_sys=True)

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 
-from schemas import codec
-from schemas.avro import schema_of
-from schemas.records import RECORDS
+from headrace.schemas import codec
+from headrace.schemas.avro import schema_of
+from headrace.schemas.records import RECORDS
 
 T = TypeVar("T")
 

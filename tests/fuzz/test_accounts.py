@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from mutations import Fuzz, altered, altered_headers, distorted, example
 
-from consumers import group_fate, lineage
-from consumers.audit.evidence import with_places
-from consumers.audit.fold import Audit, AuditFold
-from consumers.audit.numbers import Scope
-from infra.kafka import Connection, Message, RunAddress
-from infra.object_store import StoreAddress
-from infra.run import Run
-from infra.settings import Recipe
-from schemas import codec
-from schemas.avro import schema_of
-from schemas.headers import Stamp, task_key
-from schemas.records import (
+from headrace.consumers import group_fate, lineage
+from headrace.consumers.audit.evidence import with_places
+from headrace.consumers.audit.fold import Audit, AuditFold
+from headrace.consumers.audit.numbers import Scope
+from headrace.infra.kafka import Connection, Message, RunAddress
+from headrace.infra.object_store import StoreAddress
+from headrace.infra.run import Run
+from headrace.infra.settings import Recipe
+from headrace.schemas import codec
+from headrace.schemas.avro import schema_of
+from headrace.schemas.headers import Stamp, task_key
+from headrace.schemas.records import (
     BatchTrained,
     CheckpointPointer,
     CuratedGroup,
@@ -35,7 +35,7 @@ from schemas.records import (
     TrajectoryGroup,
     WeightsPublished,
 )
-from schemas.topics import checkpoint_key
+from headrace.schemas.topics import checkpoint_key
 
 pytestmark = pytest.mark.timeout(1200)  # seconds, on a machine that does nothing else
 

@@ -19,39 +19,39 @@ import torch
 from minio.error import S3Error
 from mutations import INTS, TEXTS, Fuzz, altered, altered_headers, altered_json, distorted, example, memory_limit
 
-from consumers.curation import CuratorPartition, Desk, UnknownRevision
-from consumers.evaluator import Evaluator
-from consumers.figures import Figures
-from consumers.page.chart import chart
-from consumers.page.pulse import Pulse
-from envs.contract import Problem, Score, Split
-from envs.payload import PayloadError, problem_from_json
-from infra.dead_letters import dead_letter
-from infra.errors import HeadraceError
-from infra.kafka import MESSAGE_BYTES, Connection, Message, Outgoing, RunAddress
-from infra.object_store import ObjectStore, StoreAddress, StoreError
-from infra.own_positions import OwnPositions
-from infra.run import Run
-from infra.settings import Recipe
-from infra.stopwatch import Stopwatch
-from infra.weights.delta import encode_delta
-from infra.weights.delta_header import Label
-from infra.weights.policy_weights import BadWeights, PolicyWeights
-from infra.weights.tensor_file import write_safetensors
-from infra.weights.tensors import WeightsError, weights_hash
-from producers.feed_state import FeedState
-from producers.feeder import Feeder
-from producers.follower import WeightFollower
-from producers.pauses import Pauses
-from producers.selectors.contract import AcceptAll
-from producers.slots import Reservation
-from producers.task_intake import Member, TaskIntake, _Held
-from producers.task_ledger import TaskLedger
-from producers.task_source import TaskSource
-from schemas import codec
-from schemas.avro import schema_of
-from schemas.headers import HeaderError, Stamp, task_stamp
-from schemas.records import (
+from headrace.consumers.curation import CuratorPartition, Desk, UnknownRevision
+from headrace.consumers.evaluator import Evaluator
+from headrace.consumers.figures import Figures
+from headrace.consumers.page.chart import chart
+from headrace.consumers.page.pulse import Pulse
+from headrace.envs.contract import Problem, Score, Split
+from headrace.envs.payload import PayloadError, problem_from_json
+from headrace.infra.dead_letters import dead_letter
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka import MESSAGE_BYTES, Connection, Message, Outgoing, RunAddress
+from headrace.infra.object_store import ObjectStore, StoreAddress, StoreError
+from headrace.infra.own_positions import OwnPositions
+from headrace.infra.run import Run
+from headrace.infra.settings import Recipe
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.weights.delta import encode_delta
+from headrace.infra.weights.delta_header import Label
+from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
+from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensors import WeightsError, weights_hash
+from headrace.producers.feed_state import FeedState
+from headrace.producers.feeder import Feeder
+from headrace.producers.follower import WeightFollower
+from headrace.producers.pauses import Pauses
+from headrace.producers.selectors.contract import AcceptAll
+from headrace.producers.slots import Reservation
+from headrace.producers.task_intake import Member, TaskIntake, _Held
+from headrace.producers.task_ledger import TaskLedger
+from headrace.producers.task_source import TaskSource
+from headrace.schemas import codec
+from headrace.schemas.avro import schema_of
+from headrace.schemas.headers import HeaderError, Stamp, task_stamp
+from headrace.schemas.records import (
     BatchTrained,
     ClaimCheck,
     CuratedGroup,
@@ -72,14 +72,14 @@ from schemas.records import (
     WeightsPublished,
     WorkerStatus,
 )
-from trainers.batch import minibatches
-from trainers.candidates import candidate_of
-from trainers.component import Trainer
-from trainers.groups import batch_sequences
-from trainers.learner import Learner
-from trainers.payloads import Payloads
-from trainers.routing import Routers
-from trainers.window import Window
+from headrace.trainers.batch import minibatches
+from headrace.trainers.candidates import candidate_of
+from headrace.trainers.component import Trainer
+from headrace.trainers.groups import batch_sequences
+from headrace.trainers.learner import Learner
+from headrace.trainers.payloads import Payloads
+from headrace.trainers.routing import Routers
+from headrace.trainers.window import Window
 
 pytestmark = pytest.mark.timeout(1200)  # seconds, on a machine that does nothing else
 
@@ -453,7 +453,7 @@ def test_a_worker_plays_a_task_waits_or_buries_it(fuzz: Fuzz, intake: TaskIntake
 
 
 def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> None:
-    from infra.weights.tensors import Tensor
+    from headrace.infra.weights.tensors import Tensor
 
     base, new = ({"a": Tensor("F32", (2,), memoryview(bytes([n] * 8)))} for n in (0, 1))
     anchor, delta = write_safetensors(base), encode_delta(base, new, Label("solver", 0, 2, 3))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from schemas import codec, records
+from headrace.schemas import codec, records
 
 GOLDEN = Path(__file__).parent
 PAST = Path(codec.__file__).parent / "past"

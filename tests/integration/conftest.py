@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.embedded_kafka import EmbeddedKafka
-from infra.embedded_store import EmbeddedStore
-from infra.object_store import ObjectStore, StoreAddress
+from headrace.infra.embedded_kafka import EmbeddedKafka
+from headrace.infra.embedded_store import EmbeddedStore
+from headrace.infra.object_store import ObjectStore, StoreAddress
 
 BUCKET = "headrace-tests"
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from consumers.curation import CuratorPartition, Desk, recipe_for
-from envs.arithmetic import Arithmetic
-from envs.payload import problem_to_json
-from infra.kafka import Message, Outgoing, open_producer
-from infra.run import Run
-from schemas import codec
-from schemas.headers import Stamp, outcome_stamp
-from schemas.records import Outcome, Sampling, Sequence, Span, Task, Trajectory, TrajectoryGroup
+from headrace.consumers.curation import CuratorPartition, Desk, recipe_for
+from headrace.envs.arithmetic import Arithmetic
+from headrace.envs.payload import problem_to_json
+from headrace.infra.kafka import Message, Outgoing, open_producer
+from headrace.infra.run import Run
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp, outcome_stamp
+from headrace.schemas.records import Outcome, Sampling, Sequence, Span, Task, Trajectory, TrajectoryGroup
 
 
 def say(run: Run, *outgoing: Outgoing) -> None:

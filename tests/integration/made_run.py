@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from envs.arithmetic import ALPHABET
-from infra.kafka import Connection, RunAddress, open_producer
-from infra.object_store import ObjectStore
-from infra.run import Run, join, store_text
-from infra.settings import Recipe
-from infra.topic_admin import ensure_topics
-from infra.weights.tensor_file import write_safetensors
-from infra.weights.tensors import weights_hash
-from schemas import codec
-from schemas.records import NamedObject, RecipeRevision, WeightsPublished
+from headrace.envs.arithmetic import ALPHABET
+from headrace.infra.kafka import Connection, RunAddress, open_producer
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.run import Run, join, store_text
+from headrace.infra.settings import Recipe
+from headrace.infra.topic_admin import ensure_topics
+from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensors import weights_hash
+from headrace.schemas import codec
+from headrace.schemas.records import NamedObject, RecipeRevision, WeightsPublished
 
 TINY_MODEL = {
     "architecture": "qwen3",
@@ -63,7 +63,12 @@ def make_run(bootstrap: str, store: ObjectStore, recipe: Recipe, run_id: str = "
 
 def publish(run: Run, version: int, *, corrupt: bool = False) -> None:
     """What a trainer publishes: weights of its own for every version, with the files beside them."""
-    from trainers.model import build_model, character_tokenizer, publish_weights, save_model_files  # torch is slow
+    from headrace.trainers.model import (  # torch is slow
+        build_model,
+        character_tokenizer,
+        publish_weights,
+        save_model_files,
+    )
 
     tokenizer = character_tokenizer(ALPHABET)
     model = build_model(TINY_MODEL, tokenizer, seed=version)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.contract import Actor, Environment, Episode, Generation, Problem, RoleTrajectory
-from envs.single_turn import single_turn
-from envs.transcript import Transcript
-from producers.actor import EngineActor
+from headrace.envs.contract import Actor, Environment, Episode, Generation, Problem, RoleTrajectory
+from headrace.envs.single_turn import single_turn
+from headrace.envs.transcript import Transcript
+from headrace.producers.actor import EngineActor
 
 STEP_S = 0.1
 

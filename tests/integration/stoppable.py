@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from infra.kafka import KafkaAway, KafkaRefused
+from headrace.infra.kafka import KafkaAway, KafkaRefused
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -66,7 +66,7 @@ class Component:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "infra.cli", *self.words]
+            command = [sys.executable, "-m", "headrace", *self.words]
             return subprocess.Popen(command, env=self._env, stderr=log, cwd=ROOT)
 
     def arm(self, point: str, action: str = "stop") -> None:

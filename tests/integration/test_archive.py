@@ -22,22 +22,22 @@ from made_records import played, say, tasks
 from made_run import make_run, tiny_recipe
 from test_redrive import curating
 
-from consumers.archiver import NoRoom, archive
-from consumers.audit.report import report
-from consumers.offline_curator import curate_offline
-from consumers.replayer import replay
-from infra.archive.container import ContainerWriter
-from infra.archive.manifest import ArchiveCorrupt
-from infra.archive.reading import Archive
-from infra.errors import UsageError
-from infra.kafka import Message, Outgoing, kafka_errors, open_admin
-from infra.object_store import ObjectStore
-from infra.run import Run
-from infra.topic_reader import read_all
-from infra.transactions import TransactionalWriter
-from schemas import codec
-from schemas.headers import Stamp
-from schemas.records import TrajectoryGroup, WeightsPublished
+from headrace.consumers.archiver import NoRoom, archive
+from headrace.consumers.audit.report import report
+from headrace.consumers.offline_curator import curate_offline
+from headrace.consumers.replayer import replay
+from headrace.infra.archive.container import ContainerWriter
+from headrace.infra.archive.manifest import ArchiveCorrupt
+from headrace.infra.archive.reading import Archive
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Message, Outgoing, kafka_errors, open_admin
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.run import Run
+from headrace.infra.topic_reader import read_all
+from headrace.infra.transactions import TransactionalWriter
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import TrajectoryGroup, WeightsPublished
 
 GROUPS = 60
 LARGE, LOST = 61, 62
@@ -312,7 +312,7 @@ def test_a_replay_brings_back_every_record_and_object(run: Run, store: ObjectSto
 KILLED = """
 import sys
 from pathlib import Path
-from consumers import replayer
+from headrace.consumers import replayer
 replayer.MOST_RECORDS = 10
 replayer.replay(Path(sys.argv[1]), sys.argv[2], None)
 """
@@ -375,7 +375,7 @@ def test_a_damaged_file_ends_curating_and_replaying_and_nothing_is_taken_for_who
 
 
 def headrace(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "infra.cli", *map(str, words)]
+    line = [sys.executable, "-m", "headrace", *map(str, words)]
     return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
 
 

@@ -17,17 +17,17 @@ from made_records import played, say, tasks
 from made_run import make_run, tiny_recipe
 from test_archive import archived, behind_claims, delete_topics, headrace, roll_out, there, without_offsets
 
-from consumers.archiver import archive
-from consumers.offline_curator import curate_offline
-from consumers.replayer import replay
-from infra.archive import locations
-from infra.archive.locations import MOST_MANIFESTS, ArchiveBusy, InStore, location_of
-from infra.archive.manifest import ArchiveCorrupt
-from infra.archive.reading import Archive, is_archive
-from infra.archive.writing import ArchiveWriter
-from infra.errors import UsageError
-from infra.object_store import ObjectStore
-from infra.run import Run
+from headrace.consumers.archiver import archive
+from headrace.consumers.offline_curator import curate_offline
+from headrace.consumers.replayer import replay
+from headrace.infra.archive import locations
+from headrace.infra.archive.locations import MOST_MANIFESTS, ArchiveBusy, InStore, location_of
+from headrace.infra.archive.manifest import ArchiveCorrupt
+from headrace.infra.archive.reading import Archive, is_archive
+from headrace.infra.archive.writing import ArchiveWriter
+from headrace.infra.errors import UsageError
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.run import Run
 
 GROUPS = 24
 
@@ -92,11 +92,11 @@ def test_an_archive_in_a_store_is_the_one_in_a_folder_and_all_read_it(run: Run, 
 
 KILLED = """
 import sys
-from infra.archive import writing
+from headrace.infra.archive import writing
 writing.FILE_BYTES = 2_000
-from consumers.archiver import archive
-from infra.kafka import parse_run
-from infra.run import join
+from headrace.consumers.archiver import archive
+from headrace.infra.kafka import parse_run
+from headrace.infra.run import join
 archive(join(parse_run(sys.argv[1])), sys.argv[2])
 """
 

@@ -14,12 +14,12 @@ import pytest
 from made_run import TINY_MODEL, make_run, tiny_recipe
 from trained_run import Answer, batches, command, curated, feed, replay, start_trainer, until
 
-from consumers.archiver import archive
-from envs.arithmetic import ALPHABET
-from infra.object_store import ObjectStore, StoreAddress
-from infra.run import Run
-from infra.weights.folder import _open_file
-from infra.weights.tensors import weights_hash
+from headrace.consumers.archiver import archive
+from headrace.envs.arithmetic import ALPHABET
+from headrace.infra.object_store import ObjectStore, StoreAddress
+from headrace.infra.run import Run
+from headrace.infra.weights.folder import _open_file
+from headrace.infra.weights.tensors import weights_hash
 
 STEPS = 7
 TRAINER = {

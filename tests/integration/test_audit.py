@@ -15,19 +15,19 @@ from confluent_kafka import TopicPartition
 from made_run import make_run, tiny_recipe
 from rich.console import Console
 
-from consumers.audit.report import report
-from consumers.page.tables import audit_table
-from infra.kafka import Outgoing, end_offsets, open_consumer, open_producer
-from infra.object_store import ObjectStore
-from infra.run import Run, read_revisions
-from infra.topic_reader import whole_topics
-from infra.weights.delta import encode_delta
-from infra.weights.delta_header import Label
-from infra.weights.tensor_file import write_safetensors
-from infra.weights.tensors import Tensor, weights_hash
-from schemas import codec
-from schemas.headers import Stamp, outcome_stamp
-from schemas.records import (
+from headrace.consumers.audit.report import report
+from headrace.consumers.page.tables import audit_table
+from headrace.infra.kafka import Outgoing, end_offsets, open_consumer, open_producer
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.run import Run, read_revisions
+from headrace.infra.topic_reader import whole_topics
+from headrace.infra.weights.delta import encode_delta
+from headrace.infra.weights.delta_header import Label
+from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp, outcome_stamp
+from headrace.schemas.records import (
     Attachment,
     BatchTrained,
     CheckpointPointer,
@@ -45,7 +45,7 @@ from schemas.records import (
     TrajectoryGroup,
     WeightsPublished,
 )
-from schemas.topics import checkpoint_key
+from headrace.schemas.topics import checkpoint_key
 
 TRAINED = ((0, 1, 2), (3, 4, 5))
 """Groups of version 1 and of version 2."""
@@ -172,7 +172,7 @@ def problems(made: Made, **more: Any) -> list[str]:
 
 
 def headrace_audit(run: Run, *words: str) -> tuple[int, dict[str, Any], str]:
-    command = [sys.executable, "-m", "infra.cli", "audit", "--run", str(run.address), "--json", *words]
+    command = [sys.executable, "-m", "headrace", "audit", "--run", str(run.address), "--json", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     return done.returncode, json.loads(done.stdout), done.stderr
 

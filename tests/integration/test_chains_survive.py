@@ -17,15 +17,15 @@ from made_run import make_run, tiny_recipe
 from stoppable import Component, Start, starter, until
 from test_pauses import SHORT_SESSION, assert_curated_exactly_once, concluded, curate
 
-from consumers.algorithms.chain import ALGORITHMS
-from infra.embedded_kafka import EmbeddedKafka
-from infra.kafka import Message, Outgoing
-from infra.object_store import ObjectStore
-from infra.run import Run, join, read_revisions
-from infra.topic_reader import read_all
-from schemas import codec
-from schemas.headers import Stamp
-from schemas.records import Failure, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
+from headrace.consumers.algorithms.chain import ALGORITHMS
+from headrace.infra.embedded_kafka import EmbeddedKafka
+from headrace.infra.kafka import Message, Outgoing
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.run import Run, join, read_revisions
+from headrace.infra.topic_reader import read_all
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import Failure, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
 
 Uses = list[dict[str, Any]]
 

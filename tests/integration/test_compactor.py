@@ -18,29 +18,29 @@ import numpy as np
 import pytest
 from made_run import make_run, tiny_recipe
 
-from consumers.audit.report import report
-from consumers.compactor import Compactor, compact
-from consumers.lineage import version_lineage
-from consumers.weights_history import weights_history
-from infra.errors import Unavailable
-from infra.kafka import open_producer
-from infra.object_store import ObjectStore
-from infra.opened_run import OpenedRun
-from infra.run import Run
-from infra.settings import FAILPOINTS_VARIABLE
-from infra.topic_reader import read_all
-from infra.weights.delta import encode_delta, read_delta
-from infra.weights.delta_header import Label
-from infra.weights.merging import merge_deltas
-from infra.weights.paths import ANCHOR, DELTA, MERGED
-from infra.weights.policy_weights import Objects, PolicyWeights
-from infra.weights.tensor_file import write_safetensors
-from infra.weights.tensors import Tensor, weights_hash
-from producers.engines.contract import Engine, EngineStats
-from producers.follower import WeightFollower
-from producers.pauses import Pauses
-from schemas import codec
-from schemas.records import BatchTrained, ClaimCheck, WeightsPublished
+from headrace.consumers.audit.report import report
+from headrace.consumers.compactor import Compactor, compact
+from headrace.consumers.lineage import version_lineage
+from headrace.consumers.weights_history import weights_history
+from headrace.infra.errors import Unavailable
+from headrace.infra.kafka import open_producer
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.opened_run import OpenedRun
+from headrace.infra.run import Run
+from headrace.infra.settings import FAILPOINTS_VARIABLE
+from headrace.infra.topic_reader import read_all
+from headrace.infra.weights.delta import encode_delta, read_delta
+from headrace.infra.weights.delta_header import Label
+from headrace.infra.weights.merging import merge_deltas
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED
+from headrace.infra.weights.policy_weights import Objects, PolicyWeights
+from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.producers.engines.contract import Engine, EngineStats
+from headrace.producers.follower import WeightFollower
+from headrace.producers.pauses import Pauses
+from headrace.schemas import codec
+from headrace.schemas.records import BatchTrained, ClaimCheck, WeightsPublished
 
 VALUES, CHANGED = 20_000, 200
 LIMIT_S = 300
@@ -267,7 +267,7 @@ def test_a_compactor_that_is_killed_leaves_nothing_that_the_next_one_does_not_fi
     published = Published(run, deltas=4)
     before = published.objects()
     (tmp_path / f"compact.{point}").write_text("kill")
-    words = ["-m", "infra.cli", "compact", "--run", str(run.address), "--every", "3", "--once"]
+    words = ["-m", "headrace", "compact", "--run", str(run.address), "--every", "3", "--once"]
     environment = {**os.environ, FAILPOINTS_VARIABLE: str(tmp_path)}
     done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, check=False, timeout=LIMIT_S)
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -15,20 +15,20 @@ from made_records import curated, say
 from made_run import make_run, tiny_recipe
 from stoppable import until
 
-from consumers.audit.report import audit
-from consumers.letters import read_letters
-from consumers.redrive import redrive
-from infra.kafka import Outgoing, open_producer
-from infra.object_store import ObjectStore
-from infra.run import Run
-from infra.stopwatch import Stopwatch
-from infra.topic_reader import read_all
-from infra.transactions import TransactionalWriter
-from schemas import codec
-from schemas.avro import schema_of
-from schemas.records import BatchTrained, CuratedGroup, Outcome, RecipeRevision
-from trainers.component import Trainer
-from trainers.start import begin_or_resume
+from headrace.consumers.audit.report import audit
+from headrace.consumers.letters import read_letters
+from headrace.consumers.redrive import redrive
+from headrace.infra.kafka import Outgoing, open_producer
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.run import Run
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.topic_reader import read_all
+from headrace.infra.transactions import TransactionalWriter
+from headrace.schemas import codec
+from headrace.schemas.avro import schema_of
+from headrace.schemas.records import BatchTrained, CuratedGroup, Outcome, RecipeRevision
+from headrace.trainers.component import Trainer
+from headrace.trainers.start import begin_or_resume
 
 
 @contextmanager

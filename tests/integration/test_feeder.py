@@ -19,27 +19,27 @@ import pytest
 from confluent_kafka import TopicPartition
 from made_run import TINY_MODEL, make_run, tiny_recipe
 
-from consumers.audit.report import audit, report
-from consumers.evaluator import Evaluator, open_evaluator
-from consumers.figures import figures
-from envs.arithmetic import ALPHABET, Arithmetic
-from envs.payload import problem_from_json
-from infra.errors import UsageError
-from infra.group_offsets import committed_offsets
-from infra.kafka import Fenced, Message, Outgoing, open_consumer, open_producer
-from infra.object_store import ObjectStore
-from infra.process import MustRestart
-from infra.run import Run, join, read_revisions
-from infra.run_loop import Component, run_loop
-from infra.stopwatch import Stopwatch
-from infra.topic_reader import read_all
-from infra.transactions import TransactionalWriter
-from producers.feeder import Feeder, open_feeder
-from producers.selectors.registry import load_selectors
-from producers.task_source import TaskSource
-from schemas import codec
-from schemas.headers import Stamp, task_key, task_stamp
-from schemas.records import (
+from headrace.consumers.audit.report import audit, report
+from headrace.consumers.evaluator import Evaluator, open_evaluator
+from headrace.consumers.figures import figures
+from headrace.envs.arithmetic import ALPHABET, Arithmetic
+from headrace.envs.payload import problem_from_json
+from headrace.infra.errors import UsageError
+from headrace.infra.group_offsets import committed_offsets
+from headrace.infra.kafka import Fenced, Message, Outgoing, open_consumer, open_producer
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.process import MustRestart
+from headrace.infra.run import Run, join, read_revisions
+from headrace.infra.run_loop import Component, run_loop
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.topic_reader import read_all
+from headrace.infra.transactions import TransactionalWriter
+from headrace.producers.feeder import Feeder, open_feeder
+from headrace.producers.selectors.registry import load_selectors
+from headrace.producers.task_source import TaskSource
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp, task_key, task_stamp
+from headrace.schemas.records import (
     BatchTrained,
     DeadLetter,
     EvalResult,
@@ -52,7 +52,7 @@ from schemas.records import (
     WarmStartExamples,
     WeightsPublished,
 )
-from schemas.topics import eval_stream
+from headrace.schemas.topics import eval_stream
 
 QUOTA = 8
 """(max_staleness 1 + 1) * 4 groups per batch."""
@@ -391,7 +391,7 @@ def warm(**more: Any) -> dict[str, Any]:
 
 def test_a_killed_process_is_taken_over_and_its_successor_ends_on_sigterm(make: Callable[..., Run]) -> None:
     run = make()
-    command = [sys.executable, "-c", f"from producers.feeder import main; main({str(run.address)!r})"]
+    command = [sys.executable, "-c", f"from headrace.producers.feeder import main; main({str(run.address)!r})"]
     first = subprocess.Popen(command)
     second = None
     try:

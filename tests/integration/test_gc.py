@@ -18,30 +18,30 @@ from made_records import say
 from made_run import make_run, tiny_recipe
 from rich.console import Console
 
-from consumers.audit.report import report
-from consumers.page.gc_page import gc_page
-from consumers.retention import collector
-from consumers.retention.collector import Order, SharedPrefix, collect, runs_beside
-from consumers.retention.marking import Unreadable
-from consumers.weights_history import weights_history
-from infra.errors import UsageError
-from infra.kafka import Fenced, Outgoing
-from infra.object_store import ObjectStore
-from infra.revisions import settled, write_revision
-from infra.run import Run, join, read_revisions, store_of
-from infra.settings import FAILPOINTS_VARIABLE
-from infra.topic_admin import ensure_topics
-from infra.transactions import TransactionalWriter
-from infra.weights.delta import encode_delta
-from infra.weights.delta_header import Label
-from infra.weights.export import export
-from infra.weights.tensor_file import write_safetensors
-from infra.weights.tensors import Tensor, weights_hash
-from producers.engines.contract import Engine, EngineStats
-from producers.follower import WeightFollower
-from producers.pauses import Pauses
-from schemas import codec
-from schemas.records import (
+from headrace.consumers.audit.report import report
+from headrace.consumers.page.gc_page import gc_page
+from headrace.consumers.retention import collector
+from headrace.consumers.retention.collector import Order, SharedPrefix, collect, runs_beside
+from headrace.consumers.retention.marking import Unreadable
+from headrace.consumers.weights_history import weights_history
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Fenced, Outgoing
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.revisions import settled, write_revision
+from headrace.infra.run import Run, join, read_revisions, store_of
+from headrace.infra.settings import FAILPOINTS_VARIABLE
+from headrace.infra.topic_admin import ensure_topics
+from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.weights.delta import encode_delta
+from headrace.infra.weights.delta_header import Label
+from headrace.infra.weights.export import export
+from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.producers.engines.contract import Engine, EngineStats
+from headrace.producers.follower import WeightFollower
+from headrace.producers.pauses import Pauses
+from headrace.schemas import codec
+from headrace.schemas.records import (
     BatchTrained,
     CheckpointPointer,
     ClaimCheck,
@@ -51,8 +51,8 @@ from schemas.records import (
     TrajectoryGroup,
     WeightsPublished,
 )
-from schemas.topics import checkpoint_key
-from trainers.history import read_history
+from headrace.schemas.topics import checkpoint_key
+from headrace.trainers.history import read_history
 
 VERSIONS, ANCHOR_EVERY, CHECKPOINT_EVERY = 80, 8, 20
 """The newest 64 are 16 to 79, and 16 is an anchor; checkpoints are those of 0, 20, 40, 60 and 79."""
@@ -60,9 +60,9 @@ NO_AGE = Order(older_than=timedelta(0))
 COLLECT = """
 import sys
 from datetime import timedelta
-from consumers.retention.collector import Order, collect
-from infra.kafka import parse_run
-from infra.run import join
+from headrace.consumers.retention.collector import Order, collect
+from headrace.infra.kafka import parse_run
+from headrace.infra.run import join
 collect(join(parse_run(sys.argv[1])), Order(keep_checkpoints=2, older_than=timedelta(0)), rests=True)
 """
 

@@ -19,12 +19,12 @@ from stoppable import PATIENCE_S, until
 from tcp_proxy import TcpProxy
 from test_servers import gone
 
-from infra.embedded_store import EmbeddedStore
-from infra.kafka import Connection, RunAddress
-from infra.object_store import PART_BYTES, ObjectStore, StoreAddress, StoredObject, StoreUnavailable
-from infra.run import STORE_NAME, Run
-from infra.weights.object_cache import ObjectCache
-from schemas.records import ClaimCheck
+from headrace.infra.embedded_store import EmbeddedStore
+from headrace.infra.kafka import Connection, RunAddress
+from headrace.infra.object_store import PART_BYTES, ObjectStore, StoreAddress, StoredObject, StoreUnavailable
+from headrace.infra.run import STORE_NAME, Run
+from headrace.infra.weights.object_cache import ObjectCache
+from headrace.schemas.records import ClaimCheck
 
 LONG_S = 20.0
 """A busy machine is none that is away."""

@@ -11,17 +11,17 @@ from made_run import make_run, tiny_recipe
 from tokenizers import Tokenizer, models
 from tokenizers.decoders import Fuse
 
-from consumers.group_fate import GroupLineage, group_lineage, parse_group, report_group
-from consumers.lineage import version_lineage
-from infra.dead_letters import dead_letter
-from infra.errors import UsageError
-from infra.kafka import Message, Outgoing, open_producer
-from infra.object_store import ObjectStore
-from infra.run import Run
-from infra.servers import await_leaders
-from schemas import codec
-from schemas.headers import Stamp, task_key
-from schemas.records import (
+from headrace.consumers.group_fate import GroupLineage, group_lineage, parse_group, report_group
+from headrace.consumers.lineage import version_lineage
+from headrace.infra.dead_letters import dead_letter
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Message, Outgoing, open_producer
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.run import Run
+from headrace.infra.servers import await_leaders
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp, task_key
+from headrace.schemas.records import (
     BatchTrained,
     CuratedGroup,
     DeadLetter,
@@ -37,7 +37,7 @@ from schemas.records import (
     TrajectoryGroup,
     WeightsPublished,
 )
-from trainers.inspection import step, trajectory
+from headrace.trainers.inspection import step, trajectory
 
 ISSUED = 40
 TOKENS = {"2": 0, "+": 1, "=": 2, "4": 3, "5": 4, "[e]": 5}

@@ -13,14 +13,14 @@ from fastavro import parse_schema, schemaless_writer
 from made_run import make_run, tiny_recipe
 from structlog.testing import capture_logs
 
-from infra.kafka import open_producer
-from infra.object_store import ObjectStore
-from infra.revisions import join_to_write
-from infra.run import Run, join, read_revisions
-from schemas import codec
-from schemas.avro import schema_of
-from schemas.codec import UnknownSchema
-from schemas.records import RecipeRevision, Task
+from headrace.infra.kafka import open_producer
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.revisions import join_to_write
+from headrace.infra.run import Run, join, read_revisions
+from headrace.schemas import codec
+from headrace.schemas.avro import schema_of
+from headrace.schemas.codec import UnknownSchema
+from headrace.schemas.records import RecipeRevision, Task
 
 
 @pytest.fixture

@@ -19,15 +19,15 @@ from made_records import curated, curator_partitions, dropped, played, say, task
 from made_run import make_run, publish, tiny_recipe
 from stoppable import Component, Start, starter, until
 
-from infra.embedded_kafka import EmbeddedKafka
-from infra.kafka import Outgoing, open_admin, open_consumer
-from infra.object_store import ObjectStore
-from infra.run import Run
-from infra.topic_reader import Place, read_all
-from infra.transactions import TransactionalWriter
-from schemas import codec
-from schemas.headers import Stamp
-from schemas.records import BatchTrained, DeadLetter, Task, WeightsPublished
+from headrace.infra.embedded_kafka import EmbeddedKafka
+from headrace.infra.kafka import Outgoing, open_admin, open_consumer
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.run import Run
+from headrace.infra.topic_reader import Place, read_all
+from headrace.infra.transactions import TransactionalWriter
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import BatchTrained, DeadLetter, Task, WeightsPublished
 
 Make = Callable[..., Run]
 

@@ -15,25 +15,25 @@ import numpy as np
 import pytest
 from made_run import make_run, tiny_recipe
 
-from consumers.audit.report import audit
-from consumers.curator import curator
-from consumers.letters import listing, shown
-from consumers.redrive import redrive
-from infra.errors import UsageError
-from infra.kafka import Fenced, Outgoing, open_producer
-from infra.object_store import ObjectStore
-from infra.process import keep_running
-from infra.run import STORE_NAME, Run, RunEnded, join, read_revisions
-from infra.run_loop import run_loop
-from infra.stopwatch import Stopwatch
-from infra.topic_reader import read_all
-from infra.transactions import TransactionalWriter
-from producers.feed_state import FeedState
-from producers.feeder import open_feeder
-from producers.pacing import Pacing
-from schemas import codec
-from schemas.headers import Stamp
-from schemas.records import (
+from headrace.consumers.audit.report import audit
+from headrace.consumers.curator import curator
+from headrace.consumers.letters import listing, shown
+from headrace.consumers.redrive import redrive
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Fenced, Outgoing, open_producer
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.process import keep_running
+from headrace.infra.run import STORE_NAME, Run, RunEnded, join, read_revisions
+from headrace.infra.run_loop import run_loop
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.topic_reader import read_all
+from headrace.infra.transactions import TransactionalWriter
+from headrace.producers.feed_state import FeedState
+from headrace.producers.feeder import open_feeder
+from headrace.producers.pacing import Pacing
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import (
     BatchTrained,
     ClaimCheck,
     CuratedGroup,
@@ -47,8 +47,8 @@ from schemas.records import (
     Trajectory,
     TrajectoryGroup,
 )
-from trainers.component import Trainer
-from trainers.start import begin_or_resume
+from headrace.trainers.component import Trainer
+from headrace.trainers.start import begin_or_resume
 
 QUOTA = 8
 """(max_staleness 1 + 1) * 4 groups per batch."""

@@ -28,18 +28,18 @@ from trained_run import (
     until,
 )
 
-from consumers.lineage import version_lineage
-from infra.first_uses import Replay, find_first_uses
-from infra.kafka import Outgoing, open_admin
-from infra.object_store import ObjectStore, StoreAddress
-from infra.run import Run
-from infra.stopwatch import Stopwatch
-from infra.topic_reader import read_all
-from infra.transactions import TransactionalWriter
-from schemas import codec
-from schemas.records import CuratedGroup, Outcome
-from trainers import component, inspection
-from trainers.trained_groups import LineageBroken, trained_groups
+from headrace.consumers.lineage import version_lineage
+from headrace.infra.first_uses import Replay, find_first_uses
+from headrace.infra.kafka import Outgoing, open_admin
+from headrace.infra.object_store import ObjectStore, StoreAddress
+from headrace.infra.run import Run
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.topic_reader import read_all
+from headrace.infra.transactions import TransactionalWriter
+from headrace.schemas import codec
+from headrace.schemas.records import CuratedGroup, Outcome
+from headrace.trainers import component, inspection
+from headrace.trainers.trained_groups import LineageBroken, trained_groups
 
 STEPS = 8
 BATCH = 4

@@ -15,15 +15,15 @@ import torch
 from made_run import TINY_MODEL, make_run, tiny_recipe
 from trained_run import Answer, batches, command, curated, feed, published, start_trainer, until
 
-from envs.arithmetic import ALPHABET
-from infra import opened_run
-from infra.errors import UsageError
-from infra.kafka import Connection, Message, RunAddress, open_producer
-from infra.object_store import ObjectStore, StoreAddress
-from infra.run import Run, join
-from infra.topic_reader import read_all
-from schemas import codec
-from schemas.records import BatchTrained, CheckpointPointer
+from headrace.envs.arithmetic import ALPHABET
+from headrace.infra import opened_run
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Connection, Message, RunAddress, open_producer
+from headrace.infra.object_store import ObjectStore, StoreAddress
+from headrace.infra.run import Run, join
+from headrace.infra.topic_reader import read_all
+from headrace.schemas import codec
+from headrace.schemas.records import BatchTrained, CheckpointPointer
 
 STEPS = 8
 TRAINER = {

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from infra import servers as servers_of_a_run
-from infra.data_folder import DataFolder
-from infra.object_store import ObjectStore
-from infra.recipe_file import load_recipe
-from infra.servers import Servers
+from headrace.infra import servers as servers_of_a_run
+from headrace.infra.data_folder import DataFolder
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.recipe_file import load_recipe
+from headrace.infra.servers import Servers
 
 
 @pytest.fixture

@@ -16,16 +16,16 @@ import pytest
 from confluent_kafka import TopicPartition
 from counting_component import Counter, membership
 
-from infra.errors import Unavailable
-from infra.group_consumer import GroupConsumer, StateLost
-from infra.group_offsets import committed_offsets
-from infra.kafka import Connection, Fenced, Message, Outgoing, open_consumer, open_producer
-from infra.run_loop import run_loop
-from infra.stopwatch import Stopwatch
-from infra.topic_admin import TopicDiffers, ensure_topics
-from infra.topic_reader import TopicReader, read_all, read_one, whole_topics
-from infra.transactions import Aborted, TransactionalWriter
-from schemas.topics import TopicSpec
+from headrace.infra.errors import Unavailable
+from headrace.infra.group_consumer import GroupConsumer, StateLost
+from headrace.infra.group_offsets import committed_offsets
+from headrace.infra.kafka import Connection, Fenced, Message, Outgoing, open_consumer, open_producer
+from headrace.infra.run_loop import run_loop
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.topic_admin import TopicDiffers, ensure_topics
+from headrace.infra.topic_reader import TopicReader, read_all, read_one, whole_topics
+from headrace.infra.transactions import Aborted, TransactionalWriter
+from headrace.schemas.topics import TopicSpec
 
 PARTITIONS = 4
 COMPONENT = Path(__file__).with_name("counting_component.py")

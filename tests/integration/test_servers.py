@@ -20,11 +20,18 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from infra.embedded_kafka import EmbeddedKafka
-from infra.embedded_store import EmbeddedStore
-from infra.errors import UsageError
-from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress, StoreDenied, StoreUnavailable
-from infra.server_process import FolderTaken, PortTaken, ServerError, ServerFailed
+from headrace.infra.embedded_kafka import EmbeddedKafka
+from headrace.infra.embedded_store import EmbeddedStore
+from headrace.infra.errors import UsageError
+from headrace.infra.object_store import (
+    ObjectCorrupt,
+    ObjectMissing,
+    ObjectStore,
+    StoreAddress,
+    StoreDenied,
+    StoreUnavailable,
+)
+from headrace.infra.server_process import FolderTaken, PortTaken, ServerError, ServerFailed
 
 QUIET = {"log_level": 0}
 
@@ -211,7 +218,7 @@ def test_another_process_under_a_recorded_pid_is_left_alone(own_store: EmbeddedS
 
 def test_a_server_ends_with_its_killed_parent(tmp_path: Path) -> None:
     program = (
-        "import pathlib, sys\nfrom infra.embedded_store import EmbeddedStore\n"
+        "import pathlib, sys\nfrom headrace.infra.embedded_store import EmbeddedStore\n"
         f"server = EmbeddedStore(pathlib.Path({str(tmp_path / 'store')!r})).start()\n"
         "sys.stderr.write(f'pid={server.pid}\\n')\ninput()\n"
     )

@@ -19,18 +19,18 @@ from stoppable import Component, Start, starter, until
 from test_evictions import outgoing, training
 from trained_run import batches, curated, curated_message, feed, outcomes, published, start_trainer
 
-from consumers.audit.report import report
-from consumers.discards import discards
-from consumers.status import status
-from infra.kafka import Message, Outgoing
-from infra.object_store import ObjectStore, StoreAddress
-from infra.run import Run, join, read_revisions
-from infra.run_loop import run_loop
-from infra.stopwatch import Stopwatch
-from infra.topic_reader import read_all
-from schemas import codec
-from schemas.records import BatchTrained, DeadLetter, Outcome, Snapshot
-from trainers.retrain import retrain
+from headrace.consumers.audit.report import report
+from headrace.consumers.discards import discards
+from headrace.consumers.status import status
+from headrace.infra.kafka import Message, Outgoing
+from headrace.infra.object_store import ObjectStore, StoreAddress
+from headrace.infra.run import Run, join, read_revisions
+from headrace.infra.run_loop import run_loop
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.topic_reader import read_all
+from headrace.schemas import codec
+from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, Snapshot
+from headrace.trainers.retrain import retrain
 
 STEPS, BATCH, NUMBERS = 6, 4, 78
 """Of the groups every third has signal: those of six batches, and two that are left over."""

@@ -12,13 +12,13 @@ from made_records import say, tasks
 from made_run import make_run, tiny_recipe
 from stoppable import until
 
-from infra.kafka import open_consumer
-from infra.object_store import ObjectStore
-from infra.run import Run
-from producers.pauses import Pauses
-from producers.slots import Slots
-from producers.task_intake import Member, StartedTask, TaskIntake
-from schemas.records import Task
+from headrace.infra.kafka import open_consumer
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.run import Run
+from headrace.producers.pauses import Pauses
+from headrace.producers.slots import Slots
+from headrace.producers.task_intake import Member, StartedTask, TaskIntake
+from headrace.schemas.records import Task
 
 
 class Room:

@@ -14,16 +14,16 @@ import transformers
 from made_run import make_run, tiny_recipe
 from trained_run import batches, curated, feed, has_made, outcomes, published, start_trainer, until
 
-from consumers.letters import read_letters
-from infra.kafka import open_producer
-from infra.object_store import ObjectStore
-from infra.run import Run, read_revisions
-from infra.transactions import TransactionalWriter
-from infra.weights.folder import write_weights
-from infra.weights.policy_weights import PolicyWeights
-from infra.weights.tensors import weights_hash
-from schemas import codec
-from schemas.records import TrajectoryGroup
+from headrace.consumers.letters import read_letters
+from headrace.infra.kafka import open_producer
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.run import Run, read_revisions
+from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.weights.folder import write_weights
+from headrace.infra.weights.policy_weights import PolicyWeights
+from headrace.infra.weights.tensors import weights_hash
+from headrace.schemas import codec
+from headrace.schemas.records import TrajectoryGroup
 
 Spawn = Callable[[Run], BaseProcess]
 

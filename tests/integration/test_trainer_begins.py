@@ -11,14 +11,14 @@ import pytest
 from made_run import make_run, tiny_recipe
 from trained_run import published
 
-from infra.object_store import ObjectStore
-from infra.process import MustRestart
-from infra.run import Run
-from infra.transactions import TransactionalWriter
-from trainers import start
-from trainers.checkpoint import CheckpointError
-from trainers.history import History, read_history
-from trainers.remake import learner_at
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.process import MustRestart
+from headrace.infra.run import Run
+from headrace.infra.transactions import TransactionalWriter
+from headrace.trainers import start
+from headrace.trainers.checkpoint import CheckpointError
+from headrace.trainers.history import History, read_history
+from headrace.trainers.remake import learner_at
 
 POLICY = "solver"
 

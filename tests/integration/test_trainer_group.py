@@ -18,11 +18,11 @@ from made_run import make_run, tiny_recipe
 from structlog.testing import capture_logs
 from trained_run import batches, command, curated, feed, has_made, published, until
 
-from infra.object_store import ObjectStore
-from infra.run import Run
-from trainers.history import read_history
-from trainers.remake import learner_at
-from trainers.resume import resume
+from headrace.infra.object_store import ObjectStore
+from headrace.infra.run import Run
+from headrace.trainers.history import read_history
+from headrace.trainers.remake import learner_at
+from headrace.trainers.resume import resume
 
 STEPS = 6
 TRAINER = {"steps": STEPS, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 20, "checkpoint_every": 2}
@@ -57,7 +57,7 @@ def torchrun(log: Path, *words: str, out: int | None = None) -> Group:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", *launcher, "infra.cli", *words], env=environment, stdout=out or file, stderr=file
+            [sys.executable, "-m", *launcher, "headrace", *words], env=environment, stdout=out or file, stderr=file
         )
     return Group(process, log)
 

@@ -13,11 +13,11 @@ import pytest
 from made_run import make_run, tiny_recipe
 from trained_run import batches, curated, feed, has_made, published, start_trainer, until
 
-from consumers.letters import read_letters
-from infra.kafka import open_producer
-from infra.object_store import ObjectStore, StoreAddress
-from infra.run import Run
-from trainers.history import read_history
+from headrace.consumers.letters import read_letters
+from headrace.infra.kafka import open_producer
+from headrace.infra.object_store import ObjectStore, StoreAddress
+from headrace.infra.run import Run
+from headrace.trainers.history import read_history
 
 STEPS = 8
 TRAINER = {

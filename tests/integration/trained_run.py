@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.kafka import Outgoing
-from infra.run import Run
-from infra.topic_reader import read_all
-from infra.transactions import TransactionalWriter
-from schemas import codec
-from schemas.headers import Stamp
-from schemas.records import (
+from headrace.infra.kafka import Outgoing
+from headrace.infra.run import Run
+from headrace.infra.topic_reader import read_all
+from headrace.infra.transactions import TransactionalWriter
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import (
     BatchTrained,
     CuratedGroup,
     Outcome,
@@ -32,7 +32,9 @@ from schemas.records import (
 )
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["trainers.component", "trainers.start", "transformers.models.qwen3.modeling_qwen3"])
+_PROCESSES.set_forkserver_preload(
+    ["headrace.trainers.component", "headrace.trainers.start", "transformers.models.qwen3.modeling_qwen3"]
+)
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ def start_trainer(
 def _train(address: str, failpoints: str, threads: int, variant: str | None) -> None:
     import torch
 
-    from infra import failpoints as points
-    from trainers.train import main
+    from headrace.infra import failpoints as points
+    from headrace.trainers.train import main
 
     points._folder = failpoints
     torch.set_num_threads(threads)
@@ -78,8 +80,8 @@ def command(folder: Path, *words: str, failpoints: Path | None = None) -> Answer
 def _command(words: tuple[str, ...], out: str, err: str, failpoints: str) -> None:
     import torch
 
-    from infra import cli
-    from infra import failpoints as points
+    from headrace.infra import cli
+    from headrace.infra import failpoints as points
 
     points._folder = failpoints
     torch.set_num_threads(2)

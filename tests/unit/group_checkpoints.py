@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from infra.object_store import Content, ObjectCorrupt, ObjectMissing, StoreUnavailable
-from infra.run import Run
-from infra.weights.tensors import weights_hash
-from schemas.records import ClaimCheck, NamedObject
-from trainers.batch import TrainingSequence
-from trainers.checkpoint import Stored
-from trainers.learner import Learner
-from trainers.shard_index import decode_index
+from headrace.infra.object_store import Content, ObjectCorrupt, ObjectMissing, StoreUnavailable
+from headrace.infra.run import Run
+from headrace.infra.weights.tensors import weights_hash
+from headrace.schemas.records import ClaimCheck, NamedObject
+from headrace.trainers.batch import TrainingSequence
+from headrace.trainers.checkpoint import Stored
+from headrace.trainers.learner import Learner
+from headrace.trainers.shard_index import decode_index
 
 Batch = Callable[[int], list[TrainingSequence]]
 

@@ -19,14 +19,14 @@ from test_routing import TINY as EXPERTS
 from test_routing import batch as routed_batch
 from tiny_models import SHAPE, TOKENIZER, batch
 
-from infra.settings import Lora, Trainer
-from infra.weights.tensors import weights_hash
-from trainers.backends.group import leading, new_learner
-from trainers.batch import TrainingSequence
-from trainers.checkpoint import encode_checkpoint
-from trainers.learner import Learner
-from trainers.lora import Adapter
-from trainers.model import build_model
+from headrace.infra.settings import Lora, Trainer
+from headrace.infra.weights.tensors import weights_hash
+from headrace.trainers.backends.group import leading, new_learner
+from headrace.trainers.batch import TrainingSequence
+from headrace.trainers.checkpoint import encode_checkpoint
+from headrace.trainers.learner import Learner
+from headrace.trainers.lora import Adapter
+from headrace.trainers.model import build_model
 
 CASES: dict[str, dict[str, Any]] = {
     "ppo": {},

@@ -11,20 +11,20 @@ from collections import Counter
 
 from made_groups import sequence
 
-from consumers.curation import CuratorPartition, Desk
-from consumers.discards import Ledger
-from envs.registry import load_environment
-from envs.scripted import read_question
-from infra.kafka import Message
-from infra.settings import Recipe
-from producers.actor import derived_seed
-from producers.engines.scripted import ScriptedSettings
-from producers.feed_state import FeedState
-from producers.selectors.registry import load_selectors
-from producers.task_source import TaskSource
-from schemas import codec
-from schemas.headers import Stamp
-from schemas.records import (
+from headrace.consumers.curation import CuratorPartition, Desk
+from headrace.consumers.discards import Ledger
+from headrace.envs.registry import load_environment
+from headrace.envs.scripted import read_question
+from headrace.infra.kafka import Message
+from headrace.infra.settings import Recipe
+from headrace.producers.actor import derived_seed
+from headrace.producers.engines.scripted import ScriptedSettings
+from headrace.producers.feed_state import FeedState
+from headrace.producers.selectors.registry import load_selectors
+from headrace.producers.task_source import TaskSource
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import (
     BatchTrained,
     ClaimCheck,
     CuratedGroup,
@@ -37,8 +37,8 @@ from schemas.records import (
     TrajectoryGroup,
     WeightsPublished,
 )
-from trainers import window
-from trainers.window import Waiting, Window
+from headrace.trainers import window
+from headrace.trainers.window import Waiting, Window
 
 MOMENTS = 8
 """Of a version: so finely is told when a group is done."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from consumers.algorithms.contract import Again, Candidate, Drop, Keep, Result
-from schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
+from headrace.consumers.algorithms.contract import Again, Candidate, Drop, Keep, Result
+from headrace.schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
 
 
 def sequence(generated: int = 1, version: int = 3, prompt: int = 2, **changes: Any) -> Sequence:

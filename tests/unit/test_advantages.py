@@ -13,7 +13,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from trainers.advantages import (
+from headrace.trainers.advantages import (
     ADVANTAGES,
     Advantages,
     GroupBy,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainers.advantages import ADVANTAGES, Member, batch_norm
+from headrace.trainers.advantages import ADVANTAGES, Member, batch_norm
 
 Rows = list[list[float]]
 """By sequence, by generated token."""

@@ -6,12 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, Result, generated_lengths, version_range
-from consumers.algorithms.drop_zero_variance import DropZeroVariance
-from consumers.algorithms.max_staleness import MaxStaleness
-from consumers.algorithms.validate import Validate, sequence_fault
-from envs.transcript import merged
-from schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
+from headrace.consumers.algorithms.contract import (
+    Candidate,
+    Drop,
+    Keep,
+    Rejection,
+    Result,
+    generated_lengths,
+    version_range,
+)
+from headrace.consumers.algorithms.drop_zero_variance import DropZeroVariance
+from headrace.consumers.algorithms.max_staleness import MaxStaleness
+from headrace.consumers.algorithms.validate import Validate, sequence_fault
+from headrace.envs.transcript import merged
+from headrace.schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
 
 
 def sequence(*versions: int, reward: float | None = None, baseline: float | None = None) -> Sequence:

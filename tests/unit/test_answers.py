@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.answers import last_boxed, normalised, number, same
+from headrace.envs.answers import last_boxed, normalised, number, same
 
 
 @pytest.mark.parametrize(

@@ -19,18 +19,18 @@ import fastavro
 import numpy as np
 import pytest
 
-from infra.archive import writing
-from infra.archive.locations import ArchiveBusy, InFolder
-from infra.archive.manifest import ArchiveCorrupt, read_manifest
-from infra.archive.reading import Archive
-from infra.archive.writing import ArchiveWriter
-from infra.errors import UsageError
-from infra.kafka import Message
-from infra.object_store import ObjectCorrupt, ObjectMissing
-from schemas import codec
-from schemas.avro import Plain
-from schemas.headers import Stamp
-from schemas.records import ClaimCheck, Sampling, Sequence, Snapshot, Span, Task, Trajectory, TrajectoryGroup
+from headrace.infra.archive import writing
+from headrace.infra.archive.locations import ArchiveBusy, InFolder
+from headrace.infra.archive.manifest import ArchiveCorrupt, read_manifest
+from headrace.infra.archive.reading import Archive
+from headrace.infra.archive.writing import ArchiveWriter
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
+from headrace.schemas import codec
+from headrace.schemas.avro import Plain
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import ClaimCheck, Sampling, Sequence, Snapshot, Span, Task, Trajectory, TrajectoryGroup
 
 TOPIC = "t.trajectories.solver"
 PLACE = (TOPIC, 0)
@@ -226,7 +226,7 @@ def test_files_are_cut_when_the_manifest_was_not_written_for_long(
 KILLED = """
 import sys
 from pathlib import Path
-from infra.archive import writing
+from headrace.infra.archive import writing
 import test_archive
 writing.FILE_BYTES = 12_000
 test_archive.archive(Path(sys.argv[1]), test_archive.many())
@@ -259,7 +259,7 @@ def test_a_killed_writer_leaves_what_the_next_one_completes(tmp_path: Path, poin
     points, root = tmp_path / "points", tmp_path / "archive"
     points.mkdir()
     (points / f"archive.{point}").write_text(f"kill {count}")
-    path = f"{Path.cwd()}:{Path(__file__).parent}"
+    path = str(Path(__file__).parent)
     environment = {**os.environ, "HEADRACE_FAILPOINTS": str(points), "PYTHONPATH": path}
 
     done = subprocess.run([sys.executable, "-c", KILLED, root], env=environment, capture_output=True, check=False)

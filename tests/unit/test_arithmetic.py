@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.arithmetic import ALPHABET, TIERS, Arithmetic
-from envs.contract import GivesExamples, HasTiers, Problem, Split
-from infra.errors import UsageError
-from infra.launcher import check_names
-from infra.recipe_file import load_recipe
+from headrace.envs.arithmetic import ALPHABET, TIERS, Arithmetic
+from headrace.envs.contract import GivesExamples, HasTiers, Problem, Split
+from headrace.infra.errors import UsageError
+from headrace.infra.launcher import check_names
+from headrace.infra.recipe_file import load_recipe
 
 SPLITS: tuple[Split, ...] = ("train", "held_out", "warm_start")
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 import transformers
 
-from trainers.attention import NAME, PackingError, enable_packing
-from trainers.batch import MicroBatch, TrainingSequence, pack, pad
-from trainers.logprobs import token_logprobs
-from trainers.model import deterministic
+from headrace.trainers.attention import NAME, PackingError, enable_packing
+from headrace.trainers.batch import MicroBatch, TrainingSequence, pack, pad
+from headrace.trainers.logprobs import token_logprobs
+from headrace.trainers.model import deterministic
 
 SHAPE = {
     "vocab_size": 64,

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.audit.fold import Audit, AuditFold
-from consumers.audit.numbers import PolicyAudit, Scope
-from consumers.audit.problems import MOST_LISTED
-from infra.kafka import Message
-from infra.settings import Recipe
-from schemas import codec
-from schemas.headers import Headers, Stamp, outcome_stamp, task_key
-from schemas.records import (
+from headrace.consumers.audit.fold import Audit, AuditFold
+from headrace.consumers.audit.numbers import PolicyAudit, Scope
+from headrace.consumers.audit.problems import MOST_LISTED
+from headrace.infra.kafka import Message
+from headrace.infra.settings import Recipe
+from headrace.schemas import codec
+from headrace.schemas.headers import Headers, Stamp, outcome_stamp, task_key
+from headrace.schemas.records import (
     BatchTrained,
     CheckpointPointer,
     DeadLetter,
@@ -28,7 +28,7 @@ from schemas.records import (
     Snapshot,
     WeightsPublished,
 )
-from schemas.topics import checkpoint_key
+from headrace.schemas.topics import checkpoint_key
 
 RECIPE = Recipe.model_validate(
     {

@@ -11,16 +11,16 @@ from typing import cast
 import numpy as np
 import pytest
 
-from consumers.audit.objects import Objects
-from infra.kafka import Message
-from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore
-from infra.retired import Retired
-from infra.weights.delta import encode_delta
-from infra.weights.delta_header import Label
-from infra.weights.tensor_file import write_safetensors
-from infra.weights.tensors import Tensor, weights_hash
-from schemas import codec
-from schemas.records import CheckpointPointer, ClaimCheck, NamedObject, WeightsPublished
+from headrace.consumers.audit.objects import Objects
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore
+from headrace.infra.retired import Retired
+from headrace.infra.weights.delta import encode_delta
+from headrace.infra.weights.delta_header import Label
+from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.schemas import codec
+from headrace.schemas.records import CheckpointPointer, ClaimCheck, NamedObject, WeightsPublished
 
 STRETCH = "its delta is read and not applied, nor are those after it up to the next anchor"
 

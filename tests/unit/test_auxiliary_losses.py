@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from infra.errors import UsageError
-from trainers.losses import load_balance, value_loss
+from headrace.infra.errors import UsageError
+from headrace.trainers.losses import load_balance, value_loss
 
 
 def test_experts_that_are_used_unevenly_cost_more() -> None:

@@ -16,9 +16,9 @@ from group_checkpoints import Folder, load, stored
 from group_steps import CASES, TAKEN_OVER, alone, encoded, made, sequences_of
 from test_learner import batch
 
-from infra.weights.tensor_file import read_safetensors
-from infra.weights.tensors import weights_hash
-from trainers.shard_index import decode_index
+from headrace.infra.weights.tensor_file import read_safetensors
+from headrace.infra.weights.tensors import weights_hash
+from headrace.trainers.shard_index import decode_index
 
 HERE = Path(__file__).parent
 

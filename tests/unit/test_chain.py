@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consumers.algorithms.chain import ALGORITHMS, Chain, ChainError, UnknownAlgorithm, load_chain
-from consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, Result, Stateless
-from consumers.algorithms.pods import Pods
-from consumers.curation import chain_of
-from infra.errors import UsageError
-from infra.settings import Recipe
-from schemas.records import GroupUse, Sequence, Span, Trajectory, TrajectoryGroup
+from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, ChainError, UnknownAlgorithm, load_chain
+from headrace.consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, Result, Stateless
+from headrace.consumers.algorithms.pods import Pods
+from headrace.consumers.curation import chain_of
+from headrace.infra.errors import UsageError
+from headrace.infra.settings import Recipe
+from headrace.schemas.records import GroupUse, Sequence, Span, Trajectory, TrajectoryGroup
 
 DEFAULT: list[tuple[str, Mapping[str, Any]]] = [
     ("validate", {}),
@@ -161,13 +161,13 @@ def test_every_shipped_algorithm_is_found(use: str) -> None:
 
 @pytest.mark.parametrize("use", ALGORITHMS)
 def test_every_shipped_algorithm_is_the_class_of_a_module_of_its_own_name(use: str) -> None:
-    module, name = f"consumers.algorithms.{use}", "".join(word.capitalize() for word in use.split("_"))
+    module, name = f"headrace.consumers.algorithms.{use}", "".join(word.capitalize() for word in use.split("_"))
     assert ALGORITHMS[use] == f"{module}:{name}"
     assert getattr(importlib.import_module(module), name).__module__ == module
 
 
 def test_one_of_your_own_is_named_by_module_and_name() -> None:
-    chain = load_chain([("consumers.algorithms.max_staleness:MaxStaleness", {"limit": 0})])
+    chain = load_chain([("headrace.consumers.algorithms.max_staleness:MaxStaleness", {"limit": 0})])
     assert isinstance(chain.process(candidate(1.0, 0.0), 4)[0], Drop)
 
 
@@ -191,10 +191,10 @@ def test_an_order_that_makes_an_algorithm_wrong_is_refused(first: str, second: s
         load_chain(uses)
 
 
-@pytest.mark.parametrize("first", ["consumers.algorithms.pods:Pods", f"{__name__}:Imported"])
+@pytest.mark.parametrize("first", ["headrace.consumers.algorithms.pods:Pods", f"{__name__}:Imported"])
 def test_a_shipped_algorithm_keeps_its_place_whatever_it_is_called(first: str) -> None:
     with pytest.raises(UnknownAlgorithm, match="overlong cannot come after pods: a subset is chosen by shaped rewards"):
-        load_chain([(first, {"m": 2}), ("consumers.algorithms.overlong:Overlong", {"limit": 9})])
+        load_chain([(first, {"m": 2}), ("headrace.consumers.algorithms.overlong:Overlong", {"limit": 9})])
 
 
 def test_the_order_of_the_table_is_right() -> None:
@@ -243,12 +243,20 @@ def test_an_algorithm_that_takes_a_seed_gets_the_recipes(settings: dict[str, Any
         ("pods", {"m": 1}, "pods: m is 2 or more; got 1"),
         ("repetition", {"monitor": 1}, "repetition: monitor must be true or false, got 1"),
         ("replay_uniform", {"ratio": 1}, "replay_uniform: ratio is a share of all groups, from 0 to below 1; got 1"),
-        ("consumers.algorithms.contract:Stateless", {}, "Stateless: it has no process; see docs/data-algorithms.md"),
-        ("consumers.algorithms.sizes:SMALLEST_GROUP", {}, "is no function and no class but 2"),
+        (
+            "headrace.consumers.algorithms.contract:Stateless",
+            {},
+            "Stateless: it has no process; see docs/data-algorithms.md",
+        ),
+        ("headrace.consumers.algorithms.sizes:SMALLEST_GROUP", {}, "is no function and no class but 2"),
         ("builtins:object", {}, "it has no process and no snapshot and no restore"),
         ("builtins:dict", {}, "no signature found for builtin type"),
         ("no_such_module:Name", {}, "importing no_such_module failed"),
-        ("consumers.algorithms.validate:Nothing", {}, "module consumers.algorithms.validate has no 'Nothing'"),
+        (
+            "headrace.consumers.algorithms.validate:Nothing",
+            {},
+            "module headrace.consumers.algorithms.validate has no 'Nothing'",
+        ),
         ("", {}, "take one of "),
     ],
 )

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from infra.errors import UsageError
-from infra.settings import Trainer
-from trainers.chosen_loss import objective_for
-from trainers.losses import CORRECTIONS, LOSSES, TrainedTokens, totals_of
+from headrace.infra.errors import UsageError
+from headrace.infra.settings import Trainer
+from headrace.trainers.chosen_loss import objective_for
+from headrace.trainers.losses import CORRECTIONS, LOSSES, TrainedTokens, totals_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()
 

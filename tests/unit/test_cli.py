@@ -13,11 +13,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from infra import cli, opened_run, sweep, workers
-from infra.data_folder import UP, DataFolder, RunNotes
-from infra.errors import HeadraceError, UsageError
-from infra.kafka import KafkaAway
-from infra.opened_run import OpenedRun
+from headrace.infra import cli, opened_run, sweep, workers
+from headrace.infra.data_folder import UP, DataFolder, RunNotes
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.kafka import KafkaAway
+from headrace.infra.opened_run import OpenedRun
 
 COMPONENTS = {
     "feed": (workers.FEED, (), ()),
@@ -53,7 +53,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
-    code = "import sys, infra.cli\ntry: infra.cli.main(['--help'])\nfinally: print('modules', *sys.modules)"
+    code = (
+        "import sys, headrace.infra.cli\ntry: headrace.infra.cli.main(['--help'])\n"
+        "finally: print('modules', *sys.modules)"
+    )
 
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
 

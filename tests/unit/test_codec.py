@@ -12,10 +12,10 @@ from fastavro import parse_schema, schemaless_writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas import codec
-from schemas.avro import SchemaError, schema_of
-from schemas.reading import REFUSALS
-from schemas.records import (
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError, schema_of
+from headrace.schemas.reading import REFUSALS
+from headrace.schemas.records import (
     RECORDS,
     ClaimCheck,
     CuratedGroup,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from consumers.compaction import Compaction
-from infra.weights.paths import ANCHOR, DELTA, MERGED
-from schemas.records import ClaimCheck, WeightsPublished
+from headrace.consumers.compaction import Compaction
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED
+from headrace.schemas.records import ClaimCheck, WeightsPublished
 
 
 def event(version: int, kind: str = DELTA, base: int | None = None, epoch: int = 0) -> WeightsPublished:

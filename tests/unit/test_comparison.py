@@ -8,11 +8,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from consumers.comparison import compared, discarded_share, interval, mean_curve, points_of, student_t, trained_share
-from consumers.page.comparison_page import comparison_page
-from consumers.page.comparison_plot import figure_of, plot
-from consumers.page.pictures import check_picture
-from infra.errors import UsageError
+from headrace.consumers.comparison import (
+    compared,
+    discarded_share,
+    interval,
+    mean_curve,
+    points_of,
+    student_t,
+    trained_share,
+)
+from headrace.consumers.page.comparison_page import comparison_page
+from headrace.consumers.page.comparison_plot import figure_of, plot
+from headrace.consumers.page.pictures import check_picture
+from headrace.infra.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,22 @@ from typing import Any, cast
 
 import pytest
 
-from infra.errors import UsageError
-from infra.kafka import Message
-from infra.settings import Recipe
-from infra.stopwatch import Stopwatch
-from producers.conclusions import Concluder, make_script
-from producers.engines.contract import EngineError, Generation
-from producers.episodes import Cast
-from producers.pauses import Pauses
-from producers.slots import Slots
-from producers.task_intake import StartedTask
-from producers.version_holds import VersionHolds
-from producers.worker_status import Tally
-from schemas import codec
-from schemas.headers import task_stamp
-from schemas.records import DeadLetter, Task, TrajectoryGroup
-from schemas.topics import Topics
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Message
+from headrace.infra.settings import Recipe
+from headrace.infra.stopwatch import Stopwatch
+from headrace.producers.conclusions import Concluder, make_script
+from headrace.producers.engines.contract import EngineError, Generation
+from headrace.producers.episodes import Cast
+from headrace.producers.pauses import Pauses
+from headrace.producers.slots import Slots
+from headrace.producers.task_intake import StartedTask
+from headrace.producers.version_holds import VersionHolds
+from headrace.producers.worker_status import Tally
+from headrace.schemas import codec
+from headrace.schemas.headers import task_stamp
+from headrace.schemas.records import DeadLetter, Task, TrajectoryGroup
+from headrace.schemas.topics import Topics
 
 PAYLOAD = '{"task_id": "t", "prompt": "1+1"}'
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from consumers import dedupe
-from consumers.curation import CuratorPartition, Desk, UnknownRevision, recipe_for
-from infra.dead_letters import REDRIVE_HEADER
-from infra.kafka import Message, Outgoing
-from infra.object_store import ObjectMissing
-from infra.settings import Recipe
-from schemas import codec
-from schemas.headers import Stamp
-from schemas.records import (
+from headrace.consumers import dedupe
+from headrace.consumers.curation import CuratorPartition, Desk, UnknownRevision, recipe_for
+from headrace.infra.dead_letters import REDRIVE_HEADER
+from headrace.infra.kafka import Message, Outgoing
+from headrace.infra.object_store import ObjectMissing
+from headrace.infra.settings import Recipe
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import (
     ClaimCheck,
     CuratedGroup,
     DeadLetter,
@@ -26,7 +26,7 @@ from schemas.records import (
     Trajectory,
     TrajectoryGroup,
 )
-from schemas.topics import Topics
+from headrace.schemas.topics import Topics
 
 RECIPE = Recipe.model_validate(
     {

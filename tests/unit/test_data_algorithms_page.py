@@ -15,10 +15,10 @@ from types import ModuleType
 import pytest
 from made_groups import candidate
 
-from consumers.algorithms.chain import ALGORITHMS, Chain, UnknownAlgorithm, load_chain
-from consumers.algorithms.contract import Candidate, Drop, Keep
-from consumers.discards import Ledger, told
-from schemas.records import BatchTrained, GroupUse, Outcome
+from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, UnknownAlgorithm, load_chain
+from headrace.consumers.algorithms.contract import Candidate, Drop, Keep
+from headrace.consumers.discards import Ledger, told
+from headrace.schemas.records import BatchTrained, GroupUse, Outcome
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data-algorithms.md").read_text()
 EXAMPLES = [block.partition("```")[0] for block in PAGE.split("```python\n")[1:]]

@@ -13,11 +13,11 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.weights.coding import BLOCK_ITEMS, changes, decode_block, encode_block, zstd
-from infra.weights.delta import MAGIC, Label, NeedsAnchor, encode_delta, read_delta
-from infra.weights.held import HeldWeights, WrongBase
-from infra.weights.merging import merge_deltas
-from infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, weights_hash
+from headrace.infra.weights.coding import BLOCK_ITEMS, changes, decode_block, encode_block, zstd
+from headrace.infra.weights.delta import MAGIC, Label, NeedsAnchor, encode_delta, read_delta
+from headrace.infra.weights.held import HeldWeights, WrongBase
+from headrace.infra.weights.merging import merge_deltas
+from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, weights_hash
 
 Weights = dict[str, Tensor]
 DTYPES = ("BF16", "F16", "F32", "I64", "U8")

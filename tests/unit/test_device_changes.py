@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from infra.weights.coding import Items, changes
-from infra.weights.delta import encode_delta
-from infra.weights.delta_header import Label
-from infra.weights.tensors import Tensor
-from trainers.device_changes import find_changes_for, find_changes_on
+from headrace.infra.weights.coding import Items, changes
+from headrace.infra.weights.delta import encode_delta
+from headrace.infra.weights.delta_header import Label
+from headrace.infra.weights.tensors import Tensor
+from headrace.trainers.device_changes import find_changes_for, find_changes_on
 
 DEVICES = [
     "cpu",

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from consumers.discards import Ledger, Moments, bias, told
-from consumers.page.discards_page import discards_page, verdict
-from consumers.page.discards_plot import areas, figure_of, plot
-from infra.errors import UsageError
-from schemas.records import BatchTrained, Eviction, GroupUse, Outcome
+from headrace.consumers.discards import Ledger, Moments, bias, told
+from headrace.consumers.page.discards_page import discards_page, verdict
+from headrace.consumers.page.discards_plot import areas, figure_of, plot
+from headrace.infra.errors import UsageError
+from headrace.schemas.records import BatchTrained, Eviction, GroupUse, Outcome
 
 
 def outcome(number: int, length: int, *, reason: str = "", reward: float = 1.0, head: int = 0, **more: Any) -> Outcome:

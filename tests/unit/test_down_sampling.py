@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from made_groups import candidate, kept
 
-from consumers.algorithms.best_and_worst import BestAndWorst
-from consumers.algorithms.contract import Candidate, Keep, Rejection
-from consumers.algorithms.gfpo import Gfpo
-from consumers.algorithms.group_statistics import standardised
-from consumers.algorithms.pods import Pods, best_counts
-from consumers.algorithms.random_m import RandomM
+from headrace.consumers.algorithms.best_and_worst import BestAndWorst
+from headrace.consumers.algorithms.contract import Candidate, Keep, Rejection
+from headrace.consumers.algorithms.gfpo import Gfpo
+from headrace.consumers.algorithms.group_statistics import standardised
+from headrace.consumers.algorithms.pods import Pods, best_counts
+from headrace.consumers.algorithms.random_m import RandomM
 
 GOLDEN = (0.0, 0.1, 0.5, 0.5, 0.6, 0.9, 1.0, 1.0)
 ALL = [Pods(2), BestAndWorst(2), RandomM(2), Gfpo(2)]

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score, Split, Workflow
-from envs.payload import PayloadError, problem_to_json
-from envs.single_turn import single_turn
-from envs.transcript import Transcript
-from producers.engines.contract import EngineError, EngineStats, Generation, VersionGone
-from producers.episodes import Cast, Outcome, Script, conclude_unplayed, play_group
-from producers.group_records import encode_group, generated_tokens, outgoing, stamp_of
-from producers.scoring import LimitedScoring, ScoreTimeLimit
-from schemas import codec
-from schemas.headers import Stamp
-from schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup
-from schemas.topics import Topics
+from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score, Split, Workflow
+from headrace.envs.payload import PayloadError, problem_to_json
+from headrace.envs.single_turn import single_turn
+from headrace.envs.transcript import Transcript
+from headrace.producers.engines.contract import EngineError, EngineStats, Generation, VersionGone
+from headrace.producers.episodes import Cast, Outcome, Script, conclude_unplayed, play_group
+from headrace.producers.group_records import encode_group, generated_tokens, outgoing, stamp_of
+from headrace.producers.scoring import LimitedScoring, ScoreTimeLimit
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup
+from headrace.schemas.topics import Topics
 
 
 @dataclass

@@ -14,14 +14,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from infra.errors import UsageError
-from infra.launcher import check_names
-from infra.run import Run
-from infra.settings import Recipe, Trainer, Use
-from infra.transactions import TransactionalWriter
-from trainers import start
-from trainers.advantages import ADVANTAGES, WHOLE_BATCH, Member, grpo
-from trainers.estimator import COMPARISON, AdvantageError, Estimator, check_advantage, estimator_of
+from headrace.infra.errors import UsageError
+from headrace.infra.launcher import check_names
+from headrace.infra.run import Run
+from headrace.infra.settings import Recipe, Trainer, Use
+from headrace.infra.transactions import TransactionalWriter
+from headrace.trainers import start
+from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, Member, grpo
+from headrace.trainers.estimator import COMPARISON, AdvantageError, Estimator, check_advantage, estimator_of
 
 
 def settings(use: str, **changes: Any) -> Trainer:

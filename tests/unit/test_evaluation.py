@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.evaluation import EvaluationFold, workflow_of
-from schemas.records import EvalResult, Sequence, Span, Trajectory, TrajectoryGroup
+from headrace.consumers.evaluation import EvaluationFold, workflow_of
+from headrace.schemas.records import EvalResult, Sequence, Span, Trajectory, TrajectoryGroup
 
 
 def group(number: int, *rewards: float, version: int = 3, n_asked: int = 0, policy: str = "solver") -> TrajectoryGroup:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from test_offline_training import archive, curated, recipe
 
-from consumers import parquet_file
-from consumers.exporter import export
-from infra.archive.writing import ArchiveWriter
-from infra.errors import UsageError
-from infra.kafka import Message
-from schemas import codec
-from schemas.records import (
+from headrace.consumers import parquet_file
+from headrace.consumers.exporter import export
+from headrace.infra.archive.writing import ArchiveWriter
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Message
+from headrace.schemas import codec
+from headrace.schemas.records import (
     BatchTrained,
     ClaimCheck,
     CuratedGroup,

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from envs.contract import Problem, Score, Split
-from envs.payload import problem_from_json
-from infra.settings import Feed, Recipe
-from producers.evaluation_schedule import EvaluationSchedule
-from producers.feed_state import FeedState, Planned, task_seed
-from producers.selectors.contract import AcceptAll
-from producers.solved import WINDOW, SolvedWatch
-from producers.task_source import TaskSource
-from schemas.records import BatchTrained, DeadLetter, GroupUse, Outcome, RecipeRevision, WeightsPublished
+from headrace.envs.contract import Problem, Score, Split
+from headrace.envs.payload import problem_from_json
+from headrace.infra.settings import Feed, Recipe
+from headrace.producers.evaluation_schedule import EvaluationSchedule
+from headrace.producers.feed_state import FeedState, Planned, task_seed
+from headrace.producers.selectors.contract import AcceptAll
+from headrace.producers.solved import WINDOW, SolvedWatch
+from headrace.producers.task_source import TaskSource
+from headrace.schemas.records import BatchTrained, DeadLetter, GroupUse, Outcome, RecipeRevision, WeightsPublished
 
 
 class Counting:

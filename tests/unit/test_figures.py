@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from consumers.figures import Figures, RewardPoint, RunFigures, Selection
-from infra.kafka import Message
-from infra.settings import Recipe
-from schemas import codec
-from schemas.records import (
+from headrace.consumers.figures import Figures, RewardPoint, RunFigures, Selection
+from headrace.infra.kafka import Message
+from headrace.infra.settings import Recipe
+from headrace.schemas import codec
+from headrace.schemas.records import (
     BatchTrained,
     EvalResult,
     GroupUse,

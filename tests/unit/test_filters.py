@@ -12,17 +12,17 @@ import numpy.typing as npt
 import pytest
 from made_groups import candidate, dropped, group, kept, sequence
 
-from consumers.algorithms.chain import load_chain
-from consumers.algorithms.contract import Candidate, Drop, Keep
-from consumers.algorithms.drop_zero_variance import DropZeroVariance
-from consumers.algorithms.failures import Failures
-from consumers.algorithms.gibberish import Gibberish
-from consumers.algorithms.length_bounds import LengthBounds
-from consumers.algorithms.mask_truncated import MaskTruncated
-from consumers.algorithms.repetition import Repetition
-from consumers.algorithms.soundness import all_sound
-from consumers.algorithms.validate import Validate
-from schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
+from headrace.consumers.algorithms.chain import load_chain
+from headrace.consumers.algorithms.contract import Candidate, Drop, Keep
+from headrace.consumers.algorithms.drop_zero_variance import DropZeroVariance
+from headrace.consumers.algorithms.failures import Failures
+from headrace.consumers.algorithms.gibberish import Gibberish
+from headrace.consumers.algorithms.length_bounds import LengthBounds
+from headrace.consumers.algorithms.mask_truncated import MaskTruncated
+from headrace.consumers.algorithms.repetition import Repetition
+from headrace.consumers.algorithms.soundness import all_sound
+from headrace.consumers.algorithms.validate import Validate
+from headrace.schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
 
 # ------------------------------------------------------------------------------------------------------------- failures
 

@@ -13,18 +13,18 @@ from typing import Any, cast
 
 import pytest
 
-from infra.kafka import Message
-from infra.object_store import ObjectMissing, StoreUnavailable
-from infra.run import Run
-from infra.settings import Recipe
-from infra.weights.tensor_file import write_safetensors
-from infra.weights.tensors import Tensor, weights_hash
-from producers.engines.contract import Engine, EngineError, EngineStats, VersionGone
-from producers.follower import FIRST_PAUSE_S, RECENT, WeightFollower
-from producers.pauses import Pauses
-from schemas import codec
-from schemas.records import ClaimCheck, NamedObject, RecipeRevision, WeightsPublished
-from schemas.topics import Topics
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import ObjectMissing, StoreUnavailable
+from headrace.infra.run import Run
+from headrace.infra.settings import Recipe
+from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.producers.engines.contract import Engine, EngineError, EngineStats, VersionGone
+from headrace.producers.follower import FIRST_PAUSE_S, RECENT, WeightFollower
+from headrace.producers.pauses import Pauses
+from headrace.schemas import codec
+from headrace.schemas.records import ClaimCheck, NamedObject, RecipeRevision, WeightsPublished
+from headrace.schemas.topics import Topics
 
 RECIPE = Recipe.model_validate(
     {

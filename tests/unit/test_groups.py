@@ -8,12 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from infra.settings import Trainer, Use
-from schemas.records import CuratedGroup, Failure, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
-from trainers.advantages import ADVANTAGES
-from trainers.batch import BatchError, pack
-from trainers.groups import WholeGroup, batch_sequences, loss_mask, prepared, token_versions, training_sequences
-from trainers.step_metrics import group_metrics
+from headrace.infra.settings import Trainer, Use
+from headrace.schemas.records import CuratedGroup, Failure, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
+from headrace.trainers.advantages import ADVANTAGES
+from headrace.trainers.batch import BatchError, pack
+from headrace.trainers.groups import (
+    WholeGroup,
+    batch_sequences,
+    loss_mask,
+    prepared,
+    token_versions,
+    training_sequences,
+)
+from headrace.trainers.step_metrics import group_metrics
 
 
 def sequence(role: str = "", reward: float | None = None, temperature: float = 0.7) -> Sequence:

@@ -1,7 +1,7 @@
 import pytest
 
-from schemas.headers import HeaderError, Stamp, task_key, task_stamp
-from schemas.records import Task
+from headrace.schemas.headers import HeaderError, Stamp, task_key, task_stamp
+from headrace.schemas.records import Task
 
 STAMP = Stamp("run-1", "sums.eu", 7, 1, 2, "train", 3, "solver", 4, 5, 6)
 

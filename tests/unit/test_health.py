@@ -1,6 +1,6 @@
 import pytest
 
-from infra.health import LOOK_BACK, findings
+from headrace.infra.health import LOOK_BACK, findings
 
 WELL = {
     "entropy": 0.5,

@@ -9,21 +9,26 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from envs.arithmetic import ALPHABET
-from infra.cli import app
-from infra.errors import UsageError
-from infra.held_out import evaluate, named_folders
-from infra.recipe_file import load_recipe
-from infra.weights.folder import write_weights
-from infra.weights.tensors import weights_hash
-from producers.held_out import play_held_out
+from headrace.envs.arithmetic import ALPHABET
+from headrace.infra.cli import app
+from headrace.infra.errors import UsageError
+from headrace.infra.held_out import evaluate, named_folders
+from headrace.infra.recipe_file import load_recipe
+from headrace.infra.weights.folder import write_weights
+from headrace.infra.weights.tensors import weights_hash
+from headrace.producers.held_out import play_held_out
 
 SETS = ("evaluate.problems=5", "evaluate.samples=3")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from trainers.model import build_model, character_tokenizer, publish_weights, save_model_files  # torch is slow
+    from headrace.trainers.model import (  # torch is slow
+        build_model,
+        character_tokenizer,
+        publish_weights,
+        save_model_files,
+    )
 
     recipe, made = load_recipe("arithmetic", ()), tmp_path_factory.mktemp("model")
     tokenizer = character_tokenizer(ALPHABET)

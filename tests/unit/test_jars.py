@@ -9,8 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from infra import jars
-from infra.jars import FIXED_MTIME, KAFKA_VERSION, JarUnavailable, cache_folder, class_path, jar_path, read_lock
+from headrace.infra import jars
+from headrace.infra.jars import (
+    FIXED_MTIME,
+    KAFKA_VERSION,
+    JarUnavailable,
+    cache_folder,
+    class_path,
+    jar_path,
+    read_lock,
+)
 
 COORDINATE = "org.example:thing:1.0"
 CONTENT = b"a jar"

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.contract import Split
-from envs.jsonl import INSTRUCTION, JsonLines, TaskFileError
+from headrace.envs.contract import Split
+from headrace.envs.jsonl import INSTRUCTION, JsonLines, TaskFileError
 
 
 def written(folder: Path, *lines: object) -> str:

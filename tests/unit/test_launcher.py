@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from infra import launcher
-from infra.errors import HeadraceError, UsageError
-from infra.launcher import Order, check_names, components_of
-from infra.recipe_file import load_recipe
+from headrace.infra import launcher
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.launcher import Order, check_names, components_of
+from headrace.infra.recipe_file import load_recipe
 
 ADDRESS = "kafka://127.0.0.1:9092/demo"
 
@@ -19,7 +19,7 @@ ADDRESS = "kafka://127.0.0.1:9092/demo"
 def commands(name: str, *sets: str) -> dict[str, list[str]]:
     """Component to its words after `headrace`."""
     children = components_of(load_recipe(name, sets), ADDRESS, Path("logs"))
-    return {child.name: list(child.command[child.command.index("infra.cli") + 1 : -2]) for child in children}
+    return {child.name: list(child.command[child.command.index("headrace") + 1 : -2]) for child in children}
 
 
 def test_a_shadow_adds_a_curator_and_a_trainer_to_what_is_started_without_it() -> None:

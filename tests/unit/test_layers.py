@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from infra.errors import UsageError
-from trainers.layers import arrange_layers, decoder_of
+from headrace.infra.errors import UsageError
+from headrace.trainers.layers import arrange_layers, decoder_of
 
 
 def tiny() -> transformers.PreTrainedModel:

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from consumers import redrive as redrives
-from consumers.letters import Letter, Letters, decoded, of_reason
-from consumers.page.letters import MOST_ROWS, letter_view, letters_table, redrive_table, unnumbered
-from consumers.redrive import choose, redrive, why_not
-from infra.dead_letters import MOST_BYTES, REASONS, REDRIVEN, dead_letter, was_sent_back
-from infra.errors import UsageError
-from infra.kafka import Connection, Message, RunAddress
-from infra.object_store import StoreAddress
-from infra.run import Run, RunEnded
-from schemas import codec, records
-from schemas.headers import Stamp
-from schemas.records import DeadLetter, Task
-from schemas.topics import Topics
+from headrace.consumers import redrive as redrives
+from headrace.consumers.letters import Letter, Letters, decoded, of_reason
+from headrace.consumers.page.letters import MOST_ROWS, letter_view, letters_table, redrive_table, unnumbered
+from headrace.consumers.redrive import choose, redrive, why_not
+from headrace.infra.dead_letters import MOST_BYTES, REASONS, REDRIVEN, dead_letter, was_sent_back
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Connection, Message, RunAddress
+from headrace.infra.object_store import StoreAddress
+from headrace.infra.run import Run, RunEnded
+from headrace.schemas import codec, records
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import DeadLetter, Task
+from headrace.schemas.topics import Topics
 
 SOURCE = "t.trajectories.solver"
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from consumers.group_fate import Attempt, Concluded, GroupLineage, Letter, Use, fate_of, uses_of
-from consumers.lineage import MadeOf, VersionLineage, no_such_version, version_shares
-from consumers.page.lineage_page import FATES, fate_in_words, group_page, version_page
-from schemas.records import BatchTrained, GroupUse, Sequence, Trajectory
+from headrace.consumers.group_fate import Attempt, Concluded, GroupLineage, Letter, Use, fate_of, uses_of
+from headrace.consumers.lineage import MadeOf, VersionLineage, no_such_version, version_shares
+from headrace.consumers.page.lineage_page import FATES, fate_in_words, group_page, version_page
+from headrace.schemas.records import BatchTrained, GroupUse, Sequence, Trajectory
 
 KEPT = Concluded("kept", "", "curate", 0, 1, 5, (0.0, 1.0), 3, 4, "sum:1", "sum")
 EXPIRED = replace(KEPT, verdict="expired", reason="expired", component="train")

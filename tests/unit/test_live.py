@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from consumers.page import live
-from consumers.page.live import LivePage
-from infra.kafka import Connection, Message, RunAddress
-from infra.object_store import StoreAddress
-from infra.recipe_file import load_recipe
-from infra.run import Run
-from infra.settings import Recipe
-from infra.topic_reader import Place
-from schemas import codec
-from schemas.records import Outcome, RecipeRevision, Snapshot, WeightsPublished
+from headrace.consumers.page import live
+from headrace.consumers.page.live import LivePage
+from headrace.infra.kafka import Connection, Message, RunAddress
+from headrace.infra.object_store import StoreAddress
+from headrace.infra.recipe_file import load_recipe
+from headrace.infra.run import Run
+from headrace.infra.settings import Recipe
+from headrace.infra.topic_reader import Place
+from headrace.schemas import codec
+from headrace.schemas.records import Outcome, RecipeRevision, Snapshot, WeightsPublished
 
 RECIPE = load_recipe("arithmetic")
 RUN = Run(RunAddress(Connection("127.0.0.1:1"), RECIPE.name), "run-1", (RECIPE,), StoreAddress("h", "b", "k", "s"))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.log import LastingStream, sentence
+from headrace.infra.log import LastingStream, sentence
 
 FULL = Path("/dev/full")
 TALKS = """
 import structlog
-from infra.log import configure_logging
+from headrace.infra.log import configure_logging
 configure_logging("test")
 for n in range(10_000):
     structlog.get_logger().info("something.happened", n=n)

@@ -5,8 +5,8 @@ import pytest
 import torch
 import transformers
 
-from trainers.batch import MicroBatch, TrainingSequence, pad
-from trainers.logprobs import token_logprobs
+from headrace.trainers.batch import MicroBatch, TrainingSequence, pad
+from headrace.trainers.logprobs import token_logprobs
 
 VOCABULARY = 20_000
 ROWS = 2**20 // (4 * VOCABULARY)

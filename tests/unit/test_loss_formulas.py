@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from infra.errors import UsageError
-from trainers.losses import (
+from headrace.infra.errors import UsageError
+from headrace.trainers.losses import (
     TrainedTokens,
     cispo,
     cost_to_go,
@@ -28,7 +28,7 @@ from trainers.losses import (
     tis,
     veto,
 )
-from trainers.losses.correction import perplexity_ratio
+from headrace.trainers.losses.correction import perplexity_ratio
 
 
 def vector(numbers: list[float]) -> torch.Tensor:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from infra.errors import UsageError
-from trainers.losses import (
+from headrace.infra.errors import UsageError
+from headrace.trainers.losses import (
     AGGREGATIONS,
     CORRECTIONS,
     DIVERGENCES,

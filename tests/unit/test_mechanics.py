@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import pytest
 from logical_run import LogicalRun
 
-from consumers.discards import told
-from infra.recipe_file import load_recipe
-from infra.settings import Recipe, Use
+from headrace.consumers.discards import told
+from headrace.infra.recipe_file import load_recipe
+from headrace.infra.settings import Recipe, Use
 
 SMALL = (
     "trainer.steps=30",

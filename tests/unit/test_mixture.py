@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from envs.contract import GivesExamples, HasTiers
-from envs.mixture import Mixture
-from envs.payload import problem_from_json, problem_to_json
-from envs.registry import load_environment
+from headrace.envs.contract import GivesExamples, HasTiers
+from headrace.envs.mixture import Mixture
+from headrace.envs.payload import problem_from_json, problem_to_json
+from headrace.envs.registry import load_environment
 
 EASY = {"use": "arithmetic", "name": "easy", "tiers": ["sum1"], "tasks": 6, "weight": 3}
 HARD = {"use": "arithmetic", "name": "hard", "tiers": ["sum2", "times"], "tasks": 5}
@@ -57,8 +57,8 @@ def test_a_pass_asks_every_source_as_a_whole(monkeypatch: pytest.MonkeyPatch) ->
     assert Counter(task_id.partition("/")[0] for task_id in asked) == {"easy": 6, "hard": 10}
     for size in (None, 0):
         sized = type("Sized", (Judge,), {"size": lambda *_, found=size: found})
-        monkeypatch.setattr("envs.arithmetic.Judge", sized, raising=False)
-        assert mixture(EASY, {"use": "envs.arithmetic:Judge", "name": "judge"}).size("train") == size
+        monkeypatch.setattr("headrace.envs.arithmetic.Judge", sized, raising=False)
+        assert mixture(EASY, {"use": "headrace.envs.arithmetic:Judge", "name": "judge"}).size("train") == size
 
 
 def test_a_source_judges_its_own_problems_as_it_asked_them(tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ class Judge:
 
 
 def test_a_source_is_given_its_problem_without_what_the_mixture_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envs.arithmetic.Judge", Judge, raising=False)
-    env = mixture({"use": "envs.arithmetic:Judge", "name": "judge"})
+    monkeypatch.setattr("headrace.envs.arithmetic.Judge", Judge, raising=False)
+    env = mixture({"use": "headrace.envs.arithmetic:Judge", "name": "judge"})
     env.score(env.problem("train", 0), "")
 
 

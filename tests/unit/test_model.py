@@ -5,10 +5,10 @@ import torch
 import transformers
 from tiny_models import SHAPE, TOKENIZER
 
-from infra.weights.tensor_file import read_safetensors, write_safetensors
-from trainers.batch import TrainingSequence, pad
-from trainers.logprobs import token_logprobs
-from trainers.model import (
+from headrace.infra.weights.tensor_file import read_safetensors, write_safetensors
+from headrace.trainers.batch import TrainingSequence, pad
+from headrace.trainers.logprobs import token_logprobs
+from headrace.trainers.model import (
     ModelError,
     build_model,
     character_tokenizer,

@@ -15,10 +15,10 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore, StoreUnavailable
-from infra.weights import object_cache
-from infra.weights.object_cache import ObjectCache
-from schemas.records import ClaimCheck
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore, StoreUnavailable
+from headrace.infra.weights import object_cache
+from headrace.infra.weights.object_cache import ObjectCache
+from headrace.schemas.records import ClaimCheck
 
 
 class Store:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import Unavailable, UsageError
-from infra.object_store import (
+from headrace.infra.errors import Unavailable, UsageError
+from headrace.infra.object_store import (
     ObjectCorrupt,
     ObjectMissing,
     ObjectStore,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from infra.errors import UsageError
-from infra.offline_run import OfflineOrder, _summary, run_offline
-from infra.settings import Recipe
+from headrace.infra.errors import UsageError
+from headrace.infra.offline_run import OfflineOrder, _summary, run_offline
+from headrace.infra.settings import Recipe
 
 RECIPE = Recipe.model_validate(
     {

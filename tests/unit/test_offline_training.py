@@ -15,17 +15,17 @@ import pytest
 import transformers
 from made_run import TINY_MODEL
 
-from consumers.offline_curator import curate_offline
-from envs.arithmetic import ALPHABET
-from infra.archive.reading import Archive
-from infra.archive.writing import ArchiveWriter
-from infra.errors import UsageError
-from infra.kafka import Message
-from infra.settings import Recipe
-from infra.whole_folder import FolderBusy, new_folder
-from schemas import codec
-from schemas.headers import Stamp
-from schemas.records import (
+from headrace.consumers.offline_curator import curate_offline
+from headrace.envs.arithmetic import ALPHABET
+from headrace.infra.archive.reading import Archive
+from headrace.infra.archive.writing import ArchiveWriter
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Message
+from headrace.infra.settings import Recipe
+from headrace.infra.whole_folder import FolderBusy, new_folder
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import (
     BatchTrained,
     CuratedGroup,
     GroupUse,
@@ -35,11 +35,11 @@ from schemas.records import (
     Trajectory,
     TrajectoryGroup,
 )
-from schemas.records import Sequence as Tokens
-from trainers.archived_groups import ArchivedFirstUses, archived_batches, arrivals
-from trainers.offline_trainer import Wish, train_offline
-from trainers.payloads import replay_of
-from trainers.trained_groups import LineageBroken
+from headrace.schemas.records import Sequence as Tokens
+from headrace.trainers.archived_groups import ArchivedFirstUses, archived_batches, arrivals
+from headrace.trainers.offline_trainer import Wish, train_offline
+from headrace.trainers.payloads import replay_of
+from headrace.trainers.trained_groups import LineageBroken
 
 TOPIC = "t.curated.solver"
 

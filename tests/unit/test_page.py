@@ -8,19 +8,27 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from consumers.figures import Figures, Selection
-from consumers.page.chart import by_version, chart
-from consumers.page.diagnosis import Signs, why_no_rise
-from consumers.page.pulse import LONGEST_GAP_MS, Pulse
-from consumers.page.tables import status_table
-from consumers.page.view import Moment, line, page, resumed
-from consumers.revision_figures import RevisionFigures
-from infra.kafka import Message
-from infra.recipe_file import load_recipe
-from infra.settings import Recipe
-from infra.supervisor import ChildState
-from schemas import codec
-from schemas.records import BatchTrained, DeadLetter, EvalResult, GroupUse, Outcome, WeightsPublished, WorkerStatus
+from headrace.consumers.figures import Figures, Selection
+from headrace.consumers.page.chart import by_version, chart
+from headrace.consumers.page.diagnosis import Signs, why_no_rise
+from headrace.consumers.page.pulse import LONGEST_GAP_MS, Pulse
+from headrace.consumers.page.tables import status_table
+from headrace.consumers.page.view import Moment, line, page, resumed
+from headrace.consumers.revision_figures import RevisionFigures
+from headrace.infra.kafka import Message
+from headrace.infra.recipe_file import load_recipe
+from headrace.infra.settings import Recipe
+from headrace.infra.supervisor import ChildState
+from headrace.schemas import codec
+from headrace.schemas.records import (
+    BatchTrained,
+    DeadLetter,
+    EvalResult,
+    GroupUse,
+    Outcome,
+    WeightsPublished,
+    WorkerStatus,
+)
 
 RUN_ID = "arithmetic-1"
 NOW_MS = 1_700_000_000_000

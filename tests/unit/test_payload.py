@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.contract import Problem
-from envs.payload import PayloadError, problem_from_json, problem_to_json
+from headrace.envs.contract import Problem
+from headrace.envs.payload import PayloadError, problem_from_json, problem_to_json
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -1,6 +1,6 @@
 import pytest
 
-from envs.permutation import Permutation
+from headrace.envs.permutation import Permutation
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 65, 1000])

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from infra.run import Run
-from infra.weights.tensors import Tensor, weights_hash
-from schemas.records import WeightsPublished
-from trainers.history import AnchorMark
-from trainers.learner import Learner
-from trainers.pipeline import MOST_AHEAD, Made, Order, Pipeline
-from trainers.publisher import Base, Publisher
+from headrace.infra.run import Run
+from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.schemas.records import WeightsPublished
+from headrace.trainers.history import AnchorMark
+from headrace.trainers.learner import Learner
+from headrace.trainers.pipeline import MOST_AHEAD, Made, Order, Pipeline
+from headrace.trainers.publisher import Base, Publisher
 
 
 def until(condition: Callable[[], bool]) -> None:

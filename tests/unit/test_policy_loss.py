@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from infra.errors import UsageError
-from trainers.losses import (
+from headrace.infra.errors import UsageError
+from headrace.trainers.losses import (
     AGGREGATIONS,
     DIVERGENCES,
     LOSSES,
@@ -201,7 +201,7 @@ def test_metrics_add_up_over_parts_of_a_minibatch() -> None:
         ({"correction": {"use": "icepop", "low": 5.0, "high": 0.2}}, "icepop: low 5.0 is above high 0.2"),
         ({"correction": {"use": "rejection", "high": 0.5}}, "rejection: low 2.0 is above high 0.5"),
         ({"use": "no.such.module:loss"}, "loss: importing no.such.module failed"),
-        ({"use": "trainers.losses:nothing"}, "loss: module trainers.losses has no 'nothing'"),
+        ({"use": "headrace.trainers.losses:nothing"}, "loss: module headrace.trainers.losses has no 'nothing'"),
     ],
 )
 def test_what_cannot_be_is_said_with_what_can(call: dict[str, Any], told: str) -> None:
@@ -226,7 +226,7 @@ def test_vectors_of_other_lengths_are_refused_and_not_broadcast(wrong: torch.Ten
 
 def test_a_loss_of_ones_own_is_found_by_its_module() -> None:
     tokens = tokens_of([0.1], [1])
-    mine, _ = policy_loss(tokens, "trainers.losses.ppo:ppo", clip_high=0.01)
+    mine, _ = policy_loss(tokens, "headrace.trainers.losses.ppo:ppo", clip_high=0.01)
     assert mine.item() == policy_loss(tokens, "ppo", clip_high=0.01)[0].item()
     assert LOSSES["ppo"] is ppo
 

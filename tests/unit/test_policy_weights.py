@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from infra.object_store import ObjectCorrupt, ObjectMissing, StoreUnavailable
-from infra.weights import held
-from infra.weights.delta import encode_delta, read_delta
-from infra.weights.delta_header import Label
-from infra.weights.folder import files_of
-from infra.weights.merging import merge_deltas
-from infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, Link, cheapest
-from infra.weights.policy_weights import BadWeights, PolicyWeights
-from infra.weights.tensor_file import write_safetensors
-from infra.weights.tensors import Tensor, weights_hash
-from schemas.records import ClaimCheck, NamedObject, WeightsPublished
+from headrace.infra.object_store import ObjectCorrupt, ObjectMissing, StoreUnavailable
+from headrace.infra.weights import held
+from headrace.infra.weights.delta import encode_delta, read_delta
+from headrace.infra.weights.delta_header import Label
+from headrace.infra.weights.folder import files_of
+from headrace.infra.weights.merging import merge_deltas
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, Link, cheapest
+from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
+from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.schemas.records import ClaimCheck, NamedObject, WeightsPublished
 
 VERSIONS = 8
 Weights = dict[str, Tensor]

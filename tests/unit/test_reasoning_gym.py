@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from envs.contract import GivesExamples, Split
-from envs.payload import problem_from_json, problem_to_json
-from envs.reasoning_gym_env import ReasoningGym
-from envs.registry import load_environment
+from headrace.envs.contract import GivesExamples, Split
+from headrace.envs.payload import problem_from_json, problem_to_json
+from headrace.envs.reasoning_gym_env import ReasoningGym
+from headrace.envs.registry import load_environment
 
 needs_library = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="the optional extra reasoning-gym is not installed"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import UsageError
-from infra.recipe_file import load_recipe, shipped_recipes
-from infra.settings import Recipe
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe_file import load_recipe, shipped_recipes
+from headrace.infra.settings import Recipe
 
 BASE = """
 name = "base"

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 import torch
 
-from infra.settings import Reference, Trainer
-from trainers.masters import Masters
-from trainers.reference import ReferencePolicy
+from headrace.infra.settings import Reference, Trainer
+from headrace.trainers.masters import Masters
+from headrace.trainers.reference import ReferencePolicy
 
 
 def masters(value: float) -> dict[str, torch.Tensor]:

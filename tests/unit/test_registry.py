@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.contract import Environment
-from envs.registry import (
+from headrace.envs.contract import Environment
+from headrace.envs.registry import (
     ENVIRONMENTS,
     WORKFLOWS,
     EnvironmentSettingsError,
@@ -11,7 +11,7 @@ from envs.registry import (
     load_environment,
     load_workflow,
 )
-from envs.single_turn import single_turn
+from headrace.envs.single_turn import single_turn
 
 MY_WORLDS = """
 class Mine:

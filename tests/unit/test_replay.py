@@ -14,17 +14,17 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from made_groups import candidate, sequence
 
-from consumers.algorithms.chain import load_chain
-from consumers.algorithms.contract import Again, Candidate, Keep
-from consumers.algorithms.draws import BLOCK, Draws
-from consumers.algorithms.replay import Replay
-from consumers.algorithms.replay_dots import ReplayDots
-from consumers.algorithms.replay_latest import ReplayLatest
-from consumers.algorithms.replay_prioritised import ReplayPrioritised
-from consumers.algorithms.replay_recency import ReplayRecency
-from consumers.algorithms.replay_uniform import ReplayUniform
-from consumers.algorithms.sum_tree import SumTree
-from schemas.records import GroupUse
+from headrace.consumers.algorithms.chain import load_chain
+from headrace.consumers.algorithms.contract import Again, Candidate, Keep
+from headrace.consumers.algorithms.draws import BLOCK, Draws
+from headrace.consumers.algorithms.replay import Replay
+from headrace.consumers.algorithms.replay_dots import ReplayDots
+from headrace.consumers.algorithms.replay_latest import ReplayLatest
+from headrace.consumers.algorithms.replay_prioritised import ReplayPrioritised
+from headrace.consumers.algorithms.replay_recency import ReplayRecency
+from headrace.consumers.algorithms.replay_uniform import ReplayUniform
+from headrace.consumers.algorithms.sum_tree import SumTree
+from headrace.schemas.records import GroupUse
 
 KINDS = [ReplayLatest, ReplayUniform, ReplayDots, ReplayRecency, ReplayPrioritised]
 FOREVER = {"max_uses": 10**6, "max_staleness": 10**6}

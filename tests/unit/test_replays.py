@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from test_curation import group, message, read
 
-from consumers import uses
-from consumers.algorithms.chain import Chain, ChainError
-from consumers.algorithms.contract import Again, Candidate, Keep, Result
-from consumers.algorithms.replay import LARGEST_CAPACITY, Remembered
-from consumers.algorithms.replay_prioritised import ReplayPrioritised
-from consumers.curation import CuratorPartition, Desk
-from infra.kafka import MESSAGE_BYTES, Outgoing
-from infra.settings import Recipe
-from schemas.headers import Stamp
-from schemas.records import CuratedGroup, GroupUse, Outcome
-from schemas.topics import Topics
+from headrace.consumers import uses
+from headrace.consumers.algorithms.chain import Chain, ChainError
+from headrace.consumers.algorithms.contract import Again, Candidate, Keep, Result
+from headrace.consumers.algorithms.replay import LARGEST_CAPACITY, Remembered
+from headrace.consumers.algorithms.replay_prioritised import ReplayPrioritised
+from headrace.consumers.curation import CuratorPartition, Desk
+from headrace.infra.kafka import MESSAGE_BYTES, Outgoing
+from headrace.infra.settings import Recipe
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import CuratedGroup, GroupUse, Outcome
+from headrace.schemas.topics import Topics
 
 BOUND = 20
 

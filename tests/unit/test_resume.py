@@ -9,16 +9,16 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from infra import process
-from infra.errors import UsageError
-from infra.kafka import KafkaAway
-from infra.process import ToldToStop, keep_running
-from schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, WeightsPublished
-from trainers.history import AnchorMark, History, _take_event
-from trainers.learner import Learner
-from trainers.numerics import other_parts
-from trainers.resume import _epoch, _Progress
-from trainers.retrain import _checkpoint_at
+from headrace.infra import process
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import KafkaAway
+from headrace.infra.process import ToldToStop, keep_running
+from headrace.schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, WeightsPublished
+from headrace.trainers.history import AnchorMark, History, _take_event
+from headrace.trainers.learner import Learner
+from headrace.trainers.numerics import other_parts
+from headrace.trainers.resume import _epoch, _Progress
+from headrace.trainers.retrain import _checkpoint_at
 
 HERE = {"torch": "2.8", "threads": "1"}
 

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consumers.retention.collector import RETIRED, UNNAMED, Order, Plan, plan
-from consumers.retention.keeping import Written, ranges_of, retired_checkpoints, retired_weights
-from consumers.retention.marking import Marker, Unreadable
-from infra.durations import duration_of
-from infra.errors import UsageError
-from infra.kafka import Message
-from infra.object_store import SPARED_BY_GC, TAKEN_AS_STORED, ListedObject
-from infra.retired import CHECKPOINTS, WEIGHTS, in_words
-from schemas import codec
-from schemas.records import (
+from headrace.consumers.retention.collector import RETIRED, UNNAMED, Order, Plan, plan
+from headrace.consumers.retention.keeping import Written, ranges_of, retired_checkpoints, retired_weights
+from headrace.consumers.retention.marking import Marker, Unreadable
+from headrace.infra.durations import duration_of
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Message
+from headrace.infra.object_store import SPARED_BY_GC, TAKEN_AS_STORED, ListedObject
+from headrace.infra.retired import CHECKPOINTS, WEIGHTS, in_words
+from headrace.schemas import codec
+from headrace.schemas.records import (
     RECORDS,
     CheckpointPointer,
     ClaimCheck,
@@ -32,7 +32,7 @@ from schemas.records import (
     TrajectoryGroup,
     WeightsPublished,
 )
-from schemas.topics import Topics, checkpoint_key, retired_key
+from headrace.schemas.topics import Topics, checkpoint_key, retired_key
 
 RUN, PREFIX, TOPICS = "run-1", "run-1/", Topics("r")
 NOW = datetime(2026, 1, 10, tzinfo=UTC)

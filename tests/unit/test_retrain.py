@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from infra.kafka import Connection, RunAddress
-from infra.object_store import StoreAddress
-from infra.recipe_file import load_recipe
-from infra.run import Run
-from schemas.records import BatchTrained, CheckpointPointer
-from trainers import retrain as retraining
-from trainers.history import History
-from trainers.numerics import numerics
+from headrace.infra.kafka import Connection, RunAddress
+from headrace.infra.object_store import StoreAddress
+from headrace.infra.recipe_file import load_recipe
+from headrace.infra.run import Run
+from headrace.schemas.records import BatchTrained, CheckpointPointer
+from headrace.trainers import retrain as retraining
+from headrace.trainers.history import History
+from headrace.trainers.numerics import numerics
 
 
 def test_of_what_two_processes_made_one_says_at_once_that_it_cannot_compare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 from rich.console import Console
 
-from consumers.page.retrain_page import METRICS, retrain_page
-from schemas.records import BatchTrained
-from trainers.experiment import COMPARED, compared_metrics
+from headrace.consumers.page.retrain_page import METRICS, retrain_page
+from headrace.schemas.records import BatchTrained
+from headrace.trainers.experiment import COMPARED, compared_metrics
 
 FOUND: dict[str, Any] = {
     "run": "sums",

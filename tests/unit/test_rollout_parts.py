@@ -11,23 +11,23 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from infra.errors import UsageError
-from infra.kafka import Outgoing
-from infra.settings import Recipe, Rollout
-from infra.stopwatch import Stopwatch
-from producers.engines.contract import VersionGone
-from producers.engines.registry import open_engine
-from producers.episodes import Outcome
-from producers.pauses import Pauses
-from producers.rollout import RolloutWorker, choose_workflow
-from producers.slots import Slots
-from producers.threads import EpisodeThreads
-from producers.version_holds import VersionHolds
-from producers.watchdog import LONGEST_STEP_S, Stalled, StallWatch, Watchdog, stall_limit_s
-from producers.worker_status import Reporter, Tally
-from schemas import codec
-from schemas.records import Failure, WorkerStatus
-from schemas.topics import Topics
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Outgoing
+from headrace.infra.settings import Recipe, Rollout
+from headrace.infra.stopwatch import Stopwatch
+from headrace.producers.engines.contract import VersionGone
+from headrace.producers.engines.registry import open_engine
+from headrace.producers.episodes import Outcome
+from headrace.producers.pauses import Pauses
+from headrace.producers.rollout import RolloutWorker, choose_workflow
+from headrace.producers.slots import Slots
+from headrace.producers.threads import EpisodeThreads
+from headrace.producers.version_holds import VersionHolds
+from headrace.producers.watchdog import LONGEST_STEP_S, Stalled, StallWatch, Watchdog, stall_limit_s
+from headrace.producers.worker_status import Reporter, Tally
+from headrace.schemas import codec
+from headrace.schemas.records import Failure, WorkerStatus
+from headrace.schemas.topics import Topics
 
 
 def test_places_are_given_back_one_by_one_and_never_twice() -> None:

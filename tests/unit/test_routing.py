@@ -9,25 +9,25 @@ import pytest
 import torch
 from tiny_models import TOKENIZER
 
-from envs.contract import Generation
-from envs.transcript import Transcript, TranscriptError
-from infra.errors import UsageError
-from infra.experts import routers_of
-from infra.launcher import check_names
-from infra.recipe_file import load_recipe
-from infra.settings import Recipe, Trainer
-from infra.weights.tensors import weights_hash
-from producers.engines.contract import Generation as Made
-from producers.engines.contract import Sampling
-from producers.engines.torch_engine import TorchEngine, TorchEngineSettings
-from schemas import codec
-from schemas.records import CuratedGroup, Routing, Sequence, Span, Trajectory, TrajectoryGroup
-from trainers.batch import BatchError, TrainingSequence, pack, pad
-from trainers.checkpoint import decode_checkpoint, encode_checkpoint
-from trainers.groups import WholeGroup, prepared, routed_experts
-from trainers.learner import Learner
-from trainers.logprobs import token_logprobs
-from trainers.model import build_model
+from headrace.envs.contract import Generation
+from headrace.envs.transcript import Transcript, TranscriptError
+from headrace.infra.errors import UsageError
+from headrace.infra.experts import routers_of
+from headrace.infra.launcher import check_names
+from headrace.infra.recipe_file import load_recipe
+from headrace.infra.settings import Recipe, Trainer
+from headrace.infra.weights.tensors import weights_hash
+from headrace.producers.engines.contract import Generation as Made
+from headrace.producers.engines.contract import Sampling
+from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
+from headrace.schemas import codec
+from headrace.schemas.records import CuratedGroup, Routing, Sequence, Span, Trajectory, TrajectoryGroup
+from headrace.trainers.batch import BatchError, TrainingSequence, pack, pad
+from headrace.trainers.checkpoint import decode_checkpoint, encode_checkpoint
+from headrace.trainers.groups import WholeGroup, prepared, routed_experts
+from headrace.trainers.learner import Learner
+from headrace.trainers.logprobs import token_logprobs
+from headrace.trainers.model import build_model
 
 LAYERS, EXPERTS, PER_TOKEN = 2, 8, 2
 TINY: dict[str, Any] = {

@@ -1,7 +1,7 @@
 import pytest
 
-from infra.settings import Trainer
-from trainers.schedule import learning_rate
+from headrace.infra.settings import Trainer
+from headrace.trainers.schedule import learning_rate
 
 
 def rates(versions: tuple[int, ...], **settings: object) -> list[float]:

@@ -10,12 +10,12 @@ import pytest
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from fastavro.read import SchemaResolutionError
 
-import schemas
-from schemas import codec
-from schemas.generate import avsc_texts
-from schemas.records import RECORDS
+import headrace.schemas
+from headrace.schemas import codec
+from headrace.schemas.generate import avsc_texts
+from headrace.schemas.records import RECORDS
 
-SCHEMAS = Path(schemas.__file__).parent
+SCHEMAS = Path(headrace.schemas.__file__).parent
 GOLDEN = Path(__file__).parent.parent / "golden"
 example = runpy.run_path(str(GOLDEN / "make.py"))["example"]
 
@@ -45,7 +45,7 @@ def body(record: Any) -> bytes:
 
 def test_the_avsc_files_are_those_of_the_records() -> None:
     files = {file.name: file.read_text() for file in (SCHEMAS / "avsc").glob("*.avsc")}
-    assert files == avsc_texts(), "run `python -m schemas.generate`"
+    assert files == avsc_texts(), "run `python -m headrace.schemas.generate`"
 
 
 def test_there_is_a_past_release_and_it_has_every_record_of_its_time_as_golden_bytes() -> None:

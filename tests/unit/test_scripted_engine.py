@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from envs.scripted import Question, Scripted, read_question
-from infra.errors import UsageError
-from infra.launcher import check_names
-from infra.recipe_file import load_recipe
-from infra.settings import Rollout
-from producers.engines.contract import EngineError, Generation, Sampling
-from producers.engines.registry import check_engine, open_engine
-from producers.engines.scripted import ScriptedEngine, ScriptedPolicy, ScriptedSettings
+from headrace.envs.scripted import Question, Scripted, read_question
+from headrace.infra.errors import UsageError
+from headrace.infra.launcher import check_names
+from headrace.infra.recipe_file import load_recipe
+from headrace.infra.settings import Rollout
+from headrace.producers.engines.contract import EngineError, Generation, Sampling
+from headrace.producers.engines.registry import check_engine, open_engine
+from headrace.producers.engines.scripted import ScriptedEngine, ScriptedPolicy, ScriptedSettings
 
 LETTERS = "\0\1=/?0123456789"
 """By token id; the first two are padding and stop."""
@@ -137,7 +137,7 @@ def test_engines_that_can_play_a_recipe_are_taken() -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, producers.engines.scripted, envs.scripted\nprint('torch' in sys.modules)"
+    code = "import sys, headrace.producers.engines.scripted, headrace.envs.scripted\nprint('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from envs.contract import Problem
-from infra.errors import UsageError
-from infra.settings import Use
-from producers.selectors.contract import AcceptAll, ChoosesTier, KnowsSize, Selector
-from producers.selectors.dots import Dots
-from producers.selectors.draws import Draws
-from producers.selectors.filter_solved import FilterSolved
-from producers.selectors.greso import Greso
-from producers.selectors.pools import Pools
-from producers.selectors.registry import SELECTORS, load_selector
-from producers.selectors.task_memory import TaskMemory
-from producers.selectors.tiers import Tiers
-from schemas.records import Outcome
+from headrace.envs.contract import Problem
+from headrace.infra.errors import UsageError
+from headrace.infra.settings import Use
+from headrace.producers.selectors.contract import AcceptAll, ChoosesTier, KnowsSize, Selector
+from headrace.producers.selectors.dots import Dots
+from headrace.producers.selectors.draws import Draws
+from headrace.producers.selectors.filter_solved import FilterSolved
+from headrace.producers.selectors.greso import Greso
+from headrace.producers.selectors.pools import Pools
+from headrace.producers.selectors.registry import SELECTORS, load_selector
+from headrace.producers.selectors.task_memory import TaskMemory
+from headrace.producers.selectors.tiers import Tiers
+from headrace.schemas.records import Outcome
 
 
 def group(task_id: str, *rewards: float, tier: str = "") -> Outcome:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from infra.settings import Policy, Recipe, Rollout, Trainer, Use, WarmStart, environment
+from headrace.infra.settings import Policy, Recipe, Rollout, Trainer, Use, WarmStart, environment
 
 
 def plain(**changes: Any) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from made_groups import candidate, dropped, kept, sequence
 
-from consumers.algorithms.chain import load_chain
-from consumers.algorithms.contract import Candidate, Drop, Rejection
-from consumers.algorithms.drop_zero_variance import DropZeroVariance
-from consumers.algorithms.kimi_length import KimiLength
-from consumers.algorithms.linear_length import LinearLength
-from consumers.algorithms.normalise_rewards import NormaliseRewards
-from consumers.algorithms.overlong import Overlong
-from consumers.algorithms.scale_rewards import ScaleRewards
+from headrace.consumers.algorithms.chain import load_chain
+from headrace.consumers.algorithms.contract import Candidate, Drop, Rejection
+from headrace.consumers.algorithms.drop_zero_variance import DropZeroVariance
+from headrace.consumers.algorithms.kimi_length import KimiLength
+from headrace.consumers.algorithms.linear_length import LinearLength
+from headrace.consumers.algorithms.normalise_rewards import NormaliseRewards
+from headrace.consumers.algorithms.overlong import Overlong
+from headrace.consumers.algorithms.scale_rewards import ScaleRewards
 
 
 def shaped(algorithm: Any, whole: Candidate) -> tuple[float, ...]:

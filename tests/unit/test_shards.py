@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from group_checkpoints import Folder
 
-from infra.weights.tensor_file import read_safetensors, write_safetensors
-from infra.weights.tensors import WeightsError
-from schemas.records import NamedObject
-from trainers.backends.shards import read_parts, store_parts
-from trainers.checkpoint import CheckpointError, Stored
-from trainers.shard_index import Cut, Index, Piece, decode_index, encode_index
+from headrace.infra.weights.tensor_file import read_safetensors, write_safetensors
+from headrace.infra.weights.tensors import WeightsError
+from headrace.schemas.records import NamedObject
+from headrace.trainers.backends.shards import read_parts, store_parts
+from headrace.trainers.checkpoint import CheckpointError, Stored
+from headrace.trainers.shard_index import Cut, Index, Piece, decode_index, encode_index
 
 WHOLE = Index(
     {

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import HeadraceError, UsageError
-from infra.object_store import ObjectStore, StoreAddress, StoreDenied, StoreError, StoreUnavailable
-from infra.run import store_of, store_text
-from infra.settings import Store
-from infra.store_access import find_keys
-from schemas.records import RecipeRevision
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.object_store import ObjectStore, StoreAddress, StoreDenied, StoreError, StoreUnavailable
+from headrace.infra.run import store_of, store_text
+from headrace.infra.settings import Store
+from headrace.infra.store_access import find_keys
+from headrace.schemas.records import RecipeRevision
 
 CERTIFICATES = Path(__file__).parents[1] / "certificates"
 AUTHORITY = str(CERTIFICATES / "authority.pem")

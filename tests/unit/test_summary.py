@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from consumers import discards
-from consumers import summary as summaries
-from consumers.audit.fold import Audit
-from consumers.figures import RewardPoint
-from consumers.page.closing import show_summary
-from consumers.summary import eval_ends, lengths_of, log_cpu_share, mean_of, progress_of, summarize
-from infra.data_folder import DataFolder, Effort
-from infra.kafka import Connection, Message, RunAddress
-from infra.object_store import StoreAddress
-from infra.recipe_file import load_recipe
-from infra.run import Run
-from schemas import codec
-from schemas.records import (
+from headrace.consumers import discards
+from headrace.consumers import summary as summaries
+from headrace.consumers.audit.fold import Audit
+from headrace.consumers.figures import RewardPoint
+from headrace.consumers.page.closing import show_summary
+from headrace.consumers.summary import eval_ends, lengths_of, log_cpu_share, mean_of, progress_of, summarize
+from headrace.infra.data_folder import DataFolder, Effort
+from headrace.infra.kafka import Connection, Message, RunAddress
+from headrace.infra.object_store import StoreAddress
+from headrace.infra.recipe_file import load_recipe
+from headrace.infra.run import Run
+from headrace.schemas import codec
+from headrace.schemas.records import (
     BatchTrained,
     DeadLetter,
     EvalResult,

@@ -12,17 +12,17 @@ import pytest
 from test_curation import RECIPE, TOPIC, group, message, read
 from test_feed_state import names, recipe, state, version
 
-from consumers.audit.revisions import RevisionSpans
-from consumers.chain_ends import ChainEnds
-from consumers.curation import CuratorPartition, Desk, first_of_chain
-from infra import revisions
-from infra.errors import UsageError
-from infra.kafka import Connection, RunAddress
-from infra.object_store import StoreAddress
-from infra.recipe_file import with_chain
-from infra.settings import Recipe, Use
-from schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, RecipeRevision
-from schemas.topics import Topics
+from headrace.consumers.audit.revisions import RevisionSpans
+from headrace.consumers.chain_ends import ChainEnds
+from headrace.consumers.curation import CuratorPartition, Desk, first_of_chain
+from headrace.infra import revisions
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Connection, RunAddress
+from headrace.infra.object_store import StoreAddress
+from headrace.infra.recipe_file import with_chain
+from headrace.infra.settings import Recipe, Use
+from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, RecipeRevision
+from headrace.schemas.topics import Topics
 
 REPLAYING = (Use(use="validate"), Use.model_validate({"use": "replay_latest", "ratio": 0.5, "max_uses": 2}))
 

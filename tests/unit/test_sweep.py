@@ -13,15 +13,15 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
-from infra import opened_run as opened_runs
-from infra import sweep as sweeps
-from infra.data_folder import SWEPT, DataFolder, FolderInUse, RunNotes
-from infra.errors import UsageError
-from infra.kafka import Connection
-from infra.object_store import ListedObject, StoreAddress
-from infra.settings import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABLE, SECRET_KEY_VARIABLE
-from infra.sweep import Place, command_of, in_a_line, place_of, play
-from infra.sweep_file import Sweep, SweepRun, load_sweep
+from headrace.infra import opened_run as opened_runs
+from headrace.infra import sweep as sweeps
+from headrace.infra.data_folder import SWEPT, DataFolder, FolderInUse, RunNotes
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka import Connection
+from headrace.infra.object_store import ListedObject, StoreAddress
+from headrace.infra.settings import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABLE, SECRET_KEY_VARIABLE
+from headrace.infra.sweep import Place, command_of, in_a_line, place_of, play
+from headrace.infra.sweep_file import Sweep, SweepRun, load_sweep
 
 SWEEP = """
 name = "s"
@@ -235,7 +235,7 @@ def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: P
     place = place_of(tmp_path, run)
     words = command_of(run, place, ['kafka.bootstrap="h:1"'])
     folder = tmp_path / "s-a-1"
-    assert words[1:5] == ["-m", "infra.cli", "up", "arithmetic"]
+    assert words[1:5] == ["-m", "headrace", "up", "arithmetic"]
     sets = [value for word, value in pairwise(words) if word == "--set"]
     assert sets == ["seed=1", 'name="s-a-1"', 'kafka.bootstrap="h:1"']
     assert words[-5:] == ["--data", str(folder), "--summary", str(folder / "summary.json"), "--plain"]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import UsageError
-from infra.sweep_file import SweepRun, load_sweep, without_addresses
+from headrace.infra.errors import UsageError
+from headrace.infra.sweep_file import SweepRun, load_sweep, without_addresses
 
 TWO = """
 name = "two"

@@ -12,14 +12,14 @@ from confluent_kafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.kafka import Connection
-from infra.topic_reader import Place
-from producers import task_intake
-from producers.pauses import Pauses
-from producers.slots import Reservation, Slots
-from producers.task_intake import Member, StartedTask, TaskIntake
-from schemas import codec
-from schemas.records import Task
+from headrace.infra.kafka import Connection
+from headrace.infra.topic_reader import Place
+from headrace.producers import task_intake
+from headrace.producers.pauses import Pauses
+from headrace.producers.slots import Reservation, Slots
+from headrace.producers.task_intake import Member, StartedTask, TaskIntake
+from headrace.schemas import codec
+from headrace.schemas.records import Task
 
 TOPIC = "t.tasks.sums"
 PARTITIONS = 2

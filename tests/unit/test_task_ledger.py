@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from producers.task_ledger import MOST_BYTES, TaskLedger
+from headrace.producers.task_ledger import MOST_BYTES, TaskLedger
 
 
 class Partition(RuleBasedStateMachine):

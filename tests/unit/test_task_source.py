@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from envs.contract import Problem, Score, Split
-from infra.errors import UsageError
-from infra.settings import Feed, Use
-from producers.selectors.contract import MOST_REJECTIONS, AcceptAll, Selector
-from producers.selectors.registry import SELECTORS, AllOf, load_selector, load_selectors
-from producers.task_source import EnvironmentFailed, TaskSource
-from schemas.records import Outcome
+from headrace.envs.contract import Problem, Score, Split
+from headrace.infra.errors import UsageError
+from headrace.infra.settings import Feed, Use
+from headrace.producers.selectors.contract import MOST_REJECTIONS, AcceptAll, Selector
+from headrace.producers.selectors.registry import SELECTORS, AllOf, load_selector, load_selectors
+from headrace.producers.task_source import EnvironmentFailed, TaskSource
+from headrace.schemas.records import Outcome
 
 
 class Sums:
@@ -198,7 +198,7 @@ def test_two_selectors_of_one_name_or_that_both_choose_are_refused() -> None:
     [
         ("accept_al", "no 'accept_al'; take one of accept_all"),
         ("no.such.module:Name", "importing no.such.module failed"),
-        ("producers.selectors.registry:Nobody", "producers.selectors.registry has no 'Nobody'"),
+        ("headrace.producers.selectors.registry:Nobody", "headrace.producers.selectors.registry has no 'Nobody'"),
     ],
 )
 def test_an_unknown_selector_is_refused_by_name(name: str, said: str) -> None:

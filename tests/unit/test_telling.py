@@ -4,12 +4,12 @@ from typing import Any, cast
 
 import pytest
 
-from infra.kafka import Connection
-from infra.run import Run
-from schemas import codec
-from schemas.records import WorkerStatus
-from schemas.topics import Topics
-from trainers import telling
+from headrace.infra.kafka import Connection
+from headrace.infra.run import Run
+from headrace.schemas import codec
+from headrace.schemas.records import WorkerStatus
+from headrace.schemas.topics import Topics
+from headrace.trainers import telling
 
 
 class Log:

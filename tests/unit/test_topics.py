@@ -1,6 +1,6 @@
 import pytest
 
-from schemas.topics import Topics, check_name, checkpoint_key, checkpoint_prefix, eval_stream, is_eval
+from headrace.schemas.topics import Topics, check_name, checkpoint_key, checkpoint_prefix, eval_stream, is_eval
 
 TOPICS = Topics("demo")
 

@@ -18,12 +18,12 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from infra.experts import in_files
-from infra.weights.tensors import Tensor
-from producers.engines import torch_engine
-from producers.engines.contract import Engine, EngineError, Generation, Sampling, VersionGone
-from producers.engines.sampler import Draw, Filters, sample, stream, uniforms
-from producers.engines.torch_engine import TorchEngine, TorchEngineSettings
+from headrace.infra.experts import in_files
+from headrace.infra.weights.tensors import Tensor
+from headrace.producers.engines import torch_engine
+from headrace.producers.engines.contract import Engine, EngineError, Generation, Sampling, VersionGone
+from headrace.producers.engines.sampler import Draw, Filters, sample, stream, uniforms
+from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
 
 VOCABULARY = 48
 CONTEXT = 256

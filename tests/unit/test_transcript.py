@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from consumers.algorithms.validate import sequence_fault
-from envs.contract import Generation
-from envs.transcript import Transcript, TranscriptError, merged
-from schemas.records import Sampling, Span
+from headrace.consumers.algorithms.validate import sequence_fault
+from headrace.envs.contract import Generation
+from headrace.envs.transcript import Transcript, TranscriptError, merged
+from headrace.schemas.records import Sampling, Span
 
 SAMPLING = Sampling(temperature=0.5)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from benchmarks import weight_formats, weight_sets
 from benchmarks.weight_formats import FORMATS, Format, encode_gaps_zstd, encode_raw
 from benchmarks.weight_sets import PackedWeights, change_between, made, packed, qwen3_shapes, successor
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 SHAPES = {"b": (30, 7), "a": (1000,), "empty": (0, 3), "scalar": ()}
 ITEMS = 30 * 7 + 1000 + 1

@@ -10,8 +10,8 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.weights.tensor_file import read_metadata, read_safetensors, write_safetensors
-from infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, weights_hash
+from headrace.infra.weights.tensor_file import read_metadata, read_safetensors, write_safetensors
+from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, weights_hash
 
 
 def tensor(dtype: str, *shape: int, fill: int = 7) -> Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from consumers.weights_figures import FRESH_MS, RECENT, WeightsFigures, WeightsFold
-from consumers.weights_history import served
-from schemas.records import ClaimCheck, TakenWeights, WeightsPublished, WorkerStatus
+from headrace.consumers.weights_figures import FRESH_MS, RECENT, WeightsFigures, WeightsFold
+from headrace.consumers.weights_history import served
+from headrace.schemas.records import ClaimCheck, TakenWeights, WeightsPublished, WorkerStatus
 
 NOW_MS = 1_000_000
 

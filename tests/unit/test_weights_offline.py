@@ -11,14 +11,14 @@ import pytest
 import safetensors.numpy
 from typer.testing import CliRunner
 
-from infra.errors import HeadraceError, UsageError
-from infra.weights import folder as folders
-from infra.weights import offline
-from infra.weights.cli import app
-from infra.weights.delta_header import Label
-from infra.weights.folder import HASH_KEY, INDEX, SINGLE, open_weights, write_weights
-from infra.weights.tensor_file import write_safetensors
-from infra.weights.tensors import Tensor, WeightsError, weights_hash
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.weights import folder as folders
+from headrace.infra.weights import offline
+from headrace.infra.weights.cli import app
+from headrace.infra.weights.delta_header import Label
+from headrace.infra.weights.folder import HASH_KEY, INDEX, SINGLE, open_weights, write_weights
+from headrace.infra.weights.tensor_file import write_safetensors
+from headrace.infra.weights.tensors import Tensor, WeightsError, weights_hash
 
 SHAPES = {"embed": (50, 16), "norm": (16,), "head": (16, 50)}
 

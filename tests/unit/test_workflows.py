@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from consumers.algorithms.validate import sequence_fault
-from envs.arithmetic import ALPHABET, Arithmetic
-from envs.contract import Actor, Generation, Problem
-from envs.single_turn import single_turn
-from envs.solver_verifier import solver_verifier, verdict_of
-from schemas.records import Sampling, Span
+from headrace.consumers.algorithms.validate import sequence_fault
+from headrace.envs.arithmetic import ALPHABET, Arithmetic
+from headrace.envs.contract import Actor, Generation, Problem
+from headrace.envs.single_turn import single_turn
+from headrace.envs.solver_verifier import solver_verifier, verdict_of
+from headrace.schemas.records import Sampling, Span
 
 PROBLEM = Problem(task_id="sum", prompt="kx=3+4?", answer="7")
 ENV = Arithmetic(1)

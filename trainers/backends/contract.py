@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from trainers.logprobs import Scorer
+from headrace.trainers.logprobs import Scorer
 
 
 class Backend(Protocol):

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-from trainers.backends.mesh import MeshBackend
-from trainers.layers import layers_of
-from trainers.logprobs import Scorer
+from headrace.trainers.backends.mesh import MeshBackend
+from headrace.trainers.layers import layers_of
+from headrace.trainers.logprobs import Scorer
 
 
 class FullyShardedBackend(MeshBackend):

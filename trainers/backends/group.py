@@ -26,26 +26,26 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from infra.child_process import die_with_parent
-from infra.errors import HeadraceError, UsageError
-from infra.object_store import StoreUnavailable
-from infra.run import Objects, Run
-from infra.settings import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, Lora, Trainer, environment, is_alone
-from infra.weights.tensors import Tensor
-from schemas.records import NamedObject
-from trainers.backends.contract import Backend
-from trainers.backends.fsdp import FullyShardedBackend
-from trainers.backends.shards import read_parts, store_parts
-from trainers.backends.tensor_parallel import TensorParallelBackend
-from trainers.batch import TrainingSequence
-from trainers.checkpoint import Checkpoint, Stored, Storing
-from trainers.lane import Lane
-from trainers.learner import Learner
-from trainers.lora import Adapter
-from trainers.model import empty_model, pin_threads, to_torch
-from trainers.numerics import numerics
-from trainers.shard_index import Index
-from trainers.step_metrics import StepMetrics
+from headrace.infra.child_process import die_with_parent
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.object_store import StoreUnavailable
+from headrace.infra.run import Objects, Run
+from headrace.infra.settings import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, Lora, Trainer, environment, is_alone
+from headrace.infra.weights.tensors import Tensor
+from headrace.schemas.records import NamedObject
+from headrace.trainers.backends.contract import Backend
+from headrace.trainers.backends.fsdp import FullyShardedBackend
+from headrace.trainers.backends.shards import read_parts, store_parts
+from headrace.trainers.backends.tensor_parallel import TensorParallelBackend
+from headrace.trainers.batch import TrainingSequence
+from headrace.trainers.checkpoint import Checkpoint, Stored, Storing
+from headrace.trainers.lane import Lane
+from headrace.trainers.learner import Learner
+from headrace.trainers.lora import Adapter
+from headrace.trainers.model import empty_model, pin_threads, to_torch
+from headrace.trainers.numerics import numerics
+from headrace.trainers.shard_index import Index
+from headrace.trainers.step_metrics import StepMetrics
 
 log = structlog.get_logger()
 

@@ -31,14 +31,14 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from infra.object_store import StoreUnavailable
-from infra.run import Objects, Run
-from infra.weights.tensor_file import read_safetensors, safetensors_pieces
-from infra.weights.tensors import Tensor
-from schemas.records import ClaimCheck, NamedObject
-from trainers.checkpoint import CheckpointError, Json, Stored
-from trainers.model import TORCH_DTYPES, from_torch, to_torch
-from trainers.shard_index import Cut, Index, Piece, encode_index, name_of_piece
+from headrace.infra.object_store import StoreUnavailable
+from headrace.infra.run import Objects, Run
+from headrace.infra.weights.tensor_file import read_safetensors, safetensors_pieces
+from headrace.infra.weights.tensors import Tensor
+from headrace.schemas.records import ClaimCheck, NamedObject
+from headrace.trainers.checkpoint import CheckpointError, Json, Stored
+from headrace.trainers.model import TORCH_DTYPES, from_torch, to_torch
+from headrace.trainers.shard_index import Cut, Index, Piece, encode_index, name_of_piece
 
 T = TypeVar("T")
 Tensors: TypeAlias = Mapping[str, torch.Tensor]

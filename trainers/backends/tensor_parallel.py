@@ -14,10 +14,10 @@ import torch.distributed as dist
 import transformers
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from infra.errors import UsageError
-from trainers.backends.mesh import MeshBackend
-from trainers.layers import decoder_of
-from trainers.logprobs import Scorer
+from headrace.infra.errors import UsageError
+from headrace.trainers.backends.mesh import MeshBackend
+from headrace.trainers.layers import decoder_of
+from headrace.trainers.logprobs import Scorer
 
 SHARED = "replicated_with_grad_allreduce"
 """Of what every process has whole and applies to its own heads alone."""

@@ -14,9 +14,9 @@ metrics.py         what is told beside a loss
 objective.py       all of it together: `policy_loss`
 """
 
-from trainers.losses.aggregation import AGGREGATIONS, constant, sequence_mean, sequence_sum, token_mean
-from trainers.losses.auxiliary import load_balance, value_loss
-from trainers.losses.correction import (
+from headrace.trainers.losses.aggregation import AGGREGATIONS, constant, sequence_mean, sequence_sum, token_mean
+from headrace.trainers.losses.auxiliary import load_balance, value_loss
+from headrace.trainers.losses.correction import (
     CORRECTIONS,
     Correction,
     effective_sample_size,
@@ -26,15 +26,15 @@ from trainers.losses.correction import (
     tis,
     veto,
 )
-from trainers.losses.decoupled import decoupled_ppo, interpolated_proximal
-from trainers.losses.divergence import DIVERGENCES, cost_to_go, k1, k2, k3
-from trainers.losses.m2po import M2Bounds, m2po, m2po_bounds
-from trainers.losses.metrics import added, means
-from trainers.losses.objective import LOSSES, Objective, objective_of, policy_loss
-from trainers.losses.ppo import ppo
-from trainers.losses.sequence_ratio import gmpo, gspo
-from trainers.losses.soft import cispo, dppo, gpg, sapo
-from trainers.losses.tokens import TokenLoss, Totals, TrainedTokens, log_ratio, totals_of
+from headrace.trainers.losses.decoupled import decoupled_ppo, interpolated_proximal
+from headrace.trainers.losses.divergence import DIVERGENCES, cost_to_go, k1, k2, k3
+from headrace.trainers.losses.m2po import M2Bounds, m2po, m2po_bounds
+from headrace.trainers.losses.metrics import added, means
+from headrace.trainers.losses.objective import LOSSES, Objective, objective_of, policy_loss
+from headrace.trainers.losses.ppo import ppo
+from headrace.trainers.losses.sequence_ratio import gmpo, gspo
+from headrace.trainers.losses.soft import cispo, dppo, gpg, sapo
+from headrace.trainers.losses.tokens import TokenLoss, Totals, TrainedTokens, log_ratio, totals_of
 
 __all__ = [
     "AGGREGATIONS",

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from infra.errors import UsageError
-from trainers.losses.tokens import Count, Totals, sequence_sums, totals_of
+from headrace.infra.errors import UsageError
+from headrace.trainers.losses.tokens import Count, Totals, sequence_sums, totals_of
 
 
 def token_mean(terms: Tensor, sequences: Tensor, kept: Tensor | None = None, totals: Totals | None = None) -> Tensor:

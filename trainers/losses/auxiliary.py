@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from infra.errors import UsageError
+from headrace.infra.errors import UsageError
 
 
 def value_loss(

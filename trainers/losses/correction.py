@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from infra.errors import UsageError
-from trainers.losses.metrics import largest
-from trainers.losses.tokens import (
+from headrace.infra.errors import UsageError
+from headrace.trainers.losses.metrics import largest
+from headrace.trainers.losses.tokens import (
     MAX_LOG_RATIO,
     TrainedTokens,
     log_ratio,

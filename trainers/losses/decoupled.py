@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from infra.errors import UsageError
-from trainers.losses.correction import weight_metrics, within
-from trainers.losses.metrics import clip_metrics, ratio_metrics
-from trainers.losses.ppo import dual_clipped, surrogate
-from trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio, per_sequence_mean
+from headrace.infra.errors import UsageError
+from headrace.trainers.losses.correction import weight_metrics, within
+from headrace.trainers.losses.metrics import clip_metrics, ratio_metrics
+from headrace.trainers.losses.ppo import dual_clipped, surrogate
+from headrace.trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio, per_sequence_mean
 
 
 def decoupled_ppo(  # noqa: PLR0913 - each is a key of the recipe

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from trainers.losses.tokens import sequence_places, sequence_sums
+from headrace.trainers.losses.tokens import sequence_places, sequence_sums
 
 MAX_LOG_GAP = 10.0
 

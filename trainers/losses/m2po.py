@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from infra.errors import UsageError
-from trainers.losses.metrics import clip_metrics, ratio_metrics
-from trainers.losses.ppo import surrogate
-from trainers.losses.tokens import MAX_LOG_RATIO, TokenLoss, TrainedTokens, log_ratio
+from headrace.infra.errors import UsageError
+from headrace.trainers.losses.metrics import clip_metrics, ratio_metrics
+from headrace.trainers.losses.ppo import surrogate
+from headrace.trainers.losses.tokens import MAX_LOG_RATIO, TokenLoss, TrainedTokens, log_ratio
 
 VARIANTS = ("cap", "cap_exact", "cap_suffix", "mask")
 

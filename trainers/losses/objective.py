@@ -16,24 +16,24 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from infra.errors import UsageError
-from infra.named import check_options, named
-from trainers.losses.aggregation import AGGREGATIONS
-from trainers.losses.correction import (
+from headrace.infra.errors import UsageError
+from headrace.infra.named import check_options, named
+from headrace.trainers.losses.aggregation import AGGREGATIONS
+from headrace.trainers.losses.correction import (
     CORRECTIONS,
     Correction,
     log_weights_of,
     perplexity_ratio,
     weight_metrics,
 )
-from trainers.losses.decoupled import decoupled_ppo
-from trainers.losses.divergence import DIVERGENCES, cost_to_go
-from trainers.losses.m2po import M2Bounds, m2po, m2po_bounds
-from trainers.losses.metrics import added, means
-from trainers.losses.ppo import ppo
-from trainers.losses.sequence_ratio import gmpo, gspo
-from trainers.losses.soft import cispo, dppo, gpg, sapo
-from trainers.losses.tokens import Count, TokenLoss, Totals, TrainedTokens, log_ratio, totals_of
+from headrace.trainers.losses.decoupled import decoupled_ppo
+from headrace.trainers.losses.divergence import DIVERGENCES, cost_to_go
+from headrace.trainers.losses.m2po import M2Bounds, m2po, m2po_bounds
+from headrace.trainers.losses.metrics import added, means
+from headrace.trainers.losses.ppo import ppo
+from headrace.trainers.losses.sequence_ratio import gmpo, gspo
+from headrace.trainers.losses.soft import cispo, dppo, gpg, sapo
+from headrace.trainers.losses.tokens import Count, TokenLoss, Totals, TrainedTokens, log_ratio, totals_of
 
 Loss: TypeAlias = Callable[..., TokenLoss]
 Table: TypeAlias = Mapping[str, Any]

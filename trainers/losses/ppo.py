@@ -7,9 +7,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from infra.errors import UsageError
-from trainers.losses.metrics import clip_metrics, ratio_metrics
-from trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio
+from headrace.infra.errors import UsageError
+from headrace.trainers.losses.metrics import clip_metrics, ratio_metrics
+from headrace.trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio
 
 Bound: TypeAlias = float | Tensor
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from infra.errors import UsageError
-from trainers.losses.metrics import clip_metrics, ratio_metrics
-from trainers.losses.ppo import check_clip, surrogate
-from trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio, per_sequence_mean
+from headrace.infra.errors import UsageError
+from headrace.trainers.losses.metrics import clip_metrics, ratio_metrics
+from headrace.trainers.losses.ppo import check_clip, surrogate
+from headrace.trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio, per_sequence_mean
 
 
 def gspo(

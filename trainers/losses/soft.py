@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from infra.errors import UsageError
-from trainers.losses.metrics import ratio_metrics
-from trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio
+from headrace.infra.errors import UsageError
+from headrace.trainers.losses.metrics import ratio_metrics
+from headrace.trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio
 
 
 def cispo(tokens: TrainedTokens, *, clip_low: float | None = None, clip_high: float = 4.0) -> TokenLoss:

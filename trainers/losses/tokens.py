@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from infra.errors import UsageError
+from headrace.infra.errors import UsageError
 
 Count: TypeAlias = int | Tensor
 """A whole number, or a scalar that stays on the device."""
