@@ -250,6 +250,21 @@ def test_the_readme_has_a_whole_recipe() -> None:
     assert any({"name", "policies", "workflows"} <= table.keys() for table in toml_of(ROOT / "README.md"))
 
 
+def test_the_environment_on_the_page_keeps_the_contract() -> None:
+    [code] = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    found: dict[str, Any] = {}
+    exec(code, found)  # noqa: S102 - ours
+    echo = found["Echo"](seed=1, count=3)
+    splits = ("train", "held_out", "warm_start")
+    problems = [echo.problem(split, index) for split in splits for index in range(echo.size(split))]
+    assert len({problem.task_id for problem in problems}) == len({problem.prompt for problem in problems}) == 9
+    assert [echo.score(problems[0], text).reward for text in (problems[0].answer, "", "no")] == [1, 0, 0]
+    with pytest.raises(ValueError, match="count is 1 or more; got 0"):
+        found["Echo"](seed=1, count=0)
+
+
 # ---------------------------------------------------------------------------------------------- the tree in the README
 
 
