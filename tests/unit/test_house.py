@@ -10,9 +10,11 @@ import tomllib
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headrace.infra.recipe_file import load_recipe
 from headrace.infra.settings import Recipe
 from headrace.schemas.records import RECORDS
 
@@ -48,6 +50,10 @@ HEAVY = {"torch", "transformers", "reasoning_gym"}
 NOTHING_WORDS = {"utils", "util", "common", "helpers", "helper", "manager", "managers", "misc", "base", "core", "lib"}
 MOST_CODE_LINES = 400
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def modules(*rooms: str) -> Iterator[Path]:
@@ -184,11 +190,99 @@ def test_every_dependency_is_pinned_and_no_host_is_named() -> None:
     assert not [line for line in wanted if re.split(r"[<>=\[ ]", line)[0] not in pins]
 
 
-def test_every_recipe_in_the_readme_is_one() -> None:
-    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert blocks
-    for block in blocks:
-        Recipe.model_validate(tomllib.loads(block))
+# ----------------------------------------------------------------------------------------------------- what people read
+
+
+def linked_from(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield file and anchor of every relative link of a page, code left out."""
+    text = re.sub(r"`[^`\n]*`", "", re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:", target):
+            file, _, anchor = target.partition("#")
+            yield file, anchor
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return what links to headings of a page look like, as GitHub makes them."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def toml_of(page: Path) -> Iterator[dict[str, Any]]:
+    for block in re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        yield tomllib.loads(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for file, anchor in linked_from(page):
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), file
+        assert not anchor or anchor in anchors_of(target), f"{file}#{anchor}"
+
+
+def test_every_page_is_linked_from_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {file for file, _ in linked_from(index)} == {
+        index.name
+    }
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_every_page_begins_with_what_its_reader_can_do_after_it(page: Path) -> None:
+    first = re.search(r"\A# .+\n\n((?:.+\n)+)", page.read_text())
+
+    assert first
+    assert re.match(r"After this page you can\s", first[1])
+    assert first[1].rstrip().endswith(".")
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+
+    assert len(text.splitlines()) < 200
+    assert len(text.split()) < 1800
+
+
+def test_every_target_of_make_that_a_page_names_is_one() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+    for page in PAGES:
+        code = re.findall(r"`(make [^`\n]+)`|^(make .+)$", page.read_text(), re.MULTILINE)
+        named = {match[1] for one in code if (match := re.match(r"make ([a-z-]+)", one[0] or one[1]))}
+        assert not named - targets, page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_whole_recipe_on_a_page_is_one(page: Path, tmp_path: Path) -> None:
+    for number, table in enumerate(toml_of(page)):
+        if {"name", "workflows"} <= table.keys():
+            Recipe.model_validate(table)
+        elif {"name", "extends"} <= table.keys():
+            path = tmp_path / f"{number}.toml"
+            path.write_text(re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)[number])
+            load_recipe(str(path))
+
+
+def test_the_readme_has_a_whole_recipe() -> None:
+    assert any({"name", "policies", "workflows"} <= table.keys() for table in toml_of(ROOT / "README.md"))
+
+
+def test_the_environment_on_the_page_keeps_the_contract() -> None:
+    [code] = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    found: dict[str, Any] = {}
+    exec(code, found)  # noqa: S102 - ours
+    echo = found["Echo"](seed=1, count=3)
+    splits = ("train", "held_out", "warm_start")
+    problems = [echo.problem(split, index) for split in splits for index in range(echo.size(split))]
+    assert len({problem.task_id for problem in problems}) == len({problem.prompt for problem in problems}) == 9
+    assert [echo.score(problems[0], text).reward for text in (problems[0].answer, "", "no")] == [1, 0, 0]
+    with pytest.raises(ValueError, match="count is 1 or more; got 0"):
+        found["Echo"](seed=1, count=0)
 
 
 # ---------------------------------------------------------------------------------------------- the tree in the README
@@ -209,12 +303,20 @@ def tree_of_readme() -> dict[str, str]:
     return found
 
 
+def folders_that_hold_something() -> Iterator[str]:
+    """Yield every folder with Python code or recipes in it or below it, down to the second level."""
+    for room in {*ALLOWED, "tests"}:
+        for path in (ROOT / room).rglob("*"):
+            if path.suffix == ".py" or (room == "recipes" and path.suffix == ".toml"):
+                parts = path.parent.relative_to(ROOT).parts[:2]
+                yield from ("/".join(parts[: end + 1]) + "/" for end in range(len(parts)))
+
+
 def test_the_tree_in_the_readme_is_true() -> None:
     tree = tree_of_readme()
-    there = {str(path.relative_to(ROOT)) for path in modules(*ALLOWED) if path.name != "__init__.py"}
-    there |= {f"{path.relative_to(ROOT)}" for path in (ROOT / "recipes").rglob("*.toml")}
-    folders = {f"{room}/" for room in ALLOWED} | {"tests/", "docs/"}
+    there = {*folders_that_hold_something(), "docs/"}
 
-    assert not (there | folders) - tree.keys(), "these are missing in the tree"
-    assert not [name for name in tree if not (ROOT / name).exists()], "these are in the tree and nowhere else"
+    assert not there - tree.keys(), "these are missing in the tree"
+    assert not [name for name in tree if not name.endswith("/")], "the tree names folders only"
+    assert not [name for name in tree if not (ROOT / name).is_dir()], "these are in the tree and nowhere else"
     assert not [name for name, about in tree.items() if not about], "these are not described"
