@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from command import ARITHMETIC, Finished, Interrupted, command, headrace, wait_for_version
 
-from headrace.infra.opened_run import opened_run
-from headrace.infra.run import Run
+from headrace.infra.run.run import Run
+from headrace.ops.opened_run import opened_run
 
 
 @pytest.fixture(scope="session")

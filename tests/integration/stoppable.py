@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from headrace.infra.kafka import KafkaAway, KafkaRefused
+from headrace.infra.kafka.clients import KafkaAway, KafkaRefused
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

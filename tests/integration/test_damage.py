@@ -24,26 +24,29 @@ from made_run import TINY_MODEL, make_run, tiny_recipe
 from stoppable import until
 from tcp_proxy import TcpProxy
 
-from headrace.consumers.audit.report import report
 from headrace.envs.arithmetic import ALPHABET
-from headrace.infra.kafka import Outgoing
-from headrace.infra.object_store import ObjectStore, StoreAddress
-from headrace.infra.run import STORE_NAME, Run
-from headrace.infra.topic_reader import read_all
+from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.run.run import STORE_NAME, Run
+from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.paths import ANCHOR, DELTA
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.ops.audit.report import report
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import ClaimCheck, NamedObject, WeightsPublished, WorkerStatus
-from headrace.trainers.model import build_model, character_tokenizer, publish_weights, save_model_files
+from headrace.trainers.learner.model import build_model, character_tokenizer, publish_weights, save_model_files
 
 Weights = dict[str, Tensor]
 BEHIND = 3
 """Versions by which a worker is too far behind; some rows make it lack two."""
-HASTE = "from headrace.producers import follower, rollout; rollout.STATUS_EVERY_S = 0.2; follower.LONGEST_PAUSE_S = 1.0"
+HASTE = (
+    "from headrace.producers.rollout import follower, worker; "
+    "worker.STATUS_EVERY_S = 0.2; follower.LONGEST_PAUSE_S = 1.0"
+)
 
 
 @dataclass(frozen=True)
