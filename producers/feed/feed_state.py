@@ -6,7 +6,6 @@ positions of its inputs restores it exactly.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ from headrace.producers.feed.evaluation_schedule import Evaluation, EvaluationSc
 from headrace.producers.feed.pacing import OpenTask, Pacing, Quota
 from headrace.producers.feed.solved import SolvedWatch
 from headrace.producers.feed.task_source import TaskSource
-from headrace.schemas.ids import task_seed
+from headrace.schemas.ids import now_ms, task_seed
 from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, RecipeRevision, Task, WeightsPublished
 from headrace.schemas.topics import eval_stream
 
@@ -239,7 +238,7 @@ class FeedState:
             tier=problem.tier,
             payload=problem_to_json(problem),
             seed=task_seed(self.recipe.seed, stream, number),
-            issued_ms=time.time_ns() // 1_000_000,
+            issued_ms=now_ms(),
         )
 
     # ----------------------------------------------------------------------------------------------------------- state

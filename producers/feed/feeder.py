@@ -41,6 +41,7 @@ from headrace.producers.task_ledger import is_of_run
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import task_key, task_stamp
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, RecipeRevision, WeightsPublished
 
 log = structlog.get_logger()
@@ -129,7 +130,7 @@ class Feeder:
         return ()
 
     def _say_ended(self, why: str) -> None:
-        said = replace(self.state.revision, ended=why, created_ms=time.time_ns() // 1_000_000)
+        said = replace(self.state.revision, ended=why, created_ms=now_ms())
         topic, key = self.run.topics.recipe, str(said.revision).encode()
         self._saying.append(Outgoing(topic, codec.encode(said), key, partition=0))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,7 @@ from headrace.envs.contract import Environment, Episode, Problem, RoleTrajectory
 from headrace.envs.payload import problem_from_json
 from headrace.producers.engines.contract import Engine, TextCodec, VersionGone
 from headrace.producers.rollout.actor import EngineActor
-from headrace.schemas.ids import derived_seed
+from headrace.schemas.ids import derived_seed, now_ms
 from headrace.schemas.records import Failure, Sampling, Sequence, Task, Trajectory, TrajectoryGroup
 
 DETAIL_LENGTH = 300
@@ -173,11 +172,6 @@ def one_line(error: BaseException) -> str:
     """Return an error as the detail of a failure."""
     text = " ".join(f"{type(error).__name__}: {error}".split())[:DETAIL_LENGTH]
     return text.encode(errors="backslashreplace").decode()
-
-
-def now_ms() -> int:
-    """Return wall time in ms since the epoch."""
-    return time.time_ns() // 1_000_000
 
 
 # ------------------------------------------------------------------------------------------------- episodes to groups
