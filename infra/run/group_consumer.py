@@ -29,9 +29,9 @@ from headrace.infra.kafka.clients import (
     open_consumer,
     patiently,
 )
+from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import Place, read_all, read_one, read_range
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
-from headrace.infra.run.run import read_record
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
 from headrace.schemas.records import Snapshot

@@ -20,10 +20,10 @@ from tokenizers import Tokenizer
 from headrace.infra.archive.reading import Archive
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import Place
 from headrace.infra.progress import progress
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.run import read_record
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.ops.offline.parquet_file import ParquetFile
 from headrace.schemas import codec

@@ -22,6 +22,7 @@ from headrace.envs.registry import load_environment
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import Message, Outgoing, RunAddress, parse_run
 from headrace.infra.kafka.dead_letters import dead_letter
+from headrace.infra.kafka.decoding import Rejected, decode_own
 from headrace.infra.kafka.group_offsets import commits, delete_before
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import TransactionalWriter
@@ -39,7 +40,6 @@ from headrace.producers.feed.task_source import TaskSource
 from headrace.producers.feed.worked_examples import send_examples
 from headrace.producers.task_ledger import is_of_run
 from headrace.schemas import codec
-from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import task_key, task_stamp
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, RecipeRevision, WeightsPublished
@@ -88,17 +88,20 @@ class Feeder:
             return ()
         kind, take = self._take[message.topic]
         try:
-            record = codec.decode(message.value, kind)
-        except SchemaError as error:
-            return self._dead(message, kind, "undecodable", str(error))
-        if record.run_id != self.run.run_id:
-            return self._dead(message, kind, "other_run", f"run id {record.run_id!r}, this run is {self.run.run_id!r}")
-        if kind is not DeadLetter and record.policy not in self.run.recipe.policies:
-            return self._dead(message, kind, "misrouted", f"policy {record.policy[:80]!r} is none of this run's")
-        if self.state.is_leap(record):
-            return self._dead(message, kind, "time_travel", f"version {record.version} is no next one")
+            record = self._record(message.value, kind)
+        except Rejected as rejected:
+            return self._dead(message, kind, rejected)
         take(record)
         return ()
+
+    def _record(self, value: bytes, kind: type[Any]) -> Any:
+        """Return the record of a message. Raises Rejected."""
+        record = decode_own(value, kind, self.run.run_id)
+        if kind is not DeadLetter and record.policy not in self.run.recipe.policies:
+            raise Rejected("misrouted", f"policy {record.policy[:80]!r} is none of this run's")
+        if self.state.is_leap(record):
+            raise Rejected("time_travel", f"version {record.version} is no next one")
+        return record
 
     def _hear(self, revision: RecipeRevision | None) -> None:
         """Follow a later revision of the recipe. Raises MustRestart for one that changes more than the chain."""
@@ -113,12 +116,12 @@ class Feeder:
         if self.state.ended:
             self._say_ended(self.state.ended)  # the newest revision is what says whether a run is over
 
-    def _dead(self, message: Message, kind: type, reason: str, detail: str) -> Iterable[Outgoing]:
+    def _dead(self, message: Message, kind: type, rejected: Rejected) -> Iterable[Outgoing]:
         if kind is DeadLetter:
-            # A letter about a letter would be read here again, without end.
-            log.warning("letter.ignored", offset=message.offset, reason=reason, detail=detail)
+            # A dead letter about a dead letter would be read here again, without end.
+            log.warning("letter.ignored", offset=message.offset, reason=rejected.reason, detail=rejected.detail)
             return ()
-        return [dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, (reason, detail))]
+        return [dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.why)]
 
     def tick(self) -> Iterable[Outgoing]:
         """Plan tasks; `position` produces them."""

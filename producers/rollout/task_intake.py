@@ -21,13 +21,12 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import AWAY, Connection, Message, good_messages, open_consumer, patiently, translate
+from headrace.infra.kafka.decoding import Rejected, decode_own
 from headrace.infra.kafka.topic_reader import Place
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Reservation
 from headrace.producers.task_ledger import POISON_STARTS, TaskLedger
-from headrace.schemas import codec
-from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import Task
 
 log = structlog.get_logger()
@@ -300,15 +299,9 @@ class TaskIntake(threading.Thread):
         why = ("", "")
         with self.watch.measure("decode"):
             try:
-                task = codec.decode(message.value, Task)
-                if task.run_id != self._member.run_id:
-                    why = ("other_run", f"the task is of run {task.run_id}, this is {self._member.run_id}")
-                    task = None
-                elif fault := _fault(task):
-                    why = ("unusable", fault)
-                    task = None
-            except SchemaError as error:
-                why = ("undecodable", str(error))
+                task = read_task(message.value, self._member.run_id)
+            except Rejected as rejected:
+                why = rejected.why
         order = (task.issued_ms, task.number) if task else (0, 0)
         insort(self._waiting, _Waiting(order, message, task, why, time.monotonic()), key=lambda item: item.order)
         held.waiting += 1
@@ -419,12 +412,13 @@ class TaskIntake(threading.Thread):
             self._on_start(started)
 
 
-def _fault(task: Task) -> str:
-    """Return why a task cannot be played; empty when nothing speaks against it."""
+def read_task(value: bytes, run_id: str) -> Task:
+    """Return the task of a message. Raises Rejected for one that cannot be played."""
+    task = decode_own(value, Task, run_id, lambda task: f"the task is of run {task.run_id}, this is {run_id}")
     longest = max(len(task.stream), len(task.task_id), len(task.tier))
     if not 1 <= task.n_asked <= MOST_EPISODES or longest > LONGEST_NAME or task.number < 0:
-        return f"number {task.number}, {task.n_asked} episodes, a name of {longest} characters"
-    return ""
+        raise Rejected("unusable", f"number {task.number}, {task.n_asked} episodes, a name of {longest} characters")
+    return task
 
 
 def _give_back(started: StartedTask) -> None:
