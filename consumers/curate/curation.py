@@ -24,7 +24,7 @@ from headrace.consumers.curate.dedupe import Dedupe
 from headrace.consumers.curate.uses import Uses
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import dead_letter, lost_to_shadow, was_sent_back
-from headrace.infra.kafka.decoding import Rejected, decode_record, stamp_own
+from headrace.infra.kafka.decoding import LARGEST_LEAP, LONGEST_NAME, MOST_EPISODES, Rejected, decode_record, stamp_own
 from headrace.infra.kafka.topic_reader import Place
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.claimed_groups import with_trajectories
@@ -35,14 +35,8 @@ from headrace.schemas.topics import Topics, policy_of
 
 log = structlog.get_logger()
 
-LARGEST_LEAP = 1000
-"""A head_version this far ahead of the partition's clock is no clock."""
 LARGEST_MESSAGE = 7 << 20
 """A group that came inline in more bytes makes a curated record that the broker refuses."""
-MOST_TRAJECTORIES = 4096
-LONGEST_NAME = 1000
-"""Characters of a group's task id, tier and reason: every outcome of it, its trajectories' too, repeats them. Of a
-trajectory's id no more are repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +176,7 @@ class CuratorPartition:
         if (group.run_id, group.stream, group.number, group.policy, group.revision) != ours:
             raise Rejected("undecodable", "the headers name another group, or revision, than the record")
         names = max(len(group.task_id), len(group.tier), len(group.reason))
-        if names > LONGEST_NAME or len(group.trajectories) > MOST_TRAJECTORIES:
+        if names > LONGEST_NAME or len(group.trajectories) > MOST_EPISODES:
             raise Rejected("unusable", f"{len(group.trajectories)} trajectories, a name of {names} characters")
         if group.head_version > max(self._clock, 0) + LARGEST_LEAP:
             raise Rejected("time_travel", f"head_version {group.head_version} at clock {self._clock}")

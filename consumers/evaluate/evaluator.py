@@ -14,7 +14,7 @@ import structlog
 from headrace.consumers.evaluate.evaluation import EvaluationFold, stamp_of_lost
 from headrace.infra.kafka.clients import Message, Outgoing, RunAddress, parse_run
 from headrace.infra.kafka.dead_letters import dead_letter
-from headrace.infra.kafka.decoding import Rejected, decode_own
+from headrace.infra.kafka.decoding import MOST_EPISODES, Rejected, decode_own
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import configure_logging
@@ -32,7 +32,6 @@ log = structlog.get_logger()
 COMPONENT = "evaluate"
 TURN_S = 0.2
 SNAPSHOT_EVERY_S = 5.0
-MOST_SAMPLES = 4096
 
 
 class Evaluator:
@@ -73,7 +72,7 @@ class Evaluator:
         if group.policy != policy:
             raise Rejected("other_run", describe(group))
         group = with_trajectories(group, self.run.get_group)
-        if not 0 <= group.n_asked <= MOST_SAMPLES or len(group.trajectories) > MOST_SAMPLES:
+        if not 0 <= group.n_asked <= MOST_EPISODES or len(group.trajectories) > MOST_EPISODES:
             raise Rejected("undecodable", f"{len(group.trajectories)} trajectories of {group.n_asked} asked for")
         return group
 

@@ -15,6 +15,7 @@ import structlog
 from headrace.envs.contract import Problem
 from headrace.envs.payload import problem_to_json
 from headrace.infra.kafka.dead_letters import REDRIVEN
+from headrace.infra.kafka.decoding import LARGEST_LEAP
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.paths import is_version
 from headrace.producers.feed.evaluation_schedule import Evaluation, EvaluationSchedule
@@ -27,8 +28,6 @@ from headrace.schemas.topics import eval_stream
 
 log = structlog.get_logger()
 
-LARGEST_LEAP = 1000
-"""A version this far ahead of the newest known is none."""
 MOST_TASKS = 256
 """Tasks planned in one turn, and so in one transaction; evaluations come on top."""
 

@@ -21,7 +21,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import AWAY, Connection, Message, good_messages, open_consumer, patiently, translate
-from headrace.infra.kafka.decoding import Rejected, decode_own
+from headrace.infra.kafka.decoding import LONGEST_NAME, MOST_EPISODES, Rejected, decode_own
+from headrace.infra.kafka.group_offsets import without_errors
 from headrace.infra.kafka.topic_reader import Place
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.rollout.pauses import Pauses
@@ -40,9 +41,6 @@ PATIENCE_S = 30.0
 LEAVE_S = 2.0
 REVISION_PATIENCE_S = 30.0
 """A task may be read before the revision of the recipe that it names; one that names none holds nobody up."""
-MOST_EPISODES = 4096
-LONGEST_NAME = 1000
-"""Characters of a task's stream, id and tier; its groups carry them."""
 
 MEMBERSHIP_MOVES = {
     KafkaError.STALE_MEMBER_EPOCH,
@@ -263,7 +261,7 @@ class TaskIntake(threading.Thread):
         """Restore the ledgers; return where each partition is to be read from."""
         asked = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
         found: list[TopicPartition] = patiently(
-            lambda: _without_errors(self._consumer.committed(asked, timeout=10)),
+            lambda: without_errors(self._consumer.committed(asked, timeout=10)),
             f"asking where group {self._member.group} stands",
             PATIENCE_S,
         )
@@ -401,7 +399,7 @@ class TaskIntake(threading.Thread):
         offsets = [TopicPartition(*place, *held.ledger.commit()) for place, held in ledgers.items()]
         if offsets:
             reach("rollout.committing")
-            _without_errors(self._consumer.commit(offsets=offsets, asynchronous=False) or [])
+            without_errors(self._consumer.commit(offsets=offsets, asynchronous=False) or [])
             reach("rollout.committed")
         for held in ledgers.values():
             held.dirty = False
@@ -432,10 +430,3 @@ def _places(partitions: Iterable[TopicPartition]) -> frozenset[Place]:
 
 def _names(places: Iterable[Place]) -> list[str]:
     return [f"{topic}[{partition}]" for topic, partition in sorted(places)]
-
-
-def _without_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
-    for tp in partitions:
-        if tp.error is not None:
-            raise KafkaException(tp.error)
-    return partitions
