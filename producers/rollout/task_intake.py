@@ -237,7 +237,7 @@ class TaskIntake(threading.Thread):
         leaving = {place: self._held[place] for place in places}
         if self._in_good_order:
             for held in leaving.values():
-                held.ledger.forgive()
+                held.ledger.reset_starts()
         try:
             self._commit_ledgers(leaving)
         except KafkaException as error:

@@ -1118,7 +1118,7 @@ MUTANTS = (
         "replays-no-numbers",
         "a letter about a replay closes no number",
         "producers/feed/feed_state.py",
-        "        if letter.use:\n            return\n",
+        "        if dead.use:\n            return\n",
         "",
         ("tests/unit/test_feed_state.py::test_replays_and_single_trajectories_make_no_room",),
     ),
