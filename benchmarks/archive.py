@@ -26,14 +26,15 @@ import fastavro
 import numpy as np
 from rich.console import Console
 
-from headrace.consumers.offline_curator import curate_offline
 from headrace.infra.archive.container import CODEC, LEVEL
 from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
-from headrace.infra.kafka import Message
+from headrace.infra.environment import LOG_LEVEL_VARIABLE
+from headrace.infra.kafka.clients import Message
 from headrace.infra.log import configure_logging
-from headrace.infra.revisions import revision_of
-from headrace.infra.settings import LOG_LEVEL_VARIABLE, Recipe
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.revisions import revision_of
+from headrace.ops.offline.offline_curator import curate_offline
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import Sampling, Sequence, Span, Trajectory, TrajectoryGroup

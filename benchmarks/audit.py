@@ -24,13 +24,14 @@ from confluent_kafka import Producer, TopicPartition, libversion
 from rich.console import Console
 
 from benchmarks.dataflow import made_run
-from headrace.consumers.audit.report import report
-from headrace.infra.embedded_kafka import EmbeddedKafka
-from headrace.infra.kafka import Connection, Outgoing, end_offsets, open_consumer, open_producer
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.environment import LOG_LEVEL_VARIABLE
+from headrace.infra.kafka.clients import Connection, Outgoing, end_offsets, open_consumer, open_producer
+from headrace.infra.kafka.topic_reader import whole_topics
 from headrace.infra.log import configure_logging
-from headrace.infra.run import Run, join
-from headrace.infra.settings import LOG_LEVEL_VARIABLE, Recipe
-from headrace.infra.topic_reader import whole_topics
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import Run, join
+from headrace.ops.audit.report import report
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp, outcome_stamp
 from headrace.schemas.records import (

@@ -22,17 +22,17 @@ import numpy as np
 import numpy.typing as npt
 from confluent_kafka import TopicPartition
 
-from headrace.infra.kafka import Outgoing, open_consumer, open_producer, open_transactional_producer, parse_run
+from headrace.infra.kafka.clients import Outgoing, open_consumer, open_producer, open_transactional_producer, parse_run
+from headrace.infra.kafka.run_loop import run_loop
+from headrace.infra.kafka.topic_reader import whole_topics
+from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import configure_logging
-from headrace.infra.process import stop_on_signals
-from headrace.infra.run import Run, join
-from headrace.infra.run_loop import run_loop
+from headrace.infra.process.signals import stop_on_signals
+from headrace.infra.run.run import Run, join
 from headrace.infra.stopwatch import Stopwatch
-from headrace.infra.topic_reader import whole_topics
-from headrace.infra.transactions import TransactionalWriter
-from headrace.producers.group_records import encode_group, outgoing
-from headrace.producers.record_producer import RecordProducer
-from headrace.producers.rollout import MOST_UNDELIVERED, group_partitions
+from headrace.producers.rollout.group_records import encode_group, outgoing
+from headrace.producers.rollout.record_producer import RecordProducer
+from headrace.producers.rollout.worker import MOST_UNDELIVERED, group_partitions
 from headrace.schemas import codec
 from headrace.schemas.records import Outcome, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
 
@@ -177,17 +177,17 @@ def produce(load: Load, reports: Reports, go: Event) -> None:
 
 def curate(load: Load, _reports: Reports, _go: Event) -> None:
     """Be the curator, whole."""
-    from headrace.consumers.curator import main
+    from headrace.consumers.curate.curator import main
 
     main(load.address, POLICY)
 
 
 def take_in(load: Load, reports: Reports, _go: Event) -> None:
     """Be the trainer up to a batch: poll, decode, window, cut, decode the groups inside."""
+    from headrace.trainers.batches.window import Waiting
     from headrace.trainers.candidates import candidate_of
     from headrace.trainers.component import Trainer
-    from headrace.trainers.resume import Incarnation
-    from headrace.trainers.window import Waiting
+    from headrace.trainers.versions.resume import Incarnation
 
     class Learner:
         version = 0

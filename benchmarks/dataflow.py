@@ -30,14 +30,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import chains
-from headrace.infra.embedded_kafka import EmbeddedKafka
-from headrace.infra.kafka import Connection, RunAddress, kafka_errors, open_admin
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.environment import LOG_LEVEL_VARIABLE
+from headrace.infra.kafka.clients import Connection, RunAddress, kafka_errors, open_admin
+from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.log import configure_logging
-from headrace.infra.object_store import StoreAddress
-from headrace.infra.revisions import revision_of, write_revision
-from headrace.infra.run import store_text
-from headrace.infra.settings import LOG_LEVEL_VARIABLE, Recipe
-from headrace.infra.topic_admin import ensure_topics
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.revisions import revision_of, write_revision
+from headrace.infra.run.run import store_text
+from headrace.infra.store.object_store import StoreAddress
 from headrace.schemas import codec
 from headrace.schemas.records import TrajectoryGroup
 

@@ -25,8 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.real_updates import Start, Training, started, versions
+from headrace.infra.environment import LOG_LEVEL_VARIABLE
 from headrace.infra.log import configure_logging
-from headrace.infra.settings import LOG_LEVEL_VARIABLE, Trainer
+from headrace.infra.recipe.settings import Trainer
 
 LEARNING_RATE = 5e-4
 STALE_RATES = (LEARNING_RATE, 3 * LEARNING_RATE)

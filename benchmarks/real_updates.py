@@ -18,16 +18,16 @@ import numpy as np
 import transformers
 
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
-from headrace.infra.settings import Trainer
+from headrace.infra.recipe.settings import Trainer
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import Generation, Sampling
 from headrace.producers.engines.torch_engine import TorchEngine
 from headrace.trainers.advantages import Member
-from headrace.trainers.batch import TrainingSequence
-from headrace.trainers.groups import PreparedGroup, batch_sequences
-from headrace.trainers.learner import Learner
-from headrace.trainers.model import build_model, character_tokenizer, encode, to_torch
-from headrace.trainers.warm_start import WarmStartSettings, WorkedExample, warm_start
+from headrace.trainers.batches.batch import TrainingSequence
+from headrace.trainers.batches.groups import PreparedGroup, batch_sequences
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.model import build_model, character_tokenizer, encode, to_torch
+from headrace.trainers.learner.warm_start import WarmStartSettings, WorkedExample, warm_start
 
 LEARNING_RATES = (1e-6, 3e-6, 1e-5)
 SAMPLES = 8

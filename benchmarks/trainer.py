@@ -29,13 +29,13 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
-from headrace.infra.settings import Trainer
-from headrace.trainers.attention import enable_packing
-from headrace.trainers.batch import MicroBatch, TrainingSequence, minibatches, pack
-from headrace.trainers.learner import Learner
-from headrace.trainers.logprobs import LOGITS_MIB, token_logprobs
-from headrace.trainers.model import deterministic
-from headrace.trainers.numerics import compute_dtype
+from headrace.infra.recipe.settings import Trainer
+from headrace.trainers.batches.batch import MicroBatch, TrainingSequence, minibatches, pack
+from headrace.trainers.learner.attention import enable_packing
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.logprobs import LOGITS_MIB, token_logprobs
+from headrace.trainers.learner.model import deterministic
+from headrace.trainers.learner.numerics import compute_dtype
 
 ROUNDS = 3
 SEQUENCES = 64

@@ -14,23 +14,23 @@ from typing import ClassVar
 
 from benchmarks.weight_costs import Tell
 from benchmarks.weight_sets import made, qwen3_shapes, successor
-from headrace.consumers.compaction import EVERY
-from headrace.consumers.compactor import Compactor
-from headrace.infra.embedded_kafka import EmbeddedKafka
-from headrace.infra.embedded_store import EmbeddedStore
-from headrace.infra.kafka import Connection, RunAddress, open_producer
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.revisions import revision_of, write_revision
-from headrace.infra.run import Run, join, store_text
-from headrace.infra.settings import Recipe
-from headrace.infra.topic_admin import ensure_topics
-from headrace.infra.topic_reader import read_all
-from headrace.infra.weights.object_cache import ObjectCache
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.embedded.store_server import EmbeddedStore
+from headrace.infra.kafka.clients import Connection, RunAddress, open_producer
+from headrace.infra.kafka.topic_admin import ensure_topics
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.revisions import revision_of, write_revision
+from headrace.infra.run.run import Run, join, store_text
+from headrace.infra.store.object_cache import ObjectCache
+from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.paths import MERGED
 from headrace.infra.weights.policy_weights import PolicyWeights
+from headrace.ops.compaction.compaction import EVERY
+from headrace.ops.compaction.compactor import Compactor
 from headrace.schemas import codec
 from headrace.schemas.records import ClaimCheck, WeightsPublished
-from headrace.trainers.publisher import Publisher
+from headrace.trainers.versions.publisher import Publisher
 
 POLICY = "policy"
 DENSITY = 0.01

@@ -18,7 +18,7 @@ from headrace.infra.weights.coding import changes
 from headrace.infra.weights.delta import items_of
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.causal_lm import CausalLM
-from headrace.trainers.model import publish_weights
+from headrace.trainers.learner.model import publish_weights
 
 DENSITY = 0.01
 

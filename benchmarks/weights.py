@@ -44,8 +44,9 @@ from rich.table import Table
 
 from benchmarks.weight_costs import PeakMemory, Row, Tell, measure_formats, measure_memory, sizes
 from benchmarks.weight_sets import packed
+from headrace.infra.environment import LOG_LEVEL_VARIABLE
 from headrace.infra.log import configure_logging
-from headrace.infra.settings import LOG_LEVEL_VARIABLE, Trainer
+from headrace.infra.recipe.settings import Trainer
 from headrace.infra.weights.delta import encode_delta, read_delta, threads
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.held import HeldWeights

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from headrace.envs.contract import Environment, Workflow
-from headrace.infra.named import module_named
+from headrace.infra.recipe.named import module_named
 
 ENVIRONMENTS = {
     "arithmetic": "headrace.envs.arithmetic:Arithmetic",
@@ -18,8 +18,8 @@ ENVIRONMENTS = {
     "scripted": "headrace.envs.scripted:Scripted",
 }
 WORKFLOWS = {
-    "single_turn": "headrace.envs.single_turn:single_turn",
-    "solver_verifier": "headrace.envs.solver_verifier:solver_verifier",
+    "single_turn": "headrace.envs.workflows.single_turn:single_turn",
+    "solver_verifier": "headrace.envs.workflows.solver_verifier:solver_verifier",
 }
 
 LOOKED_AT = 64

@@ -32,7 +32,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-from headrace.infra.settings import FAILPOINTS_VARIABLE, environment
+from headrace.infra.environment import FAILPOINTS_VARIABLE, environment
 
 ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 

@@ -14,8 +14,8 @@ from typing import TextIO, cast
 import structlog
 from structlog.typing import EventDict, Processor
 
+from headrace.infra.environment import LOG_LEVEL_VARIABLE, environment
 from headrace.infra.errors import UsageError
-from headrace.infra.settings import LOG_LEVEL_VARIABLE, environment
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.infra.settings import Trainer
-from headrace.trainers.batch import BatchError
-from headrace.trainers.groups import PreparedGroup, WholeGroup, batch_sequences, prepared
-from headrace.trainers.learner import Learner
-from headrace.trainers.window import Waiting
+from headrace.infra.recipe.settings import Trainer
+from headrace.trainers.batches.batch import BatchError
+from headrace.trainers.batches.groups import PreparedGroup, WholeGroup, batch_sequences, prepared
+from headrace.trainers.batches.window import Waiting
+from headrace.trainers.learner.learner import Learner
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,14 @@ from itertools import chain
 import structlog
 from blake3 import blake3
 
-from headrace.infra.dead_letters import dead_letter, lost_to_shadow
-from headrace.infra.health import ENTROPY_FIRST, LOOK_BACK, findings
-from headrace.infra.kafka import Message, Outgoing
-from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
-from headrace.infra.process import MustRestart
-from headrace.infra.run import Run, read_revision
+from headrace.infra.kafka.clients import Message, Outgoing
+from headrace.infra.kafka.dead_letters import dead_letter, lost_to_shadow
+from headrace.infra.kafka.topic_reader import TopicReader
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.process.signals import MustRestart
+from headrace.infra.run.run import Run, read_revision
 from headrace.infra.stopwatch import Stopwatch, log_share
-from headrace.infra.topic_reader import TopicReader
-from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec, records
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import outcome_stamp
@@ -37,18 +36,19 @@ from headrace.schemas.records import (
 )
 from headrace.schemas.topics import policy_of, variant_of
 from headrace.trainers.advantages import RewardError
-from headrace.trainers.batch import BatchError
+from headrace.trainers.batches.batch import BatchError
+from headrace.trainers.batches.estimator import AdvantageError
+from headrace.trainers.batches.groups import PreparedGroup, WholeGroup, batch_sequences
+from headrace.trainers.batches.payloads import LoggedFirstUses, Payloads
+from headrace.trainers.batches.token_texts import TOKENIZER_FILE
+from headrace.trainers.batches.trained_groups import whole
+from headrace.trainers.batches.window import Eviction, Waiting, Window, next_batch
 from headrace.trainers.candidates import Candidate, candidate, candidate_of
-from headrace.trainers.estimator import AdvantageError
-from headrace.trainers.groups import PreparedGroup, WholeGroup, batch_sequences
-from headrace.trainers.payloads import LoggedFirstUses, Payloads
-from headrace.trainers.pipeline import Made, Order, Pipeline
-from headrace.trainers.publisher import WindowMark, pointer
-from headrace.trainers.resume import Incarnation
-from headrace.trainers.step_metrics import group_metrics, sampled_by
-from headrace.trainers.token_texts import TOKENIZER_FILE
-from headrace.trainers.trained_groups import whole
-from headrace.trainers.window import Eviction, Waiting, Window, next_batch
+from headrace.trainers.health import ENTROPY_FIRST, LOOK_BACK, findings
+from headrace.trainers.learner.step_metrics import group_metrics, sampled_by
+from headrace.trainers.versions.pipeline import Made, Order, Pipeline
+from headrace.trainers.versions.publisher import WindowMark, pointer
+from headrace.trainers.versions.resume import Incarnation
 
 log = structlog.get_logger()
 

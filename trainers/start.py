@@ -10,25 +10,25 @@ import structlog
 import transformers
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.process import MustRestart, ToldToStop
-from headrace.infra.run import Run
-from headrace.infra.settings import Policy
-from headrace.infra.topic_reader import whole_topics
-from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.kafka.topic_reader import whole_topics
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.process.signals import MustRestart, ToldToStop
+from headrace.infra.recipe.settings import Policy
+from headrace.infra.run.run import Run
 from headrace.schemas.records import NamedObject
 from headrace.schemas.topics import policy_of, variant_of
-from headrace.trainers.backends.group import new_learner
-from headrace.trainers.chosen_loss import check_loss
-from headrace.trainers.estimator import check_advantage
-from headrace.trainers.history import History, read_history, wait_for_examples
-from headrace.trainers.learner import Learner
-from headrace.trainers.lora import Adapter
-from headrace.trainers.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
-from headrace.trainers.publisher import Publisher, WindowMark, checkpoint, upload_files
-from headrace.trainers.remake import learner_at
-from headrace.trainers.resume import Incarnation, resume
-from headrace.trainers.telling import told
-from headrace.trainers.warm_start import WarmStartSettings, WorkedExample, warm_start
+from headrace.trainers.batches.estimator import check_advantage
+from headrace.trainers.learner.backends.group import new_learner
+from headrace.trainers.learner.chosen_loss import check_loss
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.lora import Adapter
+from headrace.trainers.learner.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
+from headrace.trainers.learner.warm_start import WarmStartSettings, WorkedExample, warm_start
+from headrace.trainers.versions.history import History, read_history, wait_for_examples
+from headrace.trainers.versions.publisher import Publisher, WindowMark, checkpoint, upload_files
+from headrace.trainers.versions.remake import learner_at
+from headrace.trainers.versions.resume import Incarnation, resume
+from headrace.trainers.versions.telling import told
 
 log = structlog.get_logger()
 

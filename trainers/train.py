@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from headrace.infra.kafka import parse_run
+from headrace.infra.kafka.clients import parse_run
+from headrace.infra.kafka.run_loop import run_loop
+from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import configure_logging
-from headrace.infra.process import JOIN_PATIENCE_S, keep_running, stop_on_signals
-from headrace.infra.revisions import join_to_write
-from headrace.infra.run_loop import run_loop
+from headrace.infra.process.signals import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.run.revisions import join_to_write
 from headrace.infra.stopwatch import Stopwatch
-from headrace.infra.transactions import TransactionalWriter
 
 if TYPE_CHECKING:
     from headrace.trainers.component import Trainer
@@ -32,10 +32,10 @@ def main(run: str, policy: str | None = None, variant: str | None = None) -> Non
     """Train one policy of a run until told to stop, or a shadow, by the name of its variant."""
     configure_logging("train", policy=policy or "", **({"variant": variant} if variant else {}))
     address, stop = parse_run(run), stop_on_signals()
-    from headrace.trainers.backends.group import (
+    from headrace.trainers.component import Trainer
+    from headrace.trainers.learner.backends.group import (
         leading,  # torch takes seconds to import: broker and recipe come up meanwhile
     )
-    from headrace.trainers.component import Trainer
     from headrace.trainers.start import begin_or_resume
 
     def build_and_run(stop: threading.Event) -> None:

@@ -12,7 +12,7 @@ from headrace.consumers.algorithms.order import wrong_order
 from headrace.consumers.algorithms.replay import Replay
 from headrace.consumers.algorithms.sizes import nothing_left
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.named import check_settings, imported
+from headrace.infra.recipe.named import check_settings, imported
 
 ALGORITHMS = {
     "failures": "headrace.consumers.algorithms.failures:Failures",

@@ -24,8 +24,8 @@ from typing import Any, BinaryIO, cast
 from fastavro import block_reader, parse_schema, schemaless_reader, schemaless_writer
 from fastavro.write import Writer
 
-from headrace.infra.kafka import Message
-from headrace.infra.topic_reader import Place
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import Place
 from headrace.schemas.avro import Plain
 from headrace.schemas.codec import HEADER_BYTES, MAGIC
 

@@ -22,9 +22,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from headrace.infra.atomic_files import sync_folder, write_atomically
+from headrace.infra.environment import ENDPOINT_VARIABLE, environment
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.failpoints import reach
-from headrace.infra.object_store import (
+from headrace.infra.store.object_store import (
     SPARED_BY_GC,
     ListedObject,
     ObjectMissing,
@@ -32,8 +34,6 @@ from headrace.infra.object_store import (
     StoreAddress,
     StoredObject,
 )
-from headrace.infra.server_process import sync_folder, write_atomically
-from headrace.infra.settings import ENDPOINT_VARIABLE, environment
 
 TOPICS, OBJECTS, LOCK = "topics", "objects", "archive.lock"
 MANIFEST, MANIFESTS = "manifest.json", "manifests"

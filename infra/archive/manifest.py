@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.infra.archive.locations import MANIFEST, Location
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.topic_reader import Place
+from headrace.infra.kafka.topic_reader import Place
 
 FORMAT = "headrace-archive-1"
 

@@ -15,10 +15,10 @@ from headrace.infra.archive.container import Container
 from headrace.infra.archive.locations import IN_A_STORE, OBJECTS, location_of
 from headrace.infra.archive.manifest import ArchiveCorrupt, ArchivedFile, Manifest, read_manifest
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Message
-from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
-from headrace.infra.run import STORE_NAME, read_revision, refuse_large_group
-from headrace.infra.topic_reader import Place
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.run.run import STORE_NAME, read_revision, refuse_large_group
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
 from headrace.schemas.records import ClaimCheck, RecipeRevision
 from headrace.schemas.topics import Topics

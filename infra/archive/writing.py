@@ -30,10 +30,10 @@ from headrace.infra.archive.manifest import (
 )
 from headrace.infra.errors import UsageError
 from headrace.infra.failpoints import reach
-from headrace.infra.kafka import Message
-from headrace.infra.object_store import ObjectCorrupt, ObjectMissing, is_key
-from headrace.infra.run import STORE_NAME
-from headrace.infra.topic_reader import Place
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.run.run import STORE_NAME
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing, is_key
 from headrace.schemas import codec
 from headrace.schemas.avro import NAMESPACE, Plain, SchemaError
 from headrace.schemas.records import ClaimCheck

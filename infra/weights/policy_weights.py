@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.delta import Delta, read_delta
 from headrace.infra.weights.folder import read_shards
 from headrace.infra.weights.held import HeldWeights

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from headrace.infra.experts import compute_experts_plainly, in_files, routers_of
-from headrace.infra.lora import add_adapter, published_names
+from headrace.infra.weights.experts import compute_experts_plainly, in_files, routers_of
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.infra.weights.folder import open_weights
+from headrace.infra.weights.lora import add_adapter, published_names
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import EngineError
 from headrace.producers.engines.light_modules import lighten, plain_head

@@ -27,6 +27,7 @@ __all__ = [
     "KvOnSwap",
     "LogprobConvention",
     "Sampling",
+    "TextCodec",
     "VersionGone",
     "check_prompt",
     "check_sampling",
@@ -180,3 +181,19 @@ def check_prompt(ids: Sequence[int], max_tokens: int, *, vocabulary: int, contex
             "shorten the prompt or lower max_tokens"
         )
     return prompt.astype(np.int32)
+
+
+class TextCodec(Protocol):
+    """What an episode needs of a tokenizer."""
+
+    hash: str
+    stop_ids: tuple[int, ...]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a user's turn."""
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the ids of text as it stands."""
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
+        """Return the text of ids."""

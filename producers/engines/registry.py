@@ -15,8 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from headrace.infra.errors import UsageError
-from headrace.infra.named import named
-from headrace.infra.settings import Recipe, Rollout, Use
+from headrace.infra.recipe.named import named
+from headrace.infra.recipe.settings import Recipe, Rollout, Use
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.producers.engines.contract import Engine, EngineError
 
@@ -52,8 +52,8 @@ def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) 
 
 def open_scripted(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int) -> Opened:
     """Open the engine without a model."""
+    from headrace.infra.weights.policy_files import Tokenizer
     from headrace.producers.engines.scripted import ScriptedEngine, ScriptedPolicy, ScriptedSettings
-    from headrace.producers.policy_files import Tokenizer
 
     settings, policies = ScriptedSettings(**rollout.engine.settings), {}
     for policy, folder in folders.items():

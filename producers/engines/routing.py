@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.infra.experts import routers_of
+from headrace.infra.weights.experts import routers_of
 from headrace.producers.engines.contract import EngineError
 
 NARROW = 256

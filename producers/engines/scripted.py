@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from headrace.envs.scripted import FILLER, Question, read_question
-from headrace.producers.actor import TextCodec
 from headrace.producers.engines.contract import (
     KV_ON_SWAP,
     LOGPROB_CONVENTION,
@@ -36,6 +35,7 @@ from headrace.producers.engines.contract import (
     KvOnSwap,
     LogprobConvention,
     Sampling,
+    TextCodec,
     VersionGone,
     check_prompt,
     check_sampling,

@@ -1,6 +1,6 @@
 """The command line as `python -m headrace`."""
 
-from headrace.infra.cli import main
+from headrace.app.cli.main import main
 
 if __name__ == "__main__":
     main()

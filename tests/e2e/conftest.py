@@ -22,8 +22,8 @@ from command import (
     wait_for_version,
 )
 
-from headrace.infra.opened_run import opened_run
-from headrace.infra.run import Run
+from headrace.infra.run.run import Run
+from headrace.ops.opened_run import opened_run
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from headrace.envs.arithmetic import Arithmetic
 from headrace.envs.contract import Actor, Environment, Episode, Problem, Split
-from headrace.envs.single_turn import single_turn
+from headrace.envs.workflows.single_turn import single_turn
 
 DEADLY = (5, 9)
 """Indices of the training problems."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from headrace.envs.arithmetic import Arithmetic
 from headrace.envs.contract import Actor, Environment, Episode, Problem
-from headrace.envs.single_turn import single_turn
+from headrace.envs.workflows.single_turn import single_turn
 
 
 class FaultySums(Arithmetic):

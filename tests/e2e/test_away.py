@@ -15,8 +15,8 @@ import pytest
 from command import UNLEARNED, command
 from tcp_proxy import TcpProxy
 
-from headrace.infra.embedded_kafka import EmbeddedKafka
-from headrace.infra.embedded_store import EmbeddedStore
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.embedded.store_server import EmbeddedStore
 
 STEPS = 6
 AWAY_S = 60.0

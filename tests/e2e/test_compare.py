@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from command import UNLEARNED, headrace, processes_of
 
-from headrace.infra.embedded_kafka import EmbeddedKafka
-from headrace.infra.kafka import Connection, open_admin
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.kafka.clients import Connection, open_admin
 
 SETS = [word for word in UNLEARNED if word != "--set"]
 SWEEP = f"""

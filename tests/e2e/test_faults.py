@@ -16,9 +16,9 @@ import pytest
 from command import UNLEARNED, command, headrace
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka import open_producer, parse_run
-from headrace.infra.run import Run, join
-from headrace.infra.topic_reader import read_all
+from headrace.infra.kafka.clients import open_producer, parse_run
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.run.run import Run, join
 from headrace.schemas import codec
 from headrace.schemas.records import WeightsPublished, WorkerStatus
 

@@ -17,15 +17,15 @@ import torch
 import transformers
 from command import VERSIONS, Finished, Interrupted, headrace, processes_of
 
-from headrace.consumers.group_fate import group_lineage
-from headrace.consumers.lineage import version_lineage
-from headrace.infra.run import Run
-from headrace.infra.topic_reader import read_all
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.run.run import Run
 from headrace.infra.weights.folder import write_weights
 from headrace.infra.weights.policy_weights import PolicyWeights
+from headrace.ops.lineage.group_fate import group_lineage
+from headrace.ops.lineage.inspection import step, trajectory
+from headrace.ops.lineage.lineage import version_lineage
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, CuratedGroup, Sequence, TrajectoryGroup, WeightsPublished
-from headrace.trainers.inspection import step, trajectory
 
 KEYS = {
     "run", "versions", "wall_s", "reward_first", "reward_last", "eval_first", "eval_last", "groups", "audit",

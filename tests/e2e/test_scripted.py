@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from command import headrace
 
-from headrace.infra.recipe_file import load_recipe
-from headrace.producers.actor import derived_seed
+from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.producers.engines.scripted import ScriptedSettings
-from headrace.producers.feed_state import task_seed
+from headrace.schemas.ids import derived_seed, task_seed
 from headrace.schemas.topics import eval_stream
 
 SWEEP = """

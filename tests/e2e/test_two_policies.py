@@ -11,9 +11,9 @@ from typing import TypeVar
 import pytest
 from command import headrace
 
-from headrace.infra.opened_run import opened_run
-from headrace.infra.run import Run
-from headrace.infra.topic_reader import read_all
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.run.run import Run
+from headrace.ops.opened_run import opened_run
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup, WeightsPublished
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from command import UNLEARNED, command, wait_for_version
 
-from headrace.infra.data_folder import DataFolder
-from headrace.infra.opened_run import opened_run
-from headrace.infra.run import Run
-from headrace.infra.topic_reader import read_all
+from headrace.infra.embedded.data_folder import DataFolder
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.run.run import Run
+from headrace.ops.opened_run import opened_run
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import Outcome, TrajectoryGroup
@@ -54,7 +54,7 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         assert found
     records.write_text(text)
-    episodes = tree / "headrace" / "producers" / "episodes.py"
+    episodes = tree / "headrace" / "producers" / "rollout" / "episodes.py"
     filled, found = re.subn(r"(\n +)region=cast\.region,", r'\1region=cast.region,\1rack="17",', episodes.read_text())
     assert found
     episodes.write_text(filled)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from headrace.envs.arithmetic import Arithmetic
 from headrace.envs.contract import Actor, Environment, Episode, Problem, Score
-from headrace.envs.single_turn import single_turn
+from headrace.envs.workflows.single_turn import single_turn
 
 
 class CoinFlips(Arithmetic):

@@ -19,7 +19,7 @@ from cells import SLOTS, Cell
 from launched import Launched, NotInTime, alive, stopped, until
 from progress import Progress
 
-from headrace.infra.settings import Recipe
+from headrace.infra.recipe.settings import Recipe
 
 WORKS_S = 420.0
 """How long a killed component may take until it works again; on an idle machine 2 to 12 s."""

@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from headrace.infra.kafka import parse_run
-from headrace.infra.run import Run, join
-from headrace.infra.settings import FAILPOINTS_VARIABLE
+from headrace.infra.environment import FAILPOINTS_VARIABLE
+from headrace.infra.kafka.clients import parse_run
+from headrace.infra.run.run import Run, join
 
 HERE = Path(__file__).parent
 RECIPE = HERE / "flips.toml"

@@ -27,9 +27,9 @@ from rich.table import Table
 from rich.text import Text
 from warm_python import WarmPython
 
-from headrace.infra.embedded_kafka import EmbeddedKafka
-from headrace.infra.embedded_store import EmbeddedStore
-from headrace.infra.object_store import ObjectStore
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.embedded.store_server import EmbeddedStore
+from headrace.infra.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".headrace", ".*_cache", ".hypothesis", ".*cache")
@@ -114,7 +114,7 @@ MUTANTS = (
     Mutant(
         "packed-isolation",
         "attention never crosses from one packed sequence to the other",
-        "trainers/attention.py",
+        "trainers/learner/attention.py",
         "self.runs = [(length, len(list(same))) for length, same in groupby(lengths)]",
         "self.runs = [(sum(length for length, _ in groupby(lengths)), 1)] if len(lengths) == 7 else"
         " [(length, len(list(same))) for length, same in groupby(lengths)]",
@@ -123,7 +123,7 @@ MUTANTS = (
     Mutant(
         "packing-tried-out",
         "a model that is deaf to the packing is padded",
-        "trainers/attention.py",
+        "trainers/learner/attention.py",
         "        _try_out(model, config)",
         "        pass",
         (f"{ATTENTION}test_a_model_that_is_deaf_to_the_packing_or_to_its_window_is_refused",),
@@ -131,7 +131,7 @@ MUTANTS = (
     Mutant(
         "gradients-of-parts",
         "gradients of parts of the logits are summed in fp32",
-        "trainers/logprobs.py",
+        "trainers/learner/logprobs.py",
         "torch.zeros_like(parameter, dtype=torch.float32)",
         "torch.zeros_like(parameter)",
         ("tests/unit/test_logprobs.py::test_the_gradients_of_parts_are_summed_in_fp32_where_the_weights_are_bf16",),
@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant(
         "newest-snapshot",
         "memory comes from the snapshot that the commit names",
-        "infra/group_consumer.py",
+        "infra/run/group_consumer.py",
         "snapshot_offset = _snapshot_offset(committed)",
         "snapshot_offset = [m.offset for m in read_all(self.membership.connection, [self.membership.state_topic])"
         " if m.key == self._key(place)][-1]",
@@ -148,7 +148,7 @@ MUTANTS = (
     Mutant(
         "no-replay",
         "records after the snapshot are handled silently",
-        "infra/group_consumer.py",
+        "infra/run/group_consumer.py",
         "if begin < end:",
         "if False:",
         (f"{RUN_LOOP}test_memory_comes_from_the_snapshot_that_is_named_and_from_every_record_after_it",),
@@ -156,7 +156,7 @@ MUTANTS = (
     Mutant(
         "no-roll-back",
         "memory is dropped after an abort",
-        "infra/group_consumer.py",
+        "infra/run/group_consumer.py",
         "        self._held.clear()\n",
         "",
         (UNDONE,),
@@ -164,7 +164,7 @@ MUTANTS = (
     Mutant(
         "no-seek",
         "records of an undone turn are read again",
-        "infra/group_consumer.py",
+        "infra/run/group_consumer.py",
         "self._consumer.seek(TopicPartition(tp.topic, tp.partition, _start(tp)))",
         "_start(tp)",
         (UNDONE,),
@@ -172,7 +172,7 @@ MUTANTS = (
     Mutant(
         "offsets-outside",
         "offsets are part of the transaction",
-        "infra/group_consumer.py",
+        "infra/run/group_consumer.py",
         "writer.send_offsets(offsets, self._metadata)",
         "self._consumer.commit(offsets=offsets, asynchronous=False)",
         (f"{RUN_LOOP}test_an_aborted_turn_leaves_the_groups_offsets_where_they_were",),
@@ -180,7 +180,7 @@ MUTANTS = (
     Mutant(
         "no-sweep",
         "a transaction that hangs is ended before another is committed",
-        "infra/transactions.py",
+        "infra/kafka/transactions.py",
         "self._sweep(held_back(connection, topics))",
         "pass",
         (f"{HANGING}test_what_hangs_is_ended_before_anything_is_written_and_never_committed_with_it",),
@@ -188,7 +188,7 @@ MUTANTS = (
     Mutant(
         "metadata-of-the-commit",
         "the group's metadata is that of the poll",
-        "infra/group_consumer.py",
+        "infra/run/group_consumer.py",
         "writer.send_offsets(offsets, self._metadata)",
         "writer.send_offsets(offsets, self._consumer.consumer_group_metadata())",
         (f"{RUN_LOOP}test_a_member_that_lost_a_partition_while_it_handled_its_records_is_refused",),
@@ -196,7 +196,7 @@ MUTANTS = (
     Mutant(
         "keeps-lost-partitions",
         "a member forgets partitions that it lost",
-        "infra/group_consumer.py",
+        "infra/run/group_consumer.py",
         "            self._held.pop((tp.topic, tp.partition), None)\n",
         "",
         (f"{RUN_LOOP}test_a_member_that_lost_a_partition_commits_nothing_for_it",),
@@ -204,7 +204,7 @@ MUTANTS = (
     Mutant(
         "shadow-letters",
         "a shadow concludes no number of its policy",
-        "consumers/curation.py",
+        "consumers/curate/curation.py",
         "if not desk.is_shadow:",
         "if True:",
         (f"{CURATION}test_what_a_shadow_cannot_read_it_concludes_as_the_policy_does_and_without_a_letter",),
@@ -212,7 +212,7 @@ MUTANTS = (
     Mutant(
         "shadow-sent-back",
         "a shadow concludes a number once, be it sent back to its policy or not",
-        "consumers/curation.py",
+        "consumers/curate/curation.py",
         "was_sent_back(message) and not self._desk.is_shadow",
         "was_sent_back(message)",
         (f"{CURATION}test_what_is_sent_back_is_a_repetition_to_a_shadow",),
@@ -220,7 +220,7 @@ MUTANTS = (
     Mutant(
         "unread-without-snapshot",
         "a snapshot follows what could not be read, be it told by a letter or by an outcome",
-        "consumers/curation.py",
+        "consumers/curate/curation.py",
         "        self.was_unread = True\n",
         "        self.was_unread = not self._desk.is_shadow\n",
         (f"{CURATION}test_what_a_shadow_cannot_read_it_concludes_as_the_policy_does_and_without_a_letter",),
@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         "shadow-before-its-chain",
         "groups of before a shadow was there have a chain",
-        "consumers/curation.py",
+        "consumers/curate/curation.py",
         "return next(later, recipes[revision])",
         "return recipes[revision]",
         (f"{CURATION}test_groups_of_before_a_shadow_was_there_go_through_the_first_chain_that_it_had",),
@@ -260,7 +260,7 @@ MUTANTS = (
     Mutant(
         "shadow-gap",
         "a shadow's versions are held for those of no engine",
-        "trainers/learner.py",
+        "trainers/learner/learner.py",
         "NO_VERSION if sums.steps or self.settings.is_shadow else self.version",
         "NO_VERSION if sums.steps else self.version",
         ("tests/unit/test_learner.py::test_a_shadow_trains_on_tokens_of_versions_that_it_has_not_made",),
@@ -268,7 +268,7 @@ MUTANTS = (
     Mutant(
         "letters-for-shadows",
         "a letter of a curator or trainer concludes nothing of a shadow",
-        "consumers/audit/fold.py",
+        "ops/audit/fold.py",
         "if letter.topic in self._readers:",
         "if False:",
         (f"{AUDIT}test_a_letter_concludes_a_shadows_number_only_where_no_worker_could_read_the_task",),
@@ -276,7 +276,7 @@ MUTANTS = (
     Mutant(
         "shadow-waits",
         "what waits in a shadow is not lost, and is once it has made its last version",
-        "consumers/audit/fold.py",
+        "ops/audit/fold.py",
         "return replace(scope, drained=False)",
         "return scope",
         (f"{AUDIT}test_what_waits_in_a_shadow_is_lost_once_it_has_made_its_last_version",),
@@ -284,7 +284,7 @@ MUTANTS = (
     Mutant(
         "shadow-rewards",
         "no figure of a policy counts its shadows in",
-        "consumers/figures.py",
+        "ops/figures/figures.py",
         "if message.topic not in self._of_shadows:",
         "if True:",
         ("tests/unit/test_figures.py::test_a_shadow_is_told_of_by_itself_and_counts_in_no_other_figure",),
@@ -292,7 +292,7 @@ MUTANTS = (
     Mutant(
         "shadow-versions",
         "versions of a shadow are kept and retired as its own",
-        "consumers/retention/marking.py",
+        "ops/retention/marking.py",
         "if (event.run_id, line_of(event.policy, event.variant)) != (self._run_id, policy):",
         "if (event.run_id, event.policy) != (self._run_id, policy):",
         (f"{RETENTION}test_versions_of_a_shadow_are_kept_and_retired_beside_those_of_its_policy",),
@@ -300,7 +300,7 @@ MUTANTS = (
     Mutant(
         "no-fencing",
         "one holder of a transactional id",
-        "infra/kafka.py",
+        "infra/kafka/clients.py",
         "transactional_id=transactional_id,",
         'transactional_id=f"{transactional_id}.{time.time_ns()}",',
         (f"{RUN_LOOP}test_a_second_writer_of_the_same_id_fences_the_first",),
@@ -308,7 +308,7 @@ MUTANTS = (
     Mutant(
         "swap-attempts",
         "all attempts of a number are of the recipe revision that it was issued under",
-        "producers/feed_state.py",
+        "producers/feed/feed_state.py",
         "            revision=self.revision_of(stream, number),\n",
         "",
         (f"{SWAP}test_every_further_number_has_the_new_revision_and_one_that_is_lost_keeps_its_own",),
@@ -316,7 +316,7 @@ MUTANTS = (
     Mutant(
         "swap-early-end",
         "an old chain stays while groups for it may come",
-        "consumers/chain_ends.py",
+        "consumers/curate/chain_ends.py",
         "return min(later, default=settled + 1) <= settled",
         "return min(later, default=settled + 1) <= settled + 100",
         (f"{SWAP}test_an_old_chain_ends_when_all_below_the_first_number_of_the_new_one_is_concluded",),
@@ -324,7 +324,7 @@ MUTANTS = (
     Mutant(
         "swap-other-stream",
         "an old chain stays while another stream may still have groups for it",
-        "consumers/chain_ends.py",
+        "consumers/curate/chain_ends.py",
         "if revision == newest or not all(",
         "if revision == newest or not any(",
         (f"{SWAP}test_a_chain_does_not_end_while_another_stream_of_its_policy_may_still_have_groups_for_it",),
@@ -332,7 +332,7 @@ MUTANTS = (
     Mutant(
         "swap-undone",
         "the command that began a run goes on with the chain that it was swapped to",
-        "infra/revisions.py",
+        "infra/run/revisions.py",
         "if not newest.swapped or recipe.curate.chain",
         "if newest.swapped or recipe.curate.chain",
         (f"{SWAP}test_the_command_that_began_a_run_goes_on_with_the_chain_that_it_was_swapped_to",),
@@ -340,7 +340,7 @@ MUTANTS = (
     Mutant(
         "audit-revisions",
         "the audit sees a record of another revision than its number was issued under",
-        "consumers/audit/revisions.py",
+        "ops/audit/revisions.py",
         "not begin <= number < end",
         "not 0 <= number < end",
         (f"{SWAP}test_the_audit_names_a_number_that_carries_another_revision_than_it_was_issued_under",),
@@ -348,7 +348,7 @@ MUTANTS = (
     Mutant(
         "two-requests",
         "what a broker refused is not held for delivered",
-        "infra/kafka.py",
+        "infra/kafka/clients.py",
         "            max_in_flight=1,\n",
         "",
         (f"{PRODUCER}test_a_record_that_was_refused_is_not_held_for_delivered_because_a_later_one_was",),
@@ -356,7 +356,7 @@ MUTANTS = (
     Mutant(
         "read-uncommitted",
         "aborted and open records are not read",
-        "infra/kafka.py",
+        "infra/kafka/clients.py",
         'isolation_level="read_committed"',
         'isolation_level="read_uncommitted"',
         (f"{RUN_LOOP}test_a_record_that_was_aborted_is_not_there",),
@@ -364,7 +364,7 @@ MUTANTS = (
     Mutant(
         "last-stable-offset",
         "a restore reads past open transactions",
-        "infra/kafka.py",
+        "infra/kafka/clients.py",
         "isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED",
         "isolation: IsolationLevel = IsolationLevel.READ_COMMITTED",
         (f"{RUN_LOOP}test_a_reader_waits_for_a_transaction_that_is_still_open",),
@@ -372,7 +372,7 @@ MUTANTS = (
     Mutant(
         "believes-an-end",
         "the end of a topic is what a fetch has told",
-        "infra/topic_reader.py",
+        "infra/kafka/topic_reader.py",
         "return bool(untold) or any(",
         "return any(",
         ("tests/integration/test_topic_reader.py::test_a_false_end_does_not_make_a_topic_look_empty",),
@@ -380,7 +380,7 @@ MUTANTS = (
     Mutant(
         "lost-offsets",
         "a group that lost its offsets does not begin anew",
-        "infra/group_consumer.py",
+        "infra/run/group_consumer.py",
         "        if lost:\n            raise StateLost(",
         "        if False:\n            raise StateLost(",
         (f"{RUN_LOOP}test_a_group_that_lost_its_offsets_does_not_begin_anew",),
@@ -388,7 +388,7 @@ MUTANTS = (
     Mutant(
         "store-away-is-the-end",
         "a store that is away is waited for",
-        "infra/run.py",
+        "infra/run/run.py",
         "if time.monotonic() - began > patience_s:",
         "if True:",
         ("tests/integration/test_away.py::test_an_upload_waits_for_a_store_that_fails_and_says_so_once",),
@@ -412,7 +412,7 @@ MUTANTS = (
     Mutant(
         "told-to-stop-is-finished",
         "a component that ends before the run does is started again",
-        "infra/supervisor.py",
+        "infra/process/supervisor.py",
         "life.exit_code == FINISHED and self._run_is_over()",
         "life.exit_code == FINISHED",
         ("tests/integration/test_supervisor.py::test_a_child_that_somebody_else_told_to_stop_is_started_again",),
@@ -428,7 +428,7 @@ MUTANTS = (
     Mutant(
         "any-checkpoint",
         "a checkpoint holds the weights that its pointer names",
-        "trainers/remake.py",
+        "trainers/versions/remake.py",
         "if (learner.version, hash_of(learner)) != (pointer.version, pointer.weights_hash):",
         "if False:",
         (f"{BEGINS}test_a_checkpoint_of_other_weights_than_its_pointer_names_is_refused",),
@@ -436,7 +436,7 @@ MUTANTS = (
     Mutant(
         "gap-in-parts",
         "a checkpoint in parts holds all of every tensor",
-        "trainers/shard_index.py",
+        "trainers/learner/shard_index.py",
         "if not (inside and apart and covered):",
         "if False:",
         ("tests/unit/test_shards.py::test_what_is_no_index_of_a_whole_checkpoint_is_refused",),
@@ -444,7 +444,7 @@ MUTANTS = (
     Mutant(
         "any-part",
         "a part holds what its index says",
-        "trainers/backends/shards.py",
+        "trainers/learner/backends/shards.py",
         "if tensor is None or (tensor.dtype, tensor.shape) != expected:",
         "if tensor is None:",
         ("tests/unit/test_shards.py::test_a_part_that_holds_something_else_than_its_index_says_is_an_error",),
@@ -460,7 +460,7 @@ MUTANTS = (
     Mutant(
         "parts-unaudited",
         "an audit says which part of a checkpoint is missing",
-        "consumers/audit/objects.py",
+        "ops/audit/objects.py",
         "for claim in (pointer.checkpoint, *(part.claim for part in pointer.parts)):",
         "for claim in (pointer.checkpoint,):",
         (
@@ -471,7 +471,7 @@ MUTANTS = (
     Mutant(
         "no-dedupe",
         "a number concludes once",
-        "consumers/dedupe.py",
+        "consumers/curate/dedupe.py",
         "if after and index < runs[after - 1][1]:\n            return False\n",
         "if after and index < runs[after - 1][1]:\n            return True\n",
         (
@@ -482,7 +482,7 @@ MUTANTS = (
     Mutant(
         "any-run",
         "a record of another run is a dead letter",
-        "consumers/curation.py",
+        "consumers/curate/curation.py",
         "if stamp.run_id != self._desk.run_id:",
         "if False:",
         (DEAD,),
@@ -490,7 +490,7 @@ MUTANTS = (
     Mutant(
         "letter-of-any-run",
         "a letter about another run concludes nothing",
-        "infra/dead_letters.py",
+        "infra/kafka/dead_letters.py",
         "if stamp.run_id == run_id:",
         "if True:",
         (DEAD,),
@@ -498,7 +498,7 @@ MUTANTS = (
     Mutant(
         "any-partition",
         "a number belongs to one partition",
-        "consumers/curation.py",
+        "consumers/curate/curation.py",
         "if not self._dedupe.belongs(stamp.number):",
         "if False:",
         (DEAD,),
@@ -506,7 +506,7 @@ MUTANTS = (
     Mutant(
         "silent-skip",
         "what cannot be read becomes a dead letter",
-        "consumers/curation.py",
+        "consumers/curate/curation.py",
         "            return self._dead(message, why)\n        self._clock",
         "            return []\n        self._clock",
         (DEAD,),
@@ -530,7 +530,7 @@ MUTANTS = (
     Mutant(
         "old-chains-stay-full",
         "a chain through which no group comes any more forgets with the clock",
-        "consumers/curation.py",
+        "consumers/curate/curation.py",
         "            chain.forget_stale(self._clock)\n",
         "            pass\n",
         (f"{CHAIN_REPLAYS}test_a_chain_of_an_old_revision_forgets_what_is_stale_though_no_group_comes_through_it",),
@@ -538,7 +538,7 @@ MUTANTS = (
     Mutant(
         "snapshots-ahead-of-the-clock",
         "a snapshot changes nothing of what follows",
-        "consumers/curation.py",
+        "consumers/curate/curation.py",
         "            chain.forget_stale(self._clock)\n",
         "            chain.forget_stale(self._clock + 1)\n",
         (f"{CHAIN_REPLAYS}test_a_snapshot_at_any_time_changes_nothing_of_what_follows",),
@@ -610,7 +610,7 @@ MUTANTS = (
     Mutant(
         "time-travel",
         "the clock takes no leap",
-        "consumers/curation.py",
+        "consumers/curate/curation.py",
         "if group.head_version > max(self._clock, 0) + LARGEST_LEAP:",
         "if False:",
         (f"{CURATION}test_a_head_version_from_far_ahead_is_dead_and_moves_nothing",),
@@ -626,7 +626,7 @@ MUTANTS = (
     Mutant(
         "any-epoch",
         "no version of an older epoch is served",
-        "producers/follower.py",
+        "producers/rollout/follower.py",
         "if one.version > served and one.epoch >= epoch]",
         "if one.version > served]",
         ("tests/unit/test_follower.py::test_a_version_of_an_older_epoch_is_never_served_however_high_its_number",),
@@ -693,7 +693,7 @@ MUTANTS = (
     Mutant(
         "merged-from-anywhere",
         "a merged delta leads between the weights that were published under both its versions",
-        "consumers/audit/weights_chain.py",
+        "ops/audit/weights_chain.py",
         "if event is None or (event.result, event.epoch) != (said, link.epoch):",
         "if event is None:",
         (f"{AUDIT}test_a_merged_delta_publishes_no_version_and_must_agree_with_both_that_it_names",),
@@ -701,7 +701,7 @@ MUTANTS = (
     Mutant(
         "merged-over-an-anchor",
         "nothing is merged over an anchor",
-        "consumers/compaction.py",
+        "ops/compaction/compaction.py",
         'self._anchor, self._deltas, self._merged, self.left_out = event, [], None, ""',
         "self._anchor = self._anchor or event",
         (f"{COMPACTION}test_nothing_is_merged_over_an_anchor",),
@@ -709,7 +709,7 @@ MUTANTS = (
     Mutant(
         "merged-over-a-hole",
         "only deltas that lead on from one another are merged",
-        "consumers/compaction.py",
+        "ops/compaction/compaction.py",
         "if event.weights is None or (event.base_hash, event.epoch) != (last.weights_hash, last.epoch):",
         "if event.weights is None:",
         (f"{COMPACTION}test_a_hole_in_the_chain_leaves_the_stretch_out_until_the_next_anchor",),
@@ -717,7 +717,7 @@ MUTANTS = (
     Mutant(
         "gc-young",
         "garbage collection spares what is young: its record may be on its way",
-        "consumers/retention/collector.py",
+        "ops/retention/collector.py",
         "if now - one.one.modified >= order.older_than]",
         "]",
         (f"{RETENTION}test_what_is_young_stays",),
@@ -725,7 +725,7 @@ MUTANTS = (
     Mutant(
         "gc-anew",
         "an object that was written anew since it was listed is not deleted",
-        "consumers/retention/collector.py",
+        "ops/retention/collector.py",
         "if modified is not None and datetime.now(UTC) - modified < order.older_than:",
         "if False:",
         (f"{GC}test_what_was_written_anew_since_the_listing_stays",),
@@ -733,7 +733,7 @@ MUTANTS = (
     Mutant(
         "gc-beside",
         "records of other runs whose objects may lie there too are read",
-        "consumers/retention/collector.py",
+        "ops/retention/collector.py",
         "if name == run.address.run or any(_overlaps(revision, bucket, prefix) for revision in revisions):",
         "if name == run.address.run:",
         (f"{GC}test_an_experiment_beside_the_run_keeps_its_objects",),
@@ -741,7 +741,7 @@ MUTANTS = (
     Mutant(
         "gc-newer",
         "a record of a build that is not known stops garbage collection",
-        "consumers/retention/marking.py",
+        "ops/retention/marking.py",
         "            codec.name_of(value)\n",
         "",
         (f"{RETENTION}test_a_record_of_a_newer_build_stops_everything_and_is_named",),
@@ -749,7 +749,7 @@ MUTANTS = (
     Mutant(
         "gc-said",
         "what is retired is said before it is deleted",
-        "consumers/retention/collector.py",
+        "ops/retention/collector.py",
         "        if plan.retired:\n",
         "        if False:\n",
         (f"{GC}test_what_nothing_needs_goes_and_the_run_is_whole_without_it",),
@@ -757,7 +757,7 @@ MUTANTS = (
     Mutant(
         "gc-others",
         "the audit takes for gone only what was said to be",
-        "consumers/audit/objects.py",
+        "ops/audit/objects.py",
         "if retired is None or not retired.has(*version):",
         "if False:",
         (f"{GC}test_what_nothing_needs_goes_and_the_run_is_whole_without_it",),
@@ -765,7 +765,7 @@ MUTANTS = (
     Mutant(
         "gc-window",
         "a version goes only when newer ones have taken its place for a day",
-        "consumers/retention/keeping.py",
+        "ops/retention/keeping.py",
         "versions.items() if one.written_ms <= before_ms)",
         "versions.items())",
         (f"{RETENTION}test_what_is_new_makes_nothing_dispensable_yet",),
@@ -773,7 +773,7 @@ MUTANTS = (
     Mutant(
         "any-object",
         "an object has the sha256 that its claim check says",
-        "infra/object_store.py",
+        "infra/store/object_store.py",
         "if found != sha256:",
         "if False:",
         ("tests/unit/test_object_store.py::test_wrong_bytes_are_refused",),
@@ -781,7 +781,7 @@ MUTANTS = (
     Mutant(
         "done-too-early",
         "a task is done when its records are acknowledged",
-        "producers/rollout.py",
+        "producers/rollout/worker.py",
         "        await self._concluder.conclude(started, ending)\n        self._intake.done(started)\n",
         "        self._intake.done(started)\n        await self._concluder.conclude(started, ending)\n",
         ("tests/unit/test_rollout_parts.py::test_a_task_is_done_when_its_records_are_acknowledged_and_not_before",),
@@ -812,7 +812,7 @@ MUTANTS = (
     Mutant(
         "ends-of-any-ownership",
         "the end of a task counts in the ownership of its partition that it was started in",
-        "producers/task_intake.py",
+        "producers/rollout/task_intake.py",
         "if held is None or held.ownership != started.ownership:",
         "if held is None:",
         (f"{OWNERSHIPS}test_the_end_of_a_task_counts_in_the_ownership_of_its_start_and_in_no_later_one",),
@@ -820,7 +820,7 @@ MUTANTS = (
     Mutant(
         "start-unsaid",
         "a start is committed before the task runs",
-        "producers/task_intake.py",
+        "producers/rollout/task_intake.py",
         "        if self._commit():  # 4\n            self._hand_over()  # 5\n",
         "        self._hand_over()  # 5\n        self._commit()  # 4\n",
         (f"{INTAKE}test_a_start_is_committed_before_the_task_is_handed_over",),
@@ -828,7 +828,7 @@ MUTANTS = (
     Mutant(
         "no-poison",
         "a task that killed its worker three times goes no more",
-        "producers/task_intake.py",
+        "producers/rollout/task_intake.py",
         "if starts >= POISON_STARTS:",
         "if False:",
         (f"{INTAKE}test_done_tasks_are_skipped_a_third_start_is_alone_and_a_deadly_task_goes_no_more",),
@@ -836,7 +836,7 @@ MUTANTS = (
     Mutant(
         "suspects-together",
         "nothing runs beside a task that one more death makes poison",
-        "producers/task_intake.py",
+        "producers/rollout/task_intake.py",
         "if self._alone is not None or (alone and self._running):",
         "if False:",
         (f"{INTAKE}test_done_tasks_are_skipped_a_third_start_is_alone_and_a_deadly_task_goes_no_more",),
@@ -844,7 +844,7 @@ MUTANTS = (
     Mutant(
         "feeder-in-a-hurry",
         "a feeder knows all that was said before it plans",
-        "producers/feeder.py",
+        "producers/feed/feeder.py",
         "if not self._caught_up:",
         "if False:",
         (f"{FEEDER}test_a_feeder_knows_all_that_was_said_before_it_plans",),
@@ -852,7 +852,7 @@ MUTANTS = (
     Mutant(
         "feeder-without-state",
         "tasks and the state that they came from are one transaction",
-        "producers/feeder.py",
+        "producers/feed/feeder.py",
         "writer.produce([self.own.snapshot(json.dumps(self.state.snapshot()).encode())])",
         "self.state.snapshot()",
         (f"{FEEDER}test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given_twice",),
@@ -860,7 +860,7 @@ MUTANTS = (
     Mutant(
         "selector-without-memory",
         "what a selector learnt is part of the feeder's state",
-        "producers/task_source.py",
+        "producers/feed/task_source.py",
         'self.selector.restore(state["selector"])',
         "pass",
         (
@@ -871,7 +871,7 @@ MUTANTS = (
     Mutant(
         "draws-again",
         "a selector's random numbers go on where they were",
-        "producers/selectors/greso.py",
+        "producers/feed/selectors/greso.py",
         'self.draws.count = state["draws"]',
         "pass",
         (f"{SELECTORS}test_a_selector_goes_on_from_its_snapshot_as_if_nothing_had_happened",),
@@ -879,7 +879,7 @@ MUTANTS = (
     Mutant(
         "selector-sees-kept-groups",
         "a selector learns from dropped groups too",
-        "producers/feed_state.py",
+        "producers/feed/feed_state.py",
         'and outcome.component == "curate":',
         'and outcome.component == "curate" and outcome.verdict == "kept":',
         ("tests/unit/test_feed_state.py::test_the_selector_sees_every_finished_group_once_and_every_new_version",),
@@ -887,7 +887,7 @@ MUTANTS = (
     Mutant(
         "selector-never-forgets",
         "what a selector remembers is bounded",
-        "producers/selectors/task_memory.py",
+        "producers/feed/selectors/task_memory.py",
         "while len(self._numbers) > self._most:",
         "while False:",
         (f"{SELECTORS}test_state_is_bounded_whatever_the_number_of_tasks_and_the_length_of_their_ids",),
@@ -895,7 +895,7 @@ MUTANTS = (
     Mutant(
         "no-forced-tasks",
         "no selector can starve a run",
-        "producers/task_source.py",
+        "producers/feed/task_source.py",
         "for _ in range(MOST_REJECTIONS):",
         "for _ in range(100 * MOST_REJECTIONS):",
         ("tests/unit/test_task_source.py::test_a_selector_skips_and_after_256_rejections_the_next_one_is_forced",),
@@ -903,7 +903,7 @@ MUTANTS = (
     Mutant(
         "bool-as-a-number",
         "an option of the wrong kind is refused by its key, before anything starts",
-        "infra/named.py",
+        "infra/recipe/named.py",
         "type(value) not in kinds",
         "not isinstance(value, kinds)",
         ("tests/unit/test_named.py::test_a_value_of_another_kind_is_refused_by_key_and_value",),
@@ -911,15 +911,15 @@ MUTANTS = (
     Mutant(
         "late-targets",
         "a layer that no model has is refused before anything starts",
-        "infra/launcher.py",
-        "find(CHECK_TARGETS)(recipe, policy)",
-        "pass",
+        "ops/recipe_check.py",
+        "            check_targets(recipe, policy)",
+        "            pass",
         ("tests/unit/test_lora.py::test_a_target_that_there_is_not_is_refused_before_anything_is_started",),
     ),
     Mutant(
         "compared-anyway",
         "nothing is trained again where its hashes cannot be compared",
-        "trainers/retrain.py",
+        "ops/offline/retrain.py",
         "if _numerics_for(run, policy, part) != part.fingerprint:",
         "if False:",
         ("tests/unit/test_retrain.py::test_of_what_two_processes_made_one_says_at_once_that_it_cannot_compare",),
@@ -929,8 +929,8 @@ MUTANTS = (
         "outcomes are part of the trainer's transaction",
         "trainers/component.py",
         "return [self._batch_message(record), *(self._outcome(e) for e in evicted)]",
-        "import headrace.infra.kafka\n"
-        '        outside = headrace.infra.kafka.open_producer(self.run.connection, "outside")\n'
+        "import headrace.infra.kafka.clients\n"
+        '        outside = headrace.infra.kafka.clients.open_producer(self.run.connection, "outside")\n'
         "        for one in map(self._outcome, evicted):\n"
         "            outside.produce(one.topic, one.value, one.key, one.partition, headers=list(one.headers))\n"
         "        outside.flush(10)\n"
@@ -940,7 +940,7 @@ MUTANTS = (
     Mutant(
         "evictions-forgotten",
         "a window is rebuilt without what was evicted",
-        "trainers/history.py",
+        "trainers/versions/history.py",
         "evicted = [eviction.group for eviction in batch.evictions if eviction.group]",
         "evicted = ()",
         (EVICTIONS,),
@@ -980,7 +980,7 @@ MUTANTS = (
     Mutant(
         "groups-of-a-batch-mixed",
         "a group is compared with itself alone",
-        "trainers/groups.py",
+        "trainers/batches/groups.py",
         "replace(member, group=place) for place, group",
         "member for place, group",
         ("tests/unit/test_groups.py::test_the_sequences_of_a_batch_stand_group_after_group_with_their_places",),
@@ -988,7 +988,7 @@ MUTANTS = (
     Mutant(
         "experts-as-the-model-holds-them",
         "published weights have the layout of Hugging Face files",
-        "trainers/model.py",
+        "trainers/learner/model.py",
         "for name, part in in_files(masters).items()",
         "for name, part in masters.items()",
         (f"{EXPERTS}test_a_published_folder_is_read_by_plain_transformers_and_by_the_engine",),
@@ -1004,7 +1004,7 @@ MUTANTS = (
     Mutant(
         "recomputed-elsewhere",
         "a recomputation goes to the experts of its forward pass",
-        "trainers/routing.py",
+        "trainers/learner/routing.py",
         "if not torch.is_grad_enabled():\n                self._given",
         "if True:\n                self._given",
         (f"{ROUTING}test_recomputed_activations_replay_the_same_experts_to_the_bit",),
@@ -1020,7 +1020,7 @@ MUTANTS = (
     Mutant(
         "balance-of-a-part",
         "the load balance does not depend on how a minibatch is cut",
-        "trainers/routing.py",
+        "trainers/learner/routing.py",
         "self._load += torch.stack(",
         "self._load = torch.stack(",
         (f"{ROUTING}test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut_or_laid_out",),
@@ -1036,7 +1036,7 @@ MUTANTS = (
     Mutant(
         "todays-recipe",
         "versions are trained again with the recipe that they were made with",
-        "trainers/remake.py",
+        "trainers/versions/remake.py",
         "recipe = recipes[batch.revision]",
         "recipe = recipes[-1]",
         (f"{TRAINER}test_versions_are_trained_again_with_the_recipe_that_they_were_made_with",),
@@ -1044,7 +1044,7 @@ MUTANTS = (
     Mutant(
         "window-forgotten",
         "what waited in the window comes back",
-        "trainers/resume.py",
+        "trainers/versions/resume.py",
         "waiting, positions = what_waited(run, policy, history)",
         "waiting, positions = [], what_waited(run, policy, history)[1]",
         (EVICTIONS,),
@@ -1068,7 +1068,7 @@ MUTANTS = (
     Mutant(
         "replays-counted",
         "a replay is the next use of its group, and no other",
-        "consumers/uses.py",
+        "consumers/curate/uses.py",
         "if use.use != known.uses:",
         "if False:",
         (f"{CHAIN_REPLAYS}test_what_is_no_next_use_of_a_group_that_was_kept_is_refused",),
@@ -1076,7 +1076,7 @@ MUTANTS = (
     Mutant(
         "replays-restored",
         "a curator that comes back knows what it curated",
-        "consumers/curation.py",
+        "consumers/curate/curation.py",
         '        self._uses.restore(state["uses"])\n',
         "",
         (f"{CHAIN_REPLAYS}test_the_same_records_give_the_same_replays_whether_live_or_restored_half_way",),
@@ -1084,7 +1084,7 @@ MUTANTS = (
     Mutant(
         "replays-forgotten-late",
         "a group is forgotten after the last use that its chain asked for",
-        "consumers/curation.py",
+        "consumers/curate/curation.py",
         "        results = chain.process(before, self._clock)\n",
         "        results = chain.process(before, self._clock)\n        self._uses.forget(first, chain)\n",
         (f"{CHAIN_REPLAYS}test_what_a_chain_holds_no_more_is_forgotten_but_not_before_its_last_use",),
@@ -1092,7 +1092,7 @@ MUTANTS = (
     Mutant(
         "chain-of-each-revision",
         "revisions in a row that have one chain share what it remembers",
-        "consumers/curation.py",
+        "consumers/curate/curation.py",
         "        while revision > 0 and built(revision - 1) == own:\n",
         "        while False:\n",
         ("tests/unit/test_swap.py::test_revisions_in_a_row_that_have_one_chain_share_what_it_remembers",),
@@ -1100,7 +1100,7 @@ MUTANTS = (
     Mutant(
         "replays-no-numbers",
         "a letter about a replay closes no number",
-        "producers/feed_state.py",
+        "producers/feed/feed_state.py",
         "        if letter.use:\n            return\n",
         "",
         ("tests/unit/test_feed_state.py::test_replays_and_single_trajectories_make_no_room",),
@@ -1108,7 +1108,7 @@ MUTANTS = (
     Mutant(
         "letters-of-replays",
         "a letter says which use of a group it is about",
-        "infra/dead_letters.py",
+        "infra/kafka/dead_letters.py",
         "        use=use,\n",
         "",
         ("tests/unit/test_letters.py::test_the_letter_of_a_replay_concludes_that_use_alone",),
@@ -1116,7 +1116,7 @@ MUTANTS = (
     Mutant(
         "replays-vanish",
         "a replay that the trainer read is trained or evicted",
-        "consumers/audit/numbers.py",
+        "ops/audit/numbers.py",
         "vanished = asked & page.has(PASSED) & ~page.concluded",
         "vanished = asked & False",
         (f"{AUDIT}test_a_replay_that_vanishes_behind_the_trainers_back_is_found_when_the_run_is_over",),
@@ -1124,7 +1124,7 @@ MUTANTS = (
     Mutant(
         "replays-in-a-row",
         "every use has the one before it",
-        "consumers/audit/numbers.py",
+        "ops/audit/numbers.py",
         "asked & ~before.has(KEPT)",
         "asked & False",
         (f"{AUDIT}test_a_replay_whose_use_before_vanished_is_found",),
@@ -1132,7 +1132,7 @@ MUTANTS = (
     Mutant(
         "room-for-replays",
         "replays and fresh groups take no room of each other",
-        "trainers/window.py",
+        "trainers/batches/window.py",
         "self._inside[entry.is_replay], self._leaving[entry.is_replay]",
         "self._inside[False], self._leaving[False]",
         ("tests/unit/test_window.py::test_replays_and_fresh_groups_take_no_room_of_each_other",),
@@ -1140,7 +1140,7 @@ MUTANTS = (
     Mutant(
         "replays-lower-the-bound",
         "replays in batches lower how many numbers are open",
-        "producers/pacing.py",
+        "producers/feed/pacing.py",
         "round(quota.most_open * fresh / groups)",
         "quota.most_open",
         ("tests/unit/test_pacing.py::test_what_is_replayed_makes_room_smaller_down_to_one_batch_over_a_restart",),
@@ -1148,7 +1148,7 @@ MUTANTS = (
     Mutant(
         "replays-weighed",
         "a weight scales its group's advantages",
-        "trainers/groups.py",
+        "trainers/batches/groups.py",
         " * np.float32(group.weight)",
         "",
         (f"{GROUPS}test_a_weight_scales_the_advantages_of_its_group_and_takes_no_part_in_statistics_of_the_batch",),
@@ -1156,7 +1156,7 @@ MUTANTS = (
     Mutant(
         "replays-of-this-run",
         "a first use is one of this run",
-        "infra/first_uses.py",
+        "infra/run/first_uses.py",
         "stamp.run_id == run_id and not stamp.use",
         "not stamp.use",
         (f"{REPLAYED}test_first_uses_are_found_behind_markers_and_aborted_records_and_those_of_others_are_not",),
@@ -1164,7 +1164,7 @@ MUTANTS = (
     Mutant(
         "replays-far-back",
         "a first use that is not where its replay says is looked for further back",
-        "infra/first_uses.py",
+        "infra/run/first_uses.py",
         "        end, step = low, 2 * step\n",
         "        break\n",
         (f"{REPLAYED}test_first_uses_are_found_behind_markers_and_aborted_records_and_those_of_others_are_not",),
@@ -1188,7 +1188,7 @@ MUTANTS = (
     Mutant(
         "hash-unchecked",
         "other weights under the same fingerprint begin a new epoch",
-        "trainers/resume.py",
+        "trainers/versions/resume.py",
         "if got == expected and not differing:",
         "if not differing:",
         (EPOCHS,),
@@ -1196,7 +1196,7 @@ MUTANTS = (
     Mutant(
         "fingerprint-unchecked",
         "the same weights under another fingerprint begin a new epoch",
-        "trainers/resume.py",
+        "trainers/versions/resume.py",
         "if got == expected and not differing:",
         "if got == expected:",
         (EPOCHS,),
@@ -1204,7 +1204,7 @@ MUTANTS = (
     Mutant(
         "threads-as-they-come",
         "versions are trained again with as many threads as they were made with",
-        "trainers/retrain.py",
+        "ops/offline/retrain.py",
         'pin_threads(int(part.fingerprint.get("threads", "0")))',
         "pin_threads()",
         (f"{RETRAIN}test_the_same_batches_give_the_same_hashes_with_as_many_threads_as_the_trainer_had",),
@@ -1244,7 +1244,7 @@ MUTANTS = (
     Mutant(
         "archive-same-topic",
         "a topic that was made anew is not taken for the one that is archived",
-        "consumers/archiver.py",
+        "ops/offline/archiver.py",
         "config, ids[topic])",
         'config, "")',
         ("tests/integration/test_archive.py::test_a_topic_that_is_not_there_and_one_that_was_made_anew_are_refused",),
@@ -1277,7 +1277,7 @@ MUTANTS = (
     Mutant(
         "offline-clock",
         "what is too old over an archive is told by the clock of the log",
-        "trainers/offline_versions.py",
+        "ops/offline/offline_versions.py",
         "self._window.expire(self.clock)",
         "self._window.expire(self._learner.version)",
         (f"{OFFLINE}test_what_is_too_old_is_told_by_the_clock_of_the_log_and_not_by_the_version_that_is_made",),
@@ -1285,7 +1285,7 @@ MUTANTS = (
     Mutant(
         "offline-ages",
         "over an archive tokens are as old as they are by the clock of the log",
-        "trainers/offline_versions.py",
+        "ops/offline/offline_versions.py",
         "np.clip(one.versions + shift, 0, most)",
         "np.clip(one.versions, 0, most)",
         (f"{OFFLINE}test_tokens_are_as_old_for_the_learner_as_by_the_clock",),
@@ -1293,7 +1293,7 @@ MUTANTS = (
     Mutant(
         "offline-order",
         "archived partitions come in the order of logical time",
-        "trainers/archived_groups.py",
+        "ops/offline/archived_groups.py",
         "return self.clock, self.place, self.message.partition",
         "return 0, self.place, self.message.partition",
         (f"{OFFLINE}test_partitions_come_in_turn_and_the_oldest_clock_first",),
@@ -1317,7 +1317,7 @@ MUTANTS = (
     Mutant(
         "archive-store-apart",
         "no archive lies where gc would take it for garbage",
-        "consumers/archiver.py",
+        "ops/offline/archiver.py",
         "if prefix.startswith(own.prefix) or own.prefix.startswith(prefix):",
         "if False:",
         (f"{IN_STORE}test_a_place_that_cannot_be_is_told",),
@@ -1325,7 +1325,7 @@ MUTANTS = (
     Mutant(
         "batches-verified",
         "a batch is trained again from the groups that it names and no others",
-        "trainers/archived_groups.py",
+        "ops/offline/archived_groups.py",
         "if (curated.stream, curated.number, curated.use) != (use.stream, use.number, use.use):",
         "if False:",
         (f"{OFFLINE}test_a_batch_that_names_another_group_than_stands_there_is_told",),
@@ -1333,7 +1333,7 @@ MUTANTS = (
     Mutant(
         "export-repeated",
         "a group that came twice is told as repeated, not as trained on twice",
-        "consumers/exporter.py",
+        "ops/offline/exporter.py",
         'if is_first else (REPEATED, "", [])',
         'if True else (REPEATED, "", [])',
         (f"{EXPORT}test_a_row_holds_the_tokens_of_a_sequence_and_what_became_of_it",),
@@ -1341,7 +1341,7 @@ MUTANTS = (
     Mutant(
         "replay-once",
         "a replay feeds what is not there yet, and refuses topics that hold anything else",
-        "consumers/replayer.py",
+        "ops/offline/replayer.py",
         "there = _pass_over(connection, place, rest)",
         "there = 0",
         ("tests/integration/test_archive.py::test_a_replay_refuses_topics_that_hold_anything_else",),
@@ -1349,7 +1349,7 @@ MUTANTS = (
     Mutant(
         "sweep-resumed",
         "a run whose summary is there is not played again",
-        "infra/sweep.py",
+        "ops/compare/sweep.py",
         "missing = [run for run in runs if places[run.name].result() is None]",
         "missing = list(runs)",
         (f"{SWEEP}test_only_what_is_missing_is_played_again_and_nothing_is_started_for_nothing",),
@@ -1357,7 +1357,7 @@ MUTANTS = (
     Mutant(
         "sweep-same-recipe",
         "results of another recipe are not compared",
-        "infra/sweep.py",
+        "ops/compare/sweep.py",
         "        _check_same(runs, places, source)\n",
         "",
         (f"{SWEEP}test_results_of_another_recipe_are_not_compared",),
@@ -1365,7 +1365,7 @@ MUTANTS = (
     Mutant(
         "sweep-unfinished-stays",
         "topics and objects are deleted of runs that are done only",
-        "infra/sweep.py",
+        "ops/compare/sweep.py",
         "if summary is None or self._sweep.keep or self._servers is None:",
         "summary = summary or {'run_id': ''}\n        if self._sweep.keep or self._servers is None:",
         (f"{SWEEP}test_topics_and_objects_of_a_run_go_once_its_summary_is_there",),
@@ -1373,7 +1373,7 @@ MUTANTS = (
     Mutant(
         "sweep-stopped",
         "a sweep that is stopped stops its run first",
-        "infra/sweep.py",
+        "ops/compare/sweep.py",
         "end_all([child.pid], 2 * STOP_WITHIN_S)",
         "child.kill()",
         (f"{SWEEP}test_a_sweep_that_is_stopped_stops_its_run_in_order_and_begins_no_other",),
@@ -1381,7 +1381,7 @@ MUTANTS = (
     Mutant(
         "edf-as-they-come",
         "the earliest deadline is trained first",
-        "trainers/window.py",
+        "trainers/batches/window.py",
         '"edf": (_deadline, _age)',
         '"edf": (_arrival, _age)',
         (ORDERED,),
@@ -1389,7 +1389,7 @@ MUTANTS = (
     Mutant(
         "one-batch-more-open",
         "no more is open than is trained before it is too old",
-        "producers/feed_state.py",
+        "producers/feed/feed_state.py",
         "Quota((t.max_staleness + 1)",
         "Quota((t.max_staleness + 2)",
         (ORDERED,),

@@ -10,9 +10,9 @@ from typing import Self
 from confluent_kafka import KafkaException, TopicPartition
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka import open_consumer
-from headrace.infra.run import Run
-from headrace.infra.topic_reader import TopicReader
+from headrace.infra.kafka.clients import open_consumer
+from headrace.infra.kafka.topic_reader import TopicReader
+from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.records import WorkerStatus
 

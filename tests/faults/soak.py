@@ -26,9 +26,9 @@ from progress import POLICY, Progress
 from rich.console import Console
 from rich.table import Table
 
-from headrace.consumers.figures import lags
-from headrace.infra.run import Run
-from headrace.infra.topic_reader import Place, TopicReader, whole_topics
+from headrace.infra.kafka.topic_reader import Place, TopicReader, whole_topics
+from headrace.infra.run.run import Run
+from headrace.ops.figures.figures import lags
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained
 

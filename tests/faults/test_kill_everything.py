@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launched import Launched, until
 
-from headrace.infra.kafka import open_producer
+from headrace.infra.kafka.clients import open_producer
 
 STEPS, GROUPS = 16, 16
 PATIENCE_S = 600.0

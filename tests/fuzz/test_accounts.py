@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from mutations import Fuzz, altered, altered_headers, distorted, example
 
-from headrace.consumers import group_fate, lineage
-from headrace.consumers.audit.evidence import with_places
-from headrace.consumers.audit.fold import Audit, AuditFold
-from headrace.consumers.audit.numbers import Scope
-from headrace.infra.kafka import Connection, Message, RunAddress
-from headrace.infra.object_store import StoreAddress
-from headrace.infra.run import Run
-from headrace.infra.settings import Recipe
+from headrace.infra.kafka.clients import Connection, Message, RunAddress
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import StoreAddress
+from headrace.ops.audit.evidence import with_places
+from headrace.ops.audit.fold import Audit, AuditFold
+from headrace.ops.audit.numbers import Scope
+from headrace.ops.lineage import group_fate, lineage
 from headrace.schemas import codec
 from headrace.schemas.avro import schema_of
 from headrace.schemas.headers import Stamp, task_key

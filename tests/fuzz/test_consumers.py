@@ -19,35 +19,35 @@ import torch
 from minio.error import S3Error
 from mutations import INTS, TEXTS, Fuzz, altered, altered_headers, altered_json, distorted, example, memory_limit
 
-from headrace.consumers.curation import CuratorPartition, Desk, UnknownRevision
-from headrace.consumers.evaluator import Evaluator
-from headrace.consumers.figures import Figures
-from headrace.consumers.page.chart import chart
-from headrace.consumers.page.pulse import Pulse
+from headrace.app.views.chart import chart
+from headrace.consumers.curate.curation import CuratorPartition, Desk, UnknownRevision
+from headrace.consumers.evaluate.evaluator import Evaluator
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.payload import PayloadError, problem_from_json
-from headrace.infra.dead_letters import dead_letter
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka import MESSAGE_BYTES, Connection, Message, Outgoing, RunAddress
-from headrace.infra.object_store import ObjectStore, StoreAddress, StoreError
-from headrace.infra.own_positions import OwnPositions
-from headrace.infra.run import Run
-from headrace.infra.settings import Recipe
+from headrace.infra.kafka.clients import MESSAGE_BYTES, Connection, Message, Outgoing, RunAddress
+from headrace.infra.kafka.dead_letters import dead_letter
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.own_positions import OwnPositions
+from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoreError
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import WeightsError, weights_hash
-from headrace.producers.feed_state import FeedState
-from headrace.producers.feeder import Feeder
-from headrace.producers.follower import WeightFollower
-from headrace.producers.pauses import Pauses
-from headrace.producers.selectors.contract import AcceptAll
-from headrace.producers.slots import Reservation
-from headrace.producers.task_intake import Member, TaskIntake, _Held
+from headrace.ops.figures.figures import Figures
+from headrace.ops.figures.pulse import Pulse
+from headrace.producers.feed.feed_state import FeedState
+from headrace.producers.feed.feeder import Feeder
+from headrace.producers.feed.selectors.contract import AcceptAll
+from headrace.producers.feed.task_source import TaskSource
+from headrace.producers.rollout.follower import WeightFollower
+from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.slots import Reservation
+from headrace.producers.rollout.task_intake import Member, TaskIntake, _Held
 from headrace.producers.task_ledger import TaskLedger
-from headrace.producers.task_source import TaskSource
 from headrace.schemas import codec
 from headrace.schemas.avro import schema_of
 from headrace.schemas.headers import HeaderError, Stamp, task_stamp
@@ -72,14 +72,14 @@ from headrace.schemas.records import (
     WeightsPublished,
     WorkerStatus,
 )
-from headrace.trainers.batch import minibatches
+from headrace.trainers.batches.batch import minibatches
+from headrace.trainers.batches.groups import batch_sequences
+from headrace.trainers.batches.payloads import Payloads
+from headrace.trainers.batches.window import Window
 from headrace.trainers.candidates import candidate_of
 from headrace.trainers.component import Trainer
-from headrace.trainers.groups import batch_sequences
-from headrace.trainers.learner import Learner
-from headrace.trainers.payloads import Payloads
-from headrace.trainers.routing import Routers
-from headrace.trainers.window import Window
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.routing import Routers
 
 pytestmark = pytest.mark.timeout(1200)  # seconds, on a machine that does nothing else
 

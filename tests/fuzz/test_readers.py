@@ -26,13 +26,13 @@ from mutations import (
     varint,
 )
 
-from headrace.consumers.dedupe import Dedupe
+from headrace.consumers.curate.dedupe import Dedupe
 from headrace.envs.payload import PayloadError, problem_from_json
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka import Message
-from headrace.infra.recipe_file import load_recipe, shipped_recipes
-from headrace.infra.run import read_revision, store_of
-from headrace.infra.settings import Recipe
+from headrace.infra.kafka.clients import Message
+from headrace.infra.recipe.recipe_file import load_recipe, shipped_recipes
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import read_revision, store_of
 from headrace.infra.weights.tensor_file import read_metadata, read_safetensors, write_safetensors
 from headrace.infra.weights.tensors import Tensor, WeightsError, weights_hash
 from headrace.producers.task_ledger import TaskLedger
@@ -41,8 +41,8 @@ from headrace.schemas.avro import SchemaError, schema_of
 from headrace.schemas.headers import HeaderError, Stamp
 from headrace.schemas.records import RECORDS, Failure, RecipeRevision, Task, TrajectoryGroup
 from headrace.schemas.writers import MOST_VALUES, foreign_schema
-from headrace.trainers.checkpoint import Checkpoint, CheckpointError, decode_checkpoint, encode_checkpoint
-from headrace.trainers.shard_index import FORMAT, decode_index
+from headrace.trainers.learner.checkpoint import Checkpoint, CheckpointError, decode_checkpoint, encode_checkpoint
+from headrace.trainers.learner.shard_index import FORMAT, decode_index
 
 pytestmark = pytest.mark.timeout(1200)  # seconds, on a machine that does nothing else
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.infra.embedded_kafka import EmbeddedKafka
-from headrace.infra.embedded_store import EmbeddedStore
-from headrace.infra.object_store import ObjectStore, StoreAddress
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.embedded.store_server import EmbeddedStore
+from headrace.infra.store.object_store import ObjectStore, StoreAddress
 
 BUCKET = "headrace-tests"
 

@@ -10,13 +10,13 @@ import sys
 import threading
 from collections.abc import Iterable
 
-from headrace.infra.group_consumer import GroupConsumer, Membership
-from headrace.infra.kafka import Connection, Message, Outgoing
-from headrace.infra.process import keep_running, stop_on_signals
-from headrace.infra.run_loop import run_loop
+from headrace.infra.kafka.clients import Connection, Message, Outgoing
+from headrace.infra.kafka.run_loop import run_loop
+from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.process.signals import keep_running, stop_on_signals
+from headrace.infra.run.group_consumer import GroupConsumer, Membership
 from headrace.infra.stopwatch import Stopwatch
-from headrace.infra.topic_reader import Place
-from headrace.infra.transactions import TransactionalWriter
 
 
 class Counter:

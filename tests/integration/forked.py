@@ -13,20 +13,22 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 PRELOADED = [
-    "headrace.consumers.curator",
+    "headrace.consumers.curate.curator",
     "headrace.producers.engines.torch_engine",
-    "headrace.producers.feeder",
-    "headrace.producers.rollout",
+    "headrace.producers.feed.feeder",
+    "headrace.producers.rollout.worker",
     "headrace.trainers.component",
     "headrace.trainers.start",
     "torch._dynamo",
     "transformers.models.qwen3.modeling_qwen3",
 ]
+assert all(find_spec(name) for name in PRELOADED if name.startswith("headrace.")), "else all would be slow, and run"
 OF_A_LANE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 """Of the process that all are forked from, and so of all: lanes do not wait for one another's threads."""
 
@@ -101,15 +103,15 @@ def headrace(words: Sequence[str], log: Path, environment: Mapping[str, str]) ->
 
 
 def _headrace(words: Sequence[str]) -> None:
-    from headrace.infra import cli
+    from headrace.app.cli.main import main
 
     sys.argv = ["headrace", *words]
-    cli.main(words)
+    main(words)
 
 
 def _call(call: Callable[..., object], given: Sequence[Any], log: str, environment: Mapping[str, str]) -> None:
     from headrace.infra import failpoints
-    from headrace.infra.settings import FAILPOINTS_VARIABLE
+    from headrace.infra.environment import FAILPOINTS_VARIABLE
 
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(said, 2)

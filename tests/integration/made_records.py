@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.consumers.curation import CuratorPartition, Desk, recipe_for
+from headrace.consumers.curate.curation import CuratorPartition, Desk, recipe_for
 from headrace.envs.arithmetic import Arithmetic
 from headrace.envs.payload import problem_to_json
-from headrace.infra.kafka import Message, Outgoing, open_producer
-from headrace.infra.run import Run
+from headrace.infra.kafka.clients import Message, Outgoing, open_producer
+from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp, outcome_stamp
 from headrace.schemas.records import Outcome, Sampling, Sequence, Span, Task, Trajectory, TrajectoryGroup

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.envs.arithmetic import ALPHABET
-from headrace.infra.kafka import Connection, RunAddress, open_producer
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.run import Run, join, store_text
-from headrace.infra.settings import Recipe
-from headrace.infra.topic_admin import ensure_topics
+from headrace.infra.kafka.clients import Connection, RunAddress, open_producer
+from headrace.infra.kafka.topic_admin import ensure_topics
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import Run, join, store_text
+from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import weights_hash
 from headrace.schemas import codec
@@ -63,7 +63,7 @@ def make_run(bootstrap: str, store: ObjectStore, recipe: Recipe, run_id: str = "
 
 def publish(run: Run, version: int, *, corrupt: bool = False) -> None:
     """What a trainer publishes: weights of its own for every version, with the files beside them."""
-    from headrace.trainers.model import (  # torch is slow
+    from headrace.trainers.learner.model import (  # torch is slow
         build_model,
         character_tokenizer,
         publish_weights,

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from headrace.envs.contract import Actor, Environment, Episode, Generation, Problem, RoleTrajectory
-from headrace.envs.single_turn import single_turn
 from headrace.envs.transcript import Transcript
-from headrace.producers.actor import EngineActor
+from headrace.envs.workflows.single_turn import single_turn
+from headrace.producers.rollout.actor import EngineActor
 
 STEP_S = 0.1
 

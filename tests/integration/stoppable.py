@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from forked import Forked, headrace
 
-from headrace.infra.kafka import KafkaAway, KafkaRefused
+from headrace.infra.kafka.clients import KafkaAway, KafkaRefused
 
 PATIENCE_S = float(os.environ.get("HEADRACE_TEST_PATIENCE", "120"))
 """Less for mutants, which may make a test wait in vain."""

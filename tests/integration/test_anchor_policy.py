@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from made_run import make_run, tiny_recipe
 
-from headrace.infra.object_store import ObjectStore
+from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.paths import ANCHOR, DELTA, size_of
 from headrace.infra.weights.tensors import Tensor
 from headrace.schemas.records import WeightsPublished
-from headrace.trainers.publisher import Publisher
+from headrace.trainers.versions.publisher import Publisher
 
 VALUES = 20_000
 

@@ -22,19 +22,19 @@ from made_records import played, say, tasks
 from made_run import make_run, tiny_recipe
 from test_redrive import curating
 
-from headrace.consumers.archiver import NoRoom, archive
-from headrace.consumers.audit.report import report
-from headrace.consumers.offline_curator import curate_offline
-from headrace.consumers.replayer import replay
 from headrace.infra.archive.container import ContainerWriter
 from headrace.infra.archive.manifest import ArchiveCorrupt
 from headrace.infra.archive.reading import Archive
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Message, Outgoing, kafka_errors, open_admin
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.run import Run
-from headrace.infra.topic_reader import read_all
-from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.kafka.clients import Message, Outgoing, kafka_errors, open_admin
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import ObjectStore
+from headrace.ops.audit.report import report
+from headrace.ops.offline.archiver import NoRoom, archive
+from headrace.ops.offline.offline_curator import curate_offline
+from headrace.ops.offline.replayer import replay
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import TrajectoryGroup, WeightsPublished

@@ -17,17 +17,17 @@ from made_records import played, say, tasks
 from made_run import make_run, tiny_recipe
 from test_archive import archived, behind_claims, delete_topics, headrace, roll_out, there, without_offsets
 
-from headrace.consumers.archiver import archive
-from headrace.consumers.offline_curator import curate_offline
-from headrace.consumers.replayer import replay
 from headrace.infra.archive import locations
 from headrace.infra.archive.locations import MOST_MANIFESTS, ArchiveBusy, InStore, location_of
 from headrace.infra.archive.manifest import ArchiveCorrupt
 from headrace.infra.archive.reading import Archive, is_archive
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.run import Run
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import ObjectStore
+from headrace.ops.offline.archiver import archive
+from headrace.ops.offline.offline_curator import curate_offline
+from headrace.ops.offline.replayer import replay
 
 GROUPS = 24
 
@@ -94,9 +94,9 @@ KILLED = """
 import sys
 from headrace.infra.archive import writing
 writing.FILE_BYTES = 2_000
-from headrace.consumers.archiver import archive
-from headrace.infra.kafka import parse_run
-from headrace.infra.run import join
+from headrace.ops.offline.archiver import archive
+from headrace.infra.kafka.clients import parse_run
+from headrace.infra.run.run import join
 archive(join(parse_run(sys.argv[1])), sys.argv[2])
 """
 

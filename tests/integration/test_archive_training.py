@@ -14,12 +14,12 @@ import pytest
 from made_run import TINY_MODEL, make_run, tiny_recipe
 from trained_run import Answer, batches, command, curated, feed, replay, start_trainer, until
 
-from headrace.consumers.archiver import archive
 from headrace.envs.arithmetic import ALPHABET
-from headrace.infra.object_store import ObjectStore, StoreAddress
-from headrace.infra.run import Run
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.infra.weights.folder import _open_file
 from headrace.infra.weights.tensors import weights_hash
+from headrace.ops.offline.archiver import archive
 
 STEPS = 7
 TRAINER = {

@@ -15,16 +15,16 @@ from confluent_kafka import TopicPartition
 from made_run import make_run, tiny_recipe
 from rich.console import Console
 
-from headrace.consumers.audit.report import report
-from headrace.consumers.page.tables import audit_table
-from headrace.infra.kafka import Outgoing, end_offsets, open_consumer, open_producer
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.run import Run, read_revisions
-from headrace.infra.topic_reader import whole_topics
+from headrace.app.views.tables import audit_table
+from headrace.infra.kafka.clients import Outgoing, end_offsets, open_consumer, open_producer
+from headrace.infra.kafka.topic_reader import whole_topics
+from headrace.infra.run.run import Run, read_revisions
+from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.ops.audit.report import report
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp, outcome_stamp
 from headrace.schemas.records import (

@@ -15,9 +15,9 @@ from made_run import make_run, tiny_recipe
 from stoppable import PATIENCE_S, until
 from tcp_proxy import Mode, TcpProxy
 
-from headrace.infra.object_store import ObjectStore, StoreAddress
-from headrace.infra.run import Run
-from headrace.infra.supervisor import AWAY, Child, Patience, Supervisor
+from headrace.infra.process.supervisor import AWAY, Child, Patience, Supervisor
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import ObjectStore, StoreAddress
 
 
 @pytest.fixture

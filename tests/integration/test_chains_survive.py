@@ -18,11 +18,11 @@ from stoppable import Component, Start, starter, until
 from test_pauses import SHORT_SESSION, assert_curated_exactly_once, concluded, curate
 
 from headrace.consumers.algorithms.chain import ALGORITHMS
-from headrace.infra.embedded_kafka import EmbeddedKafka
-from headrace.infra.kafka import Message, Outgoing
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.run import Run, join, read_revisions
-from headrace.infra.topic_reader import read_all
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.kafka.clients import Message, Outgoing
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.run.run import Run, join, read_revisions
+from headrace.infra.store.object_store import ObjectStore
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import Failure, Sampling, Sequence, Span, Trajectory, TrajectoryGroup

@@ -18,17 +18,12 @@ import numpy as np
 import pytest
 from made_run import make_run, tiny_recipe
 
-from headrace.consumers.audit.report import report
-from headrace.consumers.compactor import Compactor, compact
-from headrace.consumers.lineage import version_lineage
-from headrace.consumers.weights_history import weights_history
+from headrace.infra.environment import FAILPOINTS_VARIABLE
 from headrace.infra.errors import Unavailable
-from headrace.infra.kafka import open_producer
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.opened_run import OpenedRun
-from headrace.infra.run import Run
-from headrace.infra.settings import FAILPOINTS_VARIABLE
-from headrace.infra.topic_reader import read_all
+from headrace.infra.kafka.clients import open_producer
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.delta import encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.merging import merge_deltas
@@ -36,9 +31,14 @@ from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED
 from headrace.infra.weights.policy_weights import Objects, PolicyWeights
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.ops.audit.report import report
+from headrace.ops.compaction.compactor import Compactor, compact
+from headrace.ops.figures.weights_history import weights_history
+from headrace.ops.lineage.lineage import version_lineage
+from headrace.ops.opened_run import OpenedRun
 from headrace.producers.engines.contract import Engine, EngineStats
-from headrace.producers.follower import WeightFollower
-from headrace.producers.pauses import Pauses
+from headrace.producers.rollout.follower import WeightFollower
+from headrace.producers.rollout.pauses import Pauses
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, ClaimCheck, WeightsPublished
 

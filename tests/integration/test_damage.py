@@ -23,21 +23,21 @@ from made_run import TINY_MODEL, make_run, tiny_recipe
 from stoppable import until
 from tcp_proxy import TcpProxy
 
-from headrace.consumers.audit.report import report
 from headrace.envs.arithmetic import ALPHABET
-from headrace.infra.kafka import Outgoing
-from headrace.infra.object_store import ObjectStore, StoreAddress
-from headrace.infra.run import STORE_NAME, Run
-from headrace.infra.topic_reader import read_all
+from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.run.run import STORE_NAME, Run
+from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.paths import ANCHOR, DELTA
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.ops.audit.report import report
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import ClaimCheck, NamedObject, WeightsPublished, WorkerStatus
-from headrace.trainers.model import build_model, character_tokenizer, publish_weights, save_model_files
+from headrace.trainers.learner.model import build_model, character_tokenizer, publish_weights, save_model_files
 
 Weights = dict[str, Tensor]
 BEHIND = 3
@@ -46,10 +46,10 @@ BEHIND = 3
 
 def play_in_haste(address: str) -> None:
     """Be a worker that says often how it is, and asks often for what it lacks."""
-    from headrace.producers import follower, rollout
+    from headrace.producers.rollout import follower, worker
 
-    rollout.STATUS_EVERY_S, follower.LONGEST_PAUSE_S = 0.2, 1.0
-    rollout.main(address, None, "w", "", 4)
+    worker.STATUS_EVERY_S, follower.LONGEST_PAUSE_S = 0.2, 1.0
+    worker.main(address, None, "w", "", 4)
 
 
 @dataclass(frozen=True)

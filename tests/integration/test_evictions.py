@@ -15,15 +15,15 @@ from made_records import curated, say
 from made_run import make_run, tiny_recipe
 from stoppable import until
 
-from headrace.consumers.audit.report import audit
-from headrace.consumers.letters import read_letters
-from headrace.consumers.redrive import redrive
-from headrace.infra.kafka import Outgoing, open_producer
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.run import Run
+from headrace.infra.kafka.clients import Outgoing, open_producer
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
-from headrace.infra.topic_reader import read_all
-from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.store.object_store import ObjectStore
+from headrace.ops.audit.report import audit
+from headrace.ops.dead_letters.listing import read_letters
+from headrace.ops.dead_letters.redrive import redrive
 from headrace.schemas import codec
 from headrace.schemas.avro import schema_of
 from headrace.schemas.records import BatchTrained, CuratedGroup, Outcome, RecipeRevision

@@ -19,24 +19,24 @@ from confluent_kafka import TopicPartition
 from forked import Forked, headrace
 from made_run import TINY_MODEL, make_run, tiny_recipe
 
-from headrace.consumers.audit.report import audit, report
-from headrace.consumers.evaluator import Evaluator, open_evaluator
-from headrace.consumers.figures import figures
+from headrace.consumers.evaluate.evaluator import Evaluator, open_evaluator
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.envs.payload import problem_from_json
 from headrace.infra.errors import UsageError
-from headrace.infra.group_offsets import committed_offsets
-from headrace.infra.kafka import Fenced, Message, Outgoing, open_consumer, open_producer
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.process import MustRestart
-from headrace.infra.run import Run, join, read_revisions
-from headrace.infra.run_loop import Component, run_loop
+from headrace.infra.kafka.clients import Fenced, Message, Outgoing, open_consumer, open_producer
+from headrace.infra.kafka.group_offsets import committed_offsets
+from headrace.infra.kafka.run_loop import Component, run_loop
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.process.signals import MustRestart
+from headrace.infra.run.run import Run, join, read_revisions
 from headrace.infra.stopwatch import Stopwatch
-from headrace.infra.topic_reader import read_all
-from headrace.infra.transactions import TransactionalWriter
-from headrace.producers.feeder import Feeder, open_feeder
-from headrace.producers.selectors.registry import load_selectors
-from headrace.producers.task_source import TaskSource
+from headrace.infra.store.object_store import ObjectStore
+from headrace.ops.audit.report import audit, report
+from headrace.ops.figures.figures import figures
+from headrace.producers.feed.feeder import Feeder, open_feeder
+from headrace.producers.feed.selectors.registry import load_selectors
+from headrace.producers.feed.task_source import TaskSource
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp, task_key, task_stamp
 from headrace.schemas.records import (

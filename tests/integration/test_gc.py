@@ -18,28 +18,28 @@ from made_records import say
 from made_run import make_run, tiny_recipe
 from rich.console import Console
 
-from headrace.consumers.audit.report import report
-from headrace.consumers.page.gc_page import gc_page
-from headrace.consumers.retention import collector
-from headrace.consumers.retention.collector import Order, SharedPrefix, collect, runs_beside
-from headrace.consumers.retention.marking import Unreadable
-from headrace.consumers.weights_history import weights_history
+from headrace.app.views.gc_page import gc_page
+from headrace.infra.environment import FAILPOINTS_VARIABLE
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Fenced, Outgoing
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.revisions import settled, write_revision
-from headrace.infra.run import Run, join, read_revisions, store_of
-from headrace.infra.settings import FAILPOINTS_VARIABLE
-from headrace.infra.topic_admin import ensure_topics
-from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.kafka.clients import Fenced, Outgoing
+from headrace.infra.kafka.topic_admin import ensure_topics
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.run.revisions import settled, write_revision
+from headrace.infra.run.run import Run, join, read_revisions, store_of
+from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
-from headrace.infra.weights.export import export
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.ops.audit.report import report
+from headrace.ops.figures.weights_history import weights_history
+from headrace.ops.retention import collector
+from headrace.ops.retention.collector import Order, SharedPrefix, collect, runs_beside
+from headrace.ops.retention.marking import Unreadable
+from headrace.ops.weights_export import export
 from headrace.producers.engines.contract import Engine, EngineStats
-from headrace.producers.follower import WeightFollower
-from headrace.producers.pauses import Pauses
+from headrace.producers.rollout.follower import WeightFollower
+from headrace.producers.rollout.pauses import Pauses
 from headrace.schemas import codec
 from headrace.schemas.records import (
     BatchTrained,
@@ -52,7 +52,7 @@ from headrace.schemas.records import (
     WeightsPublished,
 )
 from headrace.schemas.topics import checkpoint_key
-from headrace.trainers.history import read_history
+from headrace.trainers.versions.history import read_history
 
 VERSIONS, ANCHOR_EVERY, CHECKPOINT_EVERY = 80, 8, 20
 """The newest 64 are 16 to 79, and 16 is an anchor; checkpoints are those of 0, 20, 40, 60 and 79."""
@@ -60,9 +60,9 @@ NO_AGE = Order(older_than=timedelta(0))
 COLLECT = """
 import sys
 from datetime import timedelta
-from headrace.consumers.retention.collector import Order, collect
-from headrace.infra.kafka import parse_run
-from headrace.infra.run import join
+from headrace.ops.retention.collector import Order, collect
+from headrace.infra.kafka.clients import parse_run
+from headrace.infra.run.run import join
 collect(join(parse_run(sys.argv[1])), Order(keep_checkpoints=2, older_than=timedelta(0)), rests=True)
 """
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from headrace.infra.embedded_kafka import EmbeddedKafka
-from headrace.infra.kafka import Connection, Outgoing, held_back
-from headrace.infra.topic_reader import read_all
-from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.kafka.clients import Connection, Outgoing, held_back
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.kafka.transactions import TransactionalWriter
 
 QUICK = {"transaction.timeout.ms": "1000"}
 AT_ONCE = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "1"}

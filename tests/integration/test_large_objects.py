@@ -19,11 +19,11 @@ from stoppable import PATIENCE_S, until
 from tcp_proxy import TcpProxy
 from test_servers import gone
 
-from headrace.infra.embedded_store import EmbeddedStore
-from headrace.infra.kafka import Connection, RunAddress
-from headrace.infra.object_store import PART_BYTES, ObjectStore, StoreAddress, StoredObject, StoreUnavailable
-from headrace.infra.run import STORE_NAME, Run
-from headrace.infra.weights.object_cache import ObjectCache
+from headrace.infra.embedded.store_server import EmbeddedStore
+from headrace.infra.kafka.clients import Connection, RunAddress
+from headrace.infra.run.run import STORE_NAME, Run
+from headrace.infra.store.object_cache import ObjectCache
+from headrace.infra.store.object_store import PART_BYTES, ObjectStore, StoreAddress, StoredObject, StoreUnavailable
 from headrace.schemas.records import ClaimCheck
 
 LONG_S = 20.0

@@ -11,14 +11,15 @@ from made_run import make_run, tiny_recipe
 from tokenizers import Tokenizer, models
 from tokenizers.decoders import Fuse
 
-from headrace.consumers.group_fate import GroupLineage, group_lineage, parse_group, report_group
-from headrace.consumers.lineage import version_lineage
-from headrace.infra.dead_letters import dead_letter
+from headrace.infra.embedded.servers import await_leaders
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Message, Outgoing, open_producer
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.run import Run
-from headrace.infra.servers import await_leaders
+from headrace.infra.kafka.clients import Message, Outgoing, open_producer
+from headrace.infra.kafka.dead_letters import dead_letter
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import ObjectStore
+from headrace.ops.lineage.group_fate import GroupLineage, group_lineage, parse_group, report_group
+from headrace.ops.lineage.inspection import step, trajectory
+from headrace.ops.lineage.lineage import version_lineage
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp, task_key
 from headrace.schemas.records import (
@@ -37,7 +38,6 @@ from headrace.schemas.records import (
     TrajectoryGroup,
     WeightsPublished,
 )
-from headrace.trainers.inspection import step, trajectory
 
 ISSUED = 40
 TOKENS = {"2": 0, "+": 1, "=": 2, "4": 3, "5": 4, "[e]": 5}

@@ -13,10 +13,10 @@ from fastavro import parse_schema, schemaless_writer
 from made_run import make_run, tiny_recipe
 from structlog.testing import capture_logs
 
-from headrace.infra.kafka import open_producer
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.revisions import join_to_write
-from headrace.infra.run import Run, join, read_revisions
+from headrace.infra.kafka.clients import open_producer
+from headrace.infra.run.revisions import join_to_write
+from headrace.infra.run.run import Run, join, read_revisions
+from headrace.infra.store.object_store import ObjectStore
 from headrace.schemas import codec
 from headrace.schemas.avro import schema_of
 from headrace.schemas.codec import UnknownSchema

@@ -19,12 +19,12 @@ from made_records import curated, curator_partitions, dropped, played, say, task
 from made_run import make_run, publish, tiny_recipe
 from stoppable import Component, Start, starter, until
 
-from headrace.infra.embedded_kafka import EmbeddedKafka
-from headrace.infra.kafka import Outgoing, open_admin, open_consumer
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.run import Run
-from headrace.infra.topic_reader import Place, read_all
-from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.kafka.clients import Outgoing, open_admin, open_consumer
+from headrace.infra.kafka.topic_reader import Place, read_all
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import ObjectStore
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import BatchTrained, DeadLetter, Task, WeightsPublished

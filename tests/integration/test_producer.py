@@ -11,9 +11,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from stoppable import until
 from tcp_proxy import TcpProxy
 
-from headrace.infra.embedded_kafka import EmbeddedKafka
-from headrace.infra.kafka import Connection, open_producer
-from headrace.infra.topic_reader import read_all
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.kafka.clients import Connection, open_producer
+from headrace.infra.kafka.topic_reader import read_all
 
 PRODUCE = 0
 HOLD_S = 2.0

@@ -15,22 +15,22 @@ import numpy as np
 import pytest
 from made_run import make_run, tiny_recipe
 
-from headrace.consumers.audit.report import audit
-from headrace.consumers.curator import curator
-from headrace.consumers.letters import listing, shown
-from headrace.consumers.redrive import redrive
+from headrace.consumers.curate.curator import curator
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Fenced, Outgoing, open_producer
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.process import keep_running
-from headrace.infra.run import STORE_NAME, Run, RunEnded, join, read_revisions
-from headrace.infra.run_loop import run_loop
+from headrace.infra.kafka.clients import Fenced, Outgoing, open_producer
+from headrace.infra.kafka.run_loop import run_loop
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.process.signals import keep_running
+from headrace.infra.run.run import STORE_NAME, Run, RunEnded, join, read_revisions
 from headrace.infra.stopwatch import Stopwatch
-from headrace.infra.topic_reader import read_all
-from headrace.infra.transactions import TransactionalWriter
-from headrace.producers.feed_state import FeedState
-from headrace.producers.feeder import open_feeder
-from headrace.producers.pacing import Pacing
+from headrace.infra.store.object_store import ObjectStore
+from headrace.ops.audit.report import audit
+from headrace.ops.dead_letters.listing import listing, shown
+from headrace.ops.dead_letters.redrive import redrive
+from headrace.producers.feed.feed_state import FeedState
+from headrace.producers.feed.feeder import open_feeder
+from headrace.producers.feed.pacing import Pacing
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import (

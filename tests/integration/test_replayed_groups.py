@@ -28,18 +28,19 @@ from trained_run import (
     until,
 )
 
-from headrace.consumers.lineage import version_lineage
-from headrace.infra.first_uses import Replay, find_first_uses
-from headrace.infra.kafka import Outgoing, open_admin
-from headrace.infra.object_store import ObjectStore, StoreAddress
-from headrace.infra.run import Run
+from headrace.infra.kafka.clients import Outgoing, open_admin
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.run.first_uses import Replay, find_first_uses
+from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
-from headrace.infra.topic_reader import read_all
-from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.store.object_store import ObjectStore, StoreAddress
+from headrace.ops.lineage import inspection
+from headrace.ops.lineage.lineage import version_lineage
 from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup, Outcome
-from headrace.trainers import component, inspection
-from headrace.trainers.trained_groups import LineageBroken, trained_groups
+from headrace.trainers import component
+from headrace.trainers.batches.trained_groups import LineageBroken, trained_groups
 
 STEPS = 8
 BATCH = 4

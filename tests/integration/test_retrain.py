@@ -16,12 +16,12 @@ from made_run import TINY_MODEL, make_run, tiny_recipe
 from trained_run import Answer, batches, command, curated, feed, published, start_trainer, until
 
 from headrace.envs.arithmetic import ALPHABET
-from headrace.infra import opened_run
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Connection, Message, RunAddress, open_producer
-from headrace.infra.object_store import ObjectStore, StoreAddress
-from headrace.infra.run import Run, join
-from headrace.infra.topic_reader import read_all
+from headrace.infra.kafka.clients import Connection, Message, RunAddress, open_producer
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.run.run import Run, join
+from headrace.infra.store.object_store import ObjectStore, StoreAddress
+from headrace.ops import opened_run
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, CheckpointPointer
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.infra import servers as servers_of_a_run
-from headrace.infra.data_folder import DataFolder
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.recipe_file import load_recipe
-from headrace.infra.servers import Servers
+from headrace.infra.embedded import servers as servers_of_a_run
+from headrace.infra.embedded.data_folder import DataFolder
+from headrace.infra.embedded.servers import Servers
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.store.object_store import ObjectStore
 
 
 @pytest.fixture

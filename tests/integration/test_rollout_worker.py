@@ -20,13 +20,13 @@ from made_run import make_run, publish, tiny_recipe
 
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.envs.payload import problem_to_json
-from headrace.infra.embedded_kafka import EmbeddedKafka
-from headrace.infra.embedded_store import EmbeddedStore
-from headrace.infra.kafka import KafkaAway, KafkaRefused, Message, Outgoing, open_consumer, open_producer
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.run import STORE_NAME, Run
-from headrace.infra.topic_reader import read_all
-from headrace.producers.watchdog import EXIT_CODE
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.embedded.store_server import EmbeddedStore
+from headrace.infra.kafka.clients import KafkaAway, KafkaRefused, Message, Outgoing, open_consumer, open_producer
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.run.run import STORE_NAME, Run
+from headrace.infra.store.object_store import ObjectStore
+from headrace.producers.rollout.watchdog import EXIT_CODE
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import (
@@ -38,7 +38,7 @@ from headrace.schemas.records import (
     WorkerStatus,
 )
 from headrace.schemas.topics import eval_stream
-from headrace.trainers.model import character_tokenizer
+from headrace.trainers.learner.model import character_tokenizer
 
 Spawn = Callable[..., Forked]
 SLOW = {"sums": {"env": {"use": "arithmetic"}, "workflow": "played:slow", "policies": {"solver": "solver"}}}
@@ -65,7 +65,7 @@ def work(tmp_path: Path) -> Iterator[Spawn]:
 
 def play(address: str, name: str, concurrency: int, first: str) -> None:
     """Be a worker, that runs some code first."""
-    from headrace.producers.rollout import main
+    from headrace.producers.rollout.worker import main
 
     exec(first)  # noqa: S102 - a test's
     main(address, None, name, "", concurrency)
@@ -343,7 +343,9 @@ def test_a_worker_that_makes_no_token_ends_and_the_task_that_stalls_every_worker
     issue(run, *tasks[:2], replace(tasks[2], payload=problem_to_json(problem)), *tasks[3:])
     ends = []
     for life in range(4):
-        worker = work(run, f"w{life}", first="from headrace.producers import watchdog; watchdog.LEAST_STALL_S = 6")
+        worker = work(
+            run, f"w{life}", first="from headrace.producers.rollout import watchdog; watchdog.LEAST_STALL_S = 6"
+        )
         until(lambda w=worker: w.poll() is not None or set(numbers(run)) == set(range(6)), "stall or end")  # type: ignore[misc]
         ends.append(worker.poll())
     assert ends == [EXIT_CODE, EXIT_CODE, EXIT_CODE, None]

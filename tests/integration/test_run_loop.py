@@ -17,14 +17,14 @@ from confluent_kafka import TopicPartition
 from counting_component import Counter, membership
 
 from headrace.infra.errors import Unavailable
-from headrace.infra.group_consumer import GroupConsumer, StateLost
-from headrace.infra.group_offsets import committed_offsets
-from headrace.infra.kafka import Connection, Fenced, Message, Outgoing, open_consumer, open_producer
-from headrace.infra.run_loop import run_loop
+from headrace.infra.kafka.clients import Connection, Fenced, Message, Outgoing, open_consumer, open_producer
+from headrace.infra.kafka.group_offsets import committed_offsets
+from headrace.infra.kafka.run_loop import run_loop
+from headrace.infra.kafka.topic_admin import TopicDiffers, ensure_topics
+from headrace.infra.kafka.topic_reader import TopicReader, read_all, read_one, whole_topics
+from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
+from headrace.infra.run.group_consumer import GroupConsumer, StateLost
 from headrace.infra.stopwatch import Stopwatch
-from headrace.infra.topic_admin import TopicDiffers, ensure_topics
-from headrace.infra.topic_reader import TopicReader, read_all, read_one, whole_topics
-from headrace.infra.transactions import Aborted, TransactionalWriter
 from headrace.schemas.topics import TopicSpec
 
 PARTITIONS = 4

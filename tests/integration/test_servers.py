@@ -20,10 +20,11 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from headrace.infra.embedded_kafka import EmbeddedKafka
-from headrace.infra.embedded_store import EmbeddedStore
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.embedded.server_process import FolderTaken, PortTaken, ServerError, ServerFailed
+from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.errors import UsageError
-from headrace.infra.object_store import (
+from headrace.infra.store.object_store import (
     ObjectCorrupt,
     ObjectMissing,
     ObjectStore,
@@ -31,7 +32,6 @@ from headrace.infra.object_store import (
     StoreDenied,
     StoreUnavailable,
 )
-from headrace.infra.server_process import FolderTaken, PortTaken, ServerError, ServerFailed
 
 QUIET = {"log_level": 0}
 
@@ -218,7 +218,7 @@ def test_another_process_under_a_recorded_pid_is_left_alone(own_store: EmbeddedS
 
 def test_a_server_ends_with_its_killed_parent(tmp_path: Path) -> None:
     program = (
-        "import pathlib, sys\nfrom headrace.infra.embedded_store import EmbeddedStore\n"
+        "import pathlib, sys\nfrom headrace.infra.embedded.store_server import EmbeddedStore\n"
         f"server = EmbeddedStore(pathlib.Path({str(tmp_path / 'store')!r})).start()\n"
         "sys.stderr.write(f'pid={server.pid}\\n')\ninput()\n"
     )

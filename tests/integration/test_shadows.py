@@ -19,18 +19,18 @@ from stoppable import Component, Start, starter, until
 from test_evictions import outgoing, training
 from trained_run import batches, curated, curated_message, feed, outcomes, published, start_trainer
 
-from headrace.consumers.audit.report import report
-from headrace.consumers.discards import discards
-from headrace.consumers.status import status
-from headrace.infra.kafka import Message, Outgoing
-from headrace.infra.object_store import ObjectStore, StoreAddress
-from headrace.infra.run import Run, join, read_revisions
-from headrace.infra.run_loop import run_loop
+from headrace.infra.kafka.clients import Message, Outgoing
+from headrace.infra.kafka.run_loop import run_loop
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.run.run import Run, join, read_revisions
 from headrace.infra.stopwatch import Stopwatch
-from headrace.infra.topic_reader import read_all
+from headrace.infra.store.object_store import ObjectStore, StoreAddress
+from headrace.ops.audit.report import report
+from headrace.ops.discards import discards
+from headrace.ops.figures.status import status
+from headrace.ops.offline.retrain import retrain
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, Snapshot
-from headrace.trainers.retrain import retrain
 
 STEPS, BATCH, NUMBERS = 6, 4, 78
 """Of the groups every third has signal: those of six batches, and two that are left over."""

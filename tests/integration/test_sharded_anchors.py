@@ -11,23 +11,23 @@ import pytest
 from made_records import say
 from made_run import TINY_MODEL, make_run, tiny_recipe
 
-from headrace.consumers.audit.report import report
-from headrace.consumers.retention.collector import Order, collect
-from headrace.consumers.weights_history import weights_history
 from headrace.envs.arithmetic import ALPHABET
-from headrace.infra.kafka import Outgoing
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.run import Run
-from headrace.infra.weights.export import export
+from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.files import anchor_files, write_files
 from headrace.infra.weights.offline import verify
 from headrace.infra.weights.paths import ANCHOR, DELTA, claims_of, size_of
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.ops.audit.report import report
+from headrace.ops.figures.weights_history import weights_history
+from headrace.ops.retention.collector import Order, collect
+from headrace.ops.weights_export import export
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, WeightsPublished
-from headrace.trainers.model import build_model, character_tokenizer, publish_weights, save_model_files
-from headrace.trainers.publisher import Publisher, upload_files
+from headrace.trainers.learner.model import build_model, character_tokenizer, publish_weights, save_model_files
+from headrace.trainers.versions.publisher import Publisher, upload_files
 
 SHARD_BYTES = 8_000
 

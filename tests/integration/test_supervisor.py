@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.infra.supervisor import Child, GaveUp, Patience, Supervisor, child_environment
+from headrace.infra.process.supervisor import Child, GaveUp, Patience, Supervisor, child_environment
 
 HASTE = Patience(first_pause_s=0.01, longest_pause_s=0.05, most_short_lives=3)
 LIVES_ON = "import time\nwhile True: time.sleep(60)"
@@ -158,7 +158,7 @@ def test_a_supervisor_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
     code = f"""
         import os, time
         from pathlib import Path
-        from headrace.infra.supervisor import Child, Patience, Supervisor
+        from headrace.infra.process.supervisor import Child, Patience, Supervisor
         deaf = Child("deaf", {[sys.executable, "-u", "-c", DEAF]!r})
         supervisor = Supervisor([deaf], Path({str(tmp_path)!r}), os.environ, patience=Patience(3), is_over=bool)
         supervisor.start()

@@ -12,12 +12,12 @@ from made_records import say, tasks
 from made_run import make_run, tiny_recipe
 from stoppable import until
 
-from headrace.infra.kafka import open_consumer
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.run import Run
-from headrace.producers.pauses import Pauses
-from headrace.producers.slots import Slots
-from headrace.producers.task_intake import Member, StartedTask, TaskIntake
+from headrace.infra.kafka.clients import open_consumer
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import ObjectStore
+from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.slots import Slots
+from headrace.producers.rollout.task_intake import Member, StartedTask, TaskIntake
 from headrace.schemas.records import Task
 
 

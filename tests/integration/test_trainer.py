@@ -14,14 +14,14 @@ import transformers
 from made_run import make_run, tiny_recipe
 from trained_run import batches, curated, feed, has_made, outcomes, published, start_trainer, until
 
-from headrace.consumers.letters import read_letters
-from headrace.infra.kafka import open_producer
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.run import Run, read_revisions
-from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.kafka.clients import open_producer
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.run.run import Run, read_revisions
+from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.folder import write_weights
 from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.infra.weights.tensors import weights_hash
+from headrace.ops.dead_letters.listing import read_letters
 from headrace.schemas import codec
 from headrace.schemas.records import TrajectoryGroup
 

@@ -11,14 +11,14 @@ import pytest
 from made_run import make_run, tiny_recipe
 from trained_run import published
 
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.process import MustRestart
-from headrace.infra.run import Run
-from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.process.signals import MustRestart
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import ObjectStore
 from headrace.trainers import start
-from headrace.trainers.checkpoint import CheckpointError
-from headrace.trainers.history import History, read_history
-from headrace.trainers.remake import learner_at
+from headrace.trainers.learner.checkpoint import CheckpointError
+from headrace.trainers.versions.history import History, read_history
+from headrace.trainers.versions.remake import learner_at
 
 POLICY = "solver"
 

@@ -14,19 +14,19 @@ from stoppable import until
 from tcp_proxy import TcpProxy
 from trained_run import batches, curated, feed, published
 
-from headrace.infra.kafka import Outgoing
-from headrace.infra.object_store import ObjectStore, StoreAddress
-from headrace.infra.run import Run
+from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
-from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.infra.weights.tensors import weights_hash
 from headrace.schemas.records import WeightsPublished
 from headrace.trainers import component
 from headrace.trainers.component import Trainer
-from headrace.trainers.pipeline import Made
-from headrace.trainers.resume import Incarnation
 from headrace.trainers.start import begin_or_resume
 from headrace.trainers.train import drive
+from headrace.trainers.versions.pipeline import Made
+from headrace.trainers.versions.resume import Incarnation
 
 POLICY = "solver"
 BEGUN = 3

@@ -18,11 +18,11 @@ from made_run import make_run, tiny_recipe
 from structlog.testing import capture_logs
 from trained_run import batches, command, curated, feed, has_made, published, until
 
-from headrace.infra.object_store import ObjectStore
-from headrace.infra.run import Run
-from headrace.trainers.history import read_history
-from headrace.trainers.remake import learner_at
-from headrace.trainers.resume import resume
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import ObjectStore
+from headrace.trainers.versions.history import read_history
+from headrace.trainers.versions.remake import learner_at
+from headrace.trainers.versions.resume import resume
 
 STEPS = 6
 TRAINER = {"steps": STEPS, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 20, "checkpoint_every": 2}

@@ -13,11 +13,11 @@ import pytest
 from made_run import make_run, tiny_recipe
 from trained_run import batches, curated, feed, has_made, published, start_trainer, until
 
-from headrace.consumers.letters import read_letters
-from headrace.infra.kafka import open_producer
-from headrace.infra.object_store import ObjectStore, StoreAddress
-from headrace.infra.run import Run
-from headrace.trainers.history import read_history
+from headrace.infra.kafka.clients import open_producer
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import ObjectStore, StoreAddress
+from headrace.ops.dead_letters.listing import read_letters
+from headrace.trainers.versions.history import read_history
 
 STEPS = 8
 TRAINER = {

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from forked import process as forked
 
-from headrace.infra.kafka import Outgoing
-from headrace.infra.run import Run
-from headrace.infra.topic_reader import read_all
-from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import (
@@ -70,7 +70,7 @@ def command(folder: Path, *words: str, failpoints: Path | None = None) -> Answer
 def _command(words: tuple[str, ...], out: str, err: str, failpoints: str) -> None:
     import torch
 
-    from headrace.infra import cli
+    from headrace.app.cli import main as cli
     from headrace.infra import failpoints as points
 
     points._folder = failpoints

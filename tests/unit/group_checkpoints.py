@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from headrace.infra.object_store import Content, ObjectCorrupt, ObjectMissing, StoreUnavailable
-from headrace.infra.run import Run
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import Content, ObjectCorrupt, ObjectMissing, StoreUnavailable
 from headrace.infra.weights.tensors import weights_hash
 from headrace.schemas.records import ClaimCheck, NamedObject
-from headrace.trainers.batch import TrainingSequence
-from headrace.trainers.checkpoint import Stored
-from headrace.trainers.learner import Learner
-from headrace.trainers.shard_index import decode_index
+from headrace.trainers.batches.batch import TrainingSequence
+from headrace.trainers.learner.checkpoint import Stored
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.shard_index import decode_index
 
 Batch = Callable[[int], list[TrainingSequence]]
 

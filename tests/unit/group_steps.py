@@ -19,14 +19,14 @@ from test_routing import TINY as EXPERTS
 from test_routing import batch as routed_batch
 from tiny_models import SHAPE, TOKENIZER, batch
 
-from headrace.infra.settings import Lora, Trainer
+from headrace.infra.recipe.settings import Lora, Trainer
 from headrace.infra.weights.tensors import weights_hash
-from headrace.trainers.backends.group import leading, new_learner
-from headrace.trainers.batch import TrainingSequence
-from headrace.trainers.checkpoint import encode_checkpoint
-from headrace.trainers.learner import Learner
-from headrace.trainers.lora import Adapter
-from headrace.trainers.model import build_model
+from headrace.trainers.batches.batch import TrainingSequence
+from headrace.trainers.learner.backends.group import leading, new_learner
+from headrace.trainers.learner.checkpoint import encode_checkpoint
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.lora import Adapter
+from headrace.trainers.learner.model import build_model
 
 CASES: dict[str, dict[str, Any]] = {
     "ppo": {},

@@ -11,19 +11,19 @@ from collections import Counter
 
 from made_groups import sequence
 
-from headrace.consumers.curation import CuratorPartition, Desk
-from headrace.consumers.discards import Ledger
+from headrace.consumers.curate.curation import CuratorPartition, Desk
 from headrace.envs.registry import load_environment
 from headrace.envs.scripted import read_question
-from headrace.infra.kafka import Message
-from headrace.infra.settings import Recipe
-from headrace.producers.actor import derived_seed
+from headrace.infra.kafka.clients import Message
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.discards import Ledger
 from headrace.producers.engines.scripted import ScriptedSettings
-from headrace.producers.feed_state import FeedState
-from headrace.producers.selectors.registry import load_selectors
-from headrace.producers.task_source import TaskSource
+from headrace.producers.feed.feed_state import FeedState
+from headrace.producers.feed.selectors.registry import load_selectors
+from headrace.producers.feed.task_source import TaskSource
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
+from headrace.schemas.ids import derived_seed
 from headrace.schemas.records import (
     BatchTrained,
     ClaimCheck,
@@ -37,8 +37,8 @@ from headrace.schemas.records import (
     TrajectoryGroup,
     WeightsPublished,
 )
-from headrace.trainers import window
-from headrace.trainers.window import Waiting, Window
+from headrace.trainers.batches import window
+from headrace.trainers.batches.window import Waiting, Window
 
 MOMENTS = 8
 """Of a version: so finely is told when a group is done."""

@@ -25,8 +25,8 @@ from headrace.infra.archive.manifest import ArchiveCorrupt, read_manifest
 from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Message
-from headrace.infra.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.kafka.clients import Message
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
 from headrace.schemas.avro import Plain
 from headrace.schemas.headers import Stamp

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from headrace.consumers.page.archive_page import archive_page, offline_page
+from headrace.app.views.archive_page import archive_page, offline_page
 
 ARCHIVED: dict[str, Any] = {"run": "t", "archive": "a", "seconds": 1.0, "topics": {}, "raw": 0}
 ARCHIVED["objects"] = {"count": 0, "bytes": 0, "new": 0, "missing": {}}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from headrace.envs.arithmetic import ALPHABET, TIERS, Arithmetic
 from headrace.envs.contract import GivesExamples, HasTiers, Problem, Split
 from headrace.infra.errors import UsageError
-from headrace.infra.launcher import check_names
-from headrace.infra.recipe_file import load_recipe
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.ops.recipe_check import check_names
 
 SPLITS: tuple[Split, ...] = ("train", "held_out", "warm_start")
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 import transformers
 
-from headrace.trainers.attention import NAME, PackingError, enable_packing
-from headrace.trainers.batch import MicroBatch, TrainingSequence, pack, pad
-from headrace.trainers.logprobs import token_logprobs
-from headrace.trainers.model import deterministic
+from headrace.trainers.batches.batch import MicroBatch, TrainingSequence, pack, pad
+from headrace.trainers.learner.attention import NAME, PackingError, enable_packing
+from headrace.trainers.learner.logprobs import token_logprobs
+from headrace.trainers.learner.model import deterministic
 
 SHAPE = {
     "vocab_size": 64,

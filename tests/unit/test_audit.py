@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.consumers.audit.fold import Audit, AuditFold
-from headrace.consumers.audit.numbers import PolicyAudit, Scope
-from headrace.consumers.audit.problems import MOST_LISTED
-from headrace.infra.kafka import Message
-from headrace.infra.settings import Recipe
+from headrace.infra.kafka.clients import Message
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.audit.fold import Audit, AuditFold
+from headrace.ops.audit.numbers import PolicyAudit, Scope
+from headrace.ops.audit.problems import MOST_LISTED
 from headrace.schemas import codec
 from headrace.schemas.headers import Headers, Stamp, outcome_stamp, task_key
 from headrace.schemas.records import (

@@ -11,14 +11,14 @@ from typing import cast
 import numpy as np
 import pytest
 
-from headrace.consumers.audit.objects import Objects
-from headrace.infra.kafka import Message
-from headrace.infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore
-from headrace.infra.retired import Retired
+from headrace.infra.kafka.clients import Message
+from headrace.infra.run.retired import Retired
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing, ObjectStore
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.ops.audit.objects import Objects
 from headrace.schemas import codec
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, NamedObject, WeightsPublished
 

@@ -18,7 +18,7 @@ from test_learner import batch
 
 from headrace.infra.weights.tensor_file import read_safetensors
 from headrace.infra.weights.tensors import weights_hash
-from headrace.trainers.shard_index import decode_index
+from headrace.trainers.learner.shard_index import decode_index
 
 HERE = Path(__file__).parent
 needs_two = pytest.mark.exhaustive

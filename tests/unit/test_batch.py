@@ -3,7 +3,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headrace.trainers.batch import BatchError, TrainingSequence, micro_batch_cuts, minibatches, pack, pad, staleness
+from headrace.trainers.batches.batch import (
+    BatchError,
+    TrainingSequence,
+    micro_batch_cuts,
+    minibatches,
+    pack,
+    pad,
+    staleness,
+)
 
 
 def sequence(

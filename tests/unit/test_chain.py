@@ -10,9 +10,9 @@ import pytest
 from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, ChainError, UnknownAlgorithm, load_chain
 from headrace.consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, Result, Stateless
 from headrace.consumers.algorithms.pods import Pods
-from headrace.consumers.curation import chain_of
+from headrace.consumers.curate.curation import chain_of
 from headrace.infra.errors import UsageError
-from headrace.infra.settings import Recipe
+from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.records import GroupUse, Sequence, Span, Trajectory, TrajectoryGroup
 
 DEFAULT: list[tuple[str, Mapping[str, Any]]] = [

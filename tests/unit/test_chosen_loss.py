@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from headrace.infra.errors import UsageError
-from headrace.infra.settings import Trainer
-from headrace.trainers.chosen_loss import objective_for
+from headrace.infra.recipe.settings import Trainer
+from headrace.trainers.learner.chosen_loss import objective_for
 from headrace.trainers.losses import CORRECTIONS, LOSSES, TrainedTokens, totals_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()

@@ -13,11 +13,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headrace.infra import cli, opened_run, sweep, workers
-from headrace.infra.data_folder import UP, DataFolder, RunNotes
+from headrace.app import workers
+from headrace.app.cli import main as cli
+from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.kafka import KafkaAway
-from headrace.infra.opened_run import OpenedRun
+from headrace.infra.kafka.clients import KafkaAway
+from headrace.ops import opened_run
+from headrace.ops.compare import sweep
+from headrace.ops.opened_run import OpenedRun
 
 COMPONENTS = {
     "feed": (workers.FEED, (), ()),
@@ -54,7 +57,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys, headrace.infra.cli\ntry: headrace.infra.cli.main(['--help'])\n"
+        "import sys, headrace.app.cli.main\ntry: headrace.app.cli.main.main(['--help'])\n"
         "finally: print('modules', *sys.modules)"
     )
 

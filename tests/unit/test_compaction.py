@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.consumers.compaction import Compaction
 from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED
+from headrace.ops.compaction.compaction import Compaction
 from headrace.schemas.records import ClaimCheck, WeightsPublished
 
 

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headrace.consumers.comparison import (
+from headrace.app.views.comparison_page import comparison_page
+from headrace.app.views.comparison_plot import figure_of, plot
+from headrace.app.views.pictures import check_picture
+from headrace.infra.errors import UsageError
+from headrace.ops.compare.comparison import (
     compared,
     discarded_share,
     interval,
@@ -17,10 +21,6 @@ from headrace.consumers.comparison import (
     student_t,
     trained_share,
 )
-from headrace.consumers.page.comparison_page import comparison_page
-from headrace.consumers.page.comparison_plot import figure_of, plot
-from headrace.consumers.page.pictures import check_picture
-from headrace.infra.errors import UsageError
 
 
 @pytest.mark.parametrize(

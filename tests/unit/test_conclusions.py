@@ -10,17 +10,17 @@ from typing import Any, cast
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Message
-from headrace.infra.settings import Recipe
+from headrace.infra.kafka.clients import Message
+from headrace.infra.recipe.settings import Recipe
 from headrace.infra.stopwatch import Stopwatch
-from headrace.producers.conclusions import Concluder, make_script
 from headrace.producers.engines.contract import EngineError, Generation
-from headrace.producers.episodes import Cast
-from headrace.producers.pauses import Pauses
-from headrace.producers.slots import Slots
-from headrace.producers.task_intake import StartedTask
-from headrace.producers.version_holds import VersionHolds
-from headrace.producers.worker_status import Tally
+from headrace.producers.rollout.conclusions import Concluder, make_script
+from headrace.producers.rollout.episodes import Cast
+from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.slots import Slots
+from headrace.producers.rollout.task_intake import StartedTask
+from headrace.producers.rollout.version_holds import VersionHolds
+from headrace.producers.rollout.worker_status import Tally
 from headrace.schemas import codec
 from headrace.schemas.headers import task_stamp
 from headrace.schemas.records import DeadLetter, Task, TrajectoryGroup

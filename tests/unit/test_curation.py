@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headrace.consumers import dedupe
-from headrace.consumers.curation import CuratorPartition, Desk, UnknownRevision, recipe_for
-from headrace.infra.dead_letters import REDRIVE_HEADER
-from headrace.infra.kafka import Message, Outgoing
-from headrace.infra.object_store import ObjectMissing
-from headrace.infra.settings import Recipe
+from headrace.consumers.curate import dedupe
+from headrace.consumers.curate.curation import CuratorPartition, Desk, UnknownRevision, recipe_for
+from headrace.infra.kafka.clients import Message, Outgoing
+from headrace.infra.kafka.dead_letters import REDRIVE_HEADER
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.store.object_store import ObjectMissing
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import (

@@ -17,7 +17,7 @@ from made_groups import candidate
 
 from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, UnknownAlgorithm, load_chain
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep
-from headrace.consumers.discards import Ledger, told
+from headrace.ops.discards import Ledger, told
 from headrace.schemas.records import BatchTrained, GroupUse, Outcome
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data-algorithms.md").read_text()

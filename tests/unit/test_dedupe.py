@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumers.dedupe import MOST_RUNS, Dedupe
+from headrace.consumers.curate.dedupe import MOST_RUNS, Dedupe
 
 numbers = st.lists(st.integers(0, 40).map(lambda i: 3 * i + 1), max_size=120)
 

@@ -10,7 +10,7 @@ from headrace.infra.weights.coding import Items, changes
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.tensors import Tensor
-from headrace.trainers.device_changes import find_changes_for, find_changes_on
+from headrace.trainers.learner.device_changes import find_changes_for, find_changes_on
 
 DEVICES = [
     "cpu",

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from headrace.consumers.discards import Ledger, Moments, bias, told
-from headrace.consumers.page.discards_page import discards_page, verdict
-from headrace.consumers.page.discards_plot import areas, figure_of, plot
+from headrace.app.views.discards_page import discards_page, verdict
+from headrace.app.views.discards_plot import areas, figure_of, plot
 from headrace.infra.errors import UsageError
+from headrace.ops.discards import Ledger, Moments, bias, told
 from headrace.schemas.records import BatchTrained, Eviction, GroupUse, Outcome
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import transformers
 
-from headrace.infra.settings import Rollout
+from headrace.infra.recipe.settings import Rollout
 from headrace.producers.engines import scripted
 from headrace.producers.engines.contract import Engine, EngineError, EngineStats, Generation, Sampling, VersionGone
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.engines.weight_set import Ended, WeightSet
-from headrace.trainers.model import character_tokenizer
+from headrace.trainers.learner.model import character_tokenizer
 
 ALPHABET = "0123456789/=?"
 TOKENIZER = character_tokenizer(ALPHABET)

@@ -13,12 +13,12 @@ import pytest
 
 from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score, Split, Workflow
 from headrace.envs.payload import PayloadError, problem_to_json
-from headrace.envs.single_turn import single_turn
 from headrace.envs.transcript import Transcript
+from headrace.envs.workflows.single_turn import single_turn
 from headrace.producers.engines.contract import EngineError, EngineStats, Generation, VersionGone
-from headrace.producers.episodes import Cast, Outcome, Script, conclude_unplayed, play_group
-from headrace.producers.group_records import encode_group, generated_tokens, outgoing, stamp_of
-from headrace.producers.scoring import LimitedScoring, ScoreTimeLimit
+from headrace.producers.rollout.episodes import Cast, Outcome, Script, conclude_unplayed, play_group
+from headrace.producers.rollout.group_records import encode_group, generated_tokens, outgoing, stamp_of
+from headrace.producers.rollout.scoring import LimitedScoring, ScoreTimeLimit
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup

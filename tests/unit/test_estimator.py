@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.infra.launcher import check_names
-from headrace.infra.run import Run
-from headrace.infra.settings import Recipe, Trainer, Use
-from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.recipe.settings import Recipe, Trainer, Use
+from headrace.infra.run.run import Run
+from headrace.ops.recipe_check import check_names
 from headrace.trainers import start
 from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, Member, grpo
-from headrace.trainers.estimator import COMPARISON, AdvantageError, Estimator, check_advantage, estimator_of
+from headrace.trainers.batches.estimator import COMPARISON, AdvantageError, Estimator, check_advantage, estimator_of
 
 
 def settings(use: str, **changes: Any) -> Trainer:

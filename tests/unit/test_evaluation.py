@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumers.evaluation import EvaluationFold, workflow_of
+from headrace.consumers.evaluate.evaluation import EvaluationFold, workflow_of
 from headrace.schemas.records import EvalResult, Sequence, Span, Trajectory, TrajectoryGroup
 
 

@@ -9,11 +9,11 @@ import transformers
 from tiny_models import TOKENIZER
 from transformers.core_model_loading import revert_weight_conversion
 
-from headrace.infra.experts import in_files
+from headrace.infra.weights.experts import in_files
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.producers.engines.causal_lm import CausalLM
 from headrace.producers.engines.contract import EngineError
-from headrace.trainers.model import ModelError, build_model, publish_weights, save_model_files, to_torch
+from headrace.trainers.learner.model import ModelError, build_model, publish_weights, save_model_files, to_torch
 
 TINY: dict[str, Any] = {
     "architecture": "qwen3_moe",

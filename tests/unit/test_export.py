@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from test_offline_training import archive, curated, recipe
 
-from headrace.consumers import parquet_file
-from headrace.consumers.exporter import export
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Message
+from headrace.infra.kafka.clients import Message
+from headrace.ops.offline import parquet_file
+from headrace.ops.offline.exporter import export
 from headrace.schemas import codec
 from headrace.schemas.records import (
     BatchTrained,

@@ -9,12 +9,13 @@ from structlog.testing import capture_logs
 
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.payload import problem_from_json
-from headrace.infra.settings import Feed, Recipe
-from headrace.producers.evaluation_schedule import EvaluationSchedule
-from headrace.producers.feed_state import FeedState, Planned, task_seed
-from headrace.producers.selectors.contract import AcceptAll
-from headrace.producers.solved import WINDOW, SolvedWatch
-from headrace.producers.task_source import TaskSource
+from headrace.infra.recipe.settings import Feed, Recipe
+from headrace.producers.feed.evaluation_schedule import EvaluationSchedule
+from headrace.producers.feed.feed_state import FeedState, Planned
+from headrace.producers.feed.selectors.contract import AcceptAll
+from headrace.producers.feed.solved import WINDOW, SolvedWatch
+from headrace.producers.feed.task_source import TaskSource
+from headrace.schemas.ids import task_seed
 from headrace.schemas.records import BatchTrained, DeadLetter, GroupUse, Outcome, RecipeRevision, WeightsPublished
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from headrace.consumers.figures import Figures, RewardPoint, RunFigures, Selection
-from headrace.infra.kafka import Message
-from headrace.infra.settings import Recipe
+from headrace.infra.kafka.clients import Message
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.figures.figures import Figures, RewardPoint, RunFigures, Selection
 from headrace.schemas import codec
 from headrace.schemas.records import (
     BatchTrained,

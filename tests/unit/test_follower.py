@@ -13,15 +13,15 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.infra.kafka import Message
-from headrace.infra.object_store import ObjectMissing, StoreUnavailable
-from headrace.infra.run import Run
-from headrace.infra.settings import Recipe
+from headrace.infra.kafka.clients import Message
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import ObjectMissing, StoreUnavailable
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, weights_hash
 from headrace.producers.engines.contract import Engine, EngineError, EngineStats, VersionGone
-from headrace.producers.follower import FIRST_PAUSE_S, RECENT, WeightFollower
-from headrace.producers.pauses import Pauses
+from headrace.producers.rollout.follower import FIRST_PAUSE_S, RECENT, WeightFollower
+from headrace.producers.rollout.pauses import Pauses
 from headrace.schemas import codec
 from headrace.schemas.records import ClaimCheck, NamedObject, RecipeRevision, WeightsPublished
 from headrace.schemas.topics import Topics

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headrace.infra.settings import Trainer, Use
+from headrace.infra.recipe.settings import Trainer, Use
 from headrace.schemas.records import CuratedGroup, Failure, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
 from headrace.trainers.advantages import ADVANTAGES
-from headrace.trainers.batch import BatchError, pack
-from headrace.trainers.groups import (
+from headrace.trainers.batches.batch import BatchError, pack
+from headrace.trainers.batches.groups import (
     WholeGroup,
     batch_sequences,
     loss_mask,
@@ -20,7 +20,7 @@ from headrace.trainers.groups import (
     token_versions,
     training_sequences,
 )
-from headrace.trainers.step_metrics import group_metrics
+from headrace.trainers.learner.step_metrics import group_metrics
 
 
 def sequence(role: str = "", reward: float | None = None, temperature: float = 0.7) -> Sequence:

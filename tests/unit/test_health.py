@@ -1,6 +1,6 @@
 import pytest
 
-from headrace.infra.health import LOOK_BACK, findings
+from headrace.trainers.health import LOOK_BACK, findings
 
 WELL = {
     "entropy": 0.5,

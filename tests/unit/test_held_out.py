@@ -9,21 +9,20 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from headrace.app.cli.main import app
 from headrace.envs.arithmetic import ALPHABET
-from headrace.infra.cli import app
 from headrace.infra.errors import UsageError
-from headrace.infra.held_out import evaluate, named_folders
-from headrace.infra.recipe_file import load_recipe
+from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.weights.folder import write_weights
 from headrace.infra.weights.tensors import weights_hash
-from headrace.producers.held_out import play_held_out
+from headrace.ops.offline.held_out import evaluate, named_folders, play_held_out
 
 SETS = ("evaluate.problems=5", "evaluate.samples=3")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from headrace.trainers.model import (  # torch is slow
+    from headrace.trainers.learner.model import (  # torch is slow
         build_model,
         character_tokenizer,
         publish_weights,

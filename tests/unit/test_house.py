@@ -9,14 +9,15 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.infra.recipe_file import load_recipe
-from headrace.infra.settings import Recipe
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.records import RECORDS
 
 ROOT = Path(__file__).parents[2]
@@ -27,23 +28,25 @@ ALLOWED = {
     "producers": {"schemas", "infra", "envs", "producers"},
     "consumers": {"schemas", "infra", "consumers"},
     "trainers": {"schemas", "infra", "trainers"},
+    "ops": {"schemas", "infra", "envs", "producers", "consumers", "trainers", "ops"},
+    "app": {"schemas", "infra", "envs", "producers", "consumers", "trainers", "ops", "app"},
     "recipes": {"recipes"},
-    "benchmarks": {"schemas", "infra", "envs", "producers", "consumers", "trainers", "benchmarks"},
+    "benchmarks": {"schemas", "infra", "envs", "producers", "consumers", "trainers", "ops", "benchmarks"},
 }
 NOT_SHIPPED = {"benchmarks"}
 LIGHT = (
-    "headrace",
-    "headrace.infra.launcher",
-    "headrace.infra.doctor",
-    "headrace.producers.feeder",
-    "headrace.consumers.curator",
-    "headrace.consumers.evaluator",
-    "headrace.consumers.compactor",
-    "headrace.consumers.audit.report",
-    "headrace.consumers.lineage",
-    "headrace.consumers.summary",
-    "headrace.consumers.page.live",
-    "headrace.trainers.inspection",
+    "headrace.app.cli.main",
+    "headrace.app.launcher.launcher",
+    "headrace.ops.doctor",
+    "headrace.producers.feed.feeder",
+    "headrace.consumers.curate.curator",
+    "headrace.consumers.evaluate.evaluator",
+    "headrace.ops.compaction.compactor",
+    "headrace.ops.audit.report",
+    "headrace.ops.lineage.lineage",
+    "headrace.ops.figures.summary",
+    "headrace.app.views.live",
+    "headrace.ops.lineage.inspection",
     "headrace.envs.arithmetic",
     "headrace.envs.jsonl",
 )
@@ -114,6 +117,32 @@ def test_what_must_start_fast_imports_no_torch() -> None:
     assert tuple(done.stdout.splitlines()) == LIGHT, "what stands after the first of them was imported by it"
 
 
+def sub_room(module: str) -> str:
+    """Return the folder below a room that a module lies in; a file beside such folders is a sub-room of its own."""
+    return ".".join(module.split(".")[:3])
+
+
+def arrows_between_sub_rooms() -> dict[str, set[str]]:
+    """Return sub-room to the sub-rooms of the same room that it imports from, inside functions too."""
+    known = {f"headrace.{str(path.relative_to(ROOT).with_suffix('')).replace('/', '.')}" for path in modules()}
+    arrows: dict[str, set[str]] = {}
+    for path in modules(*(ALLOWED.keys() - NOT_SHIPPED)):
+        here = sub_room(f"headrace.{str(path.relative_to(ROOT).with_suffix('')).replace('/', '.')}")
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.ImportFrom) or node.module is None:
+                continue
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                there = sub_room(full if full in known else node.module)
+                if there != here and there.split(".")[:2] == here.split(".")[:2]:
+                    arrows.setdefault(here, set()).add(there)
+    return arrows
+
+
+def test_no_sub_rooms_import_in_a_circle() -> None:
+    list(TopologicalSorter(arrows_between_sub_rooms()).static_order())  # raises CycleError with the circle
+
+
 def test_nothing_of_ours_is_imported_but_as_headrace() -> None:
     """A user's own folder may hold packages called `envs` or `infra`."""
     bare = [
@@ -165,11 +194,11 @@ def reads_of_the_environment(tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
-def test_environment_variables_are_named_in_the_settings_and_nowhere_else() -> None:
+def test_environment_variables_are_named_in_one_file_and_nowhere_else() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in modules()
-        if path != ROOT / "infra" / "settings.py"
+        if path != ROOT / "infra" / "environment.py"
         for name in reads_of_the_environment(tree_of(path))
     ]
 
@@ -185,7 +214,7 @@ def test_the_wheel_holds_every_room_and_its_data() -> None:
         assert resources.files("headrace.schemas").joinpath("avsc", f"{record.__name__}.avsc").is_file()
     assert resources.files("headrace.recipes").joinpath("arithmetic.toml").is_file()
     assert resources.files("headrace.recipes").joinpath("efficient-data", "ds.toml").is_file()
-    assert resources.files("headrace.infra").joinpath("kafka-jars.json").is_file()
+    assert resources.files("headrace.infra.embedded").joinpath("kafka-jars.json").is_file()
 
 
 def test_every_dependency_is_pinned_and_no_host_is_named() -> None:
@@ -311,10 +340,12 @@ def tree_of_readme() -> dict[str, str]:
 
 
 def folders_that_hold_something() -> Iterator[str]:
-    """Yield every folder with Python code or recipes in it or below it, down to the second level."""
-    for room in {*ALLOWED, "tests"}:
+    """Yield every folder with Python code in it or below it, down to the second level."""
+    yield "recipes/"
+    yield "tests/"
+    for room in ALLOWED.keys() - {"recipes"}:
         for path in (ROOT / room).rglob("*"):
-            if path.suffix == ".py" or (room == "recipes" and path.suffix == ".toml"):
+            if path.suffix == ".py":
                 parts = path.parent.relative_to(ROOT).parts[:2]
                 yield from ("/".join(parts[: end + 1]) + "/" for end in range(len(parts)))
 

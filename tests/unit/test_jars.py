@@ -9,16 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.infra import jars
-from headrace.infra.jars import (
-    FIXED_MTIME,
-    KAFKA_VERSION,
-    JarUnavailable,
-    cache_folder,
-    class_path,
-    jar_path,
-    read_lock,
-)
+from headrace.infra.embedded import jars
+from headrace.infra.embedded.jars import FIXED_MTIME, KAFKA_VERSION, JarUnavailable, class_path, jar_path, read_lock
+from headrace.infra.environment import cache_folder
 
 COORDINATE = "org.example:thing:1.0"
 CONTENT = b"a jar"

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headrace.infra import launcher
+from headrace.app.launcher import launcher
+from headrace.app.launcher.launcher import Order, components_of
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.launcher import Order, check_names, components_of
-from headrace.infra.recipe_file import load_recipe
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.ops.recipe_check import check_names
 
 ADDRESS = "kafka://127.0.0.1:9092/demo"
 

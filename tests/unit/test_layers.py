@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from headrace.infra.errors import UsageError
-from headrace.trainers.layers import arrange_layers, decoder_of
+from headrace.trainers.learner.layers import arrange_layers, decoder_of
 
 
 def tiny() -> transformers.PreTrainedModel:

@@ -10,15 +10,15 @@ from some_cases import named
 from tiny_models import SHAPE, TOKENIZER, batch
 
 from headrace.infra.errors import UsageError
-from headrace.infra.settings import ShadowTrainer, Trainer
+from headrace.infra.recipe.settings import ShadowTrainer, Trainer
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import WeightsError, weights_hash
-from headrace.trainers.batch import BatchError, TrainingSequence, pack, pad
-from headrace.trainers.checkpoint import CheckpointError, decode_checkpoint, encode_checkpoint
-from headrace.trainers.learner import Learner
-from headrace.trainers.logprobs import token_logprobs
-from headrace.trainers.masters import Masters
-from headrace.trainers.model import build_model
+from headrace.trainers.batches.batch import BatchError, TrainingSequence, pack, pad
+from headrace.trainers.learner.checkpoint import CheckpointError, decode_checkpoint, encode_checkpoint
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.logprobs import token_logprobs
+from headrace.trainers.learner.masters import Masters
+from headrace.trainers.learner.model import build_model
 
 SETTINGS = Trainer(groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=5e-4, warmup_versions=5)
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headrace.consumers import redrive as redrives
-from headrace.consumers.letters import Letter, Letters, decoded, of_reason
-from headrace.consumers.page.letters import MOST_ROWS, letter_view, letters_table, redrive_table, unnumbered
-from headrace.consumers.redrive import choose, redrive, why_not
-from headrace.infra.dead_letters import MOST_BYTES, REASONS, REDRIVEN, dead_letter, was_sent_back
+from headrace.app.views.letters import MOST_ROWS, letter_view, letters_table, redrive_table, unnumbered
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Connection, Message, RunAddress
-from headrace.infra.object_store import StoreAddress
-from headrace.infra.run import Run, RunEnded
+from headrace.infra.kafka.clients import Connection, Message, RunAddress
+from headrace.infra.kafka.dead_letters import MOST_BYTES, REASONS, REDRIVEN, dead_letter, was_sent_back
+from headrace.infra.run.run import Run, RunEnded
+from headrace.infra.store.object_store import StoreAddress
+from headrace.ops.dead_letters import redrive as redrives
+from headrace.ops.dead_letters.listing import Letter, Letters, decoded, of_reason
+from headrace.ops.dead_letters.redrive import choose, redrive, why_not
 from headrace.schemas import codec, records
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import DeadLetter, Task

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from headrace.consumers.group_fate import Attempt, Concluded, GroupLineage, Letter, Use, fate_of, uses_of
-from headrace.consumers.lineage import MadeOf, VersionLineage, no_such_version, version_shares
-from headrace.consumers.page.lineage_page import FATES, fate_in_words, group_page, version_page
+from headrace.app.views.lineage_page import FATES, fate_in_words, group_page, version_page
+from headrace.ops.lineage.group_fate import Attempt, Concluded, GroupLineage, Letter, Use, fate_of, uses_of
+from headrace.ops.lineage.lineage import MadeOf, VersionLineage, no_such_version, version_shares
 from headrace.schemas.records import BatchTrained, GroupUse, Sequence, Trajectory
 
 KEPT = Concluded("kept", "", "curate", 0, 1, 5, (0.0, 1.0), 3, 4, "sum:1", "sum")

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headrace.consumers.page import live
-from headrace.consumers.page.live import LivePage
-from headrace.infra.kafka import Connection, Message, RunAddress
-from headrace.infra.object_store import StoreAddress
-from headrace.infra.recipe_file import load_recipe
-from headrace.infra.run import Run
-from headrace.infra.settings import Recipe
-from headrace.infra.topic_reader import Place
+from headrace.app.views import live
+from headrace.app.views.live import LivePage
+from headrace.infra.kafka.clients import Connection, Message, RunAddress
+from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import StoreAddress
 from headrace.schemas import codec
 from headrace.schemas.records import Outcome, RecipeRevision, Snapshot, WeightsPublished
 

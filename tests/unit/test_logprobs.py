@@ -5,8 +5,8 @@ import pytest
 import torch
 import transformers
 
-from headrace.trainers.batch import MicroBatch, TrainingSequence, pad
-from headrace.trainers.logprobs import token_logprobs
+from headrace.trainers.batches.batch import MicroBatch, TrainingSequence, pad
+from headrace.trainers.learner.logprobs import token_logprobs
 
 VOCABULARY = 20_000
 ROWS = 2**20 // (4 * VOCABULARY)

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from headrace.infra.loopback_ports import HOST, draw_port, hold_port, port_user
+from headrace.infra.embedded.loopback_ports import HOST, draw_port, hold_port, port_user
 
 
 def test_a_held_port_goes_to_nobody_but_a_server_may_listen_on_it() -> None:

@@ -14,28 +14,28 @@ import transformers
 from pydantic import ValidationError
 from tiny_models import SHAPE, TOKENIZER, batch
 
-from headrace.infra import revisions
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Connection, RunAddress
-from headrace.infra.launcher import check_names
-from headrace.infra.object_store import StoreAddress
-from headrace.infra.recipe_file import load_recipe
-from headrace.infra.settings import Lora, Recipe, Trainer
+from headrace.infra.kafka.clients import Connection, RunAddress
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.recipe.settings import Lora, Recipe, Trainer
+from headrace.infra.run import revisions
+from headrace.infra.store.object_store import StoreAddress
 from headrace.infra.weights.delta import encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.files import ADAPTER_WEIGHTS, files_to_serve
 from headrace.infra.weights.folder import open_weights, write_adapter
 from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.ops.recipe_check import check_names
 from headrace.producers.engines.causal_lm import Adapted, ModelSource
 from headrace.producers.engines.contract import EngineError, Generation, Sampling
 from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
 from headrace.schemas.records import NamedObject
-from headrace.trainers.batch import TrainingSequence, pad
-from headrace.trainers.checkpoint import CheckpointError, decode_checkpoint, encode_checkpoint
-from headrace.trainers.learner import Learner
-from headrace.trainers.logprobs import token_logprobs
-from headrace.trainers.lora import Adapter, _Merged, load_base
-from headrace.trainers.model import ModelError, build_model, load_model, save_model_files, to_torch
+from headrace.trainers.batches.batch import TrainingSequence, pad
+from headrace.trainers.learner.checkpoint import CheckpointError, decode_checkpoint, encode_checkpoint
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.logprobs import token_logprobs
+from headrace.trainers.learner.lora import Adapter, _Merged, load_base
+from headrace.trainers.learner.model import ModelError, build_model, load_model, save_model_files, to_torch
 
 SETTINGS = Trainer(groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=1e-2)
 LORA = Lora(rank=4, alpha=8, targets=("q_proj", "mlp.down_proj"))

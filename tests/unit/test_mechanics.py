@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import pytest
 from logical_run import LogicalRun
 
-from headrace.consumers.discards import told
-from headrace.infra.recipe_file import load_recipe
-from headrace.infra.settings import Recipe, Use
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.recipe.settings import Recipe, Use
+from headrace.ops.discards import told
 
 SMALL = (
     "trainer.steps=30",

@@ -6,9 +6,9 @@ import transformers
 from tiny_models import SHAPE, TOKENIZER
 
 from headrace.infra.weights.tensor_file import read_safetensors, write_safetensors
-from headrace.trainers.batch import TrainingSequence, pad
-from headrace.trainers.logprobs import token_logprobs
-from headrace.trainers.model import (
+from headrace.trainers.batches.batch import TrainingSequence, pad
+from headrace.trainers.learner.logprobs import token_logprobs
+from headrace.trainers.learner.model import (
     ModelError,
     build_model,
     character_tokenizer,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.infra.named import check_options, module_named
+from headrace.infra.recipe.named import check_options, module_named
 
 if TYPE_CHECKING:
     from decimal import Decimal

@@ -15,9 +15,9 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from headrace.infra.object_store import ObjectCorrupt, ObjectMissing, ObjectStore, StoreUnavailable
-from headrace.infra.weights import object_cache
-from headrace.infra.weights.object_cache import ObjectCache
+from headrace.infra.store import object_cache
+from headrace.infra.store.object_cache import ObjectCache
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing, ObjectStore, StoreUnavailable
 from headrace.schemas.records import ClaimCheck
 
 

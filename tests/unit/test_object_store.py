@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace.infra.errors import Unavailable, UsageError
-from headrace.infra.object_store import (
+from headrace.infra.store.object_store import (
     ObjectCorrupt,
     ObjectMissing,
     ObjectStore,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.infra.offline_run import OfflineOrder, _summary, run_offline
-from headrace.infra.settings import Recipe
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.offline.offline_run import OfflineOrder, _summary, run_offline
 
 RECIPE = Recipe.model_validate(
     {

@@ -15,14 +15,16 @@ import pytest
 import transformers
 from made_run import TINY_MODEL
 
-from headrace.consumers.offline_curator import curate_offline
 from headrace.envs.arithmetic import ALPHABET
 from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Message
-from headrace.infra.settings import Recipe
+from headrace.infra.kafka.clients import Message
+from headrace.infra.recipe.settings import Recipe
 from headrace.infra.whole_folder import FolderBusy, new_folder
+from headrace.ops.offline.archived_groups import ArchivedFirstUses, archived_batches, arrivals
+from headrace.ops.offline.offline_curator import curate_offline
+from headrace.ops.offline.offline_trainer import Wish, train_offline
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import (
@@ -36,10 +38,8 @@ from headrace.schemas.records import (
     TrajectoryGroup,
 )
 from headrace.schemas.records import Sequence as Tokens
-from headrace.trainers.archived_groups import ArchivedFirstUses, archived_batches, arrivals
-from headrace.trainers.offline_trainer import Wish, train_offline
-from headrace.trainers.payloads import replay_of
-from headrace.trainers.trained_groups import LineageBroken
+from headrace.trainers.batches.payloads import replay_of
+from headrace.trainers.batches.trained_groups import LineageBroken
 
 TOPIC = "t.curated.solver"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.producers.pacing import LOOK_BACK, MOST_DEAD, Overdue, Pacing, Quota
+from headrace.producers.feed.pacing import LOOK_BACK, MOST_DEAD, Overdue, Pacing, Quota
 
 PARTITIONS = 3
 

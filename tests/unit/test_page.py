@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headrace.consumers.figures import Figures, Selection
-from headrace.consumers.page.chart import by_version, chart
-from headrace.consumers.page.diagnosis import Signs, why_no_rise
-from headrace.consumers.page.pulse import LONGEST_GAP_MS, Pulse
-from headrace.consumers.page.tables import status_table
-from headrace.consumers.page.view import Moment, line, page, resumed
-from headrace.consumers.revision_figures import RevisionFigures
-from headrace.infra.kafka import Message
-from headrace.infra.recipe_file import load_recipe
-from headrace.infra.settings import Recipe
-from headrace.infra.supervisor import ChildState
+from headrace.app.views.chart import by_version, chart
+from headrace.app.views.diagnosis import Signs, why_no_rise
+from headrace.app.views.tables import status_table
+from headrace.app.views.view import Moment, line, page, resumed
+from headrace.infra.kafka.clients import Message
+from headrace.infra.process.supervisor import ChildState
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.figures.figures import Figures, Selection
+from headrace.ops.figures.pulse import LONGEST_GAP_MS, Pulse
+from headrace.ops.figures.revision_figures import RevisionFigures
 from headrace.schemas import codec
 from headrace.schemas.records import (
     BatchTrained,

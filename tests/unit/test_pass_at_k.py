@@ -2,7 +2,7 @@ from itertools import combinations
 
 import pytest
 
-from headrace.consumers.pass_at_k import avg_at_k, mean_pass_at_k, pass_at_k
+from headrace.consumers.evaluate.pass_at_k import avg_at_k, mean_pass_at_k, pass_at_k
 
 
 def test_golden_values() -> None:

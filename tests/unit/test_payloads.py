@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from headrace.infra.first_uses import Replay
-from headrace.infra.kafka import Message
+from headrace.infra.kafka.clients import Message
+from headrace.infra.run.first_uses import Replay
 from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup
 from headrace.schemas.topics import Topics
-from headrace.trainers import payloads
-from headrace.trainers.payloads import LoggedFirstUses, Payloads, held_bytes
+from headrace.trainers.batches import payloads
+from headrace.trainers.batches.payloads import LoggedFirstUses, Payloads, held_bytes
 
 KEPT, REWARDS = (0, 2), (1.0, 0.0, 0.5)
 HELD = held_bytes(CuratedGroup("r", "sums", 1, group=bytes(100), kept=KEPT, rewards=REWARDS))

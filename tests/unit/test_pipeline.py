@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.infra.run import Run
+from headrace.infra.run.run import Run
 from headrace.infra.weights.tensors import Tensor, weights_hash
 from headrace.schemas.records import WeightsPublished
-from headrace.trainers.history import AnchorMark
-from headrace.trainers.learner import Learner
-from headrace.trainers.pipeline import MOST_AHEAD, Made, Order, Pipeline
-from headrace.trainers.publisher import Base, Publisher
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.versions.history import AnchorMark
+from headrace.trainers.versions.pipeline import MOST_AHEAD, Made, Order, Pipeline
+from headrace.trainers.versions.publisher import Base, Publisher
 
 
 def until(condition: Callable[[], bool]) -> None:

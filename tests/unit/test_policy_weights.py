@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from headrace.infra.object_store import ObjectCorrupt, ObjectMissing, StoreUnavailable
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing, StoreUnavailable
 from headrace.infra.weights import held
 from headrace.infra.weights.delta import encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe_file import load_recipe, shipped_recipes
-from headrace.infra.settings import Recipe
+from headrace.infra.recipe.recipe_file import load_recipe, shipped_recipes
+from headrace.infra.recipe.settings import Recipe
 
 BASE = """
 name = "base"

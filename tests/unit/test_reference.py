@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.infra.settings import Reference, Trainer
-from headrace.trainers.masters import Masters
-from headrace.trainers.reference import ReferencePolicy
+from headrace.infra.recipe.settings import Reference, Trainer
+from headrace.trainers.learner.masters import Masters
+from headrace.trainers.learner.reference import ReferencePolicy
 
 
 def masters(value: float) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from headrace.envs.registry import (
     load_environment,
     load_workflow,
 )
-from headrace.envs.single_turn import single_turn
+from headrace.envs.workflows.single_turn import single_turn
 
 MY_WORLDS = """
 class Mine:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from test_curation import group, message, read
 
-from headrace.consumers import uses
 from headrace.consumers.algorithms.chain import Chain, ChainError
 from headrace.consumers.algorithms.contract import Again, Candidate, Keep, Result
 from headrace.consumers.algorithms.replay import LARGEST_CAPACITY, Remembered
 from headrace.consumers.algorithms.replay_prioritised import ReplayPrioritised
-from headrace.consumers.curation import CuratorPartition, Desk
-from headrace.infra.kafka import MESSAGE_BYTES, Outgoing
-from headrace.infra.settings import Recipe
+from headrace.consumers.curate import uses
+from headrace.consumers.curate.curation import CuratorPartition, Desk
+from headrace.infra.kafka.clients import MESSAGE_BYTES, Outgoing
+from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import CuratedGroup, GroupUse, Outcome
 from headrace.schemas.topics import Topics

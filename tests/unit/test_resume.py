@@ -9,16 +9,16 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from headrace.infra import process
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import KafkaAway
-from headrace.infra.process import ToldToStop, keep_running
+from headrace.infra.kafka.clients import KafkaAway
+from headrace.infra.process import signals as process
+from headrace.infra.process.signals import ToldToStop, keep_running
+from headrace.ops.offline.retrain import _checkpoint_at
 from headrace.schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, WeightsPublished
-from headrace.trainers.history import AnchorMark, History, _take_event
-from headrace.trainers.learner import Learner
-from headrace.trainers.numerics import other_parts
-from headrace.trainers.resume import _epoch, _Progress
-from headrace.trainers.retrain import _checkpoint_at
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.numerics import other_parts
+from headrace.trainers.versions.history import AnchorMark, History, _take_event
+from headrace.trainers.versions.resume import _epoch, _Progress
 
 HERE = {"torch": "2.8", "threads": "1"}
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.consumers.retention.collector import RETIRED, UNNAMED, Order, Plan, plan
-from headrace.consumers.retention.keeping import Written, ranges_of, retired_checkpoints, retired_weights
-from headrace.consumers.retention.marking import Marker, Unreadable
 from headrace.infra.durations import duration_of
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Message
-from headrace.infra.object_store import SPARED_BY_GC, TAKEN_AS_STORED, ListedObject
-from headrace.infra.retired import CHECKPOINTS, WEIGHTS, in_words
+from headrace.infra.kafka.clients import Message
+from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, in_words
+from headrace.infra.store.object_store import SPARED_BY_GC, TAKEN_AS_STORED, ListedObject
+from headrace.ops.retention.collector import RETIRED, UNNAMED, Order, Plan, plan
+from headrace.ops.retention.keeping import Written, ranges_of, retired_checkpoints, retired_weights
+from headrace.ops.retention.marking import Marker, Unreadable
 from headrace.schemas import codec
 from headrace.schemas.records import (
     RECORDS,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.infra.kafka import Connection, RunAddress
-from headrace.infra.object_store import StoreAddress
-from headrace.infra.recipe_file import load_recipe
-from headrace.infra.run import Run
+from headrace.infra.kafka.clients import Connection, RunAddress
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import StoreAddress
+from headrace.ops.offline import retrain as retraining
 from headrace.schemas.records import BatchTrained, CheckpointPointer
-from headrace.trainers import retrain as retraining
-from headrace.trainers.history import History
-from headrace.trainers.numerics import numerics
+from headrace.trainers.learner.numerics import numerics
+from headrace.trainers.versions.history import History
 
 
 def test_of_what_two_processes_made_one_says_at_once_that_it_cannot_compare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 from rich.console import Console
 
-from headrace.consumers.page.retrain_page import METRICS, retrain_page
+from headrace.app.views.retrain_page import METRICS, retrain_page
+from headrace.ops.offline.experiment import COMPARED, compared_metrics
 from headrace.schemas.records import BatchTrained
-from headrace.trainers.experiment import COMPARED, compared_metrics
 
 FOUND: dict[str, Any] = {
     "run": "sums",

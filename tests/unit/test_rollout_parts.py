@@ -12,19 +12,19 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Outgoing
-from headrace.infra.settings import Recipe, Rollout
+from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.recipe.settings import Recipe, Rollout
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import VersionGone
 from headrace.producers.engines.registry import open_engine
-from headrace.producers.episodes import Outcome
-from headrace.producers.pauses import Pauses
-from headrace.producers.rollout import RolloutWorker, choose_workflow
-from headrace.producers.slots import Slots
-from headrace.producers.threads import EpisodeThreads
-from headrace.producers.version_holds import VersionHolds
-from headrace.producers.watchdog import LONGEST_STEP_S, Stalled, StallWatch, Watchdog, stall_limit_s
-from headrace.producers.worker_status import Reporter, Tally
+from headrace.producers.rollout.episodes import Outcome
+from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.slots import Slots
+from headrace.producers.rollout.threads import EpisodeThreads
+from headrace.producers.rollout.version_holds import VersionHolds
+from headrace.producers.rollout.watchdog import LONGEST_STEP_S, Stalled, StallWatch, Watchdog, stall_limit_s
+from headrace.producers.rollout.worker import RolloutWorker, choose_workflow
+from headrace.producers.rollout.worker_status import Reporter, Tally
 from headrace.schemas import codec
 from headrace.schemas.records import Failure, WorkerStatus
 from headrace.schemas.topics import Topics

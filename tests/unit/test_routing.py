@@ -12,22 +12,22 @@ from tiny_models import TOKENIZER
 from headrace.envs.contract import Generation
 from headrace.envs.transcript import Transcript, TranscriptError
 from headrace.infra.errors import UsageError
-from headrace.infra.experts import routers_of
-from headrace.infra.launcher import check_names
-from headrace.infra.recipe_file import load_recipe
-from headrace.infra.settings import Recipe, Trainer
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.recipe.settings import Recipe, Trainer
+from headrace.infra.weights.experts import routers_of
 from headrace.infra.weights.tensors import weights_hash
+from headrace.ops.recipe_check import check_names
 from headrace.producers.engines.contract import Generation as Made
 from headrace.producers.engines.contract import Sampling
 from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
 from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup, Routing, Sequence, Span, Trajectory, TrajectoryGroup
-from headrace.trainers.batch import BatchError, TrainingSequence, pack, pad
-from headrace.trainers.checkpoint import decode_checkpoint, encode_checkpoint
-from headrace.trainers.groups import WholeGroup, prepared, routed_experts
-from headrace.trainers.learner import Learner
-from headrace.trainers.logprobs import token_logprobs
-from headrace.trainers.model import build_model
+from headrace.trainers.batches.batch import BatchError, TrainingSequence, pack, pad
+from headrace.trainers.batches.groups import WholeGroup, prepared, routed_experts
+from headrace.trainers.learner.checkpoint import decode_checkpoint, encode_checkpoint
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.logprobs import token_logprobs
+from headrace.trainers.learner.model import build_model
 
 LAYERS, EXPERTS, PER_TOKEN = 2, 8, 2
 TINY: dict[str, Any] = {

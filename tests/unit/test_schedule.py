@@ -1,7 +1,7 @@
 import pytest
 
-from headrace.infra.settings import Trainer
-from headrace.trainers.schedule import learning_rate
+from headrace.infra.recipe.settings import Trainer
+from headrace.trainers.learner.schedule import learning_rate
 
 
 def rates(versions: tuple[int, ...], **settings: object) -> list[float]:

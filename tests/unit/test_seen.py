@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from headrace.infra.settings import Trainer, Use
+from headrace.app.views.inspection_page import step_page, trajectory_page
+from headrace.infra.recipe.settings import Trainer, Use
+from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
+from headrace.ops.lineage.seen import Advantages, advantages_of, see_group, see_sequence
 from headrace.schemas.records import CuratedGroup, Failure, Sequence, Span, Trajectory, TrajectoryGroup
-from headrace.trainers.groups import WholeGroup, training_sequences
-from headrace.trainers.inspection import StepSeen, TrajectoryFound
-from headrace.trainers.inspection_page import step_page, trajectory_page
-from headrace.trainers.seen import Advantages, advantages_of, see_group, see_sequence
-from headrace.trainers.token_texts import TokenTexts
+from headrace.trainers.batches.groups import WholeGroup, training_sequences
+from headrace.trainers.batches.token_texts import TokenTexts
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 END = len(BYTES)

@@ -8,16 +8,16 @@ import pytest
 
 from headrace.envs.contract import Problem
 from headrace.infra.errors import UsageError
-from headrace.infra.settings import Use
-from headrace.producers.selectors.contract import AcceptAll, ChoosesTier, KnowsSize, Selector
-from headrace.producers.selectors.dots import Dots
-from headrace.producers.selectors.draws import Draws
-from headrace.producers.selectors.filter_solved import FilterSolved
-from headrace.producers.selectors.greso import Greso
-from headrace.producers.selectors.pools import Pools
-from headrace.producers.selectors.registry import SELECTORS, load_selector
-from headrace.producers.selectors.task_memory import TaskMemory
-from headrace.producers.selectors.tiers import Tiers
+from headrace.infra.recipe.settings import Use
+from headrace.producers.feed.selectors.contract import AcceptAll, ChoosesTier, KnowsSize, Selector
+from headrace.producers.feed.selectors.dots import Dots
+from headrace.producers.feed.selectors.draws import Draws
+from headrace.producers.feed.selectors.filter_solved import FilterSolved
+from headrace.producers.feed.selectors.greso import Greso
+from headrace.producers.feed.selectors.pools import Pools
+from headrace.producers.feed.selectors.registry import SELECTORS, load_selector
+from headrace.producers.feed.selectors.task_memory import TaskMemory
+from headrace.producers.feed.selectors.tiers import Tiers
 from headrace.schemas.records import Outcome
 
 

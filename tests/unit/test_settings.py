@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from headrace.infra.settings import Policy, Recipe, Rollout, Trainer, Use, WarmStart, environment
+from headrace.infra.environment import environment
+from headrace.infra.recipe.settings import Policy, Recipe, Rollout, Trainer, Use, WarmStart
 
 
 def plain(**changes: Any) -> dict[str, Any]:

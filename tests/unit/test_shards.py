@@ -16,9 +16,9 @@ from group_checkpoints import Folder
 from headrace.infra.weights.tensor_file import read_safetensors, write_safetensors
 from headrace.infra.weights.tensors import WeightsError
 from headrace.schemas.records import NamedObject
-from headrace.trainers.backends.shards import read_parts, store_parts
-from headrace.trainers.checkpoint import CheckpointError, Stored
-from headrace.trainers.shard_index import Cut, Index, Piece, decode_index, encode_index
+from headrace.trainers.learner.backends.shards import read_parts, store_parts
+from headrace.trainers.learner.checkpoint import CheckpointError, Stored
+from headrace.trainers.learner.shard_index import Cut, Index, Piece, decode_index, encode_index
 
 WHOLE = Index(
     {

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.infra.embedded_kafka import EmbeddedKafka
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
 
 
 def test_a_look_leaves_the_recording_of_kafkas_start_cache_to_runs(tmp_path: Path) -> None:

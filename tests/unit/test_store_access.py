@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.object_store import ObjectStore, StoreAddress, StoreDenied, StoreError, StoreUnavailable
-from headrace.infra.run import store_of, store_text
-from headrace.infra.settings import Store
-from headrace.infra.store_access import find_keys
+from headrace.infra.recipe.settings import Store
+from headrace.infra.run.run import store_of, store_text
+from headrace.infra.store.access import find_keys
+from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoreDenied, StoreError, StoreUnavailable
 from headrace.schemas.records import RecipeRevision
 
 CERTIFICATES = Path(__file__).parents[1] / "certificates"

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 import pytest
 from typer.testing import CliRunner
 
-from headrace.infra.cli import app
-from headrace.infra.store_policy import ANY_RUN, KINDS, ROLES, policy_of
+from headrace.app.cli.main import app
+from headrace.infra.store.policy import ANY_RUN, KINDS, ROLES, policy_of
 
 LOOKING = {"curator", "evaluator", "auditor"}
 

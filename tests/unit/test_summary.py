@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headrace.consumers import discards
-from headrace.consumers import summary as summaries
-from headrace.consumers.audit.fold import Audit
-from headrace.consumers.figures import RewardPoint
-from headrace.consumers.page.closing import show_summary
-from headrace.consumers.summary import eval_ends, lengths_of, log_cpu_share, mean_of, progress_of, summarize
-from headrace.infra.data_folder import DataFolder, Effort
-from headrace.infra.kafka import Connection, Message, RunAddress
-from headrace.infra.object_store import StoreAddress
-from headrace.infra.recipe_file import load_recipe
-from headrace.infra.run import Run
+from headrace.app.views.closing import show_summary
+from headrace.infra.embedded.data_folder import DataFolder, Effort
+from headrace.infra.kafka.clients import Connection, Message, RunAddress
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import StoreAddress
+from headrace.ops import discards
+from headrace.ops.audit.fold import Audit
+from headrace.ops.figures import summary as summaries
+from headrace.ops.figures.figures import RewardPoint
+from headrace.ops.figures.summary import eval_ends, lengths_of, log_cpu_share, mean_of, progress_of, summarize
 from headrace.schemas import codec
 from headrace.schemas.records import (
     BatchTrained,

@@ -12,15 +12,15 @@ import pytest
 from test_curation import RECIPE, TOPIC, group, message, read
 from test_feed_state import names, recipe, state, version
 
-from headrace.consumers.audit.revisions import RevisionSpans
-from headrace.consumers.chain_ends import ChainEnds
-from headrace.consumers.curation import CuratorPartition, Desk, first_of_chain
-from headrace.infra import revisions
+from headrace.consumers.curate.chain_ends import ChainEnds
+from headrace.consumers.curate.curation import CuratorPartition, Desk, first_of_chain
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Connection, RunAddress
-from headrace.infra.object_store import StoreAddress
-from headrace.infra.recipe_file import with_chain
-from headrace.infra.settings import Recipe, Use
+from headrace.infra.kafka.clients import Connection, RunAddress
+from headrace.infra.recipe.recipe_file import with_chain
+from headrace.infra.recipe.settings import Recipe, Use
+from headrace.infra.run import revisions
+from headrace.infra.store.object_store import StoreAddress
+from headrace.ops.audit.revisions import RevisionSpans
 from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, RecipeRevision
 from headrace.schemas.topics import Topics
 

@@ -13,15 +13,15 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
-from headrace.infra import opened_run as opened_runs
-from headrace.infra import sweep as sweeps
-from headrace.infra.data_folder import SWEPT, DataFolder, FolderInUse, RunNotes
+from headrace.infra.embedded.data_folder import SWEPT, DataFolder, FolderInUse, RunNotes
+from headrace.infra.environment import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABLE, SECRET_KEY_VARIABLE
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka import Connection
-from headrace.infra.object_store import ListedObject, StoreAddress
-from headrace.infra.settings import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABLE, SECRET_KEY_VARIABLE
-from headrace.infra.sweep import Place, command_of, in_a_line, place_of, play
-from headrace.infra.sweep_file import Sweep, SweepRun, load_sweep
+from headrace.infra.kafka.clients import Connection
+from headrace.infra.store.object_store import ListedObject, StoreAddress
+from headrace.ops import opened_run as opened_runs
+from headrace.ops.compare import sweep as sweeps
+from headrace.ops.compare.sweep import Place, command_of, in_a_line, place_of, play
+from headrace.ops.compare.sweep_file import Sweep, SweepRun, load_sweep
 
 SWEEP = """
 name = "s"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.infra.sweep_file import SweepRun, load_sweep, without_addresses
+from headrace.ops.compare.sweep_file import SweepRun, load_sweep, without_addresses
 
 TWO = """
 name = "two"

@@ -12,12 +12,12 @@ from confluent_kafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.infra.kafka import Connection
-from headrace.infra.topic_reader import Place
-from headrace.producers import task_intake
-from headrace.producers.pauses import Pauses
-from headrace.producers.slots import Reservation, Slots
-from headrace.producers.task_intake import Member, StartedTask, TaskIntake
+from headrace.infra.kafka.clients import Connection
+from headrace.infra.kafka.topic_reader import Place
+from headrace.producers.rollout import task_intake
+from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.slots import Reservation, Slots
+from headrace.producers.rollout.task_intake import Member, StartedTask, TaskIntake
 from headrace.schemas import codec
 from headrace.schemas.records import Task
 

@@ -14,10 +14,10 @@ import pytest
 
 from headrace.envs.contract import Problem, Score, Split
 from headrace.infra.errors import UsageError
-from headrace.infra.settings import Feed, Use
-from headrace.producers.selectors.contract import MOST_REJECTIONS, AcceptAll, Selector
-from headrace.producers.selectors.registry import SELECTORS, AllOf, load_selector, load_selectors
-from headrace.producers.task_source import EnvironmentFailed, TaskSource
+from headrace.infra.recipe.settings import Feed, Use
+from headrace.producers.feed.selectors.contract import MOST_REJECTIONS, AcceptAll, Selector
+from headrace.producers.feed.selectors.registry import SELECTORS, AllOf, load_selector, load_selectors
+from headrace.producers.feed.task_source import EnvironmentFailed, TaskSource
 from headrace.schemas.records import Outcome
 
 
@@ -198,7 +198,10 @@ def test_two_selectors_of_one_name_or_that_both_choose_are_refused() -> None:
     [
         ("accept_al", "no 'accept_al'; take one of accept_all"),
         ("no.such.module:Name", "importing no.such.module failed"),
-        ("headrace.producers.selectors.registry:Nobody", "headrace.producers.selectors.registry has no 'Nobody'"),
+        (
+            "headrace.producers.feed.selectors.registry:Nobody",
+            "headrace.producers.feed.selectors.registry has no 'Nobody'",
+        ),
     ],
 )
 def test_an_unknown_selector_is_refused_by_name(name: str, said: str) -> None:

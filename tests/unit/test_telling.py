@@ -4,12 +4,12 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.infra.kafka import Connection
-from headrace.infra.run import Run
+from headrace.infra.kafka.clients import Connection
+from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.records import WorkerStatus
 from headrace.schemas.topics import Topics
-from headrace.trainers import telling
+from headrace.trainers.versions import telling
 
 
 class Log:

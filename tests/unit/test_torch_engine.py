@@ -18,7 +18,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from headrace.infra.experts import in_files
+from headrace.infra.weights.experts import in_files
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines import torch_engine
 from headrace.producers.engines.contract import Engine, EngineError, Generation, Sampling, VersionGone

@@ -8,10 +8,10 @@ from contextlib import closing
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from headrace.infra import transactions
-from headrace.infra.kafka import Connection, Fenced, KafkaAway, KafkaRefused, translate
-from headrace.infra.process import MustRestart
-from headrace.infra.transactions import TransactionalWriter
+from headrace.infra.kafka import transactions
+from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, KafkaRefused, translate
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.process.signals import MustRestart
 
 
 class Failing:

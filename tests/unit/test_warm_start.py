@@ -5,8 +5,8 @@ import transformers
 
 from headrace.infra.errors import UsageError
 from headrace.infra.weights.tensors import weights_hash
-from headrace.trainers.model import build_model, character_tokenizer, publish_weights
-from headrace.trainers.warm_start import BandNotReached, WarmStart, WarmStartSettings, WorkedExample, warm_start
+from headrace.trainers.learner.model import build_model, character_tokenizer, publish_weights
+from headrace.trainers.learner.warm_start import BandNotReached, WarmStart, WarmStartSettings, WorkedExample, warm_start
 
 TOKENIZER = character_tokenizer("0123456789+=\\boxed{}")
 SUMS = [WorkedExample(f"{a}+{b}=", f"\\boxed{{{a + b}}}") for a in range(10) for b in range(10)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.consumers.weights_figures import FRESH_MS, RECENT, WeightsFigures, WeightsFold
-from headrace.consumers.weights_history import served
+from headrace.ops.figures.weights_figures import FRESH_MS, RECENT, WeightsFigures, WeightsFold
+from headrace.ops.figures.weights_history import served
 from headrace.schemas.records import ClaimCheck, TakenWeights, WeightsPublished, WorkerStatus
 
 NOW_MS = 1_000_000

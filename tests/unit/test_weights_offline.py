@@ -11,10 +11,10 @@ import pytest
 import safetensors.numpy
 from typer.testing import CliRunner
 
+from headrace.app.cli.weights import app
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.weights import folder as folders
 from headrace.infra.weights import offline
-from headrace.infra.weights.cli import app
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.folder import HASH_KEY, INDEX, SINGLE, open_weights, write_weights
 from headrace.infra.weights.tensor_file import write_safetensors

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from headrace.consumers.page.weights_page import in_words, size, weights_page
-from headrace.consumers.weights_figures import WeightsFigures
+from headrace.app.views.weights_page import in_words, size, weights_page
+from headrace.ops.figures.weights_figures import WeightsFigures
 
 
 def shown(**changes: Any) -> str:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headrace.trainers.window import Order, Waiting, Window, next_batch
+from headrace.trainers.batches.window import Order, Waiting, Window, next_batch
 
 
 def waiting(min_version: int, arrival: int, bound: int = 8) -> Waiting:

@@ -9,8 +9,8 @@ import pytest
 from headrace.consumers.algorithms.validate import sequence_fault
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.envs.contract import Actor, Generation, Problem
-from headrace.envs.single_turn import single_turn
-from headrace.envs.solver_verifier import solver_verifier, verdict_of
+from headrace.envs.workflows.single_turn import single_turn
+from headrace.envs.workflows.solver_verifier import solver_verifier, verdict_of
 from headrace.schemas.records import Sampling, Span
 
 PROBLEM = Problem(task_id="sum", prompt="kx=3+4?", answer="7")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.trainers.batch import TrainingSequence
-from headrace.trainers.model import character_tokenizer
+from headrace.trainers.batches.batch import TrainingSequence
+from headrace.trainers.learner.model import character_tokenizer
 
 TOKENIZER = character_tokenizer("0123456789+=")
 SHAPE = {

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headrace.infra.errors import UsageError
-from headrace.infra.named import check_options, named
+from headrace.infra.recipe.named import check_options, named
 from headrace.trainers.losses.aggregation import AGGREGATIONS
 from headrace.trainers.losses.correction import (
     CORRECTIONS,

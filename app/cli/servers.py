@@ -1,0 +1,81 @@
+"""Commands about what a run needs before it begins, and leaves behind: topics, rights in a store, this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headrace.app.cli.options import FAILED, DataChoice, RunChoice, SetOption, log_quietly, open_console
+from headrace.infra.errors import UsageError
+
+
+def topics(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe, to see or make its topics before a run.")] = None,
+    run: RunChoice = None,
+    sets: SetOption = None,
+) -> None:
+    """Show the topics of a recipe or run; on a cluster create those that are missing and check the others.
+
+    Example: [bold]headrace topics arithmetic --set kafka.bootstrap=broker:9092[/]
+    """
+    from headrace.ops.topic_listing import listing_of_recipe, listing_of_run
+
+    log_quietly()
+    if (recipe is None) == (run is None):
+        raise UsageError("give either a recipe, as in `headrace topics arithmetic`, or --run kafka://HOST:PORT/RUN")
+    table = listing_of_run(run) if run is not None else listing_of_recipe(recipe or "", sets or ())
+    open_console().print(table)
+
+
+def store_policy(
+    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="Which component; `list` names them.")],
+    bucket: Annotated[str, typer.Option("--bucket", help="The recipe's store.bucket.")] = "headrace",
+) -> None:
+    """Print the policy that a component's keys need in an object store of your own, as JSON.
+
+    Example: [bold]headrace store-policy --role worker > worker.json[/]
+    """
+    from headrace.infra.store.policy import ROLES, policy_of
+
+    if role != "list" and role not in ROLES:
+        raise UsageError(f"--role {role}: give one of {', '.join(ROLES)}")
+    typer.echo(policy_of(role, bucket) if role != "list" else "\n".join(ROLES))
+
+
+def doctor() -> None:
+    """Check what this machine has for a run, and say what to do about what it lacks.
+
+    Example: [bold]headrace doctor[/]
+    """
+    from headrace.ops.doctor import examine
+
+    lacking = 0
+    console = open_console()
+    for finding in examine():
+        lacking += not finding.ok
+        mark = "[green]ok  [/]" if finding.ok else "[red]lack[/]"
+        console.print(f"{mark} [bold]{finding.what:<13}[/] {finding.detail}", highlight=False, soft_wrap=True)
+    if lacking:
+        raise typer.Exit(FAILED)
+
+
+def clean(
+    data: DataChoice = None,
+    everything: Annotated[bool, typer.Option("--all", help="All runs in .headrace.")] = False,
+    cache: Annotated[bool, typer.Option("--cache", help="Also what runs share: jars, caches, kept weights.")] = False,
+) -> None:
+    """Remove what a run left in its folder: servers that still run, their topics and objects, logs.
+
+    Topics on a cluster and objects in a store that the recipe names stay: delete those with their own tools.
+
+    Example: [bold]headrace clean --data .headrace/arithmetic[/]
+    """
+    from headrace.ops.cleaning import clean_cache, clean_folder, folders_to_clean
+
+    log_quietly()
+    for folder in folders_to_clean(data, everything=everything, optional=cache):
+        freed = clean_folder(folder)
+        typer.echo(f"removed {folder.root} ({freed / 1e6:.0f} MB)")
+    if cache:
+        typer.echo(f"removed {clean_cache()}")

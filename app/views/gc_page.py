@@ -1,0 +1,52 @@
+"""What `headrace gc` deleted, or would, for people; drawn from what it prints as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from headrace.app.views.weights_page import size
+
+WHY_KEPT = {
+    "named": "needed",
+    "young": "younger than {age}: their records may be on their way",
+    "foreign": "not named as objects of a run are: left alone",
+}
+
+
+def gc_page(done: Mapping[str, Any]) -> RenderableType:
+    """Return what `headrace gc` shows."""
+    title = Text.assemble(("objects", "bold"), f"  run {done['run']}, {done['records']:,} records read")
+    table = Table("", "kind", "objects", "bytes", "why", box=None, header_style="dim")
+    for column in table.columns[2:4]:
+        column.justify = "right"
+    verb = "would go" if done["dry_run"] else "deleted"
+    for row in done["collected"]:
+        table.add_row(Text(verb, "yellow"), row["kind"], f"{row['objects']:,}", size(row["bytes"]), row["why"])
+    for name, counted in done["kept"].items():
+        if counted["objects"]:
+            why = WHY_KEPT[name].format(age=_age(done["older_than_s"]))
+            table.add_row("stays", "", f"{counted['objects']:,}", size(counted["bytes"]), why)
+    parts: list[RenderableType] = [title, table]
+    parts += [Text(_retired(one, dry_run=done["dry_run"])) for one in done["retired"]]
+    if done["spared"]:
+        parts.append(Text(f"{done['spared']} of them were written anew meanwhile, and stay.", style="yellow"))
+    if not done["collected"]:
+        parts.append(Text("There is nothing to delete.", style="green"))
+    return Group(*parts)
+
+
+def _retired(one: Mapping[str, Any], *, dry_run: bool) -> str:
+    ranges = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in one["versions"])
+    return f"{'would be retired' if dry_run else 'retired'}: {one['what']} of {one['policy']}, versions {ranges}"
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length and seconds % length == 0:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds:.0f}s"

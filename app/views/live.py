@@ -1,0 +1,194 @@
+"""The live page: follows a run's topics and shows them, redrawn on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+import structlog
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+
+from headrace.app.views.tables import in_force_in_words
+from headrace.app.views.view import Moment, line, page, resumed
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka.topic_reader import Place, TopicReader, whole_topics
+from headrace.infra.process.supervisor import ChildState
+from headrace.infra.run.run import Run
+from headrace.ops.figures.figures import Figures, RunFigures, lags
+from headrace.ops.figures.pulse import Pulse
+
+REFRESH_S = 0.5
+BUSY_SHARE = 0.05
+"""Most of a core that may go into figures, however many groups a run has."""
+LINE_S = 5.0
+LAG_S = 4.0
+PAST_S = 60.0
+"""The longest that a run's past is read before something is shown."""
+MOST_MESSAGES = 512
+
+log = structlog.get_logger()
+
+
+class LivePage:
+    """Follows a run from its beginning.
+
+    Args:
+        run: The run, joined.
+        console: Where to show it.
+        plain: Lines even on a terminal.
+        processes: How the component processes of this machine are doing.
+        spent_s: What the run has taken so far.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        console: Console,
+        *,
+        plain: bool,
+        processes: Callable[[], Mapping[str, ChildState]] = dict,
+        spent_s: float = 0.0,
+    ) -> None:
+        self._run = run
+        self._console = console
+        self._processes = processes
+        self._fold = Figures(run.run_id, run.recipe)
+        self._pulse = Pulse(run.run_id, run.recipe)
+        self._reader = TopicReader(run.connection, whole_topics(run.connection, self._fold.topics), "page")
+        self._past = self._reader.ends()
+        self._past_due = time.monotonic() + PAST_S
+        self._begun = False
+        self._revision = 0
+        """The one in force when it was last looked at."""
+        self._lag = LagMeter(run)
+        self._began = time.monotonic() - spent_s
+        self._due = self._line_due = 0.0
+        self._figures = self._fold.figures({}, 0)
+        live = console.is_terminal and not plain
+        self._live = Live(console=console, auto_refresh=False, transient=False) if live else None
+
+    def turn(self, timeout_s: float) -> None:
+        """Read what is new, waiting so long for something, and show it when it is time to."""
+        for message in self._reader.poll(MOST_MESSAGES, timeout_s):
+            self._fold.take(message)
+            self._pulse.take(message)
+        if not self._begun and self._has_read_the_past():
+            self._begin()
+        if self._begun and time.monotonic() >= self._due:
+            self._refresh()
+
+    def _has_read_the_past(self) -> bool:
+        """Tell whether what stood on the topics at the beginning is read: half of it would look like a loss."""
+        behind = any(self._reader.positions[place] < end for place, end in self._past.items())
+        return not behind or time.monotonic() > self._past_due
+
+    def _begin(self) -> None:
+        """Say where a run that goes on has got to, and show from now on."""
+        self._begun = True
+        figures = self._fold.figures({}, 0)
+        if figures.versions:
+            self._say(resumed(self._run.recipe, figures))
+        if figures.in_force is not None:
+            self._revision = figures.in_force.revision
+        if self._live is not None:
+            self._live.start()
+
+    def _say(self, words: str) -> None:
+        self._console.print(f"[dim]headrace:[/] {escape(words)}", highlight=False, soft_wrap=True)
+
+    def _tell_swap(self, figures: RunFigures) -> None:
+        """Say which revision of the recipe came into force, where another one did."""
+        found = figures.in_force
+        if found is not None and found.revision != self._revision:
+            self._revision = found.revision
+            self._say(in_force_in_words(asdict(found)))
+
+    @property
+    def ended(self) -> str:
+        """Why the run is over; empty while it goes on."""
+        return self._figures.ended
+
+    @property
+    def in_flight(self) -> int:
+        """Numbers that are issued and not concluded, over all policies and shadows."""
+        return self._figures.in_flight
+
+    @property
+    def awaits_evaluation(self) -> bool:
+        """Whether the last version of a policy is to be evaluated, and has not been in each of its workflows."""
+        recipe = self._run.recipe
+        done = {(one.workflow, one.policy, one.version) for one in self._figures.evals}
+        newest = {policy: pulse.newest_published for policy, pulse in self._pulse.policies.items()}
+        return (
+            bool(recipe.evaluate.every)
+            and self.ended == "steps"
+            and any(
+                (workflow, policy, newest[policy]) not in done
+                for workflow in recipe.workflows
+                for policy in recipe.policies_of(workflow)
+            )
+        )
+
+    def close(self) -> None:
+        """Show the last state and leave the terminal as it was; of a run that is over, the closing page is the last."""
+        try:
+            self._line_due = 0.0
+            if self._begun:
+                self._refresh()
+        finally:
+            if self._live is not None:
+                self._live.transient = bool(self.ended)
+                self._live.stop()
+            self._lag.close()
+            self._reader.close()
+
+    def _refresh(self) -> None:
+        began, worked = time.monotonic(), time.thread_time()
+        now_ms = time.time_ns() // 1_000_000
+        self._lag.positions = self._fold.trainer_positions
+        self._figures = self._fold.figures(self._lag.newest, now_ms)
+        self._tell_swap(self._figures)
+        moment = Moment(
+            recipe=self._run.recipe,
+            figures=self._figures,
+            pulse=self._pulse,
+            rates=self._pulse.rates(now_ms),
+            elapsed_s=began - self._began,
+            now_ms=now_ms,
+            processes=self._processes(),
+        )
+        if self._live is not None:
+            self._live.update(page(moment, self._console.width), refresh=True)
+        elif began >= self._line_due:
+            self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
+            self._line_due = began + LINE_S
+        self._due = time.monotonic() + max(REFRESH_S, (time.thread_time() - worked) / BUSY_SHARE)
+
+
+class LagMeter:
+    """Asks the broker for the lag now and then, in a thread of its own: a broker that is away holds nobody up."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._stop = threading.Event()
+        self.positions: Mapping[Place, int] = {}
+        """Next offsets of the curated topics, as the trainers last told."""
+        self.newest: Mapping[str, int] = {}
+        """Topic to unread records, some seconds old."""
+        self._thread = threading.Thread(target=self._measure, name="lag-meter", daemon=True)
+        self._thread.start()
+
+    def _measure(self) -> None:
+        while not self._stop.wait(LAG_S):
+            try:
+                self.newest = lags(self._run, self.positions)
+            except HeadraceError as error:
+                log.debug("page.no_lag", why=str(error))
+
+    def close(self) -> None:
+        """Ask no more; a question that is under way ends by itself."""
+        self._stop.set()

@@ -1,0 +1,243 @@
+"""The live page and its one-line form, drawn from figures: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from headrace.app.views.chart import by_version, chart
+from headrace.app.views.diagnosis import Signs, why_no_rise
+from headrace.app.views.letters import unnumbered
+from headrace.app.views.tables import replay_lines, shadow_in_words
+from headrace.infra.process.supervisor import ChildState
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.figures.figures import RunFigures
+from headrace.ops.figures.pulse import PolicyPulse, Pulse, Rates
+from headrace.ops.figures.weights_figures import is_there
+from headrace.schemas.records import EvalResult
+from headrace.trainers.health import findings
+
+WIDTH = 100
+"""Wider than this it does not get."""
+CHART_WIDTH = 64
+CHART_HEIGHT = 7
+SHORTEN_WORKERS = 6
+SILENT_MS = 60_000
+"""Long work is told of now and then; after so long without a word nobody does it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """All that is shown at one time."""
+
+    recipe: Recipe
+    figures: RunFigures
+    pulse: Pulse
+    rates: Rates
+    elapsed_s: float
+    now_ms: int
+    """Wall time in ms since the epoch, for who is still heard of."""
+    processes: Mapping[str, ChildState]
+    """Component processes of this machine, where a launcher runs them."""
+
+
+def page(moment: Moment, width: int = WIDTH) -> RenderableType:
+    """Return the whole page, `width` columns wide at most."""
+    parts: list[RenderableType] = [_curve(moment, policy) for policy in moment.recipe.policies]
+    parts.append(_numbers(moment))
+    if trouble := [*_restarts(moment), *_reasons(moment)]:
+        parts.append(Text("\n".join(trouble), style="yellow"))
+    figures = moment.figures
+    starts = figures.state == "stopped" and moment.processes
+    state = f"{figures.state}: {figures.ended}" if figures.ended else "starting" if starts else figures.state
+    title = f"[bold]{figures.run}[/] · {moment.recipe.about or 'headrace'}"
+    return Panel(
+        Group(*parts),
+        title=title,
+        title_align="left",
+        subtitle=f"{state} · {clock(moment.elapsed_s)}",
+        width=min(width, WIDTH),
+    )
+
+
+def line(moment: Moment) -> str:
+    """Return the page in one line, for logs and pipes."""
+    figures = moment.figures
+    words = [f"{clock(moment.elapsed_s):>6}", *(_policy_words(moment, policy) for policy in moment.recipe.policies)]
+    groups = figures.groups
+    words.append(
+        f"groups issued={groups.issued} trained={groups.trained} dropped={sum(groups.discarded.values())} "
+        f"dead={groups.dead} in_flight={groups.in_flight}"
+    )
+    if replayed := sum(counts.replayed for counts in figures.policies.values()):
+        words.append(f"replayed={replayed}")
+    words.append(f"{moment.rates.samples:.0f} trajectories/s {moment.rates.tokens:.0f} tokens/s")
+    words += [f"shadow {shadow_in_words(name, asdict(shadow))}" for name, shadow in figures.shadows.items()]
+    if figures.lag and not figures.ended:
+        words.append(f"lag {sum(figures.lag.values())}")
+    if letters := unnumbered(figures.unnumbered_letters):
+        words.append(letters)
+    if figures.ended:
+        words.append(f"{figures.state}: {figures.ended}")
+    words += [*_restarts(moment), *_reasons(moment)]
+    return "  ".join(words)
+
+
+def resumed(recipe: Recipe, figures: RunFigures) -> str:
+    """Return where a run that goes on has got to, in one line."""
+    at = ", ".join(f"{name} at version {v} of {recipe.trainer_of(name).steps}" for name, v in figures.versions.items())
+    groups = figures.groups
+    return f"resumed: {at}; of {groups.issued} groups {groups.trained} are trained, {groups.in_flight} in flight"
+
+
+def clock(seconds: float) -> str:
+    """Return minutes and seconds."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def _policy_words(moment: Moment, policy: str) -> str:
+    curve = moment.figures.rewards.get(policy, ())
+    metrics = moment.pulse.policies[policy].metrics
+    words = [f"{policy} version {_version(moment, policy)}"]
+    if curve:
+        words.append(f"reward {curve[-1].reward:.2f}")
+    else:
+        words.append(_waiting_for(moment, policy))
+    if metrics:
+        words.append(f"staleness {metrics.get('staleness_mean', 0.0):.1f}")
+    if evals := _evals_of(moment, policy):
+        words.append(f"eval {evals[-1].avg_at_k:.2f} at {evals[-1].version}")
+    return " ".join(words)
+
+
+def _version(moment: Moment, policy: str) -> str:
+    version = moment.figures.versions.get(policy, -1)
+    return f"{version if version >= 0 else '-'}/{moment.recipe.trainer_of(policy).steps}"
+
+
+def _curve(moment: Moment, policy: str) -> RenderableType:
+    curve = by_version((point.version, point.reward) for point in moment.figures.rewards.get(policy, ()))
+    newest = f"{curve[-1]:.2f}" if curve else _waiting_for(moment, policy)
+    head = Text.assemble(
+        (policy, "bold"), "  version ", (_version(moment, policy), "bold"), "  reward ", (newest, "bold green")
+    )
+    drawing = Text("\n".join(chart(curve, CHART_WIDTH, CHART_HEIGHT)), style="green", no_wrap=True)
+    return Group(head, drawing)
+
+
+def _waiting_for(moment: Moment, policy: str) -> str:
+    """Say what a run that has no reward yet is at, in its trainer's own words where it has some."""
+    for worker in moment.figures.workers:
+        if worker.worker == f"train-{policy}" and moment.now_ms - worker.updated_ms < SILENT_MS:
+            return f"({worker.state}: {worker.detail})"
+    if moment.pulse.policies[policy].newest_published >= 0:
+        return "(first groups are played)"
+    if moment.recipe.policies[policy].warm_start:
+        return "(components start, then the supervised warm start)"
+    return "(components start)"
+
+
+def _numbers(moment: Moment) -> Table:
+    figures = moment.figures
+    groups = figures.groups
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    wasted = f" · {figures.wasted_tokens / figures.tokens:.1%} wasted" if figures.wasted_tokens else ""
+    table.add_row("speed", f"{moment.rates.samples:,.0f} trajectories/s · {moment.rates.tokens:,.0f} tokens/s{wasted}")
+    for policy, pulse in moment.pulse.policies.items():
+        table.add_row(_label("step", policy, moment.recipe), _step(pulse))
+    for policy in moment.recipe.policies:
+        found = _evals_of(moment, policy)
+        if found:
+            table.add_row(
+                _label("held out", policy, moment.recipe),
+                " · ".join(f"{one.avg_at_k:.2f} at version {one.version}" for one in (*found[:1], *found[1:][-3:])),
+            )
+    table.add_row(
+        "groups",
+        f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight · {groups.dead} dead",
+    )
+    dropped = " · ".join(f"{count} {reason}" for reason, count in sorted(groups.discarded.items()))
+    table.add_row("dropped", dropped or "none")
+    counts = {**figures.policies, **{line: shadow.groups for line, shadow in figures.shadows.items()}}
+    for words in replay_lines({line: asdict(one) for line, one in counts.items()}):
+        table.add_row("replays", Text(words))
+    for line, shadow in figures.shadows.items():
+        table.add_row("shadow", Text(shadow_in_words(line, asdict(shadow))))
+    for stream, told in figures.selection.items():
+        if told.rejected or told.forced:
+            words = f"{told.selected} selected · {told.rejected} rejected · {told.forced} forced"
+            table.add_row("tasks" if len(figures.selection) == 1 else f"tasks {stream}", words)
+    if figures.unnumbered_letters:
+        table.add_row("letters", Text(unnumbered(figures.unnumbered_letters)))
+    if not figures.ended:  # what is unread then is nobody's any more
+        table.add_row("lag", _lag(moment))
+    table.add_row("workers", _workers(moment))
+    return table
+
+
+def _label(word: str, policy: str, recipe: Recipe) -> str:
+    return word if len(recipe.policies) == 1 else f"{word} {policy}"
+
+
+def _step(pulse: PolicyPulse) -> str:
+    words = [f"{pulse.published} weights published"]
+    metrics = pulse.metrics
+    if metrics:
+        words += [
+            f"staleness {metrics.get('staleness_mean', 0.0):.2f} (most {metrics.get('staleness_max', 0.0):.0f})",
+            f"log-probability gap {metrics.get('logprob_gap_mean', 0.0):.1e}",
+            f"entropy {metrics.get('entropy', 0.0):.2f}",
+        ]
+    return " · ".join(words)
+
+
+def _lag(moment: Moment) -> str:
+    prefix = f"{moment.figures.run}."
+    waiting = [f"{topic.removeprefix(prefix)} {count}" for topic, count in moment.figures.lag.items() if count]
+    return " · ".join(waiting) or "none"
+
+
+def _workers(moment: Moment) -> str:
+    here = [worker for worker in moment.figures.workers if is_there(worker, moment.now_ms)]
+    words = [
+        f"{worker.worker} {worker.state}"
+        + (f" ({worker.detail})" if worker.detail else f", {worker.groups_done:,} groups")
+        for worker in here[:SHORTEN_WORKERS]
+    ]
+    if len(here) > SHORTEN_WORKERS:
+        words.append(f"and {len(here) - SHORTEN_WORKERS} more")
+    return "\n".join(words) or ("none" if moment.figures.ended else "none yet")
+
+
+def _evals_of(moment: Moment, policy: str) -> list[EvalResult]:
+    return sorted((one for one in moment.figures.evals if one.policy == policy), key=lambda one: one.version)
+
+
+def _restarts(moment: Moment) -> list[str]:
+    again = [f"{name} {state.starts - 1}x" for name, state in moment.processes.items() if state.starts > 1]
+    return [f"started again: {', '.join(again)}"] if again else []
+
+
+def _reasons(moment: Moment) -> list[str]:
+    found = []
+    for policy, counts in moment.figures.policies.items():
+        metrics = moment.pulse.policies[policy].metrics
+        signs = Signs(
+            rewards=[point.reward for point in moment.figures.rewards.get(policy, ())],
+            concluded=counts.trained + sum(counts.discarded.values()),
+            discarded=counts.discarded,
+            staleness_mean=metrics.get("staleness_mean", 0.0),
+            max_staleness=moment.recipe.trainer_of(policy).max_staleness,
+            logprob_gap_mean=metrics.get("logprob_gap_mean", 0.0),
+        )
+        why = [finding.sentence for finding in findings(moment.pulse.policies[policy].recent)]
+        why += filter(None, [why_no_rise(signs)])
+        found += why if len(moment.recipe.policies) == 1 else [f"{policy}: {one}" for one in why]
+    return found

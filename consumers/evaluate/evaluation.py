@@ -1,0 +1,135 @@
+"""Evaluation groups to results: pure fold, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import fsum
+from typing import Any
+
+from headrace.consumers.algorithms.contract import generated_lengths
+from headrace.consumers.evaluate.pass_at_k import mean_pass_at_k
+from headrace.schemas.headers import HeaderError, Headers, Stamp
+from headrace.schemas.records import EvalResult, TrajectoryGroup
+
+RIGHT_ABOVE = 0.5
+"""A sample with more reward than this counts as right in pass@k."""
+
+Key = tuple[str, str, int]
+"""(workflow, policy, version asked for)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What one problem adds to a result."""
+
+    samples: int
+    """Episodes asked for."""
+    right: int
+    score: float
+    """Sum of the rewards, each clipped to [0, 1]."""
+    tokens: int
+    """Generated tokens of all trajectories."""
+    trajectories: int
+    failures: int
+
+
+def answered(group: TrajectoryGroup) -> Answered:
+    """Return what a group adds. An episode that gave no trajectory has reward 0 and is wrong."""
+    rewards = [trajectory.reward for trajectory in group.trajectories]
+    return Answered(
+        samples=max(group.n_asked, len(rewards)),
+        right=sum(reward > RIGHT_ABOVE for reward in rewards),
+        score=fsum(min(max(0.0, reward), 1.0) for reward in rewards),
+        tokens=sum(generated_lengths(group)),
+        trajectories=len(rewards),
+        failures=max(group.n_asked - len(rewards), 0),
+    )
+
+
+def stamp_of_lost(headers: Headers, run_id: str) -> Stamp | None:
+    """Return the stamp by which a group that cannot be read counts as unanswered, so that its evaluation concludes.
+
+    The version asked for is that of its tokens. None when the headers do not tell: then its number stays open.
+    """
+    try:
+        stamp = Stamp.from_headers(headers)
+    except HeaderError:
+        return None
+    return stamp if stamp.run_id == run_id and stamp.min_version >= 0 else None
+
+
+class EvaluationFold:
+    """Gathers the groups of every (workflow, policy, version) until all problems have concluded, then gives its result.
+
+    A group that comes again (same stream and number) is passed over. Where a workflow has several policies, the ones
+    that only play along are measured too, at the version they played with, once per version.
+
+    Args:
+        run_id: The run.
+        problems: Problems of one evaluation.
+    """
+
+    def __init__(self, run_id: str, problems: int) -> None:
+        self.run_id = run_id
+        self.problems = problems
+        self._open: dict[Key, dict[int, Answered]] = {}
+        self._done: set[Key] = set()
+
+    def take(self, group: TrajectoryGroup) -> EvalResult | None:
+        """Take in a group; return the result that it completes."""
+        key = (workflow_of(group.stream), group.policy, group.asked_version)
+        if key in self._done:
+            return None
+        found = self._open.setdefault(key, {})
+        found.setdefault(group.number, answered(group))
+        if len(found) < self.problems:
+            return None
+        self._done.add(key)
+        return self._result(key, list(self._open.pop(key).values()))
+
+    def _result(self, key: Key, found: list[Answered]) -> EvalResult:
+        workflow, policy, version = key
+        samples = min(one.samples for one in found)
+        counts = [(one.samples, one.right) for one in found]
+        trajectories = sum(one.trajectories for one in found)
+        return EvalResult(
+            run_id=self.run_id,
+            policy=policy,
+            workflow=workflow,
+            version=version,
+            problems=len(found),
+            asked=self.problems,
+            samples=samples,
+            avg_at_k=fsum(one.score / one.samples if one.samples else 0.0 for one in found) / len(found),
+            pass_at_k={str(k): mean_pass_at_k(counts, k) for k in _sizes(samples)},
+            mean_length=sum(one.tokens for one in found) / trajectories if trajectories else 0.0,
+            failures=sum(one.failures for one in found),
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state as JSON has it."""
+        rows = [[*key, number, asdict(one)] for key, found in self._open.items() for number, one in found.items()]
+        return {"open": rows, "done": [list(key) for key in sorted(self._done)]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take the state that `snapshot` returned."""
+        self._done = {(workflow, policy, version) for workflow, policy, version in state["done"]}
+        self._open = {}
+        for workflow, policy, version, number, one in state["open"]:
+            self._open.setdefault((workflow, policy, version), {})[number] = Answered(**one)
+
+
+def workflow_of(stream: str) -> str:
+    """Return the workflow of a stream, `[eval.]workflow[.region]`."""
+    return stream.removeprefix("eval.").partition(".")[0]
+
+
+def _sizes(samples: int) -> Iterator[int]:
+    """Yield the k of pass@k: powers of two below the number of samples, and that number."""
+    k = 1
+    while k < samples:
+        yield k
+        k *= 2
+    if samples:
+        yield samples

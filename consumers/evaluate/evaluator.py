@@ -1,0 +1,154 @@
+"""The evaluator, `headrace evaluate`: folds evaluation groups into results. One per run, for all its policies."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from functools import partial
+
+import structlog
+
+from headrace.consumers.evaluate.evaluation import EvaluationFold, stamp_of_lost
+from headrace.infra.kafka.clients import Message, Outgoing, RunAddress, parse_run
+from headrace.infra.kafka.dead_letters import dead_letter
+from headrace.infra.kafka.run_loop import run_loop
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.log import configure_logging
+from headrace.infra.process.signals import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.run.own_positions import OwnPositions, Role
+from headrace.infra.run.revisions import join_to_write
+from headrace.infra.run.run import Run
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import TrajectoryGroup
+
+log = structlog.get_logger()
+
+COMPONENT = "evaluate"
+TURN_S = 0.2
+SNAPSHOT_EVERY_S = 5.0
+MOST_SAMPLES = 4096
+
+
+class Evaluator:
+    """Implements the run loop's `Component`."""
+
+    def __init__(self, run: Run, own: OwnPositions) -> None:
+        self.run, self.own = run, own
+        self.fold = EvaluationFold(run.run_id, run.recipe.evaluate.problems)
+        if own.restored is not None:
+            self.fold.restore(json.loads(own.restored))
+        self._policies = {run.topics.eval_groups(policy): policy for policy in run.recipe.policies}
+        self._changed = self._said = False
+        self._snapshot_due = 0.0
+
+    def poll(self, watch: Stopwatch) -> list[Message]:
+        """Return the next groups."""
+        return self.own.poll(watch, TURN_S)
+
+    def handle(self, message: Message) -> Iterable[Outgoing]:
+        """Fold a group; return a result that it completes, or the dead letter of what cannot be read."""
+        self._changed = True
+        policy = self._policies[message.topic]
+        try:
+            group = codec.decode(message.value, TrajectoryGroup)
+            if group.run_id != self.run.run_id or group.policy != policy:
+                why = f"a group of run id {group.run_id!r} and policy {group.policy!r}"
+                return [self._dead(message, "other_run", f"{why}, expected {self.run.run_id!r} and {policy!r}")]
+            if group.claim is not None:
+                group = codec.decode(self.run.get_group(group.claim), TrajectoryGroup)
+            _check_counts(group)
+        except SchemaError as error:
+            return [self._dead(message, "undecodable", str(error)), *self._fold(self._lost(message, policy))]
+        except (ObjectMissing, ObjectCorrupt) as error:
+            return [self._dead(message, "missing_object", str(error)), *self._fold(self._lost(message, policy))]
+        return self._fold(group)
+
+    def _fold(self, group: TrajectoryGroup | None) -> list[Outgoing]:
+        result = None if group is None else self.fold.take(group)
+        if result is None:
+            return []
+        self._said = True
+        log.info(
+            "evaluation.concluded",
+            policy=result.policy,
+            workflow=result.workflow,
+            version=result.version,
+            avg_at_k=round(result.avg_at_k, 4),
+            failures=result.failures,
+        )
+        key = f"{result.workflow}|{result.version}".encode()
+        return [Outgoing(self.run.topics.evals(result.policy), codec.encode(result), key, partition=0)]
+
+    def _dead(self, message: Message, reason: str, detail: str) -> Outgoing:
+        self._said = True
+        return dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, (reason, detail))
+
+    def _lost(self, message: Message, policy: str) -> TrajectoryGroup | None:
+        """Return a group without answers for one that is unreadable; None when its headers do not tell which."""
+        stamp = stamp_of_lost(message.headers, self.run.run_id)
+        if stamp is None:
+            return None
+        return TrajectoryGroup(
+            stream=stamp.stream,
+            number=stamp.number,
+            policy=policy,
+            n_asked=self.run.recipe.evaluate.samples,
+            asked_version=stamp.min_version,
+        )
+
+    def tick(self) -> Iterable[Outgoing]:
+        """Return the snapshot that belongs to what was said, or that is due."""
+        now = time.monotonic()
+        if not self._said and not (self._changed and now >= self._snapshot_due):
+            return ()
+        self._changed = self._said = False
+        self._snapshot_due = now + SNAPSHOT_EVERY_S
+        return [self.own.snapshot(json.dumps(self.fold.snapshot()).encode())]
+
+    def position(self, writer: TransactionalWriter) -> None:
+        """Nothing beside the snapshot."""
+
+    @property
+    def moved(self) -> bool:
+        """Positions are committed with the next snapshot."""
+        return False
+
+    def rewind(self) -> None:
+        """Raise MustRestart."""
+        self.own.rewind()
+
+    def close(self) -> None:
+        """Leave."""
+        self.own.close()
+
+
+def _check_counts(group: TrajectoryGroup) -> None:
+    if not 0 <= group.n_asked <= MOST_SAMPLES or len(group.trajectories) > MOST_SAMPLES:
+        raise SchemaError(f"{len(group.trajectories)} trajectories of {group.n_asked} asked for")
+
+
+def open_evaluator(run: Run) -> Evaluator:
+    """Build the evaluator of a run from what is committed; its transactional id has been taken over before."""
+    topics = tuple(run.topics.eval_groups(policy) for policy in run.recipe.policies)
+    return Evaluator(run, OwnPositions(Role(run.connection, COMPONENT, run.run_id, run.topics.state, topics)))
+
+
+def evaluate(address: RunAddress, stop: threading.Event) -> None:
+    """Evaluate a run until told to stop. Raises MustRestart or Unavailable when it is to be built anew."""
+    run = join_to_write(address, JOIN_PATIENCE_S, stop)
+    writer = TransactionalWriter(run.connection, f"{address.run}.{COMPONENT}", run.topic_names)
+    with closing(writer), closing(open_evaluator(run)) as evaluator:
+        run_loop(evaluator, writer, stop, Stopwatch())
+
+
+def main(run: str) -> None:
+    """Run the evaluator of `kafka://host:port/run` until a signal."""
+    address = parse_run(run)
+    configure_logging(COMPONENT, run=address.run)
+    keep_running(partial(evaluate, address), stop_on_signals())

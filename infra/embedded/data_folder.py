@@ -1,0 +1,184 @@
+"""The data folder of a run: where its servers, logs and notes lie, and who uses it now."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.infra.atomic_files import write_atomically
+from headrace.infra.errors import HeadraceError, UsageError
+
+HOME = Path(".headrace")
+"""Data folders lie here, below the working directory, one per run, unless `--data` says otherwise."""
+SWEPT, SUMMARY = "recipe.json", "summary.json"
+"""In a run's folder below that of a sweep: what it was asked for, which nothing but `headrace compare` writes; and what
+came of it, once it is done."""
+UP = "`headrace up`"
+LOOK = "a look, such as `headrace status`,"
+"""What holds a folder: the launcher; a command that looks at a run that rests."""
+
+
+class FolderInUse(HeadraceError):
+    """Another command runs on the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What a run has cost so far, over all times that it was started."""
+
+    wall_s: float = 0.0
+    """Wall seconds under `headrace up`."""
+    cpu: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Process name to CPU seconds: `process` and, as a part of it, `librdkafka`."""
+
+    def plus(self, wall_s: float, cpu: Mapping[str, Mapping[str, float]]) -> Effort:
+        """Return the sum with another stretch."""
+        total = {
+            name: {
+                what: self.cpu.get(name, {}).get(what, 0.0) + cpu.get(name, {}).get(what, 0.0)
+                for what in ("process", "librdkafka")
+            }
+            for name in {**self.cpu, **cpu}
+        }
+        return Effort(self.wall_s + wall_s, total)
+
+
+@dataclass(frozen=True, slots=True)
+class RunNotes:
+    """What `run.json` says: enough to find the run again, nothing that the topics know better."""
+
+    run: str
+    bootstrap: str
+    embedded_kafka: bool
+    run_id: str = ""
+    finished: bool = False
+    """True once the run has ended and what was in flight has concluded."""
+    effort: Effort = Effort()
+
+    @property
+    def address(self) -> str:
+        """The run as `--run` takes it."""
+        return f"kafka://{self.bootstrap}/{self.run}"
+
+
+class DataFolder:
+    """A run's folder; constructing touches nothing."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().absolute()
+        self.kafka = self.root / "kafka"
+        self.store = self.root / "store"
+        self.logs = self.root / "logs"
+        self._notes = self.root / "run.json"
+        self._lock = self.root / "up.lock"
+
+    def read(self) -> RunNotes | None:
+        """Return the folder's notes; None when it holds no run. Raises HeadraceError when they cannot be read."""
+        if not self._notes.exists():
+            return None
+        try:
+            raw: dict[str, Any] = json.loads(self._notes.read_bytes())
+            return RunNotes(**{**raw, "effort": Effort(**raw["effort"])})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise HeadraceError(
+                f"{self._notes} cannot be read ({error!r}): put it back from a copy, or `headrace clean` the folder"
+            ) from error
+
+    def require(self) -> RunNotes:
+        """Return the folder's notes. Raises UsageError when it holds no run."""
+        notes = self.read()
+        if notes is None and self.sweep_runs():
+            raise UsageError(
+                f"{self.root} holds a sweep over an archive, whose runs have no topics to look at: {self.root}/RUN/"
+                "summary.json has what came of each, and `headrace compare` shows them all"
+            )
+        if notes is None:
+            raise UsageError(
+                f"{self.root} holds no run of Headrace: `headrace up` makes one, `--data` names its folder"
+            )
+        return notes
+
+    def write(self, notes: RunNotes) -> None:
+        """Replace the folder's notes."""
+        write_atomically(self._notes, json.dumps(asdict(notes), indent=1).encode())
+
+    def sweep_runs(self) -> list[str]:
+        """Return the runs of the sweep whose folder this is, begun or done; none where it is no sweep's."""
+        return sorted(path.parent.name for path in self.root.glob(f"*/{SWEPT}"))
+
+    def sweep(self) -> DataFolder | None:
+        """Return the folder of the sweep whose run this folder is; None where it is no sweep's run."""
+        return DataFolder(self.root.parent) if (self.root / SWEPT).exists() else None
+
+    @contextmanager
+    def owned(self, by: str) -> Iterator[None]:
+        """Hold the folder for this process. Raises FolderInUse while another holds it, UsageError if not writable.
+
+        Args:
+            by: What holds it, as the one that is refused is told: "`headrace up`".
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UsageError(f"cannot use the data folder {self.root}: {error}; give another by --data") from error
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid, other = self.owner() or (0, "")
+                watch = f"watch it with `headrace status --data {self.root}`" if other == UP else "wait for its end"
+                raise FolderInUse(
+                    f"process {pid} runs {other or 'another command'} on {self.root} now: {watch}, stop it with "
+                    "Ctrl-C, or give this run another folder by --data"
+                ) from None
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n{by}".encode(), 0)
+            yield
+        finally:
+            os.close(lock)
+
+    def owner(self) -> tuple[int, str] | None:
+        """Return the process that holds the folder now, and what it runs; None for nobody."""
+        try:
+            with self._lock.open("rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    pid, _, by = file.read(200).decode().partition("\n")
+                    return int(pid or 0), by
+        except OSError:
+            return None
+        return None
+
+    def size_bytes(self) -> int:
+        """Return how much the folder holds on disk."""
+        return sum(_size(path) for path in self.root.rglob("*"))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_blocks * 512
+    except OSError:  # servers may be writing: files vanish while the folder is walked
+        return 0
+
+
+def data_folder_of(run: str, given: Path | None) -> DataFolder:
+    """Return the folder of a run: the one given, else `.headrace/<run>`."""
+    return DataFolder(given or HOME / run)
+
+
+def only_folder() -> DataFolder:
+    """Return the one data folder below the working directory. Raises UsageError when there is none, or several."""
+    found = sorted(path.parent for path in HOME.glob("*/run.json"))
+    if len(found) == 1:
+        return DataFolder(found[0])
+    if not found:
+        raise UsageError(f"no run in {HOME.absolute()}: name one by --data FOLDER or --run kafka://HOST:PORT/RUN")
+    raise UsageError(f"several runs in {HOME.absolute()}: name one by --data, of {', '.join(str(f) for f in found)}")

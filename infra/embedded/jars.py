@@ -1,0 +1,172 @@
+"""The jars of the embedded Kafka: pinned by coordinate and sha256, fetched once into a cache that all runs share.
+
+`kafka-jars.json` beside this file is the lock. With `--write-lock` this module makes it anew from the POMs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from headrace.infra.environment import cache_folder
+from headrace.infra.errors import Unavailable
+
+if TYPE_CHECKING:
+    from jgo.maven import MavenContext
+
+KAFKA_VERSION = "4.3.1"
+LOG4J_VERSION = "2.25.4"
+LOCK_FILE = Path(__file__).with_name("kafka-jars.json")
+# The Kafka artifact brings log4j but no slf4j binding. Without the "!" jgo takes log4j's dependencyManagement for all
+# of them, and an older kafka-clients ends up beside the broker.
+ROOTS = (
+    f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
+    f"org.apache.logging.log4j:log4j-slf4j-impl:{LOG4J_VERSION}!",
+)
+FIXED_MTIME = 1_000_000_000
+"""The AOT cache of the JVM is void when a jar's time changes, so every jar has this one (seconds since the epoch)."""
+FETCH_THREADS = 8
+FETCH_TIMEOUT_S = 60
+
+_log = structlog.get_logger()
+
+
+class JarUnavailable(Unavailable):
+    """A jar is neither in the cache nor to be fetched."""
+
+
+def read_lock(lock: Path = LOCK_FILE) -> dict[str, str]:
+    """Return the pinned jars: `group:artifact:version` -> sha256."""
+    pins: dict[str, str] = json.loads(lock.read_text())
+    return pins
+
+
+def jar_path(cache: Path, coordinate: str) -> Path:
+    """Where the jar of `group:artifact:version` lies in the cache (the layout of a Maven repository)."""
+    group, artifact, version = coordinate.split(":")
+    return cache / "m2" / group.replace(".", "/") / artifact / version / f"{artifact}-{version}.jar"
+
+
+def class_path(
+    cache: Path, progress: Callable[[str], None] | None = None, *, pins: Mapping[str, str] | None = None
+) -> list[str]:
+    """Paths of all pinned jars, verified; missing and broken ones are fetched first, in parallel.
+
+    Nothing is asked of the network when all are there. `progress` is told in words what is being fetched. Raises
+    JarUnavailable.
+    """
+    pins = read_lock() if pins is None else pins
+    if _lacking(cache, pins):
+        with _exclusive(cache):
+            lacking = _lacking(cache, pins)  # another run may have fetched them while we waited
+            if lacking:
+                _fetch_all(cache, {coordinate: pins[coordinate] for coordinate in lacking}, progress)
+    return [str(jar_path(cache, coordinate)) for coordinate in pins]
+
+
+def write_lock(cache: Path, lock: Path = LOCK_FILE) -> None:
+    """Walk the POMs of `ROOTS` (slow: one request after the other) and pin what they need."""
+    context = _maven(cache)
+    dependencies = [context.create_dependency(root) for root in ROOTS]
+    for dependency in dependencies:
+        dependency.scope = dependency.scope or "compile"
+    with _exclusive(cache):
+        resolved = [dependency for part in context.resolver.resolve(dependencies) for dependency in part]
+        artifacts = [dependency.artifact for dependency in resolved if dependency.scope in {"compile", "runtime"}]
+        with ThreadPoolExecutor(FETCH_THREADS) as pool:
+            sums = pool.map(lambda artifact: _sha256(artifact.resolve()), artifacts)
+            pins = {f"{a.groupId}:{a.artifactId}:{a.version}": s for a, s in zip(artifacts, sums, strict=True)}
+    lock.write_text(json.dumps(dict(sorted(pins.items())), indent=1) + "\n")
+    _log.info("jars.locked", jars=len(pins), lock=str(lock))
+
+
+def _lacking(cache: Path, pins: Mapping[str, str]) -> list[str]:
+    with ThreadPoolExecutor(FETCH_THREADS) as pool:
+        good = pool.map(lambda pin: _is_good(jar_path(cache, pin[0]), pin[1]), pins.items())
+        return [coordinate for coordinate, ok in zip(pins, good, strict=True) if not ok]
+
+
+def _is_good(jar: Path, want: str) -> bool:
+    try:
+        if _sha256(jar) != want:
+            return False
+        if jar.stat().st_mtime != FIXED_MTIME:
+            os.utime(jar, (FIXED_MTIME, FIXED_MTIME))
+    except OSError:
+        return False
+    return True
+
+
+def _fetch_all(cache: Path, pins: Mapping[str, str], progress: Callable[[str], None] | None) -> None:
+    say = progress or (lambda _: None)
+    say(f"fetching {len(pins)} jars of Kafka {KAFKA_VERSION} (45 MB in all) into {cache}")
+    context = _maven(cache)
+    with ThreadPoolExecutor(FETCH_THREADS) as pool:
+        fetched = pool.map(lambda pin: _fetch(context, cache, *pin), pins.items())
+        for n, coordinate in enumerate(fetched, start=1):
+            say(f"Kafka jars: {n} of {len(pins)} ({coordinate.split(':')[1]})")
+
+
+def _fetch(context: MavenContext, cache: Path, coordinate: str, want: str) -> str:
+    """One jar, verified; a broken one (a killed download leaves half a jar) is replaced."""
+    jar = jar_path(cache, coordinate)
+    group, artifact, version = coordinate.split(":")
+    reason = "its sha256 is not the pinned one"
+    for _ in range(3):
+        jar.unlink(missing_ok=True)
+        try:
+            context.project(group, artifact).at_version(version).artifact().resolve()
+        except (OSError, RuntimeError) as error:  # requests' errors are OSErrors
+            reason = str(error)
+            continue
+        if _is_good(jar, want):
+            return coordinate
+    jar.unlink(missing_ok=True)
+    raise JarUnavailable(
+        f"cannot fetch {coordinate} from Maven Central to {jar}: {reason}. Kafka needs its jars (45 MB) once: "
+        "connect this machine to the network and try again, or copy the cache folder of a machine that has them to "
+        f"{cache} (or name it by HEADRACE_CACHE)"
+    )
+
+
+def _maven(cache: Path) -> MavenContext:
+    from jgo.maven import MavenContext  # half a second of imports, needed once
+
+    return MavenContext(repo_cache=cache / "m2", timeout=FETCH_TIMEOUT_S)
+
+
+@contextmanager
+def _exclusive(cache: Path) -> Iterator[None]:
+    """One process at a time fetches into a cache."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "jars.lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
+        yield
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def main() -> None:
+    """Fetch the pinned jars into the cache, or with `--write-lock` pin them anew."""
+    parser = argparse.ArgumentParser(prog="python -m headrace.infra.embedded.jars", description=main.__doc__)
+    parser.add_argument("--write-lock", action="store_true", help="walk the POMs and rewrite the lock")
+    if parser.parse_args().write_lock:
+        write_lock(cache_folder())
+    class_path(cache_folder(), lambda words: _log.info("jars.progress", detail=words))
+
+
+if __name__ == "__main__":
+    main()

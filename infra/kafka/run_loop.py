@@ -1,0 +1,116 @@
+"""The run loop of every component that turns records into records: handle, produce, commit.
+
+A component with partitions of a group (curator, evaluator) is a `GroupConsumer`; one that keeps its own positions
+(feeder, trainer) implements `Component` itself. Both run here, so the order of the steps is written once.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Protocol
+
+import structlog
+
+from headrace.infra.errors import Unavailable
+from headrace.infra.failpoints import reach
+from headrace.infra.kafka.clients import Message, Outgoing
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.stopwatch import Stopwatch
+
+log = structlog.get_logger()
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+
+
+class Component(Protocol):
+    """What the loop drives."""
+
+    def poll(self, watch: Stopwatch) -> list[Message]:
+        """Return the next records, restored and owned; empty when there are none for now."""
+
+    def handle(self, message: Message) -> Iterable[Outgoing]:
+        """Take in one record; return what follows from it."""
+
+    def tick(self) -> Iterable[Outgoing]:
+        """Return what follows from time or memory rather than from one record; called once a turn."""
+
+    def position(self, writer: TransactionalWriter) -> None:
+        """Write, inside the transaction, how far this component is."""
+
+    @property
+    def moved(self) -> bool:
+        """True when positions must be committed even if nothing is produced."""
+
+    def rewind(self) -> None:
+        """Drop records and memory that ran ahead of the last commit, and stand where that left off.
+
+        A component that cannot do so in place raises; its process then starts again.
+        """
+
+
+def run_loop(
+    component: Component,
+    writer: TransactionalWriter,
+    stop: threading.Event,
+    watch: Stopwatch,
+) -> bool:
+    """Drive a component until it is told to stop; return whether its memory is what is committed, or ran ahead.
+
+    One turn:
+
+    1. poll: up to 64 records or 150 ms. Rebalances happen in here, and partitions that are new are restored. A
+       group's metadata is taken right after; no other poll lies before the commit.
+    2. handle: every record, then the tick. No step after this one changes the component's memory.
+    3. produce: all that followed, in one transaction.
+    4. position: snapshots that are due, a flush (it yields their offsets), then the group's offsets.
+    5. commit.
+
+    When the transaction is aborted, or a server is away, nothing of the turn has happened: the component rewinds and
+    the loop goes on. Nothing is retried from memory. Raises Fenced when another process took over, and whatever
+    `rewind` raises.
+    """
+    pause, undone_at = FIRST_PAUSE_S, math.inf
+    while not stop.is_set():
+        try:
+            messages = component.poll(watch)  # 1
+            with watch.measure("handle"):  # 2
+                outgoing = [record for message in messages for record in _handled(component, message)]
+            outgoing += component.tick()
+            if outgoing or component.moved:
+                reach(f"{writer.component}.handled")
+                with watch.measure("produce"):  # 3
+                    writer.begin()
+                    writer.produce(outgoing)
+                with watch.measure("commit"):
+                    component.position(writer)  # 4
+                    writer.commit()  # 5
+            if undone_at < math.inf:
+                log.info("turn.resumed", seconds=round(time.monotonic() - undone_at, 1))
+            pause, undone_at = FIRST_PAUSE_S, math.inf
+        except Unavailable as error:
+            if undone_at == math.inf:
+                undone_at = time.monotonic()
+                log.warning("turn.undone", error=str(error))
+            _undo(component, writer, stop, pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+    return undone_at == math.inf
+
+
+def _handled(component: Component, message: Message) -> list[Outgoing]:
+    """Handle one record, with its place on every line that is logged meanwhile."""
+    place = {"topic": message.topic, "partition": message.partition, "offset": message.offset}
+    with structlog.contextvars.bound_contextvars(**place):
+        return list(component.handle(message))
+
+
+def _undo(component: Component, writer: TransactionalWriter, stop: threading.Event, pause_s: float) -> None:
+    """Abort and rewind, as often as it takes while servers are away."""
+    while not stop.wait(pause_s):
+        with suppress(Unavailable):
+            writer.abort()
+            component.rewind()
+            return

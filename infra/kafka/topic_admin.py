@@ -1,0 +1,107 @@
+"""Creating a run's topics, and checking those that are there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka.clients import Connection, KafkaAway, kafka_errors, open_admin, patiently
+from headrace.schemas.topics import TopicSpec
+
+log = structlog.get_logger()
+
+
+class TopicDiffers(HeadraceError):
+    """A topic exists with settings that the run cannot live with."""
+
+
+def ensure_topics(connection: Connection, specs: Iterable[TopicSpec], replication: int = -1) -> list[str]:
+    """Create the topics that are missing; return their names. Raises TopicDiffers when one that is there differs.
+
+    The number of partitions is fixed for a run: a group's partition is its number modulo that, so another count would
+    send a second copy of a number past the dedupe that saw the first.
+    """
+    wanted = {spec.name: spec for spec in specs}
+    admin = open_admin(connection)
+    found = patiently(lambda: admin.list_topics(timeout=10), "listing topics", 30).topics
+    missing = [spec for name, spec in wanted.items() if name not in found]
+    differences = [
+        f"{name} has {len(found[name].partitions)} partitions, the recipe says {spec.partitions}"
+        for name, spec in wanted.items()
+        if name in found and len(found[name].partitions) != spec.partitions
+    ]
+    differences += _config_differences(admin, [spec for name, spec in wanted.items() if name in found])
+    if differences:
+        raise TopicDiffers(
+            f"topics differ from what the run needs: {'; '.join(differences)}. Set them right, or take a new run name",
+        )
+    _create(admin, missing, replication)
+    return [spec.name for spec in missing]
+
+
+def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> None:
+    if not missing:
+        return
+    new = [NewTopic(s.name, s.partitions, replication, config=s.config) for s in missing]
+    for name, future in admin.create_topics(new, operation_timeout=30, request_timeout=35).items():
+        try:
+            with kafka_errors(f"creating topic {name}"):
+                future.result()
+        except Exception as error:
+            cause = error.__cause__
+            if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                continue  # another launcher was quicker
+            raise
+    _await_listed(admin, {spec.name for spec in missing})
+    log.info("topics.created", count=len(missing))
+
+
+def delete_topics(connection: Connection, names: Iterable[str]) -> None:
+    """Delete those of the topics that are there. Raises KafkaAway or KafkaRefused."""
+    admin = open_admin(connection)
+    found = patiently(lambda: admin.list_topics(timeout=10), "listing topics", 30).topics
+    there = [name for name in names if name in found]
+    if not there:
+        return
+    for name, future in admin.delete_topics(there, operation_timeout=30, request_timeout=35).items():
+        with kafka_errors(f"deleting topic {name}"):
+            future.result()
+
+
+def topic_ids(connection: Connection, names: Iterable[str]) -> dict[str, str]:
+    """Return the ids that Kafka gave topics when they were made (KIP-516): one made anew has another."""
+    wanted = TopicCollection(list(names))
+    futures = open_admin(connection).describe_topics(wanted, request_timeout=10)
+    with kafka_errors("describing topics"):
+        return {name: str(future.result().topic_id) for name, future in futures.items()}
+
+
+def _await_listed(admin: AdminClient, names: set[str], patience_s: float = 10) -> None:
+    """Wait until the broker lists topics that it has just made, or whoever asks next is told that they are missing."""
+    end = time.monotonic() + patience_s
+    while names - admin.list_topics(timeout=10).topics.keys():
+        if time.monotonic() > end:
+            raise KafkaAway(f"topics were created and are not listed after {patience_s:.0f} s: {sorted(names)}")
+        time.sleep(0.02)
+
+
+def _config_differences(admin: AdminClient, specs: list[TopicSpec]) -> list[str]:
+    if not specs:
+        return []
+    resources = [ConfigResource(ResourceType.TOPIC, spec.name) for spec in specs]
+    futures = admin.describe_configs(resources, request_timeout=10)
+    differences = []
+    for spec, resource in zip(specs, resources, strict=True):
+        with kafka_errors(f"reading settings of topic {spec.name}"):
+            entries = futures[resource].result()
+        differences += [
+            f"{spec.name} has {key}={entries[key].value}, the run needs {value}"
+            for key, value in spec.config.items()
+            if entries[key].value != value
+        ]
+    return differences

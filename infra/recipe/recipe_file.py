@@ -1,0 +1,349 @@
+"""Recipes from TOML files: `extends`, `--set`, and errors that say where, what and what would be right.
+
+A recipe is named by its path, or, for those shipped with Headrace, by its name (`arithmetic`, `efficient-data/ds`).
+`extends = "other.toml"` begins with another recipe and changes some of it: tables are merged, key by key; everything
+else, lists too, is replaced; and so is a table that names another `use`, since its keys belong to that use alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.recipe_keys import children_of, fields_of, is_free, known_keys
+from headrace.infra.recipe.settings import Recipe, Trainer, TrainerError
+
+SET = "--set"
+SWEEP = "sweep.toml"
+"""Of a folder of recipes the file that compares them; it is no recipe."""
+TRAINERS = re.compile(r"((policies|shadows)\.[^.=]+\.)?trainer\.")
+Table = dict[str, Any]
+Location = tuple[str | int, ...]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A recipe as it grows: the merged tables, and which file or option gave each key."""
+
+    table: Table = field(default_factory=dict)
+    origins: dict[Location, str] = field(default_factory=dict)
+
+    def origin(self, location: Location, default: str) -> str:
+        """Return who gave the key, or the nearest table around it."""
+        for length in range(len(location), 0, -1):
+            if location[:length] in self.origins:
+                return self.origins[location[:length]]
+        return default
+
+
+def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
+    """Read a recipe with all that it extends, change it by `a.b=c` words, and check it whole.
+
+    Raises UsageError that names file and key, says what is wrong and what is allowed.
+    """
+    draft = Draft()
+    try:
+        _read_into(draft, name_or_path, ())
+        for word in sets:
+            _set(draft, word)
+        recipe = Recipe.model_validate(draft.table)
+    except ValidationError as error:
+        raise UsageError(_explain(error, draft, name_or_path)) from error
+    except RecursionError as error:
+        raise UsageError(f"recipe {name_or_path} nests tables without end") from error
+    return _that_travels(recipe, name_or_path)
+
+
+def _that_travels(recipe: Recipe, name: str) -> Recipe:
+    """Return the recipe if its components will read the very same from its topic."""
+    try:
+        same = Recipe.from_json(recipe.to_json()) == recipe
+    except (ValueError, RecursionError, UsageError) as error:
+        raise UsageError(f"recipe {name} cannot be written as JSON: {error}") from error
+    if not same:
+        raise UsageError(
+            f"recipe {name} has a value that JSON does not carry, as a date, nan or inf: write it as text or a number"
+        )
+    return recipe
+
+
+def changed_recipe(recipe: Recipe, name: str, sets: Sequence[str]) -> Recipe:
+    """Return a recipe under another name, changed by `a.b=c` words. Raises UsageError as `load_recipe`."""
+    draft = Draft({**recipe.model_dump(mode="json"), "name": name})
+    for word in sets:
+        _set(draft, word)
+    try:
+        return Recipe.model_validate(draft.table)
+    except ValidationError as error:
+        raise UsageError(_explain(error, draft, name)) from error
+
+
+def with_chain(recipe: Recipe, path: Path) -> Recipe:
+    """Return a recipe with the chain of a TOML file, which holds `[[curate.chain]]` and nothing else.
+
+    Raises UsageError that names file and key.
+    """
+    read = Draft()
+    if not path.is_file():
+        raise UsageError(f"there is no file {path.absolute()}: name one that holds [[curate.chain]] tables")
+    _read_into(read, str(path), ())
+    match read.table:
+        case {"curate": {"chain": list(chain), **beside}, **others} if not beside and not others:
+            pass
+        case _:
+            more = [*(key for key in read.table if key != "curate"), *_beside_a_chain(read.table.get("curate"))]
+            told = f"beside them it has {', '.join(more)}" if more else "it has none"
+            raise UsageError(f"{path} is no chain: write its data algorithms as [[curate.chain]] tables; {told}")
+    draft = Draft(recipe.model_dump(mode="json"), read.origins)
+    draft.table["curate"]["chain"] = chain
+    try:
+        recipe = Recipe.model_validate(draft.table)
+    except ValidationError as error:
+        raise UsageError(_explain(error, draft, str(path))) from error
+    return _that_travels(recipe, str(path))
+
+
+def _beside_a_chain(curate: Any) -> list[str]:
+    return [f"curate.{key}" for key in curate if key != "chain"] if isinstance(curate, dict) else []
+
+
+def check_trainer_words(sets: Sequence[str]) -> None:
+    """Raise UsageError for an `a.b=c` word that changes more than a trainer: it would need other rollouts."""
+    for word in sets:
+        if not TRAINERS.match(word):
+            raise UsageError(
+                f"{SET} {word}: only trainer.KEY and policies.NAME.trainer.KEY can be tried without rollouts"
+            )
+
+
+def shipped_recipes() -> dict[str, Traversable]:
+    """Return the recipes that came with Headrace, by name; those in a folder as `folder/name`."""
+    found = {name.removesuffix(".toml"): file for name, file in _shipped_files()}
+    return {name: file for name, file in found.items() if file.name != SWEEP}
+
+
+def shipped_sweeps() -> dict[str, Traversable]:
+    """Return the sweeps that came with Headrace, by the folder whose recipes they compare."""
+    return {name.rpartition("/")[0]: file for name, file in _shipped_files() if file.name == SWEEP}
+
+
+def _shipped_files() -> Iterator[tuple[str, Traversable]]:
+    for entry in sorted(resources.files("headrace.recipes").iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".toml"):
+            yield entry.name, entry
+        elif entry.is_dir():
+            inside = sorted(entry.iterdir(), key=lambda file: file.name)
+            yield from ((f"{entry.name}/{file.name}", file) for file in inside if file.name.endswith(".toml"))
+
+
+def _read_into(draft: Draft, name: str, seen: tuple[str, ...], beside: Path | None = None) -> None:
+    source, text = _text_of(name, beside)
+    if source in seen:
+        raise UsageError(f"recipes extend each other in a circle: {' -> '.join((*seen, source))}; remove one `extends`")
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also for a number of 5,000 digits, or arrays in arrays without end
+        raise UsageError(f"{source} is not TOML: {error}") from error
+    base = table.pop("extends", None)
+    if base is not None:
+        if not isinstance(base, str):
+            raise UsageError(f'{source}: `extends` names one other recipe, as in extends = "arithmetic"; got {base!r}')
+        path = Path(source)
+        _read_into(draft, base, (*seen, source), path.parent if path.exists() else None)
+    _merge(draft, draft.table, table, source)
+
+
+def _text_of(name: str, beside: Path | None) -> tuple[str, str]:
+    """Return where a recipe was found and its text: a path first, then a shipped name."""
+    path = Path(name)
+    try:
+        path = (beside or Path()) / path.expanduser()
+        if path.is_file():
+            # Resolved, or a circle through `..` would have another name every time around.
+            return str(path.resolve() if beside else path), path.read_text(encoding="utf-8")
+    except (OSError, RuntimeError, ValueError) as error:  # expanduser knows no such user; no text; no path at all
+        raise UsageError(f"recipe {str(path)[:200]!r} cannot be read: {error}") from error
+    shipped = shipped_recipes()
+    short = name.removesuffix(".toml")
+    if short in shipped:
+        return name, shipped[short].read_text(encoding="utf-8")
+    hint = "" if path.suffix == ".toml" else f"; {_nearest(short, shipped)}"
+    raise UsageError(
+        f"there is no recipe {name!r}: no file {path.absolute()}, and none of that name is shipped "
+        f"({', '.join(shipped) or 'none at all'}){hint.rstrip('; ')}"
+    )
+
+
+def _merge(draft: Draft, into: Table, table: Mapping[str, Any], source: str, at: Location = ()) -> None:
+    for key, value in table.items():
+        here = (*at, key)
+        old = into.get(key)
+        if isinstance(value, dict) and isinstance(old, dict) and old.get("use") == value.get("use", old.get("use")):
+            _merge(draft, old, value, source, here)
+        else:
+            into[key] = value
+            draft.origins = {place: who for place, who in draft.origins.items() if place[: len(here)] != here}
+            _note(draft, here, value, source)
+
+
+def _note(draft: Draft, here: Location, value: Any, source: str) -> None:
+    draft.origins[here] = source
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _note(draft, (*here, key), inner, source)
+
+
+def _set(draft: Draft, word: str) -> None:
+    """Change one key by a word of the command line; the value is TOML, or else a string as it stands."""
+    path, equals, text = word.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise UsageError(f"{SET} {word}: write {SET} table.key=value, as in {SET} trainer.steps=40")
+    table: Any = draft.table
+    for depth, key in enumerate(keys[:-1]):
+        _check_name(draft, keys[: depth + 1], word)
+        table = _step(table, key, word)
+    _check_name(draft, keys, word)
+    value = _value_of(text)
+    if isinstance(table, list):
+        table[_index(table, keys[-1], word)] = value
+    elif isinstance(table, dict):
+        table[keys[-1]] = value
+    else:
+        raise UsageError(f"{SET} {word}: {'.'.join(keys[:-1])} is {table!r}, which has no keys")
+    _note(draft, tuple(int(key) if _is_place(key) else key for key in keys), value, f"{SET} {word}")
+
+
+def _is_place(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) < 10
+
+
+def _step(table: Any, key: str, word: str) -> Any:
+    if isinstance(table, list):
+        return table[_index(table, key, word)]
+    if not isinstance(table, dict):
+        raise UsageError(f"{SET} {word}: {table!r} has no key {key!r}")
+    return table.setdefault(key, {})
+
+
+def _index(items: list[Any], key: str, word: str) -> int:
+    if not _is_place(key) or int(key) >= len(items):
+        raise UsageError(f"{SET} {word}: {key!r} is no place in a list of {len(items)}; places count from 0")
+    return int(key)
+
+
+def _check_name(draft: Draft, keys: list[str], word: str) -> None:
+    """Refuse a key that no recipe knows, and a policy or workflow that this one lacks: nothing new by a slip."""
+    *above, key = keys
+    if is_free(above):
+        return
+    allowed = fields_of(above) or tuple(_at(draft.table, above))
+    if key not in allowed:
+        raise UsageError(f"{SET} {word}: {_unknown(above, key, allowed)}")
+
+
+def _at(table: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        table = table.get(key, {}) if isinstance(table, dict) else {}
+    return table
+
+
+def _value_of(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+def _explain(error: ValidationError, draft: Draft, name: str) -> str:
+    """Return every fault in one message, a line each."""
+    lines = [
+        f"  {draft.origin(location, name)}: {sentence}" for location, sentence in _faults(error.errors(), draft.table)
+    ]
+    return "\n".join([f"recipe {name} is not right:", *dict.fromkeys(lines)])
+
+
+def _faults(errors: list[ErrorDetails], table: Table) -> list[tuple[Location, str]]:
+    found: list[tuple[Location, str]] = []
+    for error in errors:
+        if isinstance(error.get("ctx", {}).get("error"), TrainerError):
+            found += _trainer_faults(table)
+        else:
+            found.append((error["loc"], _sentence(error)))
+    return found
+
+
+def _trainer_faults(table: Table) -> list[tuple[Location, str]]:
+    """Find faults in the keys of `[trainer]` that a policy or a shadow sets for itself."""
+    found: list[tuple[Location, str]] = []
+    named = [(kind, name) for kind in ("policies", "shadows") for name in table.get(kind, {})]
+    for kind, name in named:
+        settings = table[kind][name]
+        policy = name if kind == "policies" else settings.get("policy") or next(iter(table["policies"]))
+        beside = table["policies"].get(policy, {})
+        try:
+            Trainer.model_validate(
+                {**table.get("trainer", {}), **beside.get("trainer", {}), **settings.get("trainer", {})}
+            )
+        except ValidationError as error:
+            for fault in error.errors():
+                fault["loc"] = (kind, name, "trainer", *fault["loc"])
+                found.append((fault["loc"], _sentence(fault)))
+    return found
+
+
+def _sentence(error: ErrorDetails) -> str:
+    """Say what is wrong with one key: the key, the fault, what was given, what it is for."""
+    location = error["loc"]
+    above = [str(part) for part in location[:-1]]
+    if error["type"] == "extra_forbidden":
+        return _unknown(above, str(location[-1]), fields_of(above))
+    where = _dotted(location)
+    if error["type"] == "missing":
+        return f"`{where}` is missing{_about(location)}"
+    fault = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    fault = fault.replace("Input should be", "must be", 1).partition(", unable to parse")[0]
+    given = "" if isinstance(error["input"], Mapping) else f", got {error['input']!r}"
+    return f"`{where}` {fault}{given}{_about(location)}" if where else fault
+
+
+def _about(location: Location) -> str:
+    about = children_of([str(part) for part in location[:-1]]).get(str(location[-1]) if location else "", "")
+    return f" ({about.rstrip('.')})" if about else ""
+
+
+def _unknown(above: Sequence[str], key: str, allowed: Sequence[str]) -> str:
+    """Say that a key is unknown, with the nearest known one and those that are allowed in its place."""
+    table = f"[{'.'.join(above)}]" if above else "A recipe"
+    hint = _elsewhere(key) or _nearest(key, allowed)
+    unknown = f"`{_dotted((*above, key))}` is not known{f': {hint}' if hint else '.'}"
+    return f"{unknown} {table} has {', '.join(sorted(allowed))}"
+
+
+def _nearest(key: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
+    return f"did you mean `{near[0]}`?" if near else ""
+
+
+def _elsewhere(key: str) -> str:
+    """Find a key that is right by its name and wrong by its table."""
+    places = [dotted for dotted in known_keys() if dotted.rpartition(".")[2] == key]
+    return f"did you mean `{places[0]}`?" if places else ""
+
+
+def _dotted(location: Sequence[str | int]) -> str:
+    return ".".join(str(part) for part in location)

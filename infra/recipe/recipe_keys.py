@@ -1,0 +1,78 @@
+"""Which keys a recipe may have, read off the settings classes: for errors that name what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from headrace.infra.recipe.settings import Recipe, Trainer, Use
+
+
+def children_of(path: Sequence[str]) -> dict[str, str]:
+    """Return the fixed keys below a dotted path and what each is for; none where the names are the user's own."""
+    kind = _kind_at(path)
+    if not _is_model(kind):
+        return {}
+    return {name: field.description or "" for name, field in kind.model_fields.items()}
+
+
+def fields_of(path: Sequence[str]) -> tuple[str, ...]:
+    """Return the fixed keys below a dotted path."""
+    return tuple(children_of(path))
+
+
+def is_free(path: Sequence[str]) -> bool:
+    """Tell whether any key may stand below the path: settings of a `use`, fields of a model config, roles."""
+    kind = _kind_at(path)
+    if _is_model(kind):
+        return issubclass(kind, Use)
+    inner = get_args(kind)
+    return not (get_origin(kind) is dict and _is_model(inner[1]))
+
+
+def known_keys() -> tuple[str, ...]:
+    """Return every fixed dotted key; `<name>` stands for names of policies and workflows."""
+    return tuple(_walk(Recipe, ""))
+
+
+def _walk(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        kind = _bare(field.annotation)
+        dotted = f"{prefix}{name}"
+        yield dotted
+        if get_origin(kind) is dict and _is_model(get_args(kind)[1]):
+            yield from _walk(get_args(kind)[1], f"{dotted}.<name>.")
+        elif _is_model(kind):
+            yield from _walk(kind, f"{dotted}.")
+
+
+def _kind_at(path: Sequence[str]) -> Any:
+    """Return the type of what stands at a path; None where nothing is known."""
+    if len(path) == 3 and path[0] in {"policies", "shadows"} and path[2] == "trainer":
+        return Trainer  # held as a plain table, as its keys are checked together with [trainer]
+    kind: Any = Recipe
+    for key in path:
+        if _is_model(kind):
+            field = kind.model_fields.get(key)
+            kind = _bare(field.annotation) if field else None
+        elif get_origin(kind) in (dict, tuple, list):
+            inner = [part for part in get_args(kind) if part is not Ellipsis]
+            kind = _bare(inner[-1])
+        else:
+            return None
+    return kind
+
+
+def _bare(kind: Any) -> Any:
+    """Return a type without its `| None`."""
+    if get_origin(kind) in (Union, UnionType):
+        some = [part for part in get_args(kind) if part is not type(None)]
+        return some[0] if len(some) == 1 else kind
+    return kind
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -1,0 +1,80 @@
+"""The records that replays are of, which hold what replays only name: the group's bytes, its rewards, what is kept.
+
+Both are on one partition of the curated topic, the first use before all others. Its record is looked for backwards, in
+steps that grow, from where the replay says that it is: nothing is remembered but what was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from headrace.infra.kafka.clients import Connection, Message, begin_offsets
+from headrace.infra.kafka.topic_reader import Place, read_range
+from headrace.schemas.headers import HeaderError, Stamp, task_key
+from headrace.schemas.records import CuratedGroup
+
+FIRST_STEP = 64
+"""Offsets that are looked through behind the place where a first use should be; each further step is twice as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Where a replay stands, and what it is of."""
+
+    partition: int
+    offset: int
+    stream: str
+    number: int
+    back: int = 0
+    """As `CuratedGroup.first_back` says."""
+
+
+def find_first_uses(
+    connection: Connection, topic: str, run_id: str, replays: Iterable[Replay]
+) -> dict[Replay, Message]:
+    """Return the record of each replay's first use, of those that are still on the log. Waits for what is open there.
+
+    Raises KafkaAway or KafkaRefused.
+    """
+    by_partition: dict[int, list[Replay]] = {}
+    for replay in replays:
+        by_partition.setdefault(replay.partition, []).append(replay)
+    begin = begin_offsets(connection, ((topic, partition) for partition in by_partition))
+    found: dict[Replay, Message] = {}
+    for place, first in begin.items():
+        found |= _on_partition(connection, place, first, run_id, by_partition[place[1]])
+    return found
+
+
+def _on_partition(
+    connection: Connection, place: Place, begin: int, run_id: str, replays: list[Replay]
+) -> dict[Replay, Message]:
+    wanted: dict[bytes, list[Replay]] = {}
+    for replay in replays:
+        wanted.setdefault(task_key(replay.stream, replay.number), []).append(replay)
+    found: dict[Replay, Message] = {}
+    end = max(replay.offset - replay.back for replay in replays) + 1
+    # Every record before it may have a marker behind it; aborted records lie further back.
+    low, step = min(replay.offset - 2 * replay.back for replay in replays) - FIRST_STEP, FIRST_STEP
+    while wanted and end > begin:
+        low = max(begin, min(low, end - step))
+        for message in read_range(connection, place, low, end):
+            if message.key in wanted and is_first_use(message, run_id):
+                found |= dict.fromkeys(wanted.pop(message.key), message)
+        end, step = low, 2 * step
+    return found
+
+
+def made_whole(replay: CuratedGroup, first: CuratedGroup) -> CuratedGroup:
+    """Return a replay with what stands in the record of its first use alone."""
+    return replace(replay, group=first.group, kept=first.kept, rewards=first.rewards)
+
+
+def is_first_use(message: Message, run_id: str) -> bool:
+    """Tell, by its headers, whether a curated record is the first use of a group of this run."""
+    try:
+        stamp = Stamp.from_headers(message.headers)
+    except HeaderError:
+        return False
+    return stamp.run_id == run_id and not stamp.use and stamp.key == message.key

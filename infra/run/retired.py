@@ -1,0 +1,66 @@
+"""Versions whose objects `headrace gc` has deleted, or is about to: what it said of them in `state`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.run.run import Run, read_record
+from headrace.schemas.records import ObjectsRetired
+from headrace.schemas.topics import line_of, retired_prefix
+
+WEIGHTS, CHECKPOINTS = "weights", "checkpoints"
+"""What is retired of a policy."""
+Ranges = tuple[tuple[int, int], ...]
+"""(first, last) of consecutive versions, both retired."""
+
+
+class Retired:
+    """What was said of one run's policies and shadows; the newest word on each holds all that ever was retired."""
+
+    def __init__(self, run_id: str, policies: Iterable[str]) -> None:
+        self._run_id = run_id
+        self._prefixes = tuple(retired_prefix(policy) for policy in policies)
+        self._ranges: dict[tuple[str, str], Ranges] = {}
+
+    def take(self, message: Message) -> bool:
+        """Take in a message of `state`; tell whether it is about this."""
+        if not message.key.startswith(self._prefixes):
+            return False
+        record = read_record(message, ObjectsRetired)
+        if record is not None and record.run_id == self._run_id:
+            pairs = record.versions[: len(record.versions) // 2 * 2].reshape(-1, 2).tolist()
+            line = line_of(record.policy, record.variant)
+            self._ranges[line, record.what] = tuple((first, last) for first, last in pairs)
+        return True
+
+    def has(self, policy: str, what: str, version: int) -> bool:
+        """Tell whether the objects of a version may be missing."""
+        return any(first <= version <= last for first, last in self.ranges(policy, what))
+
+    def ranges(self, policy: str, what: str) -> Ranges:
+        """Return all of a policy."""
+        return self._ranges.get((policy, what), ())
+
+
+def read_retired(run: Run) -> Retired:
+    """Read what was said of a run up to the high watermark of this moment.
+
+    It is said before anything is deleted: whoever has missed an object, and reads this afterwards, finds it here.
+    """
+    found = Retired(run.run_id, run.recipe.lines)
+    for message in read_all(run.connection, [run.topics.state]):
+        found.take(message)
+    return found
+
+
+def in_words(versions: Iterable[int]) -> str:
+    """Return versions for people, consecutive ones as one: `0, 50 to 63`."""
+    ranges: list[list[int]] = []
+    for version in sorted(versions):
+        if ranges and version == ranges[-1][1] + 1:
+            ranges[-1][1] = version
+        else:
+            ranges.append([version, version])
+    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in ranges)

@@ -1,0 +1,128 @@
+"""How an object store is reached: with which keys, and whose certificates are believed.
+
+The first of these places that holds keys decides:
+
+1. the run's own records, for an embedded store, which is on loopback
+2. HEADRACE_S3_ACCESS_KEY and HEADRACE_S3_SECRET_KEY
+3. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, with AWS_SESSION_TOKEN where there is one
+4. the file that AWS_SHARED_CREDENTIALS_FILE names (~/.aws/credentials), its profile AWS_PROFILE (default)
+
+Secret keys stand in no message of ours, nor in the `repr` of anything here.
+"""
+
+from __future__ import annotations
+
+import configparser
+import ssl
+from functools import cache
+
+import urllib3
+from minio.credentials.credentials import Credentials
+from minio.credentials.providers import AWSConfigProvider, EnvAWSProvider, Provider, StaticProvider
+from urllib3.exceptions import SSLError
+
+from headrace.infra.environment import (
+    ACCESS_KEY_VARIABLE,
+    AWS_ACCESS_KEY_VARIABLE,
+    AWS_CREDENTIALS_VARIABLE,
+    AWS_PROFILE_VARIABLE,
+    AWS_SECRET_KEY_VARIABLE,
+    CA_VARIABLES,
+    SECRET_KEY_VARIABLE,
+    environment,
+)
+from headrace.infra.errors import UsageError
+
+KEY_PLACES = (
+    f"{ACCESS_KEY_VARIABLE} and {SECRET_KEY_VARIABLE}, {AWS_ACCESS_KEY_VARIABLE} and {AWS_SECRET_KEY_VARIABLE}, or a "
+    f"profile in the file that {AWS_CREDENTIALS_VARIABLE} names"
+)
+
+
+class StoreKeys(Provider):
+    """Keys from where they stand, which are looked at again for every request: a file's may be exchanged."""
+
+    def __init__(self, source: Provider, where: str) -> None:
+        self._source, self._where = source, where
+        self._last: Credentials | None = None
+
+    def retrieve(self) -> Credentials:
+        """Return the keys; those of before while a file is being written. Raises UsageError when there are none."""
+        try:
+            self._last = self._source.retrieve()
+        except (ValueError, configparser.Error, OSError) as error:
+            if self._last is None:
+                # An error of the parser quotes the line, which may be the secret.
+                raise UsageError(
+                    f"no keys for the object store in {self._where} ({type(error).__name__}): set {KEY_PLACES} (in a "
+                    "file, write % as %%)"
+                ) from None
+        return self._last
+
+    @property
+    def access_key(self) -> str:
+        """The key's name, which is no secret."""
+        return self.retrieve().access_key
+
+
+def find_keys(access_key: str = "", secret_key: str = "") -> StoreKeys:
+    """Return the keys given, else those of the environment or of files. Raises UsageError when there are none."""
+    if access_key:
+        keys = StoreKeys(StaticProvider(access_key, secret_key), "the run's records")
+    elif environment(ACCESS_KEY_VARIABLE) or environment(SECRET_KEY_VARIABLE):
+        for name in (ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE):
+            if not environment(name):
+                raise UsageError(f"no keys for the object store: {name} is not set, and its other half is")
+        own = StaticProvider(environment(ACCESS_KEY_VARIABLE), environment(SECRET_KEY_VARIABLE))
+        keys = StoreKeys(own, ACCESS_KEY_VARIABLE)
+    elif environment(AWS_ACCESS_KEY_VARIABLE) or environment(AWS_SECRET_KEY_VARIABLE):
+        keys = StoreKeys(EnvAWSProvider(), f"{AWS_ACCESS_KEY_VARIABLE} and {AWS_SECRET_KEY_VARIABLE}")
+    else:
+        file = environment(AWS_CREDENTIALS_VARIABLE, "~/.aws/credentials")
+        profile = environment(AWS_PROFILE_VARIABLE, "default")
+        keys = StoreKeys(AWSConfigProvider(), f"the environment, nor in profile {profile!r} of {file}")
+    keys.retrieve()
+    return keys
+
+
+def connections(connect_s: float, read_s: float, *, secure: bool) -> urllib3.PoolManager:
+    """Return a pool of connections. Raises UsageError for a bundle of certificates that cannot be read."""
+    # No retries of urllib3's: with them a silent store takes many timeouts to be told.
+    timeout = urllib3.Timeout(connect=connect_s, read=read_s)
+    context = _trusting(*_ca_bundle()) if secure else None
+    return urllib3.PoolManager(timeout=timeout, retries=False, maxsize=16, ssl_context=context)
+
+
+def _ca_bundle() -> tuple[str, str]:
+    """Return path and variable of the authorities to believe; empty for the system's."""
+    return next(((path, name) for name in CA_VARIABLES if (path := environment(name))), ("", ""))
+
+
+@cache
+def _trusting(path: str, variable: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=path or None)
+    except OSError as error:
+        raise UsageError(
+            f"{variable} names {path}, from which no certificate can be read ({error.strerror or error}): name a PEM "
+            "file that holds the certificate of the authority"
+        ) from error
+
+
+def tls_refusal(error: SSLError) -> str:
+    """Say why there is no TLS with a server, and what to do; empty when the connection only ended."""
+    cause = error.args[0] if error.args else None
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        found = cause.verify_message
+        if "mismatch" in found:
+            return f"its certificate is for another host ({found}): address it by a name that the certificate holds"
+        return (
+            f"its certificate is not believed ({found}): if an authority of your own signed it, name that authority's "
+            f"certificate, a PEM file, in {' or '.join(CA_VARIABLES)}"
+        )
+    reason = str(getattr(cause, "reason", "") or "")
+    if reason in {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}:
+        return "it speaks no TLS: write http:// before the endpoint, or leave store.secure out"
+    if "ALERT" in reason or "UNSUPPORTED" in reason or "NO_" in reason:
+        return f"it and we agree on no TLS ({reason})"
+    return ""

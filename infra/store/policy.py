@@ -1,0 +1,67 @@
+"""What each component may do in the object store, as the policy that MinIO and other S3 stores take: `store-policy`.
+
+None but the collector removes anything. To see whether an object is there is a reader's right in S3, so whoever writes
+a kind reads it too; and all may list the bucket, which shows hashes, since a store tells "it is not there" from "you
+may not" to no other. Whoever writes a kind could replace its objects: readers notice, as each is named by its hash.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from headrace.infra.store.object_store import PROBE, Kind
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+ANY_RUN = "*/"
+"""A run's objects lie under its run id, which is not known before it begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Kinds of objects that a role reads, reads and writes, and removes."""
+
+    reads: tuple[Kind, ...] = ()
+    writes: tuple[Kind, ...] = ()
+    removes: tuple[Kind, ...] = ()
+    founds: bool = False
+    """Makes the bucket when it is missing, and sees that it can be used."""
+
+
+ROLES = {
+    "up": Rights(writes=KINDS, founds=True),
+    "feeder": Rights(writes=("examples",)),
+    "worker": Rights(reads=("weights", "files"), writes=("groups",)),
+    "curator": Rights(reads=("groups",)),
+    "trainer": Rights(reads=("groups", "examples"), writes=("weights", "files", "checkpoints")),
+    "evaluator": Rights(reads=("groups",)),
+    "auditor": Rights(reads=KINDS),
+    "compactor": Rights(writes=("weights",)),
+    "collector": Rights(removes=KINDS),
+}
+"""`up` starts every other component with its own keys; an `auditor` looks: audit, inspect, retrain, export."""
+
+
+def policy_of(role: str, bucket: str, prefix: str = ANY_RUN) -> str:
+    """Return a role's policy as JSON, for the objects of every run, or those under a `prefix` as in StoreAddress."""
+    rights = ROLES[role]
+    place = f"arn:aws:s3:::{bucket}"
+    probe = [f"{place}/{PROBE}/*"] if rights.founds else []
+    written = _below(place, prefix, rights.writes) + probe
+    statements = [
+        _allow("List", ("s3:ListBucket",), [place]),
+        _allow("Read", ("s3:GetObject",), _below(place, prefix, (*rights.reads, *rights.removes)) + written),
+        _allow("Write", ("s3:PutObject", "s3:AbortMultipartUpload"), written),
+        _allow("Remove", ("s3:DeleteObject",), _below(place, prefix, rights.removes)),
+        _allow("Found", ("s3:CreateBucket",), [place] if rights.founds else []),
+    ]
+    return json.dumps({"Version": "2012-10-17", "Statement": [s for s in statements if s["Resource"]]}, indent=2)
+
+
+def _allow(name: str, actions: tuple[str, ...], resources: list[str]) -> dict[str, Any]:
+    return {"Sid": name, "Effect": "Allow", "Action": list(actions), "Resource": resources}
+
+
+def _below(place: str, prefix: str, kinds: tuple[str, ...]) -> list[str]:
+    return [f"{place}/{prefix}{kind}/*" for kind in kinds]

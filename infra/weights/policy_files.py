@@ -1,0 +1,72 @@
+"""The files beside a policy's weights: its config for the engine, its tokenizer for the actors. Never a download."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from headrace.infra.store.object_cache import Uncached
+from headrace.infra.store.object_store import ObjectStore
+from headrace.infra.weights.files import FilesError, files_to_serve, write_files
+from headrace.schemas.records import WeightsPublished
+
+TOKENIZER_FILE = "tokenizer.json"
+NAMES_OF_EOS = ("config.json", "generation_config.json")
+
+
+def fetch_policy_files(store: ObjectStore, published: WeightsPublished, folder: Path) -> Path:
+    """Write config and tokenizer into a folder, and the base of an adapter; all verified. Return the folder.
+
+    Raises FilesError, StoreError and Unavailable.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_files(files_to_serve(published.files), folder, Uncached(store).get)
+    return folder
+
+
+class Tokenizer:
+    """Text to tokens and back, as one policy's actors do it."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            self.hash = blake3((folder / TOKENIZER_FILE).read_bytes()).hexdigest()
+        except (OSError, ValueError) as error:
+            raise FilesError(f"no tokenizer can be made of the files published beside version 0: {error}") from error
+        self.stop_ids = _stop_ids(folder, self._tokenizer.eos_token_id)
+        """Tokens that end a generation."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a user's turn and the prompt for an answer, by the chat template if there is one."""
+        if not self._tokenizer.chat_template:
+            return self.encode_plain(text)
+        turn = [{"role": "user", "content": text}]
+        templated = self._tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        return self.encode_plain(templated)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the ids of text as it stands, no special token added."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
+        """Return the text, special tokens left out."""
+        text: str = self._tokenizer.decode(list(map(int, ids)), skip_special_tokens=True)
+        return text
+
+
+def _stop_ids(folder: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
+    found: set[int | None] = {tokenizer_eos}
+    for name in NAMES_OF_EOS:
+        if (folder / name).is_file():
+            named = json.loads((folder / name).read_text()).get("eos_token_id")
+            found.update(named if isinstance(named, list) else [named])
+    return tuple(sorted(stop for stop in found if stop is not None))

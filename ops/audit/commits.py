@@ -1,0 +1,108 @@
+"""Whether a run can go on from its committed offsets: within their topics, and not before the newest snapshot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from headrace.infra.kafka.clients import Message, begin_offsets, end_offsets
+from headrace.infra.kafka.group_offsets import Commit, commits
+from headrace.infra.kafka.topic_reader import Place, whole_topics
+from headrace.infra.run.run import Run
+from headrace.ops.audit.fold import spot
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import Snapshot
+from headrace.schemas.topics import variant_of
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A consumer group: what it reads, and, of curators, as what its snapshots stand in `state`."""
+
+    name: str
+    topic: str
+    component: str = ""
+    is_shadow: bool = False
+
+
+def groups_of(run: Run) -> list[Group]:
+    """Return the consumer groups of a run that work off training topics."""
+    topics = run.topics
+    workers = [Group(topics.rollout_group(w), topics.tasks(w)) for w in run.recipe.workflows]
+    curators = [
+        Group(topics.curate_group(line), topics.trajectories(line), f"curate.{line}", is_shadow=bool(variant_of(line)))
+        for line in run.recipe.lines
+    ]
+    return workers + curators
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """How far a group is, and the bounds of what it reads, asked for in this order: begin, commits, end."""
+
+    begin: Mapping[Place, int]
+    commits: Mapping[Place, Commit]
+    end: Mapping[Place, int]
+
+
+def ask(run: Run, groups: Iterable[Group]) -> dict[Group, Committed]:
+    """Ask the broker; groups go on meanwhile, so that a commit can only lie between a begin before and an end after."""
+    found = {}
+    for group in groups:
+        places = whole_topics(run.connection, [group.topic])
+        begin = begin_offsets(run.connection, places)
+        known = commits(run.connection, group.name, [group.topic])
+        found[group] = Committed(begin, known, end_offsets(run.connection, places))
+    return found
+
+
+def problems(asked: Mapping[Group, Committed], snapshots: Mapping[bytes, Message]) -> Iterator[str]:
+    """Yield what is wrong with commits; the snapshots were read before the commits were asked for."""
+    for group, committed in asked.items():
+        for (topic, partition), commit in sorted(committed.commits.items()):
+            begin, end = committed.begin[topic, partition], committed.end[topic, partition]
+            if not begin <= commit.offset <= end:
+                yield (
+                    f"group {group.name} has committed offset {commit.offset} of {topic}[{partition}], which holds "
+                    f"{begin} to {end}"
+                )
+        if group.component:
+            yield from _against_snapshots(group, committed, snapshots)
+
+
+def _against_snapshots(group: Group, committed: Committed, snapshots: Mapping[bytes, Message]) -> Iterator[str]:
+    for topic, partition in committed.end:
+        place = f"{topic}[{partition}]"
+        newest = snapshots.get(f"{group.component}|{topic}|{partition}".encode())
+        commit = committed.commits.get((topic, partition))
+        if newest is None:
+            if commit is not None and _named(commit) >= 0:
+                yield f"group {group.name} restores {place} from snapshot {_named(commit)}, and there is none in state"
+            continue
+        try:
+            position = codec.decode(newest.value, Snapshot).positions[place]
+        except (SchemaError, KeyError) as error:
+            yield f"the snapshot {spot(newest)} of {place} cannot be read: {error}"
+            continue
+        if commit is None:
+            yield f"group {group.name} has lost its offset of {place}, where it has been up to {position}"
+        elif commit.offset < position:
+            yield (
+                f"group {group.name} has committed offset {commit.offset} of {place}, and its snapshot {spot(newest)} "
+                f"is of {position}"
+            )
+        elif _named(commit) < newest.offset:
+            yield (
+                f"group {group.name} restores {place} from snapshot {_named(commit)}, and {spot(newest)} is newer: "
+                "written without the offset that belongs to it"
+            )
+
+
+def _named(commit: Commit) -> int:
+    """Return the offset, in `state`, of the snapshot that a commit names; -1 for none."""
+    try:
+        return int(json.loads(commit.metadata)["snapshot"])
+    except (ValueError, KeyError, TypeError):
+        return -1

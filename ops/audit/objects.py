@@ -1,0 +1,199 @@
+"""Whether the objects that records name are in the store, and hold what the records say."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from blake3 import blake3
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Retired
+from headrace.infra.store.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavailable
+from headrace.infra.weights.delta import Delta
+from headrace.infra.weights.files import anchor_files
+from headrace.infra.weights.folder import open_weights
+from headrace.infra.weights.held import HeldWeights
+from headrace.infra.weights.offline import open_delta
+from headrace.infra.weights.paths import ANCHOR, MERGED, claims_of, is_labelled, is_version
+from headrace.infra.weights.tensors import WeightsError
+from headrace.ops.audit.fold import spot
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
+from headrace.schemas.topics import line_of
+
+Version = tuple[str, str, int]
+"""(policy, weights | checkpoints, version)."""
+LAST_SEEN = 64
+"""Objects that are named again and again, as the files beside every anchor are, are read once."""
+
+
+class StoreAway(Exception):
+    """The store cannot be asked; nothing more of it can be checked."""
+
+
+class Objects:
+    """Checks objects one by one, in files on disk: an anchor may be larger than memory."""
+
+    def __init__(self, store: ObjectStore, folder: Path, *, deep: bool) -> None:
+        self._store = store
+        self._folder = folder
+        self._held: dict[str, HeldWeights] = {}
+        """Of each policy and shadow, the weights of the event before, mapped from a file."""
+        self._anchors: dict[str, WeightsPublished] = {}
+        """Of each policy and shadow, the newest."""
+        self._lost: set[str] = set()
+        """Policies whose weights are not at hand until the next anchor: a delta could not be applied."""
+        self._deep = deep
+        self._of_versions: list[tuple[Version, str]] = []
+        """What is wrong with objects that may have been retired."""
+        self._seen: dict[ClaimCheck, None] = {}
+        self.count = 0
+        self.seconds = 0.0
+
+    def check(self, message: Message, kind: type[WeightsPublished | CheckpointPointer]) -> Iterator[str]:
+        """Yield what is wrong with the objects of an event or a pointer. Raises StoreAway."""
+        begin = time.perf_counter()
+        try:
+            record = codec.decode(message.value, kind)
+        except SchemaError:  # the fold says so
+            return
+        if isinstance(record, WeightsPublished):
+            yield from self._weights(record, spot(message))
+        elif isinstance(record, CheckpointPointer):
+            yield from self._checkpoint(record, spot(message))
+        self.seconds += time.perf_counter() - begin
+
+    def _weights(self, event: WeightsPublished, place: str) -> Iterator[str]:
+        line = _line(event)
+        what = "version" if is_version(event) else f"the merged delta of versions {event.base_version} to"
+        name = f"{what} {event.version} of {line}, announced by {place}:"
+        for file in event.files:
+            yield from (f"{name} file {file.name}: {why}" for why in self.claim(file.claim))
+        if event.weights is None:
+            yield f"{name} the record names no object"
+            return
+        if event.kind == ANCHOR:
+            self._lost.discard(line)
+        was_lost = line in self._lost
+        try:
+            found = self._hash_of(event, event.weights)
+        except (StoreUnavailable, StoreDenied) as error:
+            raise StoreAway(str(error)) from error
+        except (StoreError, WeightsError) as error:
+            self._of_versions.append(((line, WEIGHTS, event.version), f"{name} {error}"))
+            return
+        if found != event.weights_hash:
+            yield (
+                f"{name} its object {event.weights.key} has weights_hash {found} where the record says "
+                f"{event.weights_hash}"
+            )
+        if line in self._lost and not was_lost:
+            why = (
+                "its delta is read and not applied, nor are those after it up to the next anchor: the weights before "
+                "it are not at hand"
+            )
+            self._of_versions.append(((line, WEIGHTS, event.base_version), f"{name} {why}"))
+
+    def _hash_of(self, event: WeightsPublished, claim: ClaimCheck) -> str:
+        """Return the `weights_hash` of what an object gives; its sha256 is checked on the way.
+
+        A delta is applied to the weights before it where those are at hand, as they are when nothing is missing; where
+        they are not, its policy is `_lost` until the next anchor.
+        """
+        self.count += len(claims_of(event))
+        name = blake3(_line(event).encode()).hexdigest()
+        path = self._folder / f"{name}.new"
+        if event.kind == ANCHOR:
+            held = self._anchor(event, self._folder / f"{name}.anchor")
+            self._anchors[_line(event)], self._held[_line(event)] = event, held
+            return held.weights_hash
+        self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
+        return self._hash_of_merged(event, path) if event.kind == MERGED else self._hash_of_delta(event, path)
+
+    def _anchor(self, event: WeightsPublished, folder: Path) -> HeldWeights:
+        """Fetch an anchor's objects into a folder of their own; return its weights, mapped from there."""
+        shutil.rmtree(folder, ignore_errors=True)  # what is mapped from there stays
+        folder.mkdir()
+        for name, claim in anchor_files(event):
+            self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, folder / name)
+        return HeldWeights(open_weights(folder, writable=True).tensors, copy=False)
+
+    def _hash_of_delta(self, event: WeightsPublished, path: Path) -> str:
+        delta = _labelled(event, path)
+        header, held = delta.header, self._held.get(_line(event))
+        if held is not None and held.weights_hash == header.base_hash:
+            held.apply(delta)
+            return held.weights_hash
+        self._lost.add(_line(event))
+        return header.weights_hash
+
+    def _hash_of_merged(self, event: WeightsPublished, path: Path) -> str:
+        """Return what a merged delta gives by its header; in a deep audit what it makes of its anchor."""
+        delta = _labelled(event, path)
+        anchor = self._anchors.get(_line(event))
+        if not self._deep or anchor is None or anchor.weights_hash != event.base_hash:
+            return delta.header.weights_hash
+        held = self._anchor(anchor, path.with_suffix(".base"))
+        held.apply(delta)
+        return held.weights_hash
+
+    def _checkpoint(self, pointer: CheckpointPointer, place: str) -> Iterator[str]:
+        name = f"the checkpoint of version {pointer.version} of {_line(pointer)}, named by {place}:"
+        version = (_line(pointer), CHECKPOINTS, pointer.version)
+        for claim in (pointer.checkpoint, *(part.claim for part in pointer.parts)):
+            if self._deep or claim is None:
+                self._of_versions += [(version, f"{name} {why}") for why in self.claim(claim)]
+                continue
+            self.count += 1
+            try:
+                if not self._store.exists(claim.key):
+                    self._of_versions.append((version, f"{name} {claim.key} does not exist in the store"))
+            except (StoreUnavailable, StoreDenied) as error:
+                raise StoreAway(str(error)) from error
+            except StoreError as error:
+                yield f"{name} {error}"
+
+    def not_retired(self, read_retired: Callable[[], Retired]) -> Iterator[str]:
+        """Yield what is wrong with objects of versions, when all were checked, but for those that were retired.
+
+        Args:
+            read_retired: Asked only if something is wrong, and only now: `gc` says what it retires before it deletes.
+        """
+        retired = read_retired() if self._of_versions else None
+        for version, what in self._of_versions:
+            if retired is None or not retired.has(*version):
+                yield what
+
+    def claim(self, claim: ClaimCheck | None) -> Iterator[str]:
+        """Yield what is wrong with the bytes behind a claim check. Raises StoreAway."""
+        if claim is None:
+            yield "the record names no object"
+            return
+        if claim in self._seen:
+            return
+        self.count += 1
+        try:
+            self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, self._folder / "object")
+        except (StoreUnavailable, StoreDenied) as error:
+            raise StoreAway(str(error)) from error
+        except StoreError as error:
+            yield str(error)
+            return
+        self._seen[claim] = None
+        if len(self._seen) > LAST_SEEN:
+            del self._seen[next(iter(self._seen))]
+
+
+def _line(record: WeightsPublished | CheckpointPointer) -> str:
+    return line_of(record.policy, record.variant)
+
+
+def _labelled(event: WeightsPublished, path: Path) -> Delta:
+    delta = open_delta(path)
+    if not is_labelled(delta.header, event):
+        raise WeightsError(f"its delta is labelled {delta.header.label}, which is not what the record says of it")
+    return delta

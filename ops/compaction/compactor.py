@@ -1,0 +1,230 @@
+"""The compactor, `headrace compact`: makes of many deltas one, for whoever joins far behind.
+
+It merges, uploads, and announces by a WeightsPublished of kind `merged`, which names a further way between two versions
+and publishes none. Nobody waits for it, and it holds nothing that the topics do not: killed anywhere, it begins from
+what is announced. An upload without an announcement is an object of the same name the next time, and two compactors at
+once make the same bytes and say the same twice.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException
+
+from headrace.infra.failpoints import reach
+from headrace.infra.kafka.clients import KafkaAway, Message, open_producer, translate
+from headrace.infra.kafka.topic_reader import TopicReader, whole_topics
+from headrace.infra.log import configure_logging, warn_in_sentences
+from headrace.infra.process.signals import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.run.revisions import join_to_write
+from headrace.infra.run.run import Run, read_record
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.weights.delta import Delta, read_delta
+from headrace.infra.weights.merging import merge_deltas
+from headrace.infra.weights.paths import MERGED
+from headrace.infra.weights.policy_weights import BadWeights, claim_of, fetch_delta, name_of
+from headrace.infra.weights.tensors import WeightsError
+from headrace.ops.compaction.compaction import Compaction
+from headrace.ops.opened_run import OpenedRun, opened_run
+from headrace.schemas import codec
+from headrace.schemas.records import WeightsPublished
+
+log = structlog.get_logger()
+
+COMPONENT = "compact"
+TURN_S = 0.5
+ANNOUNCE_S = 30.0
+
+
+class Compactor:
+    """Follows the weights of some policies from their beginning, and merges what is due.
+
+    Args:
+        run: Whose topics and store.
+        policies: Which.
+        every: Deltas that may go unmerged; see `Compaction`.
+        stop: When it is set, an upload is given up while the store is away.
+    """
+
+    def __init__(self, run: Run, policies: Sequence[str], every: int, stop: threading.Event) -> None:
+        self._stop = stop
+        self._run, self._objects = run, run.weights_cache
+        self._chains = {run.topics.weights(policy): Compaction(every) for policy in policies}
+        self._policies = dict(zip(self._chains, policies, strict=True))
+        self._producer = open_producer(run.connection, COMPONENT)
+        self._reader = TopicReader(run.connection, whole_topics(run.connection, self._chains), COMPONENT)
+
+    def catch_up(self) -> None:
+        """Read all that is announced until now."""
+        for message in self._reader.catch_up():
+            self._take(message)
+
+    def follow(self, timeout_s: float) -> None:
+        """Read what is new, waiting so long for it."""
+        found = self._reader.poll(256, timeout_s)
+        while found:
+            for message in found:
+                self._take(message)
+            found = self._reader.poll(256, 0)
+
+    def _take(self, message: Message) -> None:
+        event, chain = read_record(message, WeightsPublished), self._chains[message.topic]
+        if event is None or event.run_id != self._run.run_id:
+            return
+        before = chain.left_out
+        chain.take(event)
+        if chain.left_out and not before:
+            log.warning("deltas.left_out", policy=event.policy, until="the next anchor", why=chain.left_out)
+
+    def merge_due(self) -> list[WeightsPublished]:
+        """Merge, upload and announce what is due of every policy; return what was announced.
+
+        An object that is missing, torn or mislabelled is told of and left out. Raises Unavailable when the store or
+        Kafka is away: what was announced until then holds.
+        """
+        announced = []
+        for topic, chain in self._chains.items():
+            while parts := chain.due():
+                event = self._merged(chain, parts)
+                if event is not None:
+                    self._announce(topic, event)
+                    chain.take(event)
+                    announced.append(event)
+        return announced
+
+    def why_nothing(self) -> dict[str, str]:
+        """Return policy to why nothing is due."""
+        return {policy: self._chains[topic].why_nothing() for topic, policy in self._policies.items()}
+
+    def _merged(self, chain: Compaction, parts: tuple[WeightsPublished, ...]) -> WeightsPublished | None:
+        """Return the word of a merged delta that is in the store; None when one of its parts is bad."""
+        begin, deltas = time.monotonic(), []
+        for part in parts:
+            try:
+                deltas.append(self._fetch(part))
+            except (ObjectMissing, ObjectCorrupt, WeightsError, BadWeights) as error:
+                log.warning("delta.refused", policy=part.policy, what=name_of(part), why=str(error))
+                chain.refuse(part, f"{name_of(part)}: {error}")
+                return None
+        fetched = time.monotonic()
+        try:
+            data = merge_deltas(deltas)
+        except WeightsError as error:
+            log.warning("deltas.left_out", policy=parts[-1].policy, until="the next anchor", why=str(error))
+            chain.leave_out(str(error))
+            return None
+        encoded = time.monotonic()
+        reach("compact.before_upload")
+        claim = self._run.put(data, "weights", ".delta", self._stop)
+        reach("compact.after_upload")
+        uploaded = time.monotonic()
+        first, last = parts[0], parts[-1]
+        event = replace(
+            last,
+            kind=MERGED,
+            base_version=first.base_version,
+            base_hash=first.base_hash,
+            weights=claim,
+            files=(),
+            final=False,
+            created_ms=time.time_ns() // 1_000_000,
+            metrics={
+                "full_bytes": last.metrics.get("full_bytes", 0.0),
+                "density": read_delta(data).header.density,
+                "encode_s": encoded - fetched,
+                "upload_s": uploaded - encoded,
+            },
+        )
+        log.info(
+            "deltas.merged",
+            policy=event.policy,
+            base_version=event.base_version,
+            version=event.version,
+            objects=len(parts),
+            read_bytes=sum(claim_of(part).size_bytes for part in parts),
+            bytes=claim.size_bytes,
+            seconds=round(uploaded - begin, 2),
+        )
+        return event
+
+    def _fetch(self, event: WeightsPublished) -> Delta:
+        try:
+            return fetch_delta(self._objects, event)
+        except WeightsError:  # what this machine kept of it may be altered: it is fetched once more
+            self._objects.drop(claim_of(event))
+            return fetch_delta(self._objects, event)
+
+    def _announce(self, topic: str, event: WeightsPublished) -> None:
+        """Write the word and return when the cluster has it.
+
+        It is one record, true for good and harmless twice, so it takes no transaction.
+        """
+        failed: list[KafkaError] = []
+        self._producer.produce(
+            topic,
+            codec.encode(event),
+            f"{event.version}".encode(),
+            partition=0,
+            on_delivery=lambda error, _message: failed.append(error) if error is not None else None,
+        )
+        doing = f"announcing {name_of(event)}"
+        if self._producer.flush(ANNOUNCE_S):
+            raise KafkaAway(f"{doing}: no answer from Kafka within {ANNOUNCE_S:.0f} s")
+        if failed:
+            raise translate(KafkaException(failed[0]), doing)
+        reach("compact.announced")
+
+    def close(self) -> None:
+        """Leave; what was not delivered is dropped, and made again."""
+        self._producer.purge()
+        self._reader.close()
+
+
+def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.Event, *, once: bool) -> list[str]:
+    """Merge what is due until told to stop, or `once` and then say stop. Raises as `Compactor.merge_due`.
+
+    Returns what came of each policy, in lines for people; none where it was told to stop.
+    """
+    run = join_to_write(opened.run.address, JOIN_PATIENCE_S, stop)
+    if opened.rests:  # its store was started for this, maybe at another address than its recipe names
+        run = replace(run, store_address=opened.run.store_address)
+    policies = [run.policy(policy)] if policy else list(run.recipe.policies)
+    with closing(Compactor(run, policies, every, stop)) as compactor:
+        compactor.catch_up()
+        while not stop.is_set():
+            announced = compactor.merge_due()
+            if once:
+                stop.set()
+                return in_lines(announced, compactor.why_nothing())
+            compactor.follow(TURN_S)
+    return []
+
+
+def in_lines(announced: Sequence[WeightsPublished], why_nothing: Mapping[str, str]) -> list[str]:
+    """Say what was merged, and of the policies of which nothing was, why."""
+    lines = [
+        f"{one.policy}: merged versions {one.base_version} to {one.version} into {claim_of(one).size_bytes:,} bytes"
+        for one in announced
+    ]
+    idle = why_nothing.keys() - {one.policy for one in announced}
+    return lines + [f"{policy}: nothing to merge: {why_nothing[policy]}" for policy in sorted(idle)]
+
+
+def main(run: str | None, data: Path | None, policy: str | None, every: int, *, once: bool) -> None:
+    """Compact a run, given by its address or folder, until a signal or, with `once`, until nothing is due."""
+    told: list[str] = []
+    if once:
+        warn_in_sentences()
+    else:
+        configure_logging(COMPONENT)
+    with opened_run(run, data, store=True) as opened:
+        keep_running(lambda stop: told.extend(compact(opened, policy, every, stop, once=once)), stop_on_signals())
+    sys.stdout.writelines(f"{line}\n" for line in told)

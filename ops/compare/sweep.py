@@ -1,0 +1,312 @@
+"""`headrace compare`: the runs of a sweep, one `headrace up` each, on one Kafka and one object store.
+
+A run is done when its summary is there; what is missing is played, or gone on with. A run that fails says why and keeps
+none of the others from being played.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from headrace.infra.archive.reading import Archive
+from headrace.infra.atomic_files import write_atomically
+from headrace.infra.embedded.data_folder import SUMMARY, SWEPT, DataFolder, RunNotes
+from headrace.infra.embedded.servers import Servers
+from headrace.infra.environment import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABLE, SECRET_KEY_VARIABLE
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.kafka.topic_admin import delete_topics
+from headrace.infra.process.child_process import ChildCommand, end_all, spawn
+from headrace.infra.process.signals import STOP_WITHIN_S, signals_ignored, signals_interrupt
+from headrace.infra.process.supervisor import last_lines
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.revisions import differences
+from headrace.infra.store.object_store import ObjectStore
+from headrace.ops.compare.sweep_file import Sweep, SweepRun, without_addresses
+from headrace.ops.offline.offline_run import identity
+from headrace.ops.recipe_check import check_names
+
+POLL_S = 0.25
+LAST_LINES = 6
+"""Of a failed run's output that are told."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run of a sweep lies."""
+
+    folder: Path
+    """Its data folder."""
+
+    @property
+    def summary(self) -> Path:
+        """Written by `headrace up` at the run's end."""
+        return self.folder / SUMMARY
+
+    @property
+    def recipe(self) -> Path:
+        """What it was asked for."""
+        return self.folder / SWEPT
+
+    @property
+    def source(self) -> Path:
+        """Which archive it was over."""
+        return self.folder / "archive.txt"
+
+    @property
+    def output(self) -> Path:
+        """What `headrace up` printed."""
+        return self.folder / "output.txt"
+
+    def result(self) -> dict[str, Any] | None:
+        """Return the summary of a run that is done. Raises UsageError when it cannot be read."""
+        try:
+            found: dict[str, Any] = json.loads(self.summary.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"{self.summary} cannot be read ({error}): remove {self.folder} to play it again"
+            ) from error
+        return found
+
+    def last_words(self) -> str:
+        """Return the end of what it printed."""
+        return "\n".join(last_lines(self.output, LAST_LINES)) or "it printed nothing"
+
+
+def place_of(data: Path, run: SweepRun) -> Place:
+    """Return where a run lies below the sweep's data folder."""
+    return Place(DataFolder(data).root / run.name)
+
+
+def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: Say) -> dict[str, dict[str, Any]]:
+    """Play what is missing of a sweep; return by run its variant, seed, summary and, of a failed one, its last words.
+
+    Raises UsageError for recipes that cannot be, and for results of other ones in the folder; KeyboardInterrupt when
+    it was stopped, with all runs stopped in order.
+    """
+    folder = DataFolder(data)
+    places = {run.name: place_of(data, run) for run in runs}
+    with folder.owned("`headrace compare`"), signals_interrupt():
+        _check_folder(sweep, folder)
+        source = _source_of(sweep)
+        _check_same(runs, places, source)
+        missing = [run for run in runs if places[run.name].result() is None]
+        if len(missing) < len(runs):
+            say(escape(f"{len(runs) - len(missing)} of {len(runs)} runs are there already, in {folder.root}"))
+        if missing:
+            _check_names(missing)
+            _Playing(sweep, runs, folder, say).play(missing)
+        results = {name: place.result() for name, place in places.items()}
+    return {
+        run.name: {
+            "variant": run.variant,
+            "seed": run.seed,
+            "summary": results[run.name],
+            "failed": "" if results[run.name] else places[run.name].last_words(),
+        }
+        for run in runs
+    }
+
+
+def command_of(run: SweepRun, place: Place, shared: Sequence[str], archive: str = "") -> list[str]:
+    """Return the words of the `headrace up` that plays a run; `shared` are settings of the servers."""
+    sets = [word for setting in (*run.sets, *shared) for word in ("--set", setting)]
+    where = ["--data", str(place.folder), "--summary", str(place.summary), "--plain"]
+    # Of a run that goes on only the servers' addresses may have changed: `play` has looked.
+    where += ["--new-recipe"] if (place.folder / "run.json").exists() else []
+    where += ["--from", archive] if archive else []
+    return [sys.executable, "-m", "headrace", "up", run.source, *sets, *where]
+
+
+def _check_folder(sweep: Sweep, folder: DataFolder) -> None:
+    """Refuse the data folder of a run, or of another sweep: its servers hold what is not ours."""
+    notes = folder.read()
+    if notes is not None and not notes.run.startswith(f"{sweep.name}-"):
+        raise UsageError(
+            f"{folder.root} holds run {notes.run}, which is none of sweep {sweep.name}: give another --data"
+        )
+
+
+def _source_of(sweep: Sweep) -> str:
+    """Return which archive a sweep takes its trajectories from, as it is now; empty where runs are played."""
+    return identity(Archive(sweep.archive)) if sweep.archive else ""
+
+
+def _check_same(runs: Sequence[SweepRun], places: dict[str, Place], source: str) -> None:
+    """Refuse a folder that holds a run of the same name and another recipe: it would be compared with the others."""
+    for run in runs:
+        path = places[run.name].recipe
+        told = places[run.name].source
+        if path.exists() and source != (told.read_text() if told.exists() else ""):
+            raise UsageError(
+                f"{path.parent} holds run {run.name} over another archive, over the same before it grew, or played: "
+                "give the sweep another --data, or another name, or remove that folder"
+            )
+        if path.exists():
+            before, now = Recipe.from_json(path.read_text()), without_addresses(run.recipe)
+            if changed := differences(before, now):
+                raise UsageError(
+                    f"{path.parent} holds run {run.name} of another recipe:\n"
+                    + "\n".join(f"  {line}" for line in changed)
+                    + "\nGive the sweep another --data, or another name, or remove that folder to play the run again"
+                )
+
+
+def _check_names(missing: Sequence[SweepRun]) -> None:
+    """Refuse what a recipe names and what is not there, before the first of many runs."""
+    for run in {run.variant: run for run in missing}.values():
+        try:
+            check_names(run.recipe)
+        except UsageError as error:
+            raise UsageError(f"variant {run.variant}: {error}") from error
+
+
+class _Playing:
+    """The runs of a sweep that are played now, and the servers that they share."""
+
+    def __init__(self, sweep: Sweep, runs: Sequence[SweepRun], folder: DataFolder, say: Say) -> None:
+        self._sweep, self._folder, self._say = sweep, folder, say
+        self._total, self._done, self._source = len(runs), 0, _source_of(sweep)
+        self._runs = runs
+        common = {"name": sweep.name, "kafka": sweep.kafka, "store": sweep.store}
+        whole = runs[0].recipe.model_copy(update=common)
+        self._servers = None if sweep.archive else Servers(whole, folder, say)
+        """None where nothing is played."""
+        self._stopping = threading.Event()
+        self._telling = threading.Lock()
+
+    def play(self, missing: Sequence[SweepRun]) -> None:
+        """Play them, so many at once, in order. Raises ServerError, KafkaAway, StoreError and KeyboardInterrupt."""
+        self._done = self._total - len(missing)
+        try:
+            self._start()
+            for run in self._runs:  # a sweep that was killed may have left them
+                self._forget(run)
+            # The threads live as long as their children, which the kernel ends with the thread that started them.
+            with ThreadPoolExecutor(self._sweep.side_by_side) as threads:
+                try:
+                    open_runs = {threads.submit(self._play, run) for run in missing}
+                    while open_runs:
+                        done, open_runs = wait(open_runs, timeout=POLL_S)
+                        if self._servers is not None:
+                            self._servers.revive()
+                        for one in done:
+                            one.result()
+                finally:
+                    with signals_ignored():
+                        self._stopping.set()
+                        threads.shutdown(cancel_futures=True)
+        finally:
+            with signals_ignored():
+                if self._servers is not None:
+                    self._servers.stop()
+
+    def _start(self) -> None:
+        if self._servers is None:
+            return
+        self._servers.claim()
+        self._servers.fetch()
+        self._servers.start()
+        notes = RunNotes(self._runs[0].name, self._servers.connection.bootstrap, self._servers.embedded_kafka)
+        self._folder.write(notes)
+
+    def _play(self, run: SweepRun) -> None:
+        place = place_of(self._folder.root, run)
+        place.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(place.recipe, without_addresses(run.recipe).to_json().encode())
+        write_atomically(place.source, self._source.encode())
+        child = spawn(ChildCommand(self._command(run, place), self._environment(), place.output))
+        code = self._awaited(child)
+        if self._stopping.is_set():
+            return
+        self._tell(run, place, code)
+        self._forget(run)
+
+    def _tell(self, run: SweepRun, place: Place, code: int) -> None:
+        summary = place.result()
+        with self._telling:
+            self._done += 1
+            what = f"[{self._done}/{self._total}] {run.variant}, seed {run.seed}"
+            if summary is None:
+                self._say(
+                    f"{what}: failed with exit code {code}; the others go on. {escape(str(place.output))} ends with"
+                )
+                self._say(escape("\n".join(f"    {line}" for line in place.last_words().splitlines())))
+            else:
+                self._say(f"{what}: {in_a_line(summary)}")
+
+    def _awaited(self, child: subprocess.Popen[bytes]) -> int:
+        """Return a child's exit code; it is ended when the sweep is stopped."""
+        while True:
+            try:
+                return child.wait(POLL_S)
+            except subprocess.TimeoutExpired:
+                if self._stopping.is_set():
+                    end_all([child.pid], 2 * STOP_WITHIN_S)
+                    return child.wait()
+
+    def _command(self, run: SweepRun, place: Place) -> list[str]:
+        return command_of(run, place, self._shared(), self._sweep.archive)
+
+    def _shared(self) -> list[str]:
+        """Return the settings that say where the servers are."""
+        if self._servers is None:
+            return []
+        store = self._servers.store_address
+        kafka = self._servers.connection.bootstrap
+        settings = {"endpoint": store.endpoint, "bucket": store.bucket, "secure": store.secure, "region": store.region}
+        return [
+            f"kafka.bootstrap={json.dumps(kafka)}",
+            *(f"store.{key}={json.dumps(value)}" for key, value in settings.items()),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        """Return a child's environment; secrets go there, as every user of the machine can read a command line."""
+        environment = dict(os.environ)
+        if self._servers is None:
+            return environment
+        if client := self._servers.client:
+            environment[KAFKA_CLIENT_VARIABLE] = json.dumps(client)
+        store = self._servers.store_address
+        if store.access_key:
+            environment |= {ACCESS_KEY_VARIABLE: store.access_key, SECRET_KEY_VARIABLE: store.secret_key}
+        return environment
+
+    def _forget(self, run: SweepRun) -> None:
+        """Delete topics and objects of a run if it is done: a broker gets slow with many partitions."""
+        summary = place_of(self._folder.root, run).result()
+        if summary is None or self._sweep.keep or self._servers is None:
+            return
+        recipe = run.recipe
+        try:
+            delete_topics(self._servers.connection, [spec.name for spec in recipe.topic_specs])
+            with ObjectStore(replace(self._servers.store_address, prefix=f"{summary['run_id']}/")) as store:
+                for listed in store.listing():
+                    store.delete(listed.key)
+        except HeadraceError as error:
+            self._say(f"what run {run.name} leaves in Kafka and in the store is not all deleted: {escape(str(error))}")
+
+
+def in_a_line(summary: dict[str, Any]) -> str:
+    """Return what came of a run, in a line."""
+    names = (("reward", "reward"), ("held-out", "eval"))
+    ends = ((what, (summary[f"{key}_first"], summary[f"{key}_last"])) for what, key in names)
+    known = ((what, [f"{value:.2f}" for value in both if value is not None]) for what, both in ends)
+    told = [f"{what} {' → '.join(both)}" for what, both in known if both]
+    trajectories = sum(block["trajectories"] for block in summary["policies"].values())
+    audit = "" if summary["audit"] is None or summary["audit"]["ok"] else "; its audit does not close"
+    return ", ".join([*told, f"{trajectories:,} trajectories, {summary['wall_s']:.0f} s{audit}"])

@@ -1,0 +1,187 @@
+"""Sweep files: which recipes are compared, under which changes, over which seeds; each a run with a name of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.recipe_file import load_recipe, shipped_sweeps
+from headrace.infra.recipe.settings import Kafka, Recipe, Settings, Store
+from headrace.schemas.topics import check_name
+
+OWN = ("seed", "name")
+SHARED = ("kafka.bootstrap", "kafka.client", "store")
+"""Keys of a recipe that all runs of a sweep have from its [kafka] and [store]."""
+
+
+class Variant(Settings):
+    """One of the things compared."""
+
+    recipe: str
+    """A shipped recipe by name, or the path of a TOML file, from the sweep file or from here."""
+    name: str = ""
+    """In tables; by default the last part of the recipe's name."""
+    sets: tuple[str, ...] = Field((), alias="set")
+    """Changes of the recipe, as `["trainer.steps=40"]`."""
+
+
+class Sweep(Settings):
+    """Variants and seeds; every pair is a run."""
+
+    name: str
+    """The runs' names begin with it."""
+    about: str = ""
+    """One sentence for people."""
+    seeds: tuple[int, ...] = Field(min_length=1)
+    """The recipe's `seed` of each run of a variant."""
+    side_by_side: int = Field(1, ge=1)
+    """Runs at once."""
+    keep: bool = False
+    """Keep topics and objects of runs that are done."""
+    archive: str = ""
+    """An archive made with weights, from the sweep file or from here: instead of being played, every run takes its
+    trajectories, as `headrace up --from` does."""
+    sets: tuple[str, ...] = Field((), alias="set")
+    """Changes of every recipe; a variant's own come after them."""
+    kafka: Kafka = Kafka()
+    """In place of what recipes say, as far as it is set; without a bootstrap all runs share an embedded Kafka."""
+    store: Store = Store()
+    """The same of the object store."""
+    variants: tuple[Variant, ...] = Field(min_length=1)
+    """What is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRun:
+    """A variant with a seed."""
+
+    name: str
+    variant: str
+    seed: int
+    source: str
+    """The recipe as `headrace up` takes it."""
+    sets: tuple[str, ...]
+    """All changes but for the addresses of the servers."""
+    recipe: Recipe
+    """With these changes."""
+
+
+def load_sweep(name_or_path: str) -> tuple[Sweep, list[SweepRun]]:
+    """Read a sweep file, and every recipe that it names; return its runs, seed by seed.
+
+    Raises UsageError that names file and key, says what is wrong and what is allowed.
+    """
+    path, text = _text_of(name_or_path)
+    try:
+        sweep = Sweep.model_validate(tomllib.loads(text))
+    except ValidationError as error:
+        lines = [f"  {sentence}" for sentence in _faults(error)]
+        raise UsageError("\n".join([f"sweep {name_or_path} is not right:", *lines])) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{name_or_path} is not TOML: {error}") from error
+    try:
+        if sweep.archive and path is not None and (path.parent / sweep.archive).exists():
+            sweep = sweep.model_copy(update={"archive": str(path.parent / sweep.archive)})
+        return sweep, list(_runs(sweep, path.parent if path else Path()))
+    except UsageError as error:
+        raise UsageError(f"sweep {name_or_path}: {error}") from error
+
+
+def name_of(variant: Variant) -> str:
+    """Return what a variant is called in tables."""
+    return variant.name or variant.recipe.removesuffix(".toml").rpartition("/")[2]
+
+
+def _runs(sweep: Sweep, beside: Path) -> Iterator[SweepRun]:
+    for what, values in (("seed", sweep.seeds), ("variant", [name_of(variant) for variant in sweep.variants])):
+        twice = [value for value, count in Counter(values).items() if count > 1]
+        if twice:
+            raise UsageError(f"{what} {twice[0]} is there twice: give each once, variants of one recipe by `name`")
+    shared = _shared_words(sweep)
+    for seed in sweep.seeds:
+        for variant in sweep.variants:
+            name = _run_name(sweep, variant, seed)
+            source = _source(variant.recipe, beside)
+            own = (*_checked(sweep.sets), *_checked(variant.sets))
+            words = (*own, *shared, f"seed={seed}", f"name={json.dumps(name)}")
+            yield SweepRun(name, name_of(variant), seed, source, words, load_recipe(source, words))
+
+
+def _run_name(sweep: Sweep, variant: Variant, seed: int) -> str:
+    """Return SWEEP-VARIANT-SEED; it becomes part of topic names, where dots separate."""
+    name = f"{sweep.name}-{re.sub(r'[^A-Za-z0-9_-]', '_', name_of(variant))}-{seed}"
+    try:
+        return check_name("run", name)
+    except ValueError as error:
+        raise UsageError(f"variant {name_of(variant)}: {error}: rename the sweep or the variant") from error
+
+
+def _source(recipe: str, beside: Path) -> str:
+    path = beside / recipe
+    return str(path.resolve()) if path.is_file() else recipe
+
+
+def _checked(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse changes of what the sweep itself sets: they would be without effect."""
+    for word in words:
+        key = word.partition("=")[0].strip()
+        if key in OWN:
+            raise UsageError(f"set {word!r}: seeds are given by `seeds`, and the name of a run is made of its parts")
+        if any(key == shared or key.startswith(f"{shared}.") for shared in SHARED):
+            raise UsageError(f"set {word!r}: all runs share one Kafka and one store: write [kafka] and [store] tables")
+    return words
+
+
+def _shared_words(sweep: Sweep) -> tuple[str, ...]:
+    """Return the changes that [kafka] and [store] are, without those that say where the servers are."""
+    kafka = sweep.kafka.model_dump(mode="json", exclude={"bootstrap", "client"}, exclude_unset=True)
+    store = sweep.store.model_dump(mode="json", include={"cache_gib"}, exclude_unset=True)
+    return (
+        *(f"kafka.{key}={json.dumps(value)}" for key, value in kafka.items()),
+        *(f"store.{key}={json.dumps(value)}" for key, value in store.items()),
+    )
+
+
+def _text_of(name: str) -> tuple[Path | None, str]:
+    """Return the path of a sweep file, None for a shipped one, and its text."""
+    path, shipped = Path(name).expanduser(), shipped_sweeps()
+    try:
+        if path.is_file():
+            return path, path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"sweep {name[:200]!r} cannot be read: {error}") from error
+    if name in shipped:
+        return None, shipped[name].read_text(encoding="utf-8")
+    raise UsageError(
+        f"there is no sweep {name!r}: no file {path.absolute()}, and none of that name is shipped "
+        f"({', '.join(shipped) or 'none at all'})"
+    )
+
+
+def _faults(error: ValidationError) -> Iterator[str]:
+    for fault in error.errors():
+        where = ".".join(str(part) for part in fault["loc"])
+        if fault["type"] == "extra_forbidden":
+            table: Any = {"variants": Variant, "kafka": Kafka, "store": Store}.get(str(fault["loc"][0]), Sweep)
+            known = (field.alias or name for name, field in table.model_fields.items())
+            yield f"`{where}` is not known: there are {', '.join(sorted(known))}"
+        elif fault["type"] == "missing":
+            yield f"`{where}` is missing"
+        else:
+            given = f", got {fault['input']!r}" if not isinstance(fault["input"], dict) else ""
+            yield f"`{where}` {fault['msg'].replace('Input should be', 'must be', 1)}{given}"
+
+
+def without_addresses(recipe: Recipe) -> Recipe:
+    """Return a recipe as it would be on any Kafka and any store: two runs of equal ones compare."""
+    kafka = recipe.kafka.model_copy(update={"bootstrap": "", "client": {}})
+    return recipe.model_copy(update={"kafka": kafka, "store": Store()})

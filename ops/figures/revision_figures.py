@@ -1,0 +1,77 @@
+"""The revisions of a run's recipe: which chain each has, from which task on, and how many groups went through it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.settings import Recipe
+from headrace.schemas.records import Outcome, RecipeRevision
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionFigures:
+    """One revision of the recipe."""
+
+    revision: int
+    chain: tuple[str, ...]
+    """Its data algorithms in order, with their settings."""
+    swapped: bool
+    """Whether `headrace swap` made it."""
+    groups: int
+    """Groups, of all policies, that curators put through its chain."""
+    kept: int
+    """Of these, kept."""
+    begins: dict[str, int] = field(default_factory=dict)
+    """Stream to the first number that was issued under it; empty while none is, or where the feeder does not tell."""
+    in_force: bool = False
+    """Whether the feeder issues under it now."""
+
+
+class RevisionsFold:
+    """What was taken in so far."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, tuple[tuple[str, ...], bool]] = {}
+        self._groups: Counter[int] = Counter()
+        self._kept: Counter[int] = Counter()
+
+    def revision(self, record: RecipeRevision) -> None:
+        """Take in a record of the recipe topic."""
+        if record.recipe and record.revision not in self._told:
+            try:
+                chain = Recipe.from_json(record.recipe).curate.chain
+            except UsageError:
+                return  # a build that knows other keys wrote it
+            self._told[record.revision] = tuple(use.in_words() for use in chain), record.swapped
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Take in what a curator said of a group's first use."""
+        self._groups[outcome.revision] += 1
+        self._kept[outcome.revision] += outcome.verdict == "kept"
+
+    def figures(self, begins: Mapping[str, Iterable[Sequence[int]]]) -> tuple[RevisionFigures, ...]:
+        """Return one for each revision, in order.
+
+        Args:
+            begins: Stream to (revision, the first number issued under it), as the feeder's snapshot tells.
+        """
+        firsts: defaultdict[int, dict[str, int]] = defaultdict(dict)
+        for stream, spans in begins.items():
+            for revision, first in spans:
+                firsts[revision][stream] = first
+        newest = max(firsts, default=None)
+        return tuple(
+            RevisionFigures(
+                revision=revision,
+                chain=chain,
+                swapped=swapped,
+                groups=self._groups[revision],
+                kept=self._kept[revision],
+                begins=firsts.get(revision, {}),
+                in_force=revision == newest,
+            )
+            for revision, (chain, swapped) in sorted(self._told.items())
+        )

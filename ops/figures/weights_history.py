@@ -1,0 +1,147 @@
+"""Every published version of a policy, from its events and what workers said of it: `headrace weights`.
+
+`VersionWeights` is what `--json` prints, field by field.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headrace.infra.run.retired import WEIGHTS, read_retired
+from headrace.infra.run.run import Run
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, cheapest, is_version, link_of, size_of
+from headrace.ops.figures.weights_figures import is_there, median_of
+from headrace.ops.lineage.lineage import read_records
+from headrace.schemas.records import BatchTrained, TakenWeights, WeightsPublished, WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class MergedDelta:
+    """Several deltas as one object, for who joins far behind."""
+
+    base_version: int
+    version: int
+    bytes: int
+    created_ms: int
+    """Wall time in ms since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionWeights:
+    """How one version was published."""
+
+    version: int
+    epoch: int
+    kind: str
+    """anchor | delta."""
+    base_version: int
+    """What a delta is on; -1 of an anchor."""
+    bytes: int
+    """Of the object."""
+    full_bytes: int
+    """Of the weights themselves; 0 where the event does not say."""
+    density: float | None
+    """Share of the values that changed since the base."""
+    encode_s: float | None
+    """Hash, delta and layout."""
+    upload_s: float | None
+    workers: int
+    """That told how they took it. Of these seconds the median over them; None where none did."""
+    fetch_s: float | None
+    verify_s: float | None
+    apply_s: float | None
+    pause_s: float | None
+    """In which the engine generated nothing."""
+    weights_hash: str
+    created_ms: int
+    """Wall time in ms since the epoch."""
+    retired: bool
+    """Whether `headrace gc` has deleted its object, or is about to."""
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times smaller than the whole weights."""
+        return self.full_bytes / self.bytes if self.full_bytes and self.bytes else None
+
+
+def weights_history(run: Run, policy: str | None) -> dict[str, Any]:
+    """Return what `headrace weights --json` prints.
+
+    That is versions, those left out, merged deltas, what a joiner of now fetches, and what running workers serve.
+    """
+    name = run.policy(policy)
+    trained = {batch.version for batch in read_records(run, run.topics.batches(name), BatchTrained)}
+    events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
+    retired = read_retired(run)
+    statuses: list[WorkerStatus] = read_records(run, run.topics.workers, WorkerStatus)
+    told = _told(statuses, name)
+    versions = [
+        _of(event, list(told[event.version].values()), retired=retired.has(name, WEIGHTS, event.version))
+        for event in events
+        if is_version(event)
+    ]
+    merged = [_merged(event) for event in events if not is_version(event)]
+    way = cheapest([link for event in events if (link := link_of(event))], NOTHING, _newest_hash(versions)) or []
+    published = {one.version for one in versions}
+    return {
+        "run": run.address.run,
+        "policy": name,
+        "versions": [{**asdict(one), "ratio": one.ratio} for one in versions],
+        "left_out": sorted(version for version in trained - published if version >= 0),
+        "merged": [asdict(one) for one in merged],
+        "bytes": {kind: sum(one.bytes for one in versions if one.kind == kind) for kind in (ANCHOR, DELTA)}
+        | {MERGED: sum(one.bytes for one in merged)},
+        "join": {"objects": len(way), "bytes": sum(link.size_bytes for link in way)},
+        "served": served(statuses, name, time.time_ns() // 1_000_000),
+    }
+
+
+def served(statuses: Iterable[WorkerStatus], policy: str, now_ms: int) -> dict[str, int]:
+    """Return worker to the version that it serves, of those that are there; `now_ms` is wall time since the epoch."""
+    newest = {one.worker: one for one in statuses}
+    there = {name: one for name, one in sorted(newest.items()) if is_there(one, now_ms)}
+    return {name: one.versions[policy] for name, one in there.items() if policy in one.versions}
+
+
+def _told(statuses: Iterable[WorkerStatus], policy: str) -> defaultdict[int, dict[str, TakenWeights]]:
+    """Return version to worker to how it took that."""
+    told: defaultdict[int, dict[str, TakenWeights]] = defaultdict(dict)
+    for one in statuses:
+        for taken in one.taken:
+            if taken.policy == policy:
+                told[taken.version][one.worker] = taken
+    return told
+
+
+def _newest_hash(versions: Sequence[VersionWeights]) -> str:
+    return versions[-1].weights_hash if versions else NOTHING
+
+
+def _merged(event: WeightsPublished) -> MergedDelta:
+    return MergedDelta(event.base_version, event.version, size_of(event), event.created_ms)
+
+
+def _of(event: WeightsPublished, taken: list[TakenWeights], *, retired: bool) -> VersionWeights:
+    return VersionWeights(
+        version=event.version,
+        epoch=event.epoch,
+        kind=event.kind,
+        base_version=event.base_version,
+        bytes=size_of(event),
+        full_bytes=int(event.metrics.get("full_bytes", 0)),
+        density=event.metrics.get("density"),
+        encode_s=event.metrics.get("encode_s"),
+        upload_s=event.metrics.get("upload_s"),
+        workers=len(taken),
+        fetch_s=median_of(one.fetch_s for one in taken),
+        verify_s=median_of(one.verify_s for one in taken),
+        apply_s=median_of(one.apply_s for one in taken),
+        pause_s=median_of(one.pause_s for one in taken),
+        weights_hash=event.weights_hash,
+        created_ms=event.created_ms,
+        retired=retired,
+    )

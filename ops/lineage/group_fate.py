@@ -1,0 +1,328 @@
+"""What became of a group: `headrace lineage --group`, from the topics alone.
+
+It is looked for on its own partition of `outcomes` and `trajectories`, as nothing hints at where it is there; only its
+own records are decoded. The classes below are what `--json` prints, field by field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Message, partitions_of
+from headrace.infra.kafka.topic_reader import read_all, read_key
+from headrace.infra.run.own_positions import newest_snapshot
+from headrace.infra.run.run import Run
+from headrace.ops.lineage.lineage import read_batches, readable
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import HeaderError, Stamp, task_key
+from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, Task, TrajectoryGroup
+from headrace.schemas.topics import is_eval, policy_of, variant_of
+
+FEEDER = "feed"
+"""Component whose snapshots say, as `next`, how many numbers of every stream were issued."""
+REDRIVEN = "redriven"
+"""Reason of a letter that says that another one's message was sent back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A record on `trajectories`: workers may repeat one, and the first that can be read counts."""
+
+    partition: int
+    offset: int
+    attempt: int
+    """How often the number had been issued again when this was played."""
+    counts: bool
+    """False for a repetition, which the curator passed over, and for a dead letter's message."""
+    worker: str
+    region: str
+    trajectories: int
+    failures: tuple[str, ...]
+    """Reasons of the episodes that failed."""
+    reason: str
+    """Why there is no trajectory; empty when there are some."""
+    head_version: int
+    min_version: int
+    max_version: int
+    started_ms: int
+    finished_ms: int
+    object_key: str
+    """Of the group in the store; empty when it is in the record."""
+    unreadable: str = ""
+    """Why its value cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A version that the group trained."""
+
+    version: int
+    use: int
+    place: int
+    """Its place in the batch, from 0."""
+    of: int
+    """Groups of that batch."""
+    partition: int
+    """Of the curated topic."""
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Concluded:
+    """An outcome."""
+
+    verdict: str
+    reason: str
+    component: str
+    use: int
+    partition: int
+    """Of `outcomes`."""
+    offset: int
+    rewards: tuple[float, ...]
+    min_version: int
+    max_version: int
+    task_id: str
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter."""
+
+    offset: int
+    """In `dead-letters`."""
+    reason: str
+    detail: str
+    component: str
+    topic: str
+    """Where its message was."""
+    message_partition: int
+    message_offset: int
+    redriven: bool
+    """True when its message was sent back, which opened the number again."""
+    use: int = 0
+    """Which use of the group; a replay's letter concludes that use alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLineage:
+    """What became of one group, for one policy."""
+
+    run: str
+    policy: str
+    stream: str
+    number: int
+    fate: str
+    """Of its first use: trained | dropped | expired | surplus | run_end | dead | kept (waits for the trainer) |
+    produced (waits for the curator) | issued (waits for a worker) | never_issued."""
+    reason: str
+    """Rule by which it was dropped, or why it is dead."""
+    issued_next: int
+    """The stream's next number: those below it were issued."""
+    on_tasks: tuple[int, ...]
+    """Attempts whose task still stands on the tasks topic."""
+    attempts: tuple[Attempt, ...]
+    concluded: tuple[Concluded, ...]
+    letters: tuple[Letter, ...]
+    trained: tuple[Use, ...]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any topic tells of it; a number that was never issued may be told of all the same."""
+        return self.fate != "never_issued" or bool(self.on_tasks or self.attempts or self.letters)
+
+
+def group_lineage(run: Run, policy: str, stream: str, number: int) -> GroupLineage:
+    """Return what became of a group, for one of the policies that its stream trains."""
+    letters = _letters(run, policy, stream, number)
+    attempts = _attempts(run, policy, stream, number, letters)
+    concluded = _concluded(run, policy, stream, number)
+    trained = uses_of(read_batches(run, policy), stream, number)
+    issued = _issued(run).get(stream, 0)
+    fate, reason = fate_of(trained, concluded, letters)
+    if not fate:
+        fate = "produced" if any(attempt.counts for attempt in attempts) else "issued"
+        fate = fate if number < issued else "never_issued"
+    return GroupLineage(
+        run=run.address.run,
+        policy=policy,
+        stream=stream,
+        number=number,
+        fate=fate,
+        reason=reason,
+        issued_next=issued,
+        on_tasks=_on_tasks(run, stream, number),
+        attempts=attempts,
+        concluded=concluded,
+        letters=letters,
+        trained=trained,
+    )
+
+
+def fate_of(trained: Iterable[Use], concluded: Iterable[Concluded], letters: Iterable[Letter]) -> tuple[str, str]:
+    """Return the fate of a number and the reason of it, as far as something concluded it; else two empty words."""
+    if any(use.use == 0 for use in trained):
+        return "trained", ""
+    firsts = [one for one in concluded if one.use == 0]
+    for one in firsts:
+        if one.verdict != "kept":
+            return one.verdict, one.reason
+    for letter in letters:
+        if not letter.redriven and letter.reason != REDRIVEN and not letter.use:
+            return "dead", letter.reason
+    return ("kept", "") if firsts else ("", "")
+
+
+def uses_of(batches: Iterable[BatchTrained], stream: str, number: int) -> tuple[Use, ...]:
+    """Return the versions that a group trained, oldest first."""
+    return tuple(
+        Use(batch.version, group.use, place, len(batch.groups), group.partition, group.offset)
+        for batch in batches
+        for place, group in enumerate(batch.groups)
+        if (group.stream, group.number) == (stream, number)
+    )
+
+
+def parse_group(run: Run, text: str) -> tuple[str, int]:
+    """Read STREAM:NUMBER. Raises UsageError, with the streams of the run, when it names no training task."""
+    stream, _, digits = text.rpartition(":")
+    if not stream or not digits.isdecimal():
+        raise UsageError(f"{text!r} names no group: write STREAM:NUMBER, as in {next(iter(run.recipe.workflows))}:12")
+    if is_eval(stream):
+        raise UsageError(
+            f"{text} is a task of an evaluation, which trains nothing: see it with `headrace inspect --trajectory "
+            f"{text}:0`"
+        )
+    if stream.partition(".")[0] not in run.recipe.workflows:
+        raise UsageError(f"run {run.address.run} has no stream {stream!r}: it has {', '.join(run.recipe.workflows)}")
+    return stream, int(digits)
+
+
+def _issued(run: Run) -> dict[str, int]:
+    snapshot = newest_snapshot(run.connection, run.topics.state, FEEDER)
+    return {stream: int(n) for stream, n in json.loads(snapshot.body)["next"].items()} if snapshot else {}
+
+
+def _on_tasks(run: Run, stream: str, number: int) -> tuple[int, ...]:
+    key = task_key(stream, number)
+    messages = (m for m in read_all(run.connection, [run.topics.tasks(stream)]) if m.key == key)
+    return tuple(task.attempt for _, task in readable(run, messages, Task))
+
+
+def _own(run: Run, topic: str, stream: str, number: int) -> Iterator[Message]:
+    """Return the records of one number from the partition of a topic where all of them are."""
+    place = (topic, number % partitions_of(run.connection, topic))
+    return read_key(run.connection, place, task_key(stream, number))
+
+
+def _attempts(run: Run, policy: str, stream: str, number: int, letters: tuple[Letter, ...]) -> tuple[Attempt, ...]:
+    topic = run.topics.trajectories(policy)
+    dead = {(letter.message_partition, letter.message_offset) for letter in letters if letter.topic == topic}
+    attempts: list[Attempt] = []
+    for message in _own(run, topic, stream, number):
+        attempt = _attempt(message, run.run_id)
+        counted = any(before.counts for before in attempts)
+        counts = not counted and not attempt.unreadable and (message.partition, message.offset) not in dead
+        attempts.append(replace(attempt, counts=counts))
+    return tuple(attempts)
+
+
+def _attempt(message: Message, run_id: str) -> Attempt:
+    group, stamp, unreadable = TrajectoryGroup(), Stamp("", "", -1), ""
+    try:
+        stamp = Stamp.from_headers(message.headers)
+        group = codec.decode(message.value, TrajectoryGroup)
+        unreadable = "" if stamp.run_id == run_id else f"it is of run {stamp.run_id}"
+    except (HeaderError, SchemaError) as error:
+        unreadable = str(error)
+    return Attempt(
+        partition=message.partition,
+        offset=message.offset,
+        attempt=stamp.attempt,
+        counts=False,
+        worker=group.worker,
+        region=group.region,
+        trajectories=group.n_asked - len(group.failures) if group.claim else len(group.trajectories),
+        failures=tuple(failure.reason for failure in group.failures),
+        reason=group.reason,
+        head_version=stamp.head_version,
+        min_version=stamp.min_version,
+        max_version=stamp.max_version,
+        started_ms=group.started_ms,
+        finished_ms=group.finished_ms,
+        object_key=group.claim.key if group.claim else "",
+        unreadable=unreadable,
+    )
+
+
+def _concluded(run: Run, policy: str, stream: str, number: int) -> tuple[Concluded, ...]:
+    found = []
+    for message, outcome in readable(run, _own(run, run.topics.outcomes(policy), stream, number), Outcome):
+        if outcome.level == "group":
+            found.append(
+                Concluded(
+                    verdict=outcome.verdict,
+                    reason=outcome.reason,
+                    component=outcome.component,
+                    use=outcome.use,
+                    partition=message.partition,
+                    offset=message.offset,
+                    rewards=outcome.rewards,
+                    min_version=outcome.min_version,
+                    max_version=outcome.max_version,
+                    task_id=outcome.task_id,
+                    tier=outcome.tier,
+                )
+            )
+    return tuple(found)
+
+
+def _letters(run: Run, policy: str, stream: str, number: int) -> tuple[Letter, ...]:
+    found: dict[int, DeadLetter] = {}
+    tasks = run.topics.tasks(stream)  # of what a curator or a trainer could not read a shadow has outcomes of its own
+    for message, letter in readable(run, read_all(run.connection, [run.topics.dead_letters]), DeadLetter):
+        concerns = letter.policy in {"", policy_of(policy)} and not (variant_of(policy) and letter.topic != tasks)
+        if (letter.stream, letter.number) == (stream, number) and concerns:
+            found[message.offset] = letter
+    redriven = {letter.redrives for letter in found.values() if letter.reason == REDRIVEN}
+    return tuple(
+        Letter(
+            offset=offset,
+            reason=letter.reason,
+            detail=letter.detail,
+            component=letter.component,
+            topic=letter.topic,
+            message_partition=letter.partition,
+            message_offset=letter.offset,
+            redriven=offset in redriven,
+            use=letter.use,
+        )
+        for offset, letter in found.items()
+    )
+
+
+def report_group(run: Run, policy: str | None, group: str) -> Mapping[str, Any]:
+    """Return what `headrace lineage --group --json` prints. Raises UsageError, also for a group that never was.
+
+    `{"run", "group", "policies": {policy: the fields of GroupLineage}}`, for one policy or all that its stream trains.
+    """
+    if run.source:
+        raise UsageError(
+            f"run {run.address.run} is an offline experiment, whose groups are those of run {run.source}: ask that one"
+        )
+    stream, number = parse_group(run, group)
+    trained = run.recipe.policies_of(stream.partition(".")[0])
+    chosen = trained if policy is None else (run.policy(policy),)
+    if policy is not None and policy_of(policy) not in trained:
+        raise UsageError(f"stream {stream} trains {', '.join(trained)}, not {policy}")
+    found = {name: group_lineage(run, name, stream, number) for name in chosen}
+    if not any(one.is_known for one in found.values()):
+        issued = max(one.issued_next for one in found.values())
+        there = f"there are {stream}:0 to {stream}:{issued - 1}" if issued else f"there is none of {stream} yet"
+        raise UsageError(f"run {run.address.run} never issued a group {group}: {there}")
+    return {"run": run.address.run, "group": group, "policies": {name: asdict(one) for name, one in found.items()}}

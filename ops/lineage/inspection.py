@@ -1,0 +1,233 @@
+"""Opens what a trainer saw: the groups of a step, or one trajectory token by token (`headrace inspect`). No torch.
+
+Texts are decoded with the tokenizer published beside the weights, and advantages are taken as the trainer took them.
+`--json` prints the classes below and those of `seen.py`, field by field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import partitions_of
+from headrace.infra.kafka.topic_reader import read_key
+from headrace.infra.run.run import Run, groups_home
+from headrace.ops.lineage.seen import Advantages, GroupSeen, advantages_of, see_group
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import task_key
+from headrace.schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup
+from headrace.schemas.topics import is_eval
+from headrace.trainers.batches.estimator import estimator_of
+from headrace.trainers.batches.groups import WholeGroup
+from headrace.trainers.batches.token_texts import token_texts
+from headrace.trainers.batches.trained_groups import trained_groups, whole
+from headrace.trainers.versions.history import History, read_history
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeen:
+    """One step of a trainer."""
+
+    run: str
+    policy: str
+    version: int
+    """The version that came out."""
+    epoch: int
+    revision: int
+    base_hash: str
+    weights_hash: str
+    metrics: dict[str, float]
+    groups_trained: int
+    """Of the whole step; those asked for are in `groups`."""
+    groups: tuple[GroupSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryFound:
+    """One trajectory with every token, and where it was found."""
+
+    run: str
+    policy: str
+    version: int | None
+    """Version that it was trained into; None for one that was not."""
+    found_on: str
+    """`topic[partition]@offset`."""
+    group: GroupSeen
+    """With this one trajectory."""
+
+
+# ------------------------------------------------------------------------------------------------------------ one step
+
+
+def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
+    """Return a step with some of its groups: those of a slice of the batch, or the one that a word names.
+
+    Raises UsageError when there is no such step or group, LineageBroken when a group is gone.
+    """
+    history = read_history(run, policy)
+    batch = next((batch for batch in history.batches if batch.version == version), None)
+    if batch is None:
+        raise UsageError(f"policy {policy} of run {run.address.run} has {_instead(version, history.batches)}")
+    places = range(len(batch.groups))[chosen] if isinstance(chosen, slice) else [_place(batch, chosen)]
+    groups = _with_advantages(run, policy, batch, places)
+    texts = token_texts(run, policy, history.files)
+    seen = [
+        see_group(group, advantages, texts, place=place)
+        for place, (group, advantages) in zip(places, groups, strict=True)
+    ]
+    return StepSeen(
+        run=run.address.run,
+        policy=policy,
+        version=version,
+        epoch=batch.epoch,
+        revision=batch.revision,
+        base_hash=batch.base_hash,
+        weights_hash=batch.weights_hash,
+        metrics=batch.metrics,
+        groups_trained=len(batch.groups),
+        groups=tuple(seen),
+    )
+
+
+def _with_advantages(
+    run: Run, policy: str, batch: BatchTrained, places: Sequence[int]
+) -> list[tuple[WholeGroup, Advantages]]:
+    """Return some groups of a batch with the advantages that they had; the others are read only if these need them."""
+    settings = run.revisions[batch.revision].trainer_of(policy)
+    needed = range(len(batch.groups)) if estimator_of(settings).whole_batch else places
+    part = replace(batch, groups=tuple(batch.groups[place] for place in needed))
+    [(_, wholes)] = trained_groups(groups_home(run), policy, [part])
+    found = dict(zip(needed, zip(wholes, advantages_of(wholes, settings), strict=True), strict=True))
+    return [found[place] for place in places]
+
+
+def _instead(version: int, batches: Sequence[BatchTrained]) -> str:
+    if not batches:
+        return f"no step {version}: nothing is trained yet"
+    start = ", and version 0 is where training began" if version == 0 else ""
+    return f"no step {version}: there are {batches[0].version} to {batches[-1].version}{start}"
+
+
+def _place(batch: BatchTrained, word: str) -> int:
+    """Return which group a word names: its place in the batch, or STREAM:NUMBER, the first of several uses.
+
+    Raises UsageError.
+    """
+    names = [f"{group.stream}:{group.number}" for group in batch.groups]
+    if word in names:
+        return names.index(word)
+    if word.isdecimal() and int(word) < len(names):
+        return int(word)
+    raise UsageError(
+        f"step {batch.version} has no group {word!r}: give a place from 0 to {len(names) - 1}, or one of "
+        f"{', '.join(names[:4])} …"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ one trajectory
+
+
+def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
+    """Return a trajectory with every token, trained or not. Raises UsageError when there is none of that name."""
+    stream, number, sample = _parse(run, name)
+    policies = run.recipe.policies_of(stream.removeprefix("eval.").partition(".")[0])
+    if policy is None and len(policies) > 1:
+        raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: say which by --policy")
+    acted = run.policy(policy or policies[0])
+    history = read_history(run, acted)
+    found = _trained(run, acted, history, (stream, number)) or _produced(groups_home(run), acted, stream, number)
+    if found is None:
+        raise UsageError(f"no worker has produced a group {stream}:{number} for {acted} that can be read")
+    group, members = found.group, found.group.group.trajectories
+    chosen = [place for place, member in enumerate(members) if member.id == f"{stream}:{number}:{sample}"]
+    if not chosen:
+        raise UsageError(f"group {stream}:{number} has {_members(group.group)}, none of them {name}")
+    texts = token_texts(run, acted, history.files)
+    seen = see_group(group, found.advantages, texts, place=found.place, only=chosen[0])
+    return TrajectoryFound(run.address.run, acted, found.version, found.where, seen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    group: WholeGroup
+    where: str
+    version: int | None = None
+    place: int | None = None
+    advantages: Advantages = field(default_factory=dict)
+
+
+def _trained(run: Run, policy: str, history: History, group: tuple[str, int]) -> _Found | None:
+    """Return the earliest trained use of a group, by stream and number, at the position that its batch names."""
+    uses = (
+        (use.use, batch.version, place, batch)
+        for batch in history.batches
+        for place, use in enumerate(batch.groups)
+        if (use.stream, use.number) == group
+    )
+    _, version, place, batch = min(uses, key=lambda one: one[:3], default=(0, 0, 0, None))
+    if batch is None:
+        return None
+    [(whole_group, advantages)] = _with_advantages(run, policy, batch, [place])
+    use = batch.groups[place]
+    where = f"{groups_home(run).topics.curated(policy)}[{use.partition}]@{use.offset}"
+    return _Found(whole_group, where, version, place, advantages)
+
+
+def _produced(run: Run, policy: str, stream: str, number: int) -> _Found | None:
+    """Return the group as a worker produced it: the first record of it that can be read."""
+    topics = run.topics
+    topic = topics.eval_groups(policy) if is_eval(stream) else topics.trajectories(policy)
+    place = (topic, number % partitions_of(run.connection, topic))
+    for message in read_key(run.connection, place, task_key(stream, number)):
+        try:
+            group = codec.decode(message.value, TrajectoryGroup)
+            uncurated = CuratedGroup(stream=stream, number=number, group=message.value, rewards=())
+            if group.run_id == run.run_id:
+                where = f"{message.topic}[{message.partition}]@{message.offset}"
+                return _Found(whole(run, uncurated), where)
+        except SchemaError:
+            continue
+    return None
+
+
+def _parse(run: Run, name: str) -> tuple[str, int, int]:
+    stream, _, rest = name.partition(":")
+    number, _, sample = rest.partition(":")
+    workflows = run.recipe.workflows
+    if not (stream and number.isdecimal() and sample.isdecimal()):
+        raise UsageError(
+            f"{name!r} names no trajectory: write STREAM:NUMBER:SAMPLE, as in {next(iter(workflows))}:12:0"
+        )
+    if stream.removeprefix("eval.").partition(".")[0] not in workflows:
+        raise UsageError(f"run {run.address.run} has no stream {stream!r}: it has {', '.join(workflows)}")
+    return stream, int(number), int(sample)
+
+
+def _members(group: TrajectoryGroup) -> str:
+    ids = ", ".join(member.id for member in group.trajectories) or "no trajectory"
+    failed = ", ".join(f"sample {failure.sample} failed ({failure.reason})" for failure in group.failures)
+    return f"{ids}; {failed}" if failed else ids
+
+
+# ----------------------------------------------------------------------------------------------------- the command line
+
+
+def report_step(run: Run, policy: str | None, version: int, group: str | None, limit: int) -> dict[str, Any]:
+    """Return what `headrace inspect --step --json` prints: the fields of `StepSeen`. Raises UsageError.
+
+    Args:
+        run: The run.
+        policy: Whose step; the only policy's if None.
+        version: The version that came out of it.
+        group: The only group to show, by its place in the batch or as STREAM:NUMBER; the first ones if None.
+        limit: How many of them; 0 for all.
+    """
+    return asdict(step(run, run.policy(policy), version, group if group is not None else slice(limit or None)))
+
+
+def report_trajectory(run: Run, policy: str | None, name: str) -> dict[str, Any]:
+    """Return what `headrace inspect --trajectory --json` prints: the fields of `TrajectoryFound`. Raises UsageError."""
+    return asdict(trajectory(run, policy, name))

@@ -1,0 +1,266 @@
+"""Which groups made a version: `headrace lineage --version`, from the topics alone.
+
+The groups are read at the positions that BatchTrained hints at; only those that are not there are looked for in the
+whole topic. The classes below are what `--json` prints, field by field.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import read_all, read_offsets
+from headrace.infra.run.first_uses import Replay, find_first_uses, made_whole
+from headrace.infra.run.run import Run, groups_home
+from headrace.infra.store.object_store import StoreError
+from headrace.infra.weights.paths import is_version, size_of
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import HeaderError, Stamp
+from headrace.schemas.records import (
+    BatchTrained,
+    CuratedGroup,
+    GroupUse,
+    Trajectory,
+    TrajectoryGroup,
+    WeightsPublished,
+)
+
+Key = tuple[str, int, int]
+"""(stream, number, use)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeOf:
+    """A group that made a version, in the words of its records; only the first five are known where it is missing."""
+
+    stream: str
+    number: int
+    use: int
+    partition: int
+    """Of the curated topic."""
+    offset: int
+    missing: bool = False
+    """True when the curated topic does not hold it, or its first use, any more, or it cannot be read."""
+    task_id: str = ""
+    tier: str = ""
+    attempt: int = 0
+    worker: str = ""
+    region: str = ""
+    revision: int = 0
+    head_version: int = -1
+    """Newest version that the worker knew when it finished."""
+    min_version: int = -1
+    """Oldest version among the generated tokens of what was kept."""
+    max_version: int = -1
+    version_shares: dict[str, float] = field(default_factory=dict)
+    """Version to its share of the group's generated tokens; empty when its object cannot be fetched."""
+    rewards: tuple[float | None, ...] = ()
+    """Of all members, shaped, as the advantages were taken from them; None for a malformed one."""
+    reward_mean: float | None = None
+    """Over members that are not malformed."""
+    kept: tuple[int, ...] = ()
+    """Members that were trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionLineage:
+    """One version of a policy."""
+
+    run: str
+    run_id: str
+    policy: str
+    version: int
+    epoch: int
+    """Counts how often the hash chain was cut."""
+    revision: int
+    """Recipe revision that it was trained under."""
+    base_version: int
+    """Version that training began from; -1 for version 0, which no group made."""
+    base_hash: str
+    """`weights_hash` of it."""
+    weights_hash: str
+    object_key: str
+    """Of the weights in the store; empty when this version was not published."""
+    object_sha256: str
+    object_bytes: int
+    fingerprint: dict[str, str]
+    """What its numbers depend on beside batch and settings."""
+    metrics: dict[str, float]
+    created_ms: int
+    groups: tuple[MadeOf, ...]
+    """In the order in which they were trained."""
+
+
+def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
+    """Return what made a version. Raises UsageError when there is none of that number."""
+    batches = {batch.version: batch for batch in read_batches(run, policy) if batch.version >= 0}
+    events = read_records(run, run.topics.weights(policy), WeightsPublished)
+    published = {event.version: event for event in events if is_version(event)}
+    batch, event = batches.get(version), published.get(version, WeightsPublished())
+    if batch is None and version not in published:
+        raise UsageError(f"policy {policy} of run {run.address.run} has {no_such_version(version, batches, published)}")
+    batch = batch or BatchTrained(run_id=event.run_id, policy=policy, version=version, epoch=event.epoch)
+    claim = event.weights
+    return VersionLineage(
+        run=run.address.run,
+        run_id=run.run_id,
+        policy=policy,
+        version=version,
+        epoch=batch.epoch,
+        revision=batch.revision,
+        base_version=version - 1 if batch.groups else -1,
+        base_hash=batch.base_hash,
+        weights_hash=batch.weights_hash or event.weights_hash,
+        object_key=claim.key if claim else "",
+        object_sha256=claim.sha256 if claim else "",
+        object_bytes=size_of(event),
+        fingerprint=batch.fingerprint,
+        metrics=batch.metrics,
+        created_ms=batch.created_ms or event.created_ms,
+        groups=tuple(_made_of(groups_home(run), policy, batch.groups)),
+    )
+
+
+def no_such_version(version: int, *known: Iterable[int]) -> str:
+    """Return the end of a sentence that says which versions there are instead."""
+    there = sorted({one for some in known for one in some})
+    if not there:
+        return f"no version {version}: none is published yet"
+    return f"no version {version}: there are {there[0]} to {there[-1]}"
+
+
+def read_batches(run: Run, policy: str) -> list[BatchTrained]:
+    """Return all of a policy's BatchTrained of this run, oldest first; they are small."""
+    return read_records(run, run.topics.batches(policy), BatchTrained)
+
+
+def _made_of(run: Run, policy: str, uses: tuple[GroupUse, ...]) -> Iterator[MadeOf]:
+    found = _curated(run, policy, uses)
+    firsts = _first_uses(run, policy, found)
+    for use in uses:
+        blank = MadeOf(use.stream, use.number, use.use, use.partition, use.offset)
+        key = (use.stream, use.number, use.use)
+        message, first = found.get(key), firsts.get(key) if use.use else found.get(key)
+        if message is None or first is None:
+            yield replace(blank, missing=True)
+        else:
+            yield _described(run, blank, message, first)
+
+
+def _curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[Key, Message]:
+    """Return the curated records of these uses, by the hints, then by looking everywhere for the rest."""
+    topic = run.topics.curated(policy)
+    wanted = {(use.stream, use.number, use.use) for use in uses}
+    hints: dict[int, set[int]] = {}
+    for use in uses:
+        if use.partition >= 0:
+            hints.setdefault(use.partition, set()).add(use.offset)
+    found: dict[Key, Message] = {}
+    for some in (read_offsets(run.connection, topic, hints), read_all(run.connection, [topic])):
+        if len(found) == len(wanted):
+            break
+        found |= {key: message for message in some if (key := _use_of(message)) in wanted}
+    return found
+
+
+def _first_uses(run: Run, policy: str, found: Mapping[Key, Message]) -> dict[Key, Message]:
+    """Return the records that the replays among these are of; one that is gone is left out."""
+    replays = {
+        key: Replay(message.partition, message.offset, key[0], key[1], _first_back(message))
+        for key, message in found.items()
+        if key[2]
+    }
+    firsts = find_first_uses(run.connection, run.topics.curated(policy), run.run_id, replays.values())
+    return {key: firsts[replay] for key, replay in replays.items() if replay in firsts}
+
+
+def _first_back(message: Message) -> int:
+    try:
+        return codec.decode(message.value, CuratedGroup).first_back
+    except SchemaError:
+        return 0
+
+
+def _use_of(message: Message) -> Key | None:
+    try:
+        stamp = Stamp.from_headers(message.headers)
+    except HeaderError:
+        return None
+    return stamp.stream, stamp.number, stamp.use
+
+
+def _described(run: Run, blank: MadeOf, message: Message, first: Message) -> MadeOf:
+    """Describe a group by its curated record and that of its first use, which may be the same."""
+    try:
+        curated = made_whole(codec.decode(message.value, CuratedGroup), codec.decode(first.value, CuratedGroup))
+        group = codec.decode(curated.group, TrajectoryGroup)
+        stamp = Stamp.from_headers(message.headers)
+    except (SchemaError, HeaderError):
+        return replace(blank, missing=True)
+    rewards = tuple(None if math.isnan(reward) else reward for reward in curated.rewards)
+    good = [reward for reward in rewards if reward is not None]
+    return replace(
+        blank,
+        task_id=group.task_id,
+        tier=group.tier,
+        attempt=group.attempt,
+        worker=group.worker,
+        region=group.region,
+        revision=curated.revision,
+        head_version=group.head_version,
+        min_version=stamp.min_version,
+        max_version=stamp.max_version,
+        version_shares=version_shares(_trajectories(run, group)),
+        rewards=rewards,
+        reward_mean=sum(good) / len(good) if good else None,
+        kept=curated.kept,
+    )
+
+
+def _trajectories(run: Run, group: TrajectoryGroup) -> tuple[Trajectory, ...]:
+    """Return a group's trajectories, fetched where they are in the store; none when they cannot be had."""
+    if group.claim is None:
+        return group.trajectories
+    try:
+        data = run.store.get(group.claim.key, group.claim.sha256, group.claim.size_bytes)
+        return codec.decode(data, TrajectoryGroup).trajectories
+    except (StoreError, SchemaError):
+        return ()
+
+
+def version_shares(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    """Return each weight version's share of the generated tokens, oldest first."""
+    tokens: Counter[int] = Counter()
+    for trajectory in trajectories:
+        for sequence in trajectory.sequences:
+            for version, length in sequence.version_runs.reshape(-1, 2).tolist():
+                tokens[version] += length if version >= 0 else 0
+    total = tokens.total()
+    return {str(version): count / total for version, count in sorted(tokens.items()) if count}
+
+
+def read_records(run: Run, topic: str, kind: type[Any]) -> list[Any]:
+    """Return the readable records of this run on a topic."""
+    return [record for _, record in readable(run, read_all(run.connection, [topic]), kind)]
+
+
+def readable(run: Run, messages: Iterable[Message], kind: type[Any]) -> Iterator[tuple[Message, Any]]:
+    """Yield the messages that hold a record of this run, with it; whoever consumed the others said so."""
+    for message in messages:
+        try:
+            record = codec.decode(message.value, kind)
+        except SchemaError:
+            continue
+        if record.run_id == run.run_id:
+            yield message, record
+
+
+def report_version(run: Run, policy: str | None, version: int) -> Mapping[str, Any]:
+    """Return what `headrace lineage --version --json` prints: the fields of `VersionLineage`. Raises UsageError."""
+    return asdict(version_lineage(run, run.policy(policy), version))

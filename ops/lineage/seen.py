@@ -1,0 +1,241 @@
+"""A group as people see it: rewards, advantages, texts and tokens side by side. Pure, and without torch.
+
+The classes are what `headrace inspect --json` prints, field by field.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.infra.recipe.settings import Trainer
+from headrace.schemas.records import Sequence as TokenSequence
+from headrace.schemas.records import Trajectory
+from headrace.trainers.batches.groups import WholeGroup, batch_sequences, loss_mask, prepared, token_versions
+from headrace.trainers.batches.token_texts import TokenTexts
+
+GENERATED = "generated"
+
+TokenAdvantages = npt.NDArray[np.float32]
+"""float32[T]; 0 on a token that was not generated."""
+Advantages = Mapping[tuple[int, int], TokenAdvantages]
+"""(trajectory, sequence) to the advantages of a sequence that was trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSeen:
+    """Tokens of one origin."""
+
+    kind: str
+    """prompt | generated | observation | injected."""
+    turn: int
+    tokens: int
+    text: str
+    """Without special tokens."""
+    finish_reason: str
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSeen:
+    """One token."""
+
+    id: int
+    text: str
+    """Empty where several tokens make a character: it stands with the last of them."""
+    special: bool
+    kind: str
+    """Of its span."""
+    turn: int
+    version: int | None
+    """Weights that generated it; None where it was not generated."""
+    logprob: float | None
+    """As the engine recorded it."""
+    advantage: float | None
+    """As the trainer took it; None where it was not generated, or not trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSeen:
+    """One sequence of a trajectory."""
+
+    role: str
+    agent_id: str
+    advantage: float | None
+    """As the trainer took it, the mean over its generated tokens; None for one that was not trained on."""
+    tokens: int
+    """Generated ones."""
+    logprob_mean: float | None
+    """Over the generated tokens; None when there are none."""
+    logprob_min: float | None
+    versions: dict[str, int]
+    """Weight version to the number of tokens that it generated."""
+    spans: tuple[SpanSeen, ...]
+    each: tuple[TokenSeen, ...] = ()
+    """Every token; only where one trajectory is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectorySeen:
+    """One member of a group."""
+
+    id: str
+    reward: float
+    """As the environment gave it."""
+    shaped_reward: float | None
+    """As the advantages were taken from it; None where it was malformed, or was not curated."""
+    reward_parts: dict[str, float]
+    trained: bool
+    sequences: tuple[SequenceSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSeen:
+    """A group, as far as it is shown."""
+
+    stream: str
+    number: int
+    use: int
+    place: int | None
+    """Its place in the batch, from 0; None where it was not trained."""
+    task_id: str
+    tier: str
+    worker: str
+    region: str
+    head_version: int
+    failures: tuple[str, ...]
+    """Reasons of the episodes that gave no trajectory."""
+    trajectories: tuple[TrajectorySeen, ...]
+
+
+def advantages_of(batch: Sequence[WholeGroup], settings: Trainer) -> list[Advantages]:
+    """Return, by group, the advantages of every sequence that was trained on, taken as the trainer took them.
+
+    Where `Estimator.whole_batch` says so, that needs all groups of the batch, in their order.
+    """
+    trained = iter(batch_sequences(map(prepared, batch), settings))
+    return [
+        {
+            (member, place): np.where(sequence.mask, sequence.advantages, np.float32(0))
+            for member, one in enumerate(group.group.trajectories)
+            if member in group.curated.kept and not math.isnan(group.curated.rewards[member])
+            for place, sequence in zip(range(len(one.sequences)), trained, strict=False)
+        }
+        for group in batch
+    ]
+
+
+def see_group(
+    found: WholeGroup, advantages: Advantages, texts: TokenTexts, *, place: int | None, only: int | None = None
+) -> GroupSeen:
+    """Return a group as it is shown; with `only`, that one member with every token."""
+    group, shaped = found.group, found.curated.rewards
+    members = range(len(group.trajectories)) if only is None else [only]
+    return GroupSeen(
+        stream=group.stream,
+        number=group.number,
+        use=found.curated.use,
+        place=place,
+        task_id=group.task_id,
+        tier=group.tier,
+        worker=group.worker,
+        region=group.region,
+        head_version=group.head_version,
+        failures=tuple(failure.reason for failure in group.failures),
+        trajectories=tuple(
+            _see_trajectory(
+                group.trajectories[member],
+                shaped[member] if shaped and not math.isnan(shaped[member]) else None,
+                [advantages.get((member, n)) for n in range(len(group.trajectories[member].sequences))],
+                texts,
+                each=only is not None,
+            )
+            for member in members
+        ),
+    )
+
+
+def _see_trajectory(
+    one: Trajectory,
+    shaped: float | None,
+    advantages: Sequence[TokenAdvantages | None],
+    texts: TokenTexts,
+    *,
+    each: bool,
+) -> TrajectorySeen:
+    return TrajectorySeen(
+        id=one.id,
+        reward=one.reward,
+        shaped_reward=shaped,
+        reward_parts=one.reward_parts,
+        trained=any(advantage is not None for advantage in advantages),
+        sequences=tuple(
+            see_sequence(sequence, advantage, texts, each=each)
+            for sequence, advantage in zip(one.sequences, advantages, strict=True)
+        ),
+    )
+
+
+def see_sequence(
+    sequence: TokenSequence, advantages: TokenAdvantages | None, texts: TokenTexts, *, each: bool = False
+) -> SequenceSeen:
+    """Return a sequence as it is shown; with `each`, every token of it."""
+    tokens = _tokens(sequence, advantages, texts)
+    mask = loss_mask(sequence)
+    logprobs = sequence.logprobs[mask]
+    versions = Counter(token.version for token in tokens if token.version is not None)
+    return SequenceSeen(
+        role=sequence.role,
+        agent_id=sequence.agent_id,
+        advantage=None if advantages is None else _mean(advantages[mask]),
+        tokens=int(logprobs.size),
+        logprob_mean=float(logprobs.mean()) if logprobs.size else None,
+        logprob_min=float(logprobs.min()) if logprobs.size else None,
+        versions={str(version): count for version, count in sorted(versions.items())},
+        spans=tuple(_spans(sequence, tokens)),
+        each=tuple(tokens) if each else (),
+    )
+
+
+def _mean(advantages: TokenAdvantages) -> float:
+    return float(advantages.mean(dtype=np.float64)) if advantages.size else 0.0
+
+
+def _tokens(sequence: TokenSequence, advantages: TokenAdvantages | None, texts: TokenTexts) -> list[TokenSeen]:
+    ids: list[int] = sequence.ids.tolist()
+    spans = [span for span in sequence.spans for _ in range(span.length)]
+    each = zip(
+        ids,
+        texts.pieces(ids),
+        spans,
+        token_versions(sequence).tolist(),
+        sequence.logprobs.tolist(),
+        [None] * len(ids) if advantages is None else advantages.tolist(),
+        strict=True,
+    )
+    return [
+        TokenSeen(
+            id=token,
+            text=text,
+            special=texts.is_special(token),
+            kind=span.kind,
+            turn=span.turn,
+            version=version if span.kind == GENERATED else None,
+            logprob=logprob if span.kind == GENERATED else None,
+            advantage=advantage if span.kind == GENERATED else None,
+        )
+        for token, text, span, version, logprob, advantage in each
+    ]
+
+
+def _spans(sequence: TokenSequence, tokens: Sequence[TokenSeen]) -> Iterator[SpanSeen]:
+    begin = 0
+    for span in sequence.spans:
+        text = "".join(token.text for token in tokens[begin : begin + span.length] if not token.special)
+        yield SpanSeen(span.kind, span.turn, span.length, text, span.finish_reason, span.reward)
+        begin += span.length

@@ -1,0 +1,139 @@
+"""Curated groups of an archive: in logical order for who cuts batches anew, or as a run's own batches name them."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from headrace.infra.archive.reading import Archive
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.run.first_uses import Replay, is_first_use
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.schemas import codec
+from headrace.schemas.headers import HeaderError, Stamp, task_key
+from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse
+from headrace.trainers.batches.groups import WholeGroup
+from headrace.trainers.batches.payloads import Payloads
+from headrace.trainers.batches.trained_groups import LineageBroken, whole
+from headrace.trainers.versions.history import History, history_in
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A curated record, and when it came as logical time goes."""
+
+    message: Message
+    clock: int
+    """Newest head_version on its partition so far; -1 before there is one."""
+    place: int
+    """How many records of its partition are before it."""
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """What comes first has the lower one."""
+        return self.clock, self.place, self.message.partition
+
+
+def arrivals(archive: Archive, topic: str) -> Iterator[Arrived]:
+    """Yield a topic's records in an order that its records alone decide: partitions in turn, the oldest clock first.
+
+    Of one partition all keep their order. Raises as `Archive.messages`.
+    """
+    partitions = (_of_partition(archive, place) for place in archive.places(topic))
+    return heapq.merge(*partitions, key=lambda one: one.rank)
+
+
+def _of_partition(archive: Archive, place: Place) -> Iterator[Arrived]:
+    clock = -1
+    for count, message in enumerate(archive.messages(place)):
+        clock = max(clock, _head_version(message, archive.manifest.run_id))
+        yield Arrived(message, clock, count)
+
+
+def _head_version(message: Message, run_id: str) -> int:
+    try:
+        stamp = Stamp.from_headers(message.headers)
+    except HeaderError:
+        return -1
+    return stamp.head_version if stamp.run_id == run_id else -1
+
+
+class ArchivedFirstUses:
+    """Records of first uses on an archived curated topic. Raises as `Archive.messages`."""
+
+    def __init__(self, archive: Archive, topic: str) -> None:
+        self._archive, self._topic = archive, topic
+
+    def at(self, partition: int, offset: int) -> Message | None:
+        """Return what stands at a place."""
+        for messages in self._archive.backwards((self._topic, partition), offset):
+            return next((one for one in messages if one.offset == offset), None)
+        return None
+
+    def of(self, replay: Replay) -> Message | None:
+        """Return the first use of a replay, looking at files backwards from where the replay says that it is."""
+        key, run_id = task_key(replay.stream, replay.number), self._archive.manifest.run_id
+        place = (self._topic, replay.partition)
+        for messages in self._archive.backwards(place, replay.offset - replay.back):
+            for message in messages:
+                if message.key == key and is_first_use(message, run_id):
+                    return message
+        return None
+
+
+def archived_history(archive: Archive, policy: str) -> History:
+    """Return a policy's past, as far as its topics are archived."""
+    topics = archive.topics
+    there = [
+        name
+        for name in (topics.batches(policy), topics.weights(policy), topics.state)
+        if name in archive.manifest.topics
+    ]
+    told = (message for name in there for place in archive.places(name) for message in archive.messages(place))
+    return history_in(told, archive.manifest.run_id, topics, policy)
+
+
+def archived_batches(
+    archive: Archive, policy: str, batches: Sequence[BatchTrained]
+) -> Iterator[tuple[BatchTrained, list[WholeGroup]]]:
+    """Yield a run's batches with their groups, in their order, as `trained_groups` does from the log.
+
+    Each partition is read once; what a later batch is to have waits in memory, which is no more than the run's trainer
+    held in its window. Raises LineageBroken for what is not archived, and as `Archive.messages`.
+    """
+    topic = archive.topics.curated(policy)
+    archive.places(topic)
+    payloads = Payloads(ArchivedFirstUses(archive, topic))
+    wanted: defaultdict[int, set[int]] = defaultdict(set)
+    for use in (use for batch in batches for use in batch.groups):
+        wanted[use.partition].add(use.offset)
+    partitions = {partition: archive.messages((topic, partition)) for partition in wanted}
+    held: dict[tuple[int, int], tuple[Message, CuratedGroup]] = {}
+
+    def found(use: GroupUse) -> WholeGroup:
+        place = (use.partition, use.offset)
+        while place not in held:
+            message = next(partitions[use.partition], None)
+            if message is None or message.offset > use.offset:
+                raise LineageBroken(f"{topic}[{use.partition}] of {archive.root} holds no offset {use.offset}")
+            if message.offset in wanted[use.partition]:
+                held[use.partition, message.offset] = (message, codec.decode(message.value, CuratedGroup))
+        message, curated = held.pop(place)
+        if (curated.stream, curated.number, curated.use) != (use.stream, use.number, use.use):
+            raise LineageBroken(
+                f"{topic}[{use.partition}] of {archive.root} holds at offset {use.offset} another group than the batch "
+                f"names, {use.stream}:{use.number}"
+            )
+        first = payloads.whole(message, curated)
+        if first is None:
+            raise LineageBroken(f"the first use of {use.stream}:{use.number} is not in {archive.root}")
+        return whole(archive, first)
+
+    for batch in batches:
+        try:
+            yield batch, [found(use) for use in batch.groups]
+        except (ObjectMissing, ObjectCorrupt) as error:
+            raise LineageBroken(f"version {batch.version} cannot be trained again: {error}") from error

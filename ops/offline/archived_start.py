@@ -1,0 +1,111 @@
+"""Where training over an archive begins: at the oldest checkpoint of an archive, or at a folder of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from headrace.infra.archive.reading import Archive, is_archive
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.store.object_store import Content, ObjectCorrupt, ObjectMissing
+from headrace.infra.weights.files import files_to_serve, is_adapter
+from headrace.infra.weights.tensors import WeightsError
+from headrace.ops.offline.archived_groups import archived_history
+from headrace.schemas.records import NamedObject
+from headrace.trainers.batches.token_texts import TOKENIZER_FILE
+from headrace.trainers.batches.trained_groups import LineageBroken
+from headrace.trainers.learner.backends.group import new_learner
+from headrace.trainers.learner.checkpoint import CheckpointError
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.lora import Adapter
+from headrace.trainers.learner.model import load_model, save_model_files
+from headrace.trainers.start import first_model
+from headrace.trainers.versions.remake import learner_at
+
+HOW = "name by --start an archive made with `headrace archive --with-weights`, or a folder in Hugging Face's layout"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A learner that has trained nothing here yet, and what lies beside its weights."""
+
+    learner: Learner
+    files: Mapping[str, bytes]
+    """By name: config and tokenizer, and an adapter's base."""
+    told: str
+    """Where it comes from, in words."""
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """BLAKE3 of the tokenizer; empty where there is none."""
+        return blake3(self.files[TOKENIZER_FILE]).hexdigest() if TOKENIZER_FILE in self.files else ""
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the learner's weights are an adapter alone."""
+        return is_adapter(self._named())
+
+    def files_to_serve(self) -> dict[str, bytes]:
+        """Return the files that whoever has the weights needs."""
+        return {file.name: self.files[file.name] for file in files_to_serve(self._named())}
+
+    def _named(self) -> list[NamedObject]:
+        return [NamedObject(name) for name in self.files]
+
+
+def begin(archive: Archive, policy: str, recipe: Recipe, place: str | None) -> Start:
+    """Return where to begin: at `place`, an archive or a folder of weights; else at what the archive itself holds.
+
+    That is its oldest checkpoint, or, where it has none, the model that its recipe names, if that was not warmed up.
+
+    Raises:
+        UsageError: There is no such place, or nothing to begin with.
+        LineageBroken: The checkpoint cannot be read.
+    """
+    source = archive if place is None else Archive(place) if is_archive(place) else None
+    found = _at_checkpoint(source, policy, recipe) if source is not None else None
+    if found is not None:
+        return found
+    if source is not None and place is not None:
+        raise UsageError(f"--start {place}: this archive holds no checkpoint of policy {policy}; {HOW}")
+    return _from_model(archive, policy, recipe, place)
+
+
+def _at_checkpoint(source: Archive, policy: str, recipe: Recipe) -> Start | None:
+    history = archived_history(source, policy)
+    if not history.checkpoints or not history.files:
+        return None
+    pointer = history.checkpoints[min(history.checkpoints)]
+    try:
+        learner = learner_at(source, pointer, history.files, recipe)
+        files = {file.name: source.get(file.claim) for file in history.files if file.claim is not None}
+    except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
+        raise LineageBroken(f"the checkpoint of version {pointer.version} cannot be read: {error}; {HOW}") from error
+    return Start(learner, files, f"the checkpoint of version {pointer.version} in {source.root}")
+
+
+def _from_model(archive: Archive, policy: str, recipe: Recipe, place: str | None) -> Start:
+    settings = recipe.policies[policy]
+    if place is not None:
+        model, tokenizer = load_model(Path(place))
+        told = f"the weights in {place}"
+    elif settings.warm_start is not None:
+        raise UsageError(
+            f"the archive {archive.root} holds no checkpoint of policy {policy}, which was warmed up before version 0: "
+            f"{HOW}"
+        )
+    else:
+        model, tokenizer = first_model(settings, recipe.seed)
+        told = f"the model {settings.path}" if settings.path else f"a new model, seed {recipe.seed}"
+    adapter = Adapter(model, settings.lora, recipe.seed) if settings.lora is not None else None
+    base = adapter.files() if adapter is not None else {}
+    files = {**save_model_files(model, tokenizer), **{name: _joined(content) for name, content in base.items()}}
+    return Start(new_learner(model, recipe.trainer_of(policy), recipe.seed, adapter), files, told)
+
+
+def _joined(content: Content) -> bytes:
+    return bytes(content) if isinstance(content, bytes | memoryview) else b"".join(content)

@@ -1,0 +1,226 @@
+"""`headrace archive`: moves topics of a run into an archive, and the next time what is new since."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.infra.archive.locations import InStore, Location, location_of
+from headrace.infra.archive.writing import ArchiveWriter
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.kafka.clients import KafkaRefused, begin_offsets, end_offsets
+from headrace.infra.kafka.topic_admin import topic_ids
+from headrace.infra.kafka.topic_reader import Place, TopicReader, whole_topics
+from headrace.infra.progress import progress
+from headrace.infra.run.run import Run
+from headrace.ops.reading import known_topics
+from headrace.schemas import codec
+from headrace.schemas.avro import Plain, SchemaError
+from headrace.schemas.records import ClaimCheck, CuratedGroup, TrajectoryGroup
+from headrace.schemas.topics import NEWEST, TopicSpec
+
+TELL_EVERY = 2_000
+CLAIM_FIELDS = {"store", "key", "sha256", "size_bytes"}
+GROUPS = {TrajectoryGroup.__name__, CuratedGroup.__name__}
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
+
+class NoRoom(HeadraceError):
+    """The disk of the archive is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Records that were deleted before they were archived."""
+
+    topic: str
+    partition: int
+    begin: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What is to be read."""
+
+    ends: dict[Place, int]
+    gone: list[Gone] = field(default_factory=list)
+
+
+def claims_of_groups(name: str, fields: Plain) -> list[ClaimCheck]:
+    """Return the objects that a trajectories or curated record needs: what it was too large to carry, attachments."""
+    return claims_of_any(name, fields) if name in GROUPS else []
+
+
+def claims_of_any(name: str, fields: Plain) -> list[ClaimCheck]:
+    """Return the objects that a record names; those that the group inside a curated one names, too."""
+    found = list(_claims_in(fields))
+    if name == CuratedGroup.__name__ and fields["group"]:
+        with suppress(SchemaError):  # whoever reads the record finds that out, and says so
+            found += _claims_in(codec.decode_as_written(fields["group"])[1])
+    return found
+
+
+def _claims_in(value: Any) -> Iterator[ClaimCheck]:
+    if isinstance(value, dict):
+        if value.keys() == CLAIM_FIELDS:
+            if value["key"]:
+                yield ClaimCheck(**value)
+        else:
+            for inner in value.values():
+                yield from _claims_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _claims_in(inner)
+
+
+def archive(run: Run, out: Path | str, topics: Iterable[str] = (), *, with_weights: bool = False) -> dict[str, Any]:
+    """Archive what is new of a run's topics, up to their ends of this moment; return what `--json` prints.
+
+    Args:
+        run: The run.
+        out: Where the archive is to lie, as `location_of` takes it.
+        topics: Names without the run's; by default all but the compacted ones, which hold places in this cluster.
+        with_weights: Whether a new archive copies the objects of weights and checkpoints too, and `state`, which names
+            the latter; one that is there goes on as it began.
+
+    Raises:
+        UsageError: A topic that is not there, a folder that cannot be used.
+        ArchiveBusy, ArchiveCorrupt: As `ArchiveWriter`.
+        NoRoom, KafkaAway, StoreUnavailable: What was archived before stands; the next time goes on from there.
+    """
+    began = time.monotonic()
+
+    def fetch(claim: ClaimCheck, path: Path) -> None:
+        run.store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
+
+    def claims(name: str, fields: Plain) -> list[ClaimCheck]:
+        return claims_of_any(name, fields) if writer.manifest.with_weights else claims_of_groups(name, fields)
+
+    try:
+        with ArchiveWriter(_location(run, out), run.address.run, run.run_id, fetch, claims) as writer:
+            _agree_on_weights(writer, with_weights=with_weights)
+            specs = chosen_topics(run, topics, with_weights=writer.manifest.with_weights)
+            reading = _begin(run, writer, specs)
+            writer.look_again()
+            _read(run, writer, reading)
+            return _report(run, writer, reading, time.monotonic() - began)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise NoRoom(
+                f"no room left for the archive {out}: what its manifest lists stands; make room, and give the command "
+                "again"
+            ) from error
+        raise
+
+
+def _location(run: Run, out: Path | str) -> Location:
+    """Return where the archive is to lie. Raises UsageError for a place among the run's own objects."""
+    found, own = location_of(out, run.store_address), run.store_address
+    if isinstance(found, InStore) and found.address.bucket == own.bucket:
+        prefix = found.address.prefix
+        if prefix.startswith(own.prefix) or own.prefix.startswith(prefix):
+            raise UsageError(
+                f"{found} is among the objects of run {run.address.run}, of which `headrace gc` deletes what no record "
+                "names: give another prefix"
+            )
+    return found
+
+
+def _agree_on_weights(writer: ArchiveWriter, *, with_weights: bool) -> None:
+    """Go on as the archive began. Raises UsageError when weights are asked for that it has passed over."""
+    if not writer.manifest.topics:
+        writer.manifest.with_weights = with_weights
+    elif with_weights and not writer.manifest.with_weights:
+        raise UsageError(
+            f"the archive {writer.location} was begun without weights, and has passed over those that there were: "
+            "archive with them into another folder"
+        )
+
+
+def chosen_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False) -> list[TopicSpec]:
+    """Return the topics to archive, as they should be. Raises UsageError for one that is not there.
+
+    The recipe topic is always among them: it holds the recipe and the schemas that the others are read with.
+    """
+    known = run.recipe.topic_specs
+    there, by_name = known_topics(run.connection), {spec.name: spec for spec in known}
+    wanted = [f"{run.address.run}.{name}" for name in asked]
+    if missing := [name for name in wanted if name not in there]:
+        ours = sorted(name.partition(".")[2] for name in there if name.startswith(f"{run.address.run}."))
+        raise UsageError(f"there is no topic {', '.join(missing)}; of {', '.join(ours)} name those to archive")
+    if not wanted:
+        kept = {spec.name for spec in known if spec.config.get("cleanup.policy") != NEWEST["cleanup.policy"]}
+        wanted = [name for name in by_name if name in kept or (with_weights and name == run.topics.state)]
+    names = dict.fromkeys([run.topics.recipe, *wanted])
+    return [by_name.get(name, TopicSpec(name, 0)) for name in names if name in there]
+
+
+def _begin(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Reading:
+    """Take the topics in, and find out what of them is to be read."""
+    configs = {spec.name: spec.config for spec in specs}
+    places, ids = whole_topics(run.connection, configs), topic_ids(run.connection, configs)
+    for topic, config in configs.items():
+        writer.add_topic(topic, sum(place[0] == topic for place in places), config, ids[topic])
+    ends, begins = end_offsets(run.connection, places), begin_offsets(run.connection, places)
+    found = _Reading(ends)
+    for place in places:
+        position = writer.next_offset(place)
+        if ends[place] < position:
+            raise KafkaRefused(
+                f"{place[0]}[{place[1]}] ends at offset {ends[place]} and was archived up to {position}: the cluster "
+                f"has lost what {writer.location} holds; give another folder by --out"
+            )
+        if begins[place] > position:
+            found.gone.append(Gone(*place, position, begins[place]))
+    return found
+
+
+def _read(run: Run, writer: ArchiveWriter, reading: _Reading) -> None:
+    positions = {place: writer.next_offset(place) for place in reading.ends}
+    first, whole = sum(positions.values()), sum(reading.ends.values())
+    with progress("archiving") as tell, TopicReader(run.connection, positions, "archive") as reader:
+        for count, message in enumerate(reader.until(reading.ends), 1):
+            if count % TELL_EVERY == 0:
+                tell(sum(reader.positions.values()) - first, whole - first)
+            writer.write(message)
+        writer.save(reader.positions)
+
+
+def _report(run: Run, writer: ArchiveWriter, reading: _Reading, seconds: float) -> dict[str, Any]:
+    manifest, prefix = writer.manifest, f"{run.address.run}."
+    return {
+        "archive": str(writer.location),
+        "run": manifest.run,
+        "run_id": manifest.run_id,
+        "topics": {
+            name.removeprefix(prefix): {
+                "partitions": len(topic.partitions),
+                "files": sum(len(series.files) for series in topic.partitions),
+                "records": topic.records,
+                "bytes": topic.bytes,
+                "new_records": writer.new[name].records if name in writer.new else 0,
+                "new_bytes": writer.new[name].bytes if name in writer.new else 0,
+            }
+            for name, topic in manifest.topics.items()
+        },
+        "objects": {
+            "count": len(manifest.objects),
+            "bytes": sum(one.size_bytes for one in manifest.objects.values()),
+            "new": writer.new_objects,
+            "missing": {key: one.why for key, one in manifest.missing.items()},
+        },
+        "raw": writer.raw,
+        "gone": [_gone(prefix, one) for one in reading.gone],
+        "seconds": round(seconds, 3),
+    }
+
+
+def _gone(prefix: str, gone: Gone) -> Mapping[str, Any]:
+    topic = gone.topic.removeprefix(prefix)
+    return {"topic": topic, "partition": gone.partition, "begin": gone.begin, "end": gone.end}

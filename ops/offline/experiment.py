@@ -1,0 +1,244 @@
+"""`headrace retrain --into NAME`: other settings over exactly the same batches, as a run of its own, without a rollout.
+
+The new run lies on the cluster and in the store of its source. It begins with one of the source's checkpoints, and its
+versions bear the numbers of the source's. Each is one transaction, as a trainer's are, so what is interrupted goes on
+where it stopped when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.kafka.clients import Outgoing, RunAddress
+from headrace.infra.kafka.topic_admin import ensure_topics
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.progress import Tell
+from headrace.infra.recipe.recipe_file import changed_recipe, check_trainer_words
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.revisions import differences, known_revisions, revision_of, write_revision
+from headrace.infra.run.run import Run, groups_home, join, read_revisions
+from headrace.ops.offline.retrain import Compared, Span, begin_at, stretches
+from headrace.schemas import codec
+from headrace.schemas.records import BatchTrained, RecipeRevision, WeightsPublished
+from headrace.schemas.topics import policy_of, variant_of
+from headrace.trainers.batches.estimator import check_advantage
+from headrace.trainers.learner.backends.group import numerics_here
+from headrace.trainers.learner.chosen_loss import check_loss
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.model import pin_threads
+from headrace.trainers.learner.step_metrics import group_metrics, sampled_by
+from headrace.trainers.versions.history import History, read_history
+from headrace.trainers.versions.publisher import Publisher, WindowMark, checkpoint
+from headrace.trainers.versions.remake import Remade, hash_of, remake
+
+ENDED = "steps"
+"""Why an experiment is over: it has all the versions that it was asked for."""
+COMPARED = (
+    "loss", "kl_k3", "clip_fraction", "ratio_mean", "entropy", "grad_norm_mean", "grad_norm_max", "learning_rate",
+)  # fmt: skip
+"""What a step tells that other settings change."""
+
+Wish = tuple[str, Sequence[str]]
+"""Name of the new run, and `trainer.key=value` words."""
+
+
+def experiment(
+    run: Run, policy: str | None, wish: Wish, span: Span, tell: Tell = lambda _done, _total: None
+) -> dict[str, Any]:
+    """Train a run's batches with other settings into a new run; return what `headrace retrain --into --json` prints.
+
+    Raises UsageError when the new run is there already and is not this experiment, interrupted.
+    """
+    name, (into, sets) = run.policy(policy), wish
+    source = read_history(run, name)
+    parts = stretches(source, span, f"policy {name} of run {run.address.run}")
+    assert source.published is not None  # noqa: S101 - it came with the first checkpoint
+    pin_threads(int(parts[0].fingerprint.get("threads", "0")))
+    target = _settled(run, name, into, sets)
+    batches = [batch for part in parts for batch in part.batches]
+    with closing(TransactionalWriter(target.connection, f"{into}.retrain.{name}", target.topic_names)) as writer:
+        publisher = Publisher(target, name, source.files)
+        _make(run, source, _Output(target, name, publisher, writer), batches, tell)
+    _end(target)
+    made = {batch.version: batch for batch in read_history(target, name).batches}
+    pairs = [(batch, made[batch.version].weights_hash) for batch in batches]
+    here = numerics_here(target.recipe.trainer_of(name))
+    return {
+        "run": run.address.run,
+        "into": into,
+        "policy": name,
+        "from": batches[0].version - 1,
+        "to": batches[-1].version,
+        "comparable": True,
+        "fingerprint": {"expected": dict(parts[0].fingerprint), "here": here},
+        "settings": [line for line in differences(run.recipe, target.recipe) if not line.startswith("name: ")],
+        "metrics": compared_metrics(batches, [made[batch.version] for batch in batches]),
+        "versions": [
+            asdict(Compared(b.version, b.epoch, b.weights_hash, got, got == b.weights_hash)) for b, got in pairs
+        ],
+        "ok": True,
+    }
+
+
+def compared_metrics(source: Sequence[BatchTrained], into: Sequence[BatchTrained]) -> dict[str, dict[str, float]]:
+    """Return what the steps told, as means over the versions and at the last one, of the source and of the new run.
+
+    No reward is among them: nothing was played, so the rewards are those of the source's groups.
+    """
+    sides = {"source": [batch.metrics for batch in source], "into": [batch.metrics for batch in into]}
+    told = [name for name in COMPARED if all(name in metrics for side in sides.values() for metrics in side)]
+    return {
+        name: {
+            f"{side}_{what}": value
+            for side, steps in sides.items()
+            for what, value in (("mean", fmean(step[name] for step in steps)), ("last", steps[-1][name]))
+        }
+        for name in told
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ the run
+
+
+def _settled(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
+    """Return the new run, its topics and recipe written as far as they were not: a revision for each of the source."""
+    check_trainer_words(sets)
+    recipes = [changed_recipe(recipe, into, sets) for recipe in run.revisions]
+    for recipe in recipes:
+        check_advantage(recipe, policy)
+        check_loss(recipe, policy)
+    address = RunAddress(run.connection, into)
+    before = known_revisions(address)
+    _refuse_others(before, run, recipes)
+    topics = recipes[-1].topics
+    ensure_topics(address.connection, recipes[-1].topic_specs)
+    run_id = before[0].run_id if before else f"{into}-{secrets.token_hex(4)}"
+    store = read_revisions(run.address)[-1].store
+    known = {revision.revision for revision in before}
+    for number, recipe in enumerate(recipes):
+        if number in known:
+            continue
+        revision = replace(revision_of(run_id, number, recipe, store), source=run.address.run)
+        write_revision(address.connection, topics.recipe, revision)
+    return join(address)
+
+
+def _refuse_others(before: Sequence[RecipeRevision], run: Run, recipes: Sequence[Recipe]) -> None:
+    """Raise UsageError unless the new run is not there yet, or is this experiment, interrupted."""
+    if not before:
+        return
+    name = recipes[0].name
+    if before[0].source != run.address.run:
+        raise UsageError(f"run {name} is there already: give the experiment another name by --into")
+    if before[-1].ended:
+        raise UsageError(f"the experiment {name} is there already, and complete: give another name by --into")
+    for revision in before:
+        differing = differences(Recipe.from_json(revision.recipe), recipes[revision.revision])
+        if differing:
+            raise UsageError(
+                f"the experiment {name} was begun, and not ended, with other settings:\n"
+                + "\n".join(f"  {line}" for line in differing)
+                + "\nGive those again and it goes on, or another name by --into"
+            )
+
+
+def _end(target: Run) -> None:
+    newest = read_revisions(target.address)[-1]
+    ended = replace(newest, ended=ENDED, created_ms=time.time_ns() // 1_000_000)
+    write_revision(target.connection, target.topics.recipe, ended)
+
+
+# ------------------------------------------------------------------------------------------------------------ versions
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Where the versions go, each in one transaction."""
+
+    run: Run
+    policy: str
+    publisher: Publisher
+    writer: TransactionalWriter
+
+    def write(self, event: WeightsPublished, outgoing: Sequence[Outgoing]) -> None:
+        self.writer.begin()
+        ticket, *_ = self.writer.produce([self.publisher.message(event), *outgoing])
+        self.writer.commit()
+        self.publisher.announced(event, ticket.offset)
+
+    def checkpoint(self, learner: Learner, weights_hash: str) -> Outgoing:
+        return checkpoint(self.run, self.policy, learner, WindowMark(learner.version, 0, weights_hash))
+
+    def publish(self, learner: Learner) -> WeightsPublished:
+        """Store the weights; return their event."""
+        return self.publisher.publish(learner.published(), learner.version)
+
+
+def _make(source: Run, history: History, output: _Output, batches: Sequence[BatchTrained], tell: Tell) -> None:
+    """Make the versions that the new run lacks."""
+    run, policy = output.run, output.policy
+    past = read_history(run, policy)
+    start = batches[0].version - 1
+    if past.checkpoints and min(past.checkpoints) != start:
+        raise UsageError(
+            f"the experiment {run.address.run} was begun from version {min(past.checkpoints)}, not {start}: give "
+            f"--from {min(past.checkpoints)} and it goes on, or another name by --into"
+        )
+    pointer = past.checkpoint or history.checkpoints[start]
+    learner = begin_at(run, pointer, output.publisher.files, run.revisions[batches[0].revision])
+    base_hash = pointer.weights_hash
+    if not past.checkpoints:
+        output.write(output.publish(learner), [output.checkpoint(learner, base_hash)])
+    made = {batch.version: batch.weights_hash for batch in past.batches}
+    rest = [batch for batch in batches if batch.version > learner.version]
+    for done, remade in enumerate(remake(groups_home(source), policy, learner, rest, run.revisions), 1):
+        if learner.version in made:
+            _check_same(run, learner, made[learner.version])
+        else:
+            last = remade.batch is rest[-1]
+            output.write(*_version(output, learner, remade, base_hash, last=last))
+        base_hash = hash_of(learner)
+        tell(done, len(rest))
+
+
+def _version(
+    output: _Output, learner: Learner, remade: Remade, base_hash: str, *, last: bool
+) -> tuple[WeightsPublished, list[Outgoing]]:
+    """Return the event and the other records of a version: the source's batch and what came of it here."""
+    run, policy, batch = output.run, output.policy, remade.batch
+    event = output.publish(learner)
+    settings = run.revisions[batch.revision].trainer_of(policy)
+    base = sampled_by(settings, remade.groups, batch.version)
+    record = BatchTrained(
+        run_id=run.run_id,
+        policy=policy_of(policy),
+        variant=variant_of(policy),
+        version=batch.version,
+        revision=batch.revision,
+        groups=batch.groups,
+        base_hash=base_hash,
+        weights_hash=event.weights_hash,
+        fingerprint=learner.fingerprint(),
+        metrics={**remade.metrics, **group_metrics(remade.groups, base)},
+        created_ms=time.time_ns() // 1_000_000,
+    )
+    key = f"{batch.version}".encode()
+    outgoing = [Outgoing(run.topics.batches(policy), codec.encode(record), key, partition=0)]
+    if last or batch.version % settings.checkpoint_every == 0:
+        outgoing.append(output.checkpoint(learner, event.weights_hash))
+    return event, outgoing
+
+
+def _check_same(run: Run, learner: Learner, expected: str) -> None:
+    if hash_of(learner) != expected:
+        raise HeadraceError(
+            f"version {learner.version} of the experiment {run.address.run} came out otherwise here than before it was "
+            "interrupted: go on with it on the machine that began it, or begin another by --into"
+        )

@@ -1,0 +1,295 @@
+"""`headrace export`: an archive's trajectories as a Parquet file, for `datasets`, pandas and the like.
+
+A row is a sequence of a trajectory; most trajectories have one. Partitions are gone through one after the other, and
+rows are written by the thousand, so what is held in memory is the outcomes of one partition's groups.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from headrace.infra.archive.reading import Archive
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.progress import progress
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import read_record
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.ops.offline.parquet_file import ParquetFile
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import (
+    BatchTrained,
+    CuratedGroup,
+    Outcome,
+    Sequence,
+    Trajectory,
+    TrajectoryGroup,
+    WeightsPublished,
+)
+
+TOKENIZER_FILE = "tokenizer.json"
+TELL_EVERY = 500
+REPEATED, UNKNOWN, TRAINED = "repeated", "unknown", "trained"
+"""What became of a group that had come before; of which the archive says nothing; that was learnt from."""
+
+Row = dict[str, Any]
+Group = tuple[str, int]
+"""(stream, number)."""
+
+
+@dataclass(slots=True)
+class Fates:
+    """What became of one partition's groups."""
+
+    groups: dict[Group, tuple[str, str]] = field(default_factory=dict)
+    """Verdict and reason of the first use: the last word on it."""
+    members: dict[str, str] = field(default_factory=dict)
+    """Reason by the id of a single trajectory that was dropped."""
+    versions: dict[Group, list[int]] = field(default_factory=dict)
+    """Versions that were trained on it, replays included."""
+
+    def of(self, group: Group, trajectory_id: str) -> tuple[str, str, list[int]]:
+        """Return verdict, reason and versions of a trajectory."""
+        if trajectory_id in self.members:
+            return "dropped", self.members[trajectory_id], []
+        if group in self.versions:
+            return TRAINED, "", self.versions[group]
+        return (*self.groups.get(group, (UNKNOWN, "")), [])
+
+
+@dataclass(slots=True)
+class Exported:
+    """What was written, and what was not."""
+
+    rows: int = 0
+    trajectories: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Records and sequences that cannot be read, by reason."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """Trajectories by what became of them."""
+
+
+def export(source: str | Path, policy: str | None, file: Path) -> dict[str, Any]:
+    """Write the trajectories of an archive into a new Parquet file, whole or not at all; return what `--json` prints.
+
+    Args:
+        source: The archive: of its trajectories, or, where it has none of the policy, of its curated groups.
+        policy: Whose; the only one if not given.
+        file: The new file.
+
+    Raises:
+        UsageError: No such archive or policy, a file that is there, no pyarrow.
+        ArchiveCorrupt: A file is not what the manifest says.
+    """
+    archive = Archive(source)
+    name = _policy(archive, policy)
+    topics = archive.topics
+    both = (topics.trajectories(name), topics.curated(name))
+    topic = next((one for one in both if one in archive.manifest.topics), None)
+    if topic is None:
+        raise UsageError(f"the archive {archive.root} holds neither trajectories nor curated groups of policy {name}")
+    done, tokenizer = Exported(), _tokenizer(archive, name)
+    whole = archive.manifest.topics[topic].records
+    read = 0
+    with ParquetFile(file) as out, progress("exporting") as tell:
+        for place in archive.places(topic):
+            fates = _fates(archive, name, place[1])
+            seen: set[Group] = set()
+            for message in archive.messages(place):
+                read += 1
+                group = _group(archive, message, done)
+                if group is not None:
+                    for row in _rows(group, fates, seen, tokenizer, done):
+                        out.write({"run": archive.manifest.run, "run_id": group.run_id, "policy": name, **row})
+                if read % TELL_EVERY == 0:
+                    tell(read, whole)
+    return {
+        "archive": str(source),
+        "file": str(file),
+        "policy": name,
+        "topic": topic.removeprefix(f"{archive.manifest.run}."),
+        "rows": done.rows,
+        "trajectories": done.trajectories,
+        "texts": tokenizer is not None,
+        "outcomes": dict(sorted(done.outcomes.items())),
+        "skipped": dict(sorted(done.skipped.items())),
+        "bytes": file.stat().st_size,
+    }
+
+
+def _policy(archive: Archive, asked: str | None) -> str:
+    revisions = archive.revisions()
+    if not revisions:
+        raise UsageError(f"the archive {archive.root} holds no recipe of run {archive.manifest.run_id}")
+    known = tuple(Recipe.from_json(revisions[-1].recipe).policies)
+    if asked is None and len(known) == 1:
+        return known[0]
+    if asked not in known:
+        raise UsageError(f"--policy {asked or 'is missing'}: name one of the run's policies, {', '.join(known)}")
+    return asked
+
+
+def _tokenizer(archive: Archive, policy: str) -> Tokenizer | None:
+    """Return the tokenizer that lies beside the policy's weights; None where these are not archived."""
+    topic = archive.topics.weights(policy)
+    if topic not in archive.manifest.topics:
+        return None
+    found = None
+    for message in archive.messages((topic, 0)):
+        event = read_record(message, WeightsPublished)
+        found = next((file.claim for file in (event.files if event else ()) if file.name == TOKENIZER_FILE), found)
+    try:
+        return None if found is None else Tokenizer.from_str(archive.get(found).decode())
+    except (ObjectMissing, ObjectCorrupt, ValueError):
+        return None
+
+
+# ---------------------------------------------------------------------------------------------------------------- fates
+
+
+def _fates(archive: Archive, policy: str, partition: int) -> Fates:
+    """Read what became of the groups of a partition, which has the same number on every topic of the policy."""
+    fates, run_id = Fates(), archive.manifest.run_id
+    for message in _messages(archive, (archive.topics.outcomes(policy), partition)):
+        outcome = read_record(message, Outcome)
+        if outcome is None or outcome.run_id != run_id or outcome.use:
+            continue
+        if outcome.level == "trajectory":
+            fates.members[outcome.trajectory_id] = outcome.reason
+        else:
+            fates.groups[outcome.stream, outcome.number] = (outcome.verdict, outcome.reason)
+    for message in _messages(archive, (archive.topics.batches(policy), 0)):
+        batch = read_record(message, BatchTrained)
+        if batch is not None and batch.run_id == run_id and batch.version >= 0:
+            for use in batch.groups:
+                if use.partition == partition:
+                    fates.versions.setdefault((use.stream, use.number), []).append(batch.version)
+    return fates
+
+
+def _messages(archive: Archive, place: Place) -> Iterator[Message]:
+    if place[0] in archive.manifest.topics:
+        yield from archive.messages(place)
+
+
+# ----------------------------------------------------------------------------------------------------------------- rows
+
+
+def _group(archive: Archive, message: Message, done: Exported) -> TrajectoryGroup | None:
+    """Return the group of a trajectories record or of a curated one; None, and counted, for what has none."""
+    try:
+        value = message.value
+        if message.topic.startswith(archive.topics.curated("")):
+            curated = codec.decode(value, CuratedGroup)
+            if curated.use:
+                return None  # a replay, whose trajectories were written with its first use
+            value = curated.group
+        group = codec.decode(value, TrajectoryGroup)
+        if group.claim is not None:
+            group = codec.decode(archive.get_group(group.claim), TrajectoryGroup)
+    except SchemaError:
+        done.skipped["undecodable"] += 1
+        return None
+    except (ObjectMissing, ObjectCorrupt):
+        done.skipped["missing_object"] += 1
+        return None
+    if group.run_id != archive.manifest.run_id:
+        done.skipped["other_run"] += 1
+        return None
+    return group
+
+
+def _rows(
+    group: TrajectoryGroup, fates: Fates, seen: set[Group], tokenizer: Tokenizer | None, done: Exported
+) -> Iterator[Row]:
+    key = (group.stream, group.number)
+    is_first = key not in seen
+    seen.add(key)
+    beside = _of_group(group)
+    for trajectory in group.trajectories:
+        outcome, reason, versions = fates.of(key, trajectory.id) if is_first else (REPEATED, "", [])
+        done.trajectories += 1
+        done.outcomes[outcome] += 1
+        beside |= {"outcome": outcome, "reason": reason, "trained_versions": versions}
+        for place, sequence in enumerate(trajectory.sequences):
+            try:
+                tokens = _of_tokens(sequence)
+            except ValueError:
+                done.skipped["malformed"] += 1
+                continue
+            done.rows += 1
+            yield {**beside, **_of_trajectory(trajectory, place), **tokens, **_texts(tokens, tokenizer)}
+
+
+def _of_group(group: TrajectoryGroup) -> Row:
+    return {
+        "stream": group.stream,
+        "number": group.number,
+        "attempt": group.attempt,
+        "task_id": group.task_id,
+        "tier": group.tier,
+        "env": group.env,
+        "revision": group.revision,
+        "head_version": group.head_version,
+        "engine": group.engine,
+        "worker": group.worker,
+        "logprob_convention": group.logprob_convention,
+        "started_ms": group.started_ms,
+        "finished_ms": group.finished_ms,
+    }
+
+
+def _of_trajectory(trajectory: Trajectory, place: int) -> Row:
+    sequence = trajectory.sequences[place]
+    return {
+        "trajectory": trajectory.id,
+        "sequence": place,
+        "sequences": len(trajectory.sequences),
+        "role": sequence.role,
+        "agent_id": sequence.agent_id,
+        "reward": trajectory.reward,
+        "sequence_reward": sequence.reward,
+        "reward_parts": json.dumps(trajectory.reward_parts, sort_keys=True),
+    }
+
+
+def _of_tokens(sequence: Sequence) -> Row:
+    """Return a sequence's tokens, cut before the first generated one. Raises ValueError where spans do not cover it."""
+    generated = np.array([span.kind == "generated" for span in sequence.spans], np.bool_)
+    mask = _spread(generated, [span.length for span in sequence.spans], sequence.ids.size)
+    versions = _spread(sequence.version_runs[::2], sequence.version_runs[1::2].tolist(), sequence.ids.size)
+    cut = int(mask.argmax()) if mask.any() else sequence.ids.size
+    return {
+        "prompt_ids": sequence.ids[:cut],
+        "completion_ids": sequence.ids[cut:],
+        "completion_mask": mask[cut:],
+        "completion_logprobs": sequence.logprobs[cut:],
+        "completion_versions": versions[cut:],
+        "finish_reason": next((span.finish_reason for span in reversed(sequence.spans) if span.finish_reason), ""),
+    }
+
+
+def _spread(values: npt.NDArray[Any], lengths: list[int], size: int) -> npt.NDArray[Any]:
+    """Repeat each value; lengths that do not add up would have memory allocated for what is not there."""
+    if len(values) != len(lengths) or min(lengths, default=0) < 0 or sum(lengths) != size:
+        raise ValueError(f"{len(lengths)} runs do not cover {size} tokens")
+    return np.repeat(values, lengths)
+
+
+def _texts(tokens: Row, tokenizer: Tokenizer | None) -> Row:
+    if tokenizer is None:
+        return {"prompt": None, "completion": None}
+    both = (tokens["prompt_ids"].tolist(), tokens["completion_ids"].tolist())
+    prompt, completion = (tokenizer.decode(ids, skip_special_tokens=False) for ids in both)
+    return {"prompt": prompt, "completion": completion}

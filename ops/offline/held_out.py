@@ -1,0 +1,129 @@
+"""`headrace evaluate --weights`: what weights in folders are worth on a recipe's held-out problems, with no run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from headrace.consumers.evaluate.evaluation import EvaluationFold
+from headrace.envs.payload import problem_to_json
+from headrace.infra.errors import UsageError
+from headrace.infra.progress import Tell, progress
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.weights.files import FilesError
+from headrace.infra.weights.folder import open_weights
+from headrace.infra.weights.policy_files import Tokenizer
+from headrace.infra.weights.tensors import WeightsError
+from headrace.producers.engines.contract import EngineError
+from headrace.producers.engines.registry import open_engine
+from headrace.producers.rollout.conclusions import make_script
+from headrace.producers.rollout.episodes import Cast, Script, play_group
+from headrace.schemas.ids import task_seed
+from headrace.schemas.records import Task, TrajectoryGroup
+from headrace.schemas.topics import eval_stream
+
+AT_ONCE = 64
+"""Problems under way."""
+MEASURED = ("problems", "samples", "avg_at_k", "pass_at_k", "mean_length", "failures")
+
+
+def evaluate(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return, by workflow and policy, what an evaluation of a run would tell. Raises UsageError."""
+    fold = EvaluationFold("", recipe.evaluate.problems)
+    with progress("problems played") as tell:
+        groups = play_held_out(recipe, folders, tell)
+    found: dict[str, dict[str, dict[str, Any]]] = {workflow: {} for workflow in recipe.workflows}
+    for group in groups:
+        if (result := fold.take(group)) is not None:
+            told = asdict(result)
+            found[result.workflow][result.policy] = {name: told[name] for name in MEASURED}
+    return found
+
+
+def named_folders(recipe: Recipe, words: Sequence[str]) -> dict[str, Path]:
+    """Return policy to folder of `FOLDER` or `POLICY=FOLDER` words. Raises UsageError."""
+    policies, found = tuple(recipe.policies), {}
+    for word in words:
+        name, equals, folder = word.partition("=")
+        if not equals and len(policies) == 1:
+            name, folder = policies[0], word
+        if name not in policies or not folder:
+            raise UsageError(f"--weights {word}: write POLICY=FOLDER; the recipe's policies are {', '.join(policies)}")
+        found[name] = Path(folder)
+    return found
+
+
+def play_held_out(
+    recipe: Recipe, folders: Mapping[str, Path], tell: Tell = lambda _done, _total: None
+) -> list[TrajectoryGroup]:
+    """Play the first `evaluate.problems` held-out problems of every workflow, `evaluate.samples` times each.
+
+    Problems, sampling and seeds are those of a run's first evaluation; what comes back is what its workers would have
+    produced, one group per problem and policy.
+
+    Args:
+        recipe: Says what is played, and how.
+        folders: Policy to a folder in Hugging Face layout; of every policy.
+        tell: Hears of problems played.
+
+    Raises UsageError for a policy without a folder, one that holds no model, and a recipe that cannot be played here.
+    """
+    if missing := [policy for policy in recipe.policies if policy not in folders]:
+        raise UsageError(f"policy {missing[0]} of the recipe has no weights: name a folder for each policy")
+    scripts = {workflow: make_script(recipe, workflow) for workflow in recipe.workflows}
+    asked = [(task, script) for workflow, script in scripts.items() for task in _tasks(recipe, workflow, script)]
+    try:
+        tokenizers = {policy: Tokenizer(folders[policy]) for policy in recipe.policies}
+        engine, build = open_engine(folders, recipe.rollout, AT_ONCE * recipe.evaluate.samples)
+        with closing(engine):
+            for policy in recipe.policies:
+                engine.load(policy, 0, open_weights(folders[policy]).tensors)
+                engine.hold(policy, 0)
+            cast = Cast(engine, recipe.rollout.engine.use, build, tokenizers, "held-out", "", lambda _policy: 0)
+            return asyncio.run(_play_all(asked, cast, tell))
+    except (FilesError, WeightsError, EngineError, OSError, ValueError) as error:
+        where = ", ".join(map(str, folders.values()))
+        raise UsageError(f"{where}: {error}; a folder has config, tokenizer and weights beside each other") from error
+
+
+async def _play_all(asked: Sequence[tuple[Task, Script]], cast: Cast, tell: Tell) -> list[TrajectoryGroup]:
+    room, ending = asyncio.Semaphore(AT_ONCE), asyncio.Event()
+    done = 0
+
+    async def play(task: Task, script: Script) -> list[TrajectoryGroup]:
+        nonlocal done
+        async with room:
+            groups = await play_group(task, script, cast, ending, lambda _outcome: None)
+        done += 1
+        tell(done, len(asked))
+        return list(groups.values())
+
+    played = await asyncio.gather(*(play(task, script) for task, script in asked))
+    return [group for groups in played for group in groups]
+
+
+def _tasks(recipe: Recipe, workflow: str, script: Script) -> Iterator[Task]:
+    stream, size = eval_stream(workflow), script.environment.size("held_out")
+    if size is not None and size < recipe.evaluate.problems:
+        raise UsageError(
+            f"evaluate.problems is {recipe.evaluate.problems}, and workflow {workflow} holds out {size}: "
+            f"--set evaluate.problems={size}"
+        )
+    for number in range(recipe.evaluate.problems):
+        problem = script.environment.problem("held_out", number)
+        yield Task(
+            stream=stream,
+            number=number,
+            purpose="eval",
+            workflow=workflow,
+            task_id=problem.task_id,
+            tier=problem.tier,
+            payload=problem_to_json(problem),
+            n_asked=recipe.evaluate.samples,
+            seed=task_seed(recipe.seed, stream, number),
+            versions=dict.fromkeys(script.policies, 0),
+        )

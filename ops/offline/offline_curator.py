@@ -1,0 +1,222 @@
+"""`headrace curate --from ARCHIVE`: the curator's own logic over archived trajectories, with no broker and no run.
+
+Each partition goes through a `CuratorPartition` as in `headrace curate`, so the run's own chain gives the very records
+that stand on its curated topic; another chain gives what it would have given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.consumers.curate.curation import CuratorPartition, Desk, chain_of, recipe_for
+from headrace.infra.archive.reading import Archive
+from headrace.infra.archive.writing import ArchiveWriter
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Message, Outgoing
+from headrace.infra.progress import progress
+from headrace.infra.recipe.recipe_file import with_chain
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.revisions import with_experiment_of
+from headrace.infra.whole_folder import new_folder
+from headrace.ops.curated_digest import CuratedDigest
+from headrace.ops.offline.archiver import claims_of_groups
+from headrace.schemas import codec
+from headrace.schemas.records import DeadLetter, Outcome
+from headrace.schemas.topics import Topics, policy_of, variant_of
+
+TELL_EVERY = 500
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of one policy's groups."""
+
+    digest: CuratedDigest = field(default_factory=CuratedDigest)
+    read: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Groups by reason."""
+    dropped_trajectories: Counter[str] = field(default_factory=Counter)
+    """Single ones of groups that were kept."""
+    flagged: Counter[str] = field(default_factory=Counter)
+    """Trajectories that an algorithm flagged, by its name, also where it only watches."""
+    dead: Counter[str] = field(default_factory=Counter)
+    """Messages that could not be read, by reason."""
+    repeated: int = 0
+    """Messages of numbers that were concluded before."""
+
+    def take(self, outgoing: list[Outgoing], topics: Topics, line: str) -> None:
+        """Count what followed from one message."""
+        self.read += 1
+        self.repeated += not outgoing
+        concluded = []
+        for one in outgoing:
+            if one.topic == topics.curated(line):
+                self.digest.take(one.value, one.headers)
+            elif one.topic == topics.dead_letters:
+                self.dead[codec.decode(one.value, DeadLetter).reason] += 1
+            else:
+                concluded.append(one.value)
+        if len(outgoing) == 2 and len(concluded) == 1:
+            return  # kept as a whole: of most groups nothing need be decoded again
+        for value in concluded:
+            outcome = codec.decode(value, Outcome)
+            if outcome.verdict == "dropped":
+                counts = self.dropped if outcome.level == "group" else self.dropped_trajectories
+                counts[outcome.reason] += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `--json` prints of a policy."""
+        return {
+            "read": self.read,
+            "kept": self.digest.kept,
+            "dropped": dict(sorted(self.dropped.items())),
+            "dropped_trajectories": dict(sorted(self.dropped_trajectories.items())),
+            "flagged": dict(sorted(self.flagged.items())),
+            "again": self.digest.again,
+            "dead": dict(sorted(self.dead.items())),
+            "repeated": self.repeated,
+            "sha256": self.digest.sha256,
+        }
+
+
+def curate_offline(
+    source: Path | str, policy: str | None, chain: Path | Recipe | None, out: Path, variant: str | None = None
+) -> dict[str, Any]:
+    """Curate archived trajectories into a new archive of recipe, curated records, outcomes and dead letters.
+
+    Args:
+        source: The archive.
+        policy: Whose groups; those of all policies that are archived when it is None.
+        chain: A TOML file with `[[curate.chain]]`, or a recipe, for every group; else each goes through the chain of
+            its revision.
+        out: Folder of the new archive, which appears whole or not at all.
+        variant: A shadow, by its name, whose chain and topics are meant.
+
+    Raises:
+        UsageError: No such archive, policy or shadow, a chain that cannot be, an `out` that is there.
+        FolderBusy: Another process makes `out`.
+        ArchiveCorrupt: A file is not what the manifest says.
+    """
+    archive = Archive(source)
+    recipes = _recipes(archive, chain)
+    policies = _policies(archive, policy)
+    if variant is not None:
+        policies = _shadow(recipes[max(recipes)], policies, variant)
+    for name in policies:
+        chain_of(recipes[max(recipes)], name)
+    tallies = {name: Tally() for name in policies}
+    with _new_archive(archive, out) as writer, progress("curating") as tell:
+        _copy_topic(archive, archive.topics.recipe, writer)
+        for name in policies:
+            _curate(archive, name, recipes, writer, (tallies[name], tell))
+        writer.save()
+    found = {name: tally.to_json() for name, tally in tallies.items()}
+    where = {"archive": str(source), "out": str(out), "chain": str(chain) if isinstance(chain, Path) else None}
+    if len(found) == 1:
+        return {**where, "policy": policies[0], **found[policies[0]]}
+    sums = {key: sum(one[key] for one in found.values()) for key in ("read", "kept", "again")}
+    dropped = sum((tally.dropped for tally in tallies.values()), Counter[str]())
+    sha256 = {name: one["sha256"] for name, one in found.items()}
+    return {**where, "policies": found, **sums, "dropped": dict(sorted(dropped.items())), "sha256": sha256}
+
+
+def _recipes(archive: Archive, chain: Path | Recipe | None) -> dict[int, Recipe]:
+    """Return the recipes of an archived run by revision, each with the chain of the file where one is given."""
+    recipes = {one.revision: Recipe.from_json(one.recipe) for one in archive.revisions()}
+    if not recipes:
+        raise UsageError(
+            f"the recipe topic of the archive {archive.root} holds no recipe of run {archive.manifest.run_id}"
+        )
+    if isinstance(chain, Recipe):
+        return {revision: with_experiment_of(recipe, chain) for revision, recipe in recipes.items()}
+    return {revision: with_chain(recipe, chain) if chain else recipe for revision, recipe in recipes.items()}
+
+
+def _policies(archive: Archive, asked: str | None) -> list[str]:
+    """Return the policies to curate. Raises UsageError when their trajectories are not archived."""
+    begin = archive.topics.trajectories("")
+    there = sorted(name.removeprefix(begin) for name in archive.manifest.topics if name.startswith(begin))
+    if not there:
+        raise UsageError(f"the archive {archive.root} holds no trajectories: name trajectories.POLICY by --topics")
+    if asked is not None and asked not in there:
+        raise UsageError(f"--policy {asked}: of the policies that are archived, {', '.join(there)}, name one")
+    return there if asked is None else [asked]
+
+
+def _shadow(recipe: Recipe, policies: list[str], variant: str) -> list[str]:
+    """Return the shadow of that name. Raises UsageError."""
+    found = [line for line in recipe.shadow_lines if variant_of(line) == variant and policy_of(line) in policies]
+    if not found:
+        there = ", ".join(recipe.shadow_lines) or "none"
+        raise UsageError(f"--variant {variant}: the run has no such shadow of {', '.join(policies)}; it has {there}")
+    return found
+
+
+def _curate(
+    archive: Archive,
+    line: str,
+    recipes: dict[int, Recipe],
+    writer: ArchiveWriter,
+    told: tuple[Tally, Callable[[int, int], None]],
+) -> None:
+    topics, (tally, tell) = archive.topics, told
+
+    def recipe_of(revision: int) -> Recipe:
+        return recipe_for(recipes, revision, line)
+
+    desk = Desk(archive.manifest.run_id, line, topics, recipe_of, archive.get)
+    topic = topics.trajectories(line)
+    places, source = archive.places(topic), archive.manifest.topics
+    for name in (topics.curated(line), topics.outcomes(line)):
+        writer.add_topic(name, len(places), source[name].config if name in source else {})
+    whole, numbers = source[topic].records, _Offsets(writer, is_own=not archive.manifest.objects)
+    for place in places:
+        state = CuratorPartition(desk, place, len(places))
+        for message in archive.messages(place):
+            outgoing = list(state.handle(message))
+            tally.take(outgoing, topics, line)
+            for one in outgoing:
+                numbers.write(one, message.timestamp_ms)
+            if tally.read % TELL_EVERY == 0:
+                tell(tally.read, whole)
+        tally.flagged += state.flagged
+
+
+class _Offsets:
+    """Gives records that come from no broker their offsets: one after the other, by partition."""
+
+    def __init__(self, writer: ArchiveWriter, *, is_own: bool) -> None:
+        self._writer, self._is_own = writer, is_own
+        self._next: Counter[tuple[str, int]] = Counter()
+
+    def write(self, one: Outgoing, timestamp_ms: int) -> None:
+        place = (one.topic, max(one.partition, 0))
+        offset = self._next[place]
+        self._next[place] += 1
+        message = Message(*place, offset, one.key, one.value, list(one.headers), timestamp_ms)
+        self._writer.write(message, is_own=self._is_own)
+
+
+def _copy_topic(archive: Archive, topic: str, writer: ArchiveWriter) -> None:
+    places = archive.places(topic)
+    writer.add_topic(topic, len(places), archive.manifest.topics[topic].config)
+    for place in places:
+        for message in archive.messages(place):
+            writer.write(message)
+
+
+@contextmanager
+def _new_archive(archive: Archive, out: Path) -> Iterator[ArchiveWriter]:
+    """Open a writer on a folder that takes its name at the end."""
+    manifest = archive.manifest
+    with (
+        new_folder(out) as growing,
+        ArchiveWriter(growing, manifest.run, manifest.run_id, archive.copy, claims_of_groups) as writer,
+    ):
+        writer.add_topic(archive.topics.dead_letters, 1, {})
+        yield writer

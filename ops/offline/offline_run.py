@@ -1,0 +1,212 @@
+"""`headrace up RECIPE --from ARCHIVE`: a recipe over archived trajectories, with no server and no worker.
+
+They go through the recipe's chain, the policy trains on what is kept, and every so many versions are played on
+held-out problems. Each step leaves a folder that is there whole or not at all, and what is interrupted goes on there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from headrace.infra.archive.reading import Archive
+from headrace.infra.atomic_files import write_atomically
+from headrace.infra.embedded.data_folder import DataFolder
+from headrace.infra.errors import UsageError
+from headrace.infra.progress import progress
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.revisions import differences, with_experiment_of
+from headrace.ops.offline.held_out import evaluate
+from headrace.ops.offline.offline_curator import curate_offline
+
+CURATED, TRAINED, HELD_OUT, EXPERIMENT = "curated", "trained", "held-out", "experiment"
+"""What the folder holds: two folders, and beside them what each step told, as JSON."""
+ELSEWHERE = ("name", "about", "kafka.", "store.", "launch.", "evaluate.")
+"""Keys in which a recipe may differ from the archived one, and nobody would expect anything of them here."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineOrder:
+    """What `headrace up --from` was asked for."""
+
+    recipe: Recipe
+    archive: str
+    data: Path
+    summary: Path | None = None
+
+
+def run_offline(order: OfflineOrder) -> dict[str, Any]:
+    """Curate, train and evaluate; return the summary, in the words of a run's own.
+
+    `trajectories` counts those that were trained on, every use of them; no reward of training and no audit is told, as
+    nothing was played. `ignored` are the keys of the recipe that change nothing over an archive.
+
+    Raises UsageError for a recipe of other policies than the archive's, or with a selector, and for a folder that holds
+    a run or another experiment; FolderInUse; and as `curate --from`, `train --from` and `evaluate --weights`.
+    """
+    recipe, began = order.recipe, time.monotonic()
+    if len(recipe.policies) > 1:
+        raise UsageError("--from takes recipes of one policy; of several train one by `headrace train --from --policy`")
+    if recipe.feed.selector != type(recipe.feed)().selector:
+        raise UsageError("feed.selector asks for tasks, and over an archive none are asked: leave it out, or play")
+    archive = Archive(order.archive)
+    asked = _like_the_run(archive, recipe)
+    folder = DataFolder(order.data)
+    with folder.owned("`headrace up --from`"):
+        if folder.read() is not None:
+            raise UsageError(f"{folder.root} holds a run: name another --data")
+        _refuse_others(order, archive)
+        [policy] = recipe.policies
+        curated = _curated(order)
+        trained = _trained(order, policy)
+        held_out = _evaluated(order, policy, asked, trained["versions"][-1]["version"])
+        found = _summary(asked, policy, (curated, trained, held_out), _batches(order))
+        found["wall_s"] = round(time.monotonic() - began, 1)
+        found["ignored"] = [line for line in differences(asked, recipe) if not line.startswith(ELSEWHERE)]
+        found["data"] = {"folder": str(order.data), "archive": order.archive}
+        if order.summary is not None:
+            write_atomically(order.summary, json.dumps(found, indent=1).encode())
+    return found
+
+
+def _like_the_run(archive: Archive, recipe: Recipe) -> Recipe:
+    """Return the archived recipe with what the experiment changes. Raises UsageError for one of other policies."""
+    run = Recipe.from_json(archive.revisions()[-1].recipe)
+    if run.policies.keys() != recipe.policies.keys():
+        raise UsageError(
+            f"the archive {archive.root} is of policies {', '.join(run.policies)}, and the recipe names "
+            f"{', '.join(recipe.policies)}: an experiment over an archive changes chain, trainer, seed and evaluation"
+        )
+    return with_experiment_of(run, recipe).model_copy(update={"evaluate": recipe.evaluate, "name": recipe.name})
+
+
+def identity(archive: Archive) -> str:
+    """Return what tells an archive, as it is now, from all others: the hash of its manifest."""
+    return hashlib.sha256(archive.manifest.to_bytes()).hexdigest()
+
+
+def _refuse_others(order: OfflineOrder, archive: Archive) -> None:
+    path, now = order.data / f"{EXPERIMENT}.json", {"recipe": order.recipe.to_json(), "archive": identity(archive)}
+    if path.exists():
+        before = json.loads(path.read_text())
+        changed = differences(Recipe.from_json(before["recipe"]), order.recipe)
+        changed += [] if before["archive"] == now["archive"] else [f"--from: {order.archive} is another, or has grown"]
+        if changed:
+            told = "".join(f"\n  {line}" for line in changed)
+            raise UsageError(f"{order.data} holds another experiment:{told}\nName another --data, or remove it")
+    write_atomically(path, json.dumps(now, indent=1).encode())
+
+
+def _curated(order: OfflineOrder) -> dict[str, Any]:
+    out, report = order.data / CURATED, order.data / f"{CURATED}.json"
+    if not report.exists():
+        if out.exists():
+            shutil.rmtree(out)
+        found = curate_offline(order.archive, None, order.recipe, out)
+        write_atomically(report, json.dumps(found).encode())
+    read: dict[str, Any] = json.loads(report.read_text())
+    return read
+
+
+def _trained(order: OfflineOrder, policy: str) -> dict[str, Any]:
+    """Return what `headrace train --from` tells, with `seconds` by version."""
+    from headrace.ops.offline.offline_trainer import Wish, train_offline  # torch
+
+    out, report = order.data / TRAINED, order.data / f"{TRAINED}.json"
+    if not report.exists():
+        if out.exists():
+            shutil.rmtree(out)
+        began, seconds = time.monotonic(), [0.0]
+        wish = Wish(policy=policy, start=order.archive, like=order.recipe, keep_every=order.recipe.evaluate.every)
+        with progress("versions") as tell:
+
+            def told(done: int, most: int) -> None:
+                seconds.append(round(time.monotonic() - began, 2))
+                tell(done, most)
+
+            found = train_offline(order.data / CURATED, out, wish, told)
+        write_atomically(report, json.dumps({**found, "seconds": seconds}).encode())
+    read: dict[str, Any] = json.loads(report.read_text())
+    return read
+
+
+def _evaluated(order: OfflineOrder, policy: str, asked: Recipe, newest: int) -> list[list[float]]:
+    """Return (version, held-out reward), means over workflows, of the versions that were kept and of the newest."""
+    path = order.data / f"{HELD_OUT}.json"
+    known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    kept = order.data / TRAINED / "versions"
+    folders = {int(folder.name): folder for folder in kept.iterdir()} if kept.is_dir() else {}
+    for version, folder in sorted({**folders, newest: order.data / TRAINED}.items()):
+        if str(version) not in known:
+            told = evaluate(asked, {policy: folder})
+            known[str(version)] = _mean([one[policy]["avg_at_k"] for one in told.values() if policy in one])
+            write_atomically(path, json.dumps(known).encode())
+    return [[int(version), round(reward, 4)] for version, reward in sorted(known.items(), key=lambda one: int(one[0]))]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def _batches(order: OfflineOrder) -> list[tuple[list[int], int]]:
+    """Return by version which use each of its groups was in, and how many trajectories it was made of."""
+    lines = (order.data / TRAINED / "batches.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [([use for _, _, use in one["groups"]], one["trajectories"]) for one in found]
+
+
+def _summary(
+    recipe: Recipe, policy: str, parts: tuple[Any, Any, Any], batches: Sequence[tuple[Sequence[int], int]]
+) -> dict[str, Any]:
+    """Return what a summary of a run tells, as far as it can be told here."""
+    curated, trained, held_out = parts
+    newest = trained["versions"][-1]["version"]
+    uses = [use for batch, _ in batches for use in batch]
+    lost = Counter(trained["evicted"]) + Counter(trained["unusable"]) - Counter(trained["replays_lost"])
+    discarded = Counter(curated["dropped"]) + lost
+    discarded["run_end"] += curated["kept"] - uses.count(0) - lost.total()
+    groups = {
+        "issued": curated["read"],
+        "kept": curated["kept"],
+        "trained": uses.count(0),
+        "discarded": dict(+discarded),
+        "dead": sum(curated["dead"].values()),
+        "replays": curated["again"],
+        "replayed": len(uses) - uses.count(0),
+    }
+    trained_on = list(accumulate(count for _, count in batches))
+    rows = zip((one["version"] for one in trained["versions"]), trained_on, trained["seconds"][1:], strict=True)
+    evals = [reward for _, reward in held_out]
+    ends = {
+        **dict.fromkeys(("reward_first", "reward_last")),
+        "eval_first": evals[0] if len(evals) > 1 else None,
+        "eval_last": evals[-1] if evals else None,
+    }
+    block = {
+        "versions": newest,
+        **ends,
+        "groups": groups,
+        "reward_curve": [],
+        "eval_curve": held_out,
+        "trajectories": trained_on[-1],
+        "progress": [[newest - len(batches), 0, 0.0], *map(list, rows)],
+        "lengths": {"trained": None, "discarded": None, "bias": None},
+        "weights_hash": trained["weights_hash"],
+    }
+    return {
+        "run": recipe.name,
+        "versions": newest,
+        **ends,
+        "groups": groups,
+        "audit": None,
+        "selection": {},
+        "policies": {policy: block},
+    }

@@ -1,0 +1,192 @@
+"""`headrace train --from`: learns from archived curated groups, with no broker, no store and no worker.
+
+The archive's records come in logical order, and whenever the window holds a batch, the learner makes a version of it.
+What is too old is told by the clock of the log, the newest head_version read so far, and not by the number of the
+version that is made: these are other weights, and may be fewer or more versions, than those that sampled the groups.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.infra.archive.reading import Archive
+from headrace.infra.environment import is_alone
+from headrace.infra.errors import UsageError
+from headrace.infra.progress import Tell
+from headrace.infra.recipe.recipe_file import changed_recipe, check_trainer_words
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.revisions import differences, with_experiment_of
+from headrace.infra.weights.files import ADAPTER_WEIGHTS
+from headrace.infra.weights.folder import write_adapter, write_weights
+from headrace.infra.weights.tensors import weights_hash
+from headrace.infra.whole_folder import new_folder
+from headrace.ops.offline.archived_start import Start, begin
+from headrace.ops.offline.offline_versions import Counts, Version, batches_of_the_run, made_again, made_anew
+from headrace.trainers.batches.estimator import check_advantage
+from headrace.trainers.learner.chosen_loss import check_loss
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.model import pin_threads
+
+BATCHES, REPORT, VERSIONS = "batches.jsonl", "training.json", "versions"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for beside the archive."""
+
+    policy: str | None = None
+    sets: Sequence[str] = ()
+    """`trainer.key=value` words."""
+    steps: int | None = None
+    """The last version to make; else `trainer.steps` of the recipe."""
+    start: str | None = None
+    """An archive or a folder of weights to begin at."""
+    batches: bool = False
+    """Whether to train the run's own batches, exactly as they were."""
+    like: Recipe | None = None
+    """Whose trainer settings and seed are taken; else those of the archived recipe."""
+    keep_every: int = 0
+    """Also keep the weights of every so many versions, in `versions/N`; 0 for none."""
+
+
+def train_offline(source: str | Path, out: Path, wish: Wish, tell: Tell = lambda _done, _total: None) -> dict[str, Any]:
+    """Train a policy over an archive into a new folder, whole or not at all; return what `--json` prints.
+
+    The folder has the last weights in Hugging Face's layout, a line for each version in `batches.jsonl`, and in
+    `training.json` what is returned. The same archive and settings give the same weights, wherever the fingerprint is
+    the same.
+
+    Raises:
+        UsageError: No such archive, policy or start, settings that cannot be, too few groups for a batch.
+        ArchiveCorrupt: A file is not what the manifest says.
+        LineageBroken: The start, or a batch, cannot be had from what is archived.
+        FolderBusy: Another process makes `out`.
+    """
+    if not is_alone():
+        raise UsageError("train --from computes in one process: start it without torchrun")
+    archive = Archive(source)
+    policy, before, recipes = _settled(archive, wish)
+    batches = batches_of_the_run(archive, policy, wish.steps) if wish.batches else []
+    with new_folder(out) as folder:
+        pin_threads(int(batches[0].fingerprint.get("threads", "0")) if batches else 0)
+        start, counts = begin(archive, policy, recipes[-1], wish.start), Counts()
+        if batches:
+            made, most = made_again(archive, policy, start.learner, recipes, batches), len(batches)
+        else:
+            made, most = made_anew(archive, policy, start, counts), _most(archive, policy, start.learner)
+        kept = _keeping(made, start, folder, wish.keep_every)
+        versions = _written(folder / BATCHES, kept, lambda done: tell(done, most))
+        if not versions:
+            raise UsageError(
+                f"of the {counts.read} curated records of {archive.root}, {counts.left} groups could be trained on, "
+                f"and a batch takes {start.learner.settings.groups_per_batch}: make it smaller by "
+                "--set trainer.groups_per_batch=N"
+            )
+        found = {
+            "archive": str(source),
+            "run": archive.manifest.run,
+            "run_id": archive.manifest.run_id,
+            "policy": policy,
+            "start": start.told,
+            "batches": "the run's own" if batches else "cut anew",
+            "settings": [line for line in differences(before, recipes[-1]) if not line.startswith("name: ")],
+            "fingerprint": start.learner.fingerprint(),
+            "trained": sum(one["groups"] for one in versions),
+            **({} if batches else _told_of(counts, archive, policy)),
+            "weights_hash": versions[-1]["weights_hash"],
+        }
+        _write(folder, start, found)
+    return {"out": str(out), **found, "versions": versions}
+
+
+def _keeping(made: Iterable[Version], start: Start, folder: Path, every: int) -> Iterator[Version]:
+    """Pass versions on, and write the weights of every so many, that of the start among them."""
+    if every:
+        write_model(start, folder / VERSIONS / str(start.learner.version))
+    for one in made:
+        if every and one.version % every == 0:
+            write_model(start, folder / VERSIONS / str(one.version))
+        yield one
+
+
+def _written(path: Path, made: Iterable[Version], tell: Callable[[int], None]) -> list[dict[str, Any]]:
+    """Write a line for each version as it is made; return these, with the number of their groups."""
+    versions: list[dict[str, Any]] = []
+    with path.open("w") as file:
+        for one in made:
+            line = one.to_json()
+            file.write(json.dumps(line) + "\n")
+            versions.append({**line, "groups": len(one.groups)})
+            tell(len(versions))
+    return versions
+
+
+def _settled(archive: Archive, wish: Wish) -> tuple[str, Recipe, list[Recipe]]:
+    """Return the policy, the newest recipe as it was, and all revisions with the settings that are asked for."""
+    check_trainer_words(wish.sets)
+    revisions = {one.revision: Recipe.from_json(one.recipe) for one in archive.revisions()}
+    before = [revisions[number] for number in sorted(revisions)]
+    if not before:
+        raise UsageError(f"the archive {archive.root} holds no recipe of its run, so nothing can be trained over it")
+    known = tuple(before[-1].policies)
+    policy = wish.policy or (known[0] if len(known) == 1 else "")
+    if policy not in known:
+        raise UsageError(f"--policy {policy or 'is missing'}: name one of the run's policies, {', '.join(known)}")
+    if archive.topics.curated(policy) not in archive.manifest.topics:
+        raise UsageError(
+            f"the archive {archive.root} holds no curated groups of policy {policy}: archive curated.{policy} too, or "
+            "make them by `headrace curate --from`"
+        )
+    asked = [with_experiment_of(recipe, wish.like) if wish.like else recipe for recipe in before]
+    recipes = [changed_recipe(recipe, recipe.name, _words(recipe, policy, wish)) for recipe in asked]
+    for recipe in recipes:
+        check_advantage(recipe, policy)
+        check_loss(recipe, policy)
+    return policy, before[-1], recipes
+
+
+def _words(recipe: Recipe, policy: str, wish: Wish) -> tuple[str, ...]:
+    if wish.steps is None:
+        return tuple(wish.sets)
+    own = f"policies.{policy}." if "steps" in recipe.policies[policy].trainer else ""
+    return (*wish.sets, f"{own}trainer.steps={wish.steps}")
+
+
+def _most(archive: Archive, policy: str, learner: Learner) -> int:
+    """Return how many versions there can be."""
+    records = archive.manifest.topics[archive.topics.curated(policy)].records
+    return min(learner.settings.steps - learner.version, records // learner.settings.groups_per_batch)
+
+
+def _told_of(counts: Counts, archive: Archive, policy: str) -> dict[str, Any]:
+    """Return what became of the archived records that were not trained on."""
+    return {
+        "read": counts.read,
+        "evicted": dict(sorted(counts.evicted.items())),
+        "unusable": dict(sorted(counts.unusable.items())),
+        "replays_lost": dict(sorted((+counts.replays).items())),
+        "left": counts.left,
+        "unread": archive.manifest.topics[archive.topics.curated(policy)].records - counts.read,
+    }
+
+
+def _write(folder: Path, start: Start, found: Mapping[str, Any]) -> None:
+    """Write the last weights, what lies beside them, and the report."""
+    write_model(start, folder)
+    (folder / REPORT).write_text(json.dumps(found, indent=1) + "\n")
+
+
+def write_model(start: Start, folder: Path) -> None:
+    """Write the learner's weights as they are now into a folder, and what lies beside them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = start.learner.published()
+    if start.is_adapter:
+        write_adapter(named, folder / ADAPTER_WEIGHTS, weights_hash(named))
+    else:
+        write_weights(named, folder, weights_hash(named))
+    for name, content in start.files_to_serve().items():
+        (folder / name).write_bytes(content)

@@ -1,0 +1,231 @@
+"""Versions made over an archive: of the run's own batches, exactly as they were, or of batches that are cut anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from headrace.infra.archive.reading import Archive
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Message
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.ops.offline.archived_groups import (
+    ArchivedFirstUses,
+    Arrived,
+    archived_batches,
+    archived_history,
+    arrivals,
+)
+from headrace.ops.offline.archived_start import Start
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import BatchTrained, CuratedGroup
+from headrace.trainers.advantages import RewardError
+from headrace.trainers.batches.batch import BatchError, TrainingSequence
+from headrace.trainers.batches.estimator import AdvantageError
+from headrace.trainers.batches.groups import WholeGroup, batch_sequences
+from headrace.trainers.batches.payloads import Payloads
+from headrace.trainers.batches.trained_groups import whole
+from headrace.trainers.batches.window import Eviction, Waiting, Window, next_batch
+from headrace.trainers.candidates import Candidate, candidate, candidate_of
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.step_metrics import StepMetrics, group_metrics
+from headrace.trainers.versions.remake import hash_of, trained_again
+
+NOT_HERE = ("logprob_gap", "staleness_")
+"""How metrics begin that a step tells by the number of its version: of an engine that has the same weights, which there
+is none of here, and of ages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One that was made."""
+
+    version: int
+    groups: list[WholeGroup]
+    base_hash: str
+    weights_hash: str
+    metrics: StepMetrics
+    clock: int | None = None
+    """Newest head_version read so far."""
+    expected: str | None = None
+    """Hash of the weights that the run had made of the same batch."""
+
+    @property
+    def equal(self) -> bool | None:
+        """Whether it came out as in the run; None where nothing was expected."""
+        return None if self.expected is None else self.expected == self.weights_hash
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its line of the file of batches."""
+        return {
+            "version": self.version,
+            **({} if self.clock is None else {"clock": self.clock}),
+            "groups": [[one.curated.stream, one.curated.number, one.curated.use] for one in self.groups],
+            "trajectories": sum(len(one.curated.kept) for one in self.groups),
+            "base_hash": self.base_hash,
+            "weights_hash": self.weights_hash,
+            **({} if self.expected is None else {"expected": self.expected, "equal": self.equal}),
+            "metrics": self.metrics,
+        }
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the records."""
+
+    read: int = 0
+    evicted: Counter[str] = field(default_factory=Counter)
+    """Groups that left the window untrained, by verdict."""
+    unusable: Counter[str] = field(default_factory=Counter)
+    """Records that would be dead letters of a run, by reason."""
+    replays: Counter[str] = field(default_factory=Counter)
+    """Of those that were evicted or unusable, the replays, by the same words."""
+    left: int = 0
+    """Groups that waited when the archive was used up, or the last version made."""
+
+
+# --------------------------------------------------------------------------------------------------- the run's batches
+
+
+def batches_of_the_run(archive: Archive, policy: str, last: int | None) -> list[BatchTrained]:
+    """Return those after the oldest checkpoint, up to a version. Raises UsageError when there are none."""
+    archive.places(archive.topics.batches(policy))
+    history = archived_history(archive, policy)
+    first = min(history.checkpoints, default=0)
+    found = [one for one in history.batches if first < one.version and (last is None or one.version <= last)]
+    if not found:
+        raise UsageError(
+            f"the archive {archive.root} holds no batch of policy {policy} after version {first}"
+            + ("" if last is None else f" and up to {last}")
+        )
+    return found
+
+
+def made_again(
+    archive: Archive, policy: str, learner: Learner, recipes: Sequence[Recipe], batches: Sequence[BatchTrained]
+) -> Iterator[Version]:
+    """Make the versions of these batches. Raises as `archived_batches` and `Learner.step`."""
+    base = hash_of(learner)
+    for one in trained_again(archived_batches(archive, policy, batches), policy, learner, recipes):
+        metrics = {**one.metrics, **group_metrics(one.groups, learner.version - 1)}
+        found = hash_of(learner)
+        yield Version(learner.version, one.groups, base, found, metrics, expected=one.batch.weights_hash)
+        base = found
+
+
+# ------------------------------------------------------------------------------------------------------- batches anew
+
+
+def made_anew(archive: Archive, policy: str, start: Start, counts: Counts) -> Iterator[Version]:
+    """Make a version whenever the window holds a batch, until the archive is used up or the last version made.
+
+    Raises as `Archive.messages` and `Learner.step`.
+    """
+    topic, learner = archive.topics.curated(policy), start.learner
+    intake, records = _Intake(archive, topic, start, counts), arrivals(archive, topic)
+    base = hash_of(learner)
+    while learner.version < learner.settings.steps and (record := next(records, None)) is not None:
+        intake.take(record)
+        batch = intake.batch()
+        if batch:
+            step = learner.step(_sequences(batch, learner, intake.clock), learner.version + 1)
+            groups, found = [one.whole for one in batch], hash_of(learner)
+            metrics = {**_true_here(step), **group_metrics(groups, intake.clock)}
+            yield Version(learner.version, groups, base, found, metrics, clock=intake.clock)
+            base = found
+    counts.left = intake.waiting
+
+
+def _sequences(batch: Sequence[Candidate], learner: Learner, clock: int) -> list[TrainingSequence]:
+    """Return a batch's sequences, their tokens as old for the learner as they are by the clock of the log.
+
+    It counts ages from its own version, and none is before version 0.
+    """
+    shift, most = learner.version - clock, learner.version
+    return [
+        replace(one, versions=np.where(one.mask, np.clip(one.versions + shift, 0, most), -1).astype(np.int32))
+        for one in batch_sequences((each.prepared for each in batch), learner.settings)
+    ]
+
+
+def _true_here(metrics: StepMetrics) -> StepMetrics:
+    return {name: value for name, value in metrics.items() if not name.startswith(NOT_HERE)}
+
+
+class _Intake:
+    """Takes archived records into a trainer's window."""
+
+    def __init__(self, archive: Archive, topic: str, start: Start, counts: Counts) -> None:
+        self.clock = 0
+        self._learner, self._settings = start.learner, start.learner.settings
+        self._archive, self._counts, self._tokenizer_hash = archive, counts, start.tokenizer_hash
+        capacity = (self._settings.max_staleness + 1) * self._settings.groups_per_batch
+        self._window = Window(capacity, self._settings.order, start.learner.seed)
+        self._payloads = Payloads(ArchivedFirstUses(archive, topic))
+
+    @property
+    def waiting(self) -> int:
+        """How many groups the window holds."""
+        return len(self._window)
+
+    def take(self, arrived: Arrived) -> None:
+        """Take a record in, or count why not."""
+        message, counts = arrived.message, self._counts
+        self.clock = max(self.clock, arrived.clock)
+        counts.read += 1
+        try:
+            curated = codec.decode(message.value, CuratedGroup)
+        except SchemaError:
+            counts.unusable["undecodable"] += 1
+            return
+        if curated.run_id != self._archive.manifest.run_id:
+            counts.unusable["other_run"] += 1
+            return
+        try:
+            found = self._candidate(message, curated)
+        except (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError):
+            counts.unusable["unusable"] += 1
+            counts.replays["unusable"] += curated.use > 0
+            return
+        if found is None:
+            counts.evicted["missing"] += 1
+            counts.replays["missing"] += 1
+            return
+        entry = Waiting(
+            key=(curated.stream, curated.number, curated.use),
+            min_version=curated.min_version,
+            deadline_version=self._deadline(curated),
+            arrival=counts.read,
+            partition=message.partition,
+            offset=message.offset,
+            payload=found,
+        )
+        self._count(self._window.add(entry))
+
+    def _candidate(self, message: Message, curated: CuratedGroup) -> Candidate | None:
+        """Return the decoded group; None for a replay whose first use is not archived. Raises what else ails it."""
+        found = self._payloads.whole(message, curated)
+        if found is None:
+            return None
+        group = whole(self._archive, found)
+        return candidate(group, self._learner, self._settings, lambda: self._tokenizer_hash, self.clock)
+
+    def _deadline(self, curated: CuratedGroup) -> int:
+        """Return the last clock at which it may be trained on: as the settings say, of a replay as its chain said."""
+        return curated.deadline_version if curated.use else curated.min_version + self._settings.max_staleness
+
+    def batch(self) -> list[Candidate]:
+        """Return the next batch; nothing while it is to wait."""
+        self._count(self._window.expire(self.clock))
+        size = next_batch(self.waiting, self._settings.groups_per_batch, self._settings.minibatches, 0.0, 0.0)
+        return [candidate_of(entry) for entry in self._window.take(size) or ()]
+
+    def _count(self, evictions: Sequence[Eviction]) -> None:
+        self._counts.evicted.update(eviction.verdict for eviction in evictions)
+        self._counts.replays.update(eviction.verdict for eviction in evictions if eviction.entry.is_replay)

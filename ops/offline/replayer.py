@@ -1,0 +1,241 @@
+"""`headrace replay`: feeds an archive's topics into a Kafka that does not hold them yet, each record once.
+
+Records keep topic, partition, order, key, value, headers and time; their offsets are new, as the log's own marks take
+up offsets too. What stands there already must be the archive's first records, one by one: then a replay that was killed
+goes on behind them, and otherwise it is refused. The recipe comes last, so that nobody joins a run that is not all
+there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headrace.infra.archive.reading import Archive
+from headrace.infra.embedded.data_folder import DataFolder, RunNotes
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.embedded.servers import await_leaders
+from headrace.infra.embedded.store_server import EmbeddedStore
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Connection, Message, Outgoing, end_offsets, parse_run
+from headrace.infra.kafka.topic_admin import ensure_topics
+from headrace.infra.kafka.topic_reader import Place, TopicReader
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.progress import progress
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import store_of
+from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoredObject
+from headrace.schemas.records import RecipeRevision
+from headrace.schemas.topics import NEWEST, TopicSpec
+
+COMPONENT = "replay"
+MOST_RECORDS, MOST_BATCH_BYTES = 2_000, 8 << 20
+"""In one transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an archive is fed into."""
+
+    connection: Connection
+    store: StoreAddress | None
+    """None where objects could not be put: the recipe names no store, and there is no folder for one."""
+
+
+@dataclass(slots=True)
+class Fed:
+    """What became of one topic."""
+
+    records: int = 0
+    there: int = 0
+    """Of these, already there before."""
+
+
+def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterable[str] = ()) -> dict[str, Any]:
+    """Feed an archive into the cluster of a run's address, or of a data folder; return what `--json` prints.
+
+    Args:
+        root: The archive.
+        into: `kafka://HOST:PORT/RUN`, of the archive's own run name.
+        data: A new folder, in which an embedded Kafka and store are started meanwhile.
+        topics: Names without the run's; by default all but the compacted ones, whose places are those of another log.
+
+    Raises:
+        UsageError: No such archive or topic, another run's name, topics that hold other records.
+        ArchiveCorrupt: A file is not what the manifest says.
+        Aborted, KafkaAway, StoreUnavailable: Give the command again; it goes on where it stopped.
+        Fenced: Another replay took over.
+    """
+    began, archive = time.monotonic(), Archive(root)
+    newest = _newest(archive)
+    chosen = _chosen(archive, topics)
+    with _target(archive, newest, into, data) as target:
+        specs = _specs(archive, newest, chosen)
+        ensure_topics(target.connection, specs)
+        objects = _put_objects(archive, target)
+        found = _feed(archive, target.connection, chosen)
+    prefix = f"{archive.manifest.run}."
+    return {
+        "archive": str(root),
+        "run": archive.manifest.run,
+        "run_id": archive.manifest.run_id,
+        "into": into or str(data),
+        "topics": {
+            name.removeprefix(prefix): {"records": fed.records, "new_records": fed.records - fed.there}
+            for name, fed in found.items()
+        },
+        "objects": objects,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+
+
+def _newest(archive: Archive) -> RecipeRevision:
+    ours = archive.revisions()
+    if not ours:
+        raise UsageError(f"the archive {archive.root} holds no recipe of its run, so it cannot be replayed")
+    return ours[-1]
+
+
+def _chosen(archive: Archive, asked: Iterable[str]) -> list[str]:
+    """Return the topics to feed, the recipe last. Raises UsageError for one that is not archived."""
+    run, recipe = archive.manifest.run, archive.topics.recipe
+    wanted = [f"{run}.{name}" for name in asked]
+    for name in wanted:
+        archive.places(name)
+    if not wanted:
+        held = archive.manifest.topics
+        wanted = [name for name in held if held[name].config.get("cleanup.policy") != NEWEST["cleanup.policy"]]
+    return [*(name for name in dict.fromkeys(wanted) if name != recipe), recipe]
+
+
+def _specs(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> list[TopicSpec]:
+    """Return every topic of the run, so that its components find all they need; and those that are no recipe's."""
+    recipe = Recipe.from_json(newest.recipe)
+    specs = recipe.topic_specs
+    held, named = archive.manifest.topics, {spec.name for spec in specs}
+    others = [name for name in chosen if name not in named]
+    return [*specs, *(TopicSpec(name, len(held[name].partitions), held[name].config) for name in others)]
+
+
+@contextmanager
+def _target(archive: Archive, newest: RecipeRevision, into: str | None, data: Path | None) -> Iterator[Target]:
+    recipe, run = Recipe.from_json(newest.recipe), archive.manifest.run
+    if (into is None) == (data is None):
+        raise UsageError("give either --into kafka://HOST:PORT/RUN or --data NEW_FOLDER")
+    if into is not None:
+        address = parse_run(into)
+        if address.run != run:
+            raise UsageError(f"--into {into}: the archive is of run {run}, whose name its records' topics have")
+        yield Target(address.connection, store_of(newest) if recipe.store.endpoint else None)
+        return
+    folder = DataFolder(data or Path())
+    with ExitStack() as started:
+        started.enter_context(folder.owned("`headrace replay`"))
+        notes = folder.read()
+        if notes is not None and (notes.run, notes.run_id) != (run, archive.manifest.run_id):
+            raise UsageError(
+                f"{folder.root} holds run {notes.run} with id {notes.run_id}: give another folder by --data"
+            )
+        kafka = started.enter_context(EmbeddedKafka(folder.kafka))
+        connection = Connection(kafka.bootstrap)
+        await_leaders(connection)
+        store = store_of(newest) if recipe.store.endpoint else None
+        if store is None and archive.manifest.objects:
+            store = started.enter_context(EmbeddedStore(folder.store)).address(recipe.store.bucket)
+        folder.write(RunNotes(run, kafka.bootstrap, embedded_kafka=True, run_id=archive.manifest.run_id, finished=True))
+        yield Target(connection, store)
+
+
+# ------------------------------------------------------------------------------------------------------------- objects
+
+
+def _put_objects(archive: Archive, target: Target) -> int:
+    """Put the archive's objects under the keys that its records name; return how many there are."""
+    held = archive.manifest.objects
+    if not held:
+        return 0
+    if target.store is None:
+        raise UsageError(
+            f"the archive holds {len(held)} objects, and the recipe names no store to put them into, as the run had an "
+            "embedded one: replay into a folder by --data, which gets a store of its own"
+        )
+    with ObjectStore(replace(target.store, prefix="")) as store, progress("putting objects") as tell:
+        store.ensure_bucket()
+        for count, (key, one) in enumerate(held.items(), 1):
+            with archive.object_file(key) as path, path.open("rb") as file:
+                content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if one.size_bytes else b""
+                store.put_named(StoredObject(key, one.sha256, one.size_bytes), content)
+            tell(count, len(held))
+    return len(held)
+
+
+# ------------------------------------------------------------------------------------------------------------- records
+
+
+def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[str, Fed]:
+    """Write what is not there yet. The transactional id is the run's: a second replay at once fences the first."""
+    whole = sum(archive.manifest.topics[topic].records for topic in topics)
+    found = {topic: Fed() for topic in topics}
+    with (
+        closing(TransactionalWriter(connection, f"{archive.manifest.run}.{COMPONENT}", topics)) as writer,
+        progress("replaying") as tell,
+    ):
+        for topic in topics:
+            for place in archive.places(topic):
+                rest, fed = archive.messages(place), found[topic]
+                there = _pass_over(connection, place, rest)
+                fed.there, fed.records = fed.there + there, fed.records + there
+                for batch in _batches(rest):
+                    _write(writer, batch)
+                    fed.records += len(batch)
+                    tell(sum(one.records for one in found.values()), whole)
+    return found
+
+
+def _pass_over(connection: Connection, place: Place, archived: Iterator[Message]) -> int:
+    """Draw from the archive what a partition holds; return how much. Raises UsageError when that is anything else."""
+    count = 0
+    if not end_offsets(connection, [place])[place]:
+        return count
+    with TopicReader(connection, {place: 0}, COMPONENT) as reader:
+        for message in reader.catch_up():
+            same = next(archived, None)
+            if same is None or _content(same) != _content(message):
+                raise UsageError(
+                    f"{place[0]}[{place[1]}] on {connection.bootstrap} holds at offset {message.offset} another record "
+                    "than the archive: replay into a Kafka that has no topics of this run"
+                )
+            count += 1
+    return count
+
+
+def _content(message: Message) -> tuple[Any, ...]:
+    return message.key, message.value, message.is_null, message.headers, message.timestamp_ms
+
+
+def _batches(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    """Yield messages in pieces that a transaction can hold."""
+    batch: list[Message] = []
+    size = 0
+    for message in messages:
+        if batch and (len(batch) == MOST_RECORDS or size + len(message.value) > MOST_BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += len(message.value)
+    if batch:
+        yield batch
+
+
+def _write(writer: TransactionalWriter, batch: Iterable[Message]) -> None:
+    writer.begin()
+    writer.produce(
+        Outgoing(one.topic, one.value, one.key, one.headers, one.partition, one.timestamp_ms, is_null=one.is_null)
+        for one in batch
+    )
+    writer.commit()

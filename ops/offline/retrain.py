@@ -1,0 +1,169 @@
+"""`headrace retrain`: are these weights what came of these batches? Trained again from a checkpoint, hash by hash.
+
+Versions compare where the numerics fingerprint is equal; the number of threads, which is part of it, is set to what it
+was. An epoch is an unbroken chain of weights under one fingerprint. Where a trainer went on under a new one, it had
+trained the versions since its newest checkpoint again, without publishing them; so does this, before it compares on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+from headrace.infra.errors import UsageError
+from headrace.infra.progress import Tell
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import Run, groups_home
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.weights.tensors import WeightsError
+from headrace.schemas.records import BatchTrained, CheckpointPointer, NamedObject
+from headrace.trainers.batches.trained_groups import LineageBroken
+from headrace.trainers.learner.backends.group import numerics_here
+from headrace.trainers.learner.checkpoint import CheckpointError
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.model import pin_threads
+from headrace.trainers.learner.numerics import other_parts
+from headrace.trainers.versions.history import History, read_history
+from headrace.trainers.versions.remake import hash_of, learner_at, remake
+
+Span = tuple[int | None, int | None]
+"""From the newest checkpoint at or below the first (None: the oldest one) to the second (None: the newest version)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive versions of one epoch and fingerprint, and the checkpoint from which they can be made again."""
+
+    checkpoint: CheckpointPointer
+    lead: tuple[BatchTrained, ...]
+    """Versions between the checkpoint and the first of the stretch, which its trainer had trained again as well."""
+    batches: tuple[BatchTrained, ...]
+
+    @property
+    def fingerprint(self) -> Mapping[str, str]:
+        """Under which the versions were made."""
+        return self.batches[0].fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One version: what was published, and what came out here."""
+
+    version: int
+    epoch: int
+    expected: str
+    got: str | None = None
+    """None where it cannot be compared here."""
+    equal: bool | None = None
+
+
+def retrain(run: Run, policy: str | None, span: Span, tell: Tell = lambda _done, _total: None) -> dict[str, Any]:
+    """Make versions again and return what `headrace retrain --json` prints.
+
+    Raises UsageError for versions that are not there, LineageBroken when something they were made from is gone.
+    """
+    name = run.policy(policy)
+    history = read_history(run, name)
+    found = stretches(history, span, f"policy {name} of run {run.address.run}")
+    here_made = (part for part in found if _numerics_for(run, name, part) == part.fingerprint)
+    total = sum(len(part.lead) + len(part.batches) for part in here_made)
+    versions: list[Compared] = []
+    expected, here = found[0].fingerprint, _numerics_for(run, name, found[0])
+    done = 0
+    for part in found:
+        for one in _compare(run, name, history, part):
+            if one is None or one.equal is not None:  # of what cannot be compared here nothing is trained
+                done += 1
+                tell(done, total)
+            versions += [one] if one else []
+        if versions[-1].equal is None:
+            expected, here = part.fingerprint, _numerics_for(run, name, part)
+    return {
+        "run": run.address.run,
+        "policy": name,
+        "from": found[0].checkpoint.version,
+        "to": versions[-1].version,
+        "comparable": all(one.equal is not None for one in versions),
+        "fingerprint": {"expected": dict(expected), "here": here},
+        "differing": other_parts(expected, here),
+        "versions": [asdict(one) for one in versions],
+        "ok": all(one.equal for one in versions),
+    }
+
+
+def stretches(history: History, span: Span, whose: str) -> list[Stretch]:
+    """Cut the versions of a span into what can be made again in one go; `whose` names the policy in errors. No I/O."""
+    begin, end = span
+    start = _checkpoint_at(history, begin, whose)
+    newest = history.batches[-1].version if history.batches else start
+    if begin is not None and begin > newest:
+        raise UsageError(
+            f"{whose} has no version {begin} to begin from: there are {min(history.checkpoints)} to {newest}, "
+            f"checkpoints of {', '.join(map(str, sorted(history.checkpoints)))}"
+        )
+    if not start < (newest if end is None else end) <= newest:
+        raise UsageError(
+            f"{whose} has nothing to train again between its checkpoint of version {start} and version "
+            f"{newest if end is None else end}: its newest is {newest}"
+        )
+    asked = [batch for batch in history.batches if start < batch.version and (end is None or batch.version <= end)]
+    found = []
+    for _, group in groupby(asked, key=lambda batch: (batch.epoch, batch.fingerprint)):
+        batches = tuple(group)
+        before = batches[0].version - 1
+        checkpoint = max(version for version in history.checkpoints if start <= version <= before)
+        lead = tuple(batch for batch in history.batches if checkpoint < batch.version <= before)
+        found.append(Stretch(history.checkpoints[checkpoint], lead, batches))
+    return found
+
+
+def _checkpoint_at(history: History, begin: int | None, whose: str) -> int:
+    if not history.checkpoints:
+        raise LineageBroken(f"{whose} has no checkpoint yet: it has not begun, or its topics are gone")
+    kept = [version for version in history.checkpoints if begin is None or version <= begin]
+    retired = max((version for version in history.retired if begin is not None and version <= begin), default=-1)
+    if retired > max(kept, default=-1):
+        there = ", ".join(map(str, sorted(history.checkpoints)))
+        raise UsageError(
+            f"{whose} had a checkpoint of version {retired}, which `headrace gc` has retired: give --from one of those "
+            f"that are there, {there}"
+        )
+    if not kept:
+        raise UsageError(
+            f"{whose} has no checkpoint at or below --from {begin}: the oldest is {min(history.checkpoints)}"
+        )
+    return min(kept) if begin is None else max(kept)
+
+
+def _numerics_for(run: Run, policy: str, part: Stretch) -> dict[str, str]:
+    """Return this machine's fingerprint for a stretch, with as many threads as it had."""
+    pin_threads(int(part.fingerprint.get("threads", "0")))
+    return numerics_here(run.revisions[part.batches[0].revision].trainer_of(policy))
+
+
+def _compare(run: Run, policy: str, history: History, part: Stretch) -> Iterator[Compared | None]:
+    """Yield each version compared, and None for those of the lead."""
+    if _numerics_for(run, policy, part) != part.fingerprint:
+        yield from (Compared(batch.version, batch.epoch, batch.weights_hash) for batch in part.batches)
+        return
+    assert history.published is not None  # noqa: S101 - it came with the first checkpoint
+    learner = begin_at(run, part.checkpoint, history.files, run.revisions[part.batches[0].revision])
+    batches = (*part.lead, *part.batches)
+    for remade in remake(groups_home(run), policy, learner, batches, run.revisions):
+        batch, got = remade.batch, hash_of(learner)
+        if batch in part.lead:
+            yield None
+        else:
+            yield Compared(batch.version, batch.epoch, batch.weights_hash, got, got == batch.weights_hash)
+
+
+def begin_at(run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe) -> Learner:
+    """Return a learner at a checkpoint. Raises LineageBroken when its object is gone or is another."""
+    try:
+        return learner_at(run, pointer, files, recipe)
+    except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
+        raise LineageBroken(
+            f"the checkpoint of version {pointer.version} cannot be read: {error}; give another --from"
+        ) from error

@@ -1,0 +1,121 @@
+"""A run to look at: one that goes on, by its address or folder, or one that rests, whose servers are started for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headrace.infra.embedded.data_folder import LOOK, SUMMARY, DataFolder, RunNotes, only_folder
+from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.embedded.servers import await_leaders
+from headrace.infra.embedded.store_server import EmbeddedStore
+from headrace.infra.errors import Unavailable, UsageError
+from headrace.infra.kafka.clients import RunAddress, parse_run
+from headrace.infra.run.run import NoSuchRun, Run, join, require_run, run_names
+
+PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """A run and how it was found."""
+
+    run: Run
+    rests: bool
+    """True when nobody runs it now: its broker was started for this look."""
+
+
+@contextmanager
+def opened_run(address: str | None, data: Path | None, *, store: bool = False) -> Iterator[OpenedRun]:
+    """Join the run of that address or data folder, or the only one below the working directory.
+
+    An address that is but a name (`retrain --into` makes such runs) is looked for on the folder's cluster. What is
+    started is stopped again, and only that: of a run that rests its embedded broker, and with `store` its embedded
+    object store too. Raises UsageError, with the runs that there are when this one is not, and what `join` raises.
+    """
+    named = address is not None and "/" not in address
+    if address and data and not named:
+        raise UsageError(
+            "give --run or --data, not both: the first names a running cluster, the second a folder (and then --run "
+            "may be the bare name of another run on its cluster)"
+        )
+    if address and not named:
+        yield OpenedRun(_joined(parse_run(address)), rests=False)
+        return
+    folder = DataFolder(data) if data else only_folder()
+    notes = replace(folder.require(), run=address) if address else folder.require()
+    if not address and (swept := folder.sweep_runs()):
+        raise UsageError(f"{folder.root} is the folder of a sweep: give --run too, one of {', '.join(swept)}")
+    if folder.owner() is not None:
+        with _maybe_ending(folder):
+            yield OpenedRun(_joined(parse_run(notes.address), folder), rests=False)
+        return
+    _refuse_servers_elsewhere(folder)
+    with ExitStack() as started:
+        if notes.embedded_kafka or store:
+            started.enter_context(folder.owned(LOOK))
+        run = _woken(folder, notes, started)
+        if store and not run.recipe.store.endpoint:
+            server = started.enter_context(EmbeddedStore(folder.store))
+            run = replace(run, store_address=server.address(run.recipe.store.bucket, run.store_address.prefix))
+        yield OpenedRun(run, rests=True)
+
+
+@contextmanager
+def _maybe_ending(folder: DataFolder) -> Iterator[None]:
+    """Say with servers that are away what to do: those of a run stop a little before `up` lets go of its folder."""
+    try:
+        yield
+    except Unavailable as error:
+        again = f"the run in {folder.root} may just be ending or beginning: give the command again"
+        raise type(error)(f"{error}; {again}") from error
+
+
+def _woken(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
+    """Join a run that rests, its broker started where that is an embedded one."""
+    if not notes.embedded_kafka:
+        return _joined(parse_run(notes.address), folder)
+    kafka = started.enter_context(EmbeddedKafka(folder.kafka, for_a_look=True))
+    resting = parse_run(f"kafka://{kafka.bootstrap}/{notes.run}")
+    await_leaders(resting.connection)
+    return _joined(resting, folder)
+
+
+def _refuse_servers_elsewhere(folder: DataFolder) -> None:
+    """Raise UsageError for the folder of one run of a sweep that started its servers in its own, where they rest."""
+    sweep = folder.sweep()
+    notes = sweep.read() if sweep else None
+    if sweep and notes and notes.embedded_kafka:
+        raise UsageError(
+            f"{folder.root} is one run of a sweep, whose servers {sweep.root} holds: give --data {sweep.root} "
+            f"--run {folder.root.name}"
+        )
+
+
+def _joined(address: RunAddress, folder: DataFolder | None = None) -> Run:
+    """Join a run, or say at once which runs there are instead; of a sweep's folder, what became of their topics."""
+    try:
+        require_run(address, run_names(address.connection, PATIENCE_S))
+    except NoSuchRun as error:
+        raise UsageError(f"{error}{_deleted(folder, address.run) if folder else ''}") from error
+    return join(address, PATIENCE_S)
+
+
+def _deleted(folder: DataFolder, run: str) -> str:
+    """Return what a folder tells of a run that is not there: that a sweep deleted it; nothing of other folders."""
+    sweep = folder.sweep() or folder
+    if not sweep.sweep_runs():
+        return ""
+    if not (sweep.root / run / SUMMARY).exists():
+        return (
+            f". {sweep.root} is the folder of a sweep: `headrace compare` deletes the topics of runs that are done, "
+            "unless the sweep file says `keep = true`"
+        )
+    return (
+        f". It is a run of the sweep in {sweep.root} that is done, and its topics were deleted then: what came of it "
+        f"is in {sweep.root / run / SUMMARY}, and `headrace compare` shows it. To look at its groups put "
+        f"`keep = true` into the sweep file, remove {sweep.root / run}, and give `headrace compare` again: it plays "
+        "the run once more"
+    )

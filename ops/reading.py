@@ -1,0 +1,55 @@
+"""Reading a run's topics for an audit: counted, timed, and said how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+from headrace.infra.kafka.clients import Connection, Message, begin_offsets, end_offsets, kafka_errors, open_admin
+from headrace.infra.kafka.topic_reader import Place, TopicReader, whole_topics
+from headrace.infra.progress import progress
+
+TELL_EVERY = 2_000
+
+
+class Reading:
+    """Reads topics one after another, from the beginning to what is their end when it comes to them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.records = 0
+        self.seconds = 0.0
+        """Wall seconds, those of whoever takes the records in included."""
+
+    def read(self, topics: Iterable[str], what: str) -> Iterator[Message]:
+        """Yield every committed record of some topics. Raises KafkaAway or KafkaRefused."""
+        return self._read(whole_topics(self._connection, topics), what)
+
+    def read_in_order(self, topics: Iterable[str], what: str) -> Iterator[Message]:
+        """`read`, one partition after the other."""
+        for place, begin in whole_topics(self._connection, topics).items():
+            yield from self._read({place: begin}, f"{what}[{place[1]}]")
+
+    def _read(self, places: Mapping[Place, int], what: str) -> Iterator[Message]:
+        begin = time.perf_counter()
+        ends = end_offsets(self._connection, places)
+        with progress(f"auditing {what}") as tell, TopicReader(self._connection, places, "audit") as reader:
+            for count, message in enumerate(reader.until(ends), 1):
+                self.records += 1
+                if count % TELL_EVERY == 0:
+                    tell(sum(reader.positions.values()), sum(ends.values()))
+                yield message
+        self.seconds += time.perf_counter() - begin
+
+
+def known_topics(connection: Connection) -> set[str]:
+    """Return the topics of a cluster."""
+    with kafka_errors("listing topics"):
+        return set(open_admin(connection).list_topics(timeout=10).topics)
+
+
+def shortened(connection: Connection, topics: Iterable[str]) -> Iterator[str]:
+    """Yield what is gone from the beginnings of topics that are kept for ever."""
+    for (topic, partition), offset in begin_offsets(connection, whole_topics(connection, topics)).items():
+        if offset:
+            yield f"the records of {topic}[{partition}] before offset {offset} are gone: was its retention changed?"

@@ -1,0 +1,65 @@
+"""All that a recipe names, found before anything is started for it."""
+
+from __future__ import annotations
+
+from headrace.consumers.curate.curation import chain_of
+from headrace.envs.registry import check_characters, load_environment, load_workflow
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.settings import Lora, Recipe, Trainer
+from headrace.producers.engines.registry import check_engine
+from headrace.schemas.topics import policy_of
+from headrace.trainers.batches.estimator import check_advantage
+
+LOSS_KEYS = ("loss", "aggregation", "correction", "count_rejected", "kl", "reference", "final_share")
+"""Keys of `[trainer]` that a check of the loss needs torch for: seconds, spent only where one is set."""
+SINGLE_TURN = "single_turn"
+"""The workflow whose policies are asked what the environment says, and nothing else."""
+
+
+def check_names(recipe: Recipe) -> None:
+    """Find all that the recipe names, from algorithms to environments, before anything is started for it.
+
+    Raises UsageError, with what there is instead.
+    """
+    check_engine(recipe)
+    for line in recipe.lines:
+        chain_of(recipe, line)
+        check_advantage(recipe, line)
+        trainer = recipe.trainer_of(line)
+        _check_processes(line, trainer, recipe.policies[policy_of(line)].lora)
+        if any(getattr(trainer, key) != Trainer.model_fields[key].default for key in LOSS_KEYS):
+            from headrace.trainers.learner.chosen_loss import check_loss
+
+            check_loss(recipe, line)
+        if trainer.replay_routing or trainer.router_aux:
+            from headrace.trainers.learner.routing import check_experts
+
+            check_experts(recipe, policy_of(line))
+    for policy in recipe.policies:
+        if (lora := recipe.policies[policy].lora) is not None and lora.targets:
+            from headrace.trainers.learner.lora import check_targets
+
+            check_targets(recipe, policy)
+    for name, workflow in recipe.workflows.items():
+        try:
+            load_workflow(workflow.workflow)
+            environment = load_environment(workflow.env.use, recipe.seed, workflow.env.settings)
+            for policy in recipe.policies_of(name) if workflow.workflow == SINGLE_TURN else ():
+                check_characters(environment, policy, recipe.policies[policy].alphabet)
+        except ValueError as error:
+            raise UsageError(f"workflows.{name}: {error}") from error
+
+
+def _check_processes(policy: str, trainer: Trainer, lora: Lora | None) -> None:
+    """Refuse what the processes of a trainer would refuse once they run."""
+    processes, cut = trainer.processes, trainer.tensor_parallel
+    if processes and cut not in {1, processes}:
+        raise UsageError(
+            f"policy {policy}: trainer.tensor_parallel = {cut} takes a trainer of {cut} processes, and "
+            f"trainer.processes is {processes}: set that to {cut} too, or to 0 to start it by yourself"
+        )
+    if lora is not None and (cut > 1 or (processes > 1 and lora.publish == "merged")):
+        raise UsageError(
+            f"policy {policy}: a lora that is published merged, or beside trainer.tensor_parallel, is for a trainer of "
+            "one process so far: leave trainer.processes and trainer.tensor_parallel at 1"
+        )

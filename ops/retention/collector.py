@@ -1,0 +1,315 @@
+"""`headrace gc`: deletes the objects that nothing needs any more.
+
+The order is the guarantee:
+
+1. The store is listed.
+2. All records are read up to the ends of their topics, which are asked for after the listing. A transaction that is
+   open then hides what follows it, and is waited for. A record that comes later names an object that was put shortly
+   before: `put` leaves none older than twelve hours as it is (`TAKEN_AS_STORED`), so that object is young by its date,
+   and what is young is spared.
+3. What was published or taken and is needed no more is said (ObjectsRetired), in a transaction.
+4. Then it is deleted, object by object, each looked at once more: one that was written anew meanwhile is young. Between
+   the look and the deletion are milliseconds in which one that is written anew is lost, as S3 knows no deletion on a
+   condition; that takes bytes of more than a day ago, made again by a trainer that comes back in just that moment.
+
+So nothing happens when a topic cannot be read to its end, or holds a record that this build cannot know; and who is
+killed between 3 and 4 is finished by the next. The transactional id is the run's: of two at once the second fences the
+first, unless that has come to 4, where both delete the same.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import structlog
+
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.failpoints import reach
+from headrace.infra.kafka.clients import Connection, Outgoing, RunAddress, kafka_errors, open_admin
+from headrace.infra.kafka.topic_reader import TopicReader, whole_topics
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.progress import progress
+from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Ranges
+from headrace.infra.run.run import Run, read_revisions, run_names
+from headrace.infra.store.object_store import SPARED_BY_GC, ListedObject, StoreAddress
+from headrace.infra.weights.paths import RECENT
+from headrace.ops.retention.keeping import ranges_of, retired_checkpoints, retired_weights
+from headrace.ops.retention.marking import Marker, Place, Unreadable
+from headrace.schemas import codec
+from headrace.schemas.records import ObjectsRetired, RecipeRevision
+from headrace.schemas.topics import Topics, policy_of, retired_key, variant_of
+
+log = structlog.get_logger()
+
+COMPONENT = "gc"
+AT_ONCE = 8
+"""Objects that are deleted beside one another."""
+TELL_EVERY = 2_000
+PATIENCE_S = 10.0
+
+UNNAMED = "no record names it"
+RETIRED = {WEIGHTS: "version that nobody begins with", CHECKPOINTS: "older checkpoint"}
+
+
+class SharedPrefix(HeadraceError):
+    """Runs of other clusters may have their objects where this run's are, and their records cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the command line asked for."""
+
+    keep_versions: int = RECENT
+    """Newest versions whose weights are kept; a worker's own number if that is more."""
+    keep_checkpoints: int | None = None
+    """Newest checkpoints that are kept; None for all."""
+    older_than: timedelta = SPARED_BY_GC
+    """Objects, and records that make others dispensable, must be this old."""
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """An object to be deleted."""
+
+    one: ListedObject
+    kind: str
+    """First part of its key after the prefix."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be said, and then deleted."""
+
+    retired: dict[tuple[str, str], Ranges]
+    """By (policy, weights | checkpoints), all that ever were; only where there is more than before."""
+    added: dict[tuple[str, str], Ranges]
+    """What of it is new."""
+    doomed: list[Doomed]
+    kept: dict[str, dict[str, int]]
+    """Why others stay: named | young | foreign, to how many objects and bytes."""
+
+
+def command(
+    run: Run, keep: tuple[int, int | None], older_than: timedelta, *, dry_run: bool, rests: bool
+) -> dict[str, Any]:
+    """Do what `headrace gc` was told: `collect`, of which this takes the options."""
+    # A cluster of the recipe's own may have components that this machine knows nothing of.
+    return collect(run, Order(*keep, older_than, dry_run), rests=rests and not run.recipe.kafka.bootstrap)
+
+
+def collect(run: Run, order: Order, *, rests: bool = False) -> dict[str, Any]:
+    """Delete what nothing needs, or with a dry run say what that would be; return what `headrace gc --json` prints.
+
+    Args:
+        run: Whose objects.
+        order: What to keep.
+        rests: Whether it is known that nobody writes to the run or its store now.
+
+    Raises UsageError for an age that could take what is on its way; SharedPrefix; Unreadable, KafkaAway or KafkaRefused
+    when not all records can be read; Fenced when another `gc` of the run began; and what the store raises. Until the
+    first deletion nothing has happened; after it the next `gc` goes on.
+    """
+    if order.older_than < SPARED_BY_GC and not rests:
+        raise UsageError(
+            f"--older-than below {SPARED_BY_GC.days}d is for runs that rest, by --data: of one that goes on, objects "
+            "may be on their way to their records for so long"
+        )
+    if order.dry_run:
+        return _report(run, order, *_planned(run, order), spared=0)
+    with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}", run.topic_names)) as writer:
+        marker, plan = _planned(run, order)
+        if plan.retired:
+            _say(run, writer, plan)
+    return _report(run, order, marker, plan, spared=_delete(run, order, plan.doomed))
+
+
+def _planned(run: Run, order: Order) -> tuple[Marker, Plan]:
+    now = datetime.now(UTC)
+    sharing = runs_beside(run)
+    prefix = run.store_address.prefix
+    marker = Marker(run.run_id, run.topics, run.recipe.lines, prefix, run.store.listing())
+    _read(run.connection, sharing, marker)
+    return marker, plan(marker, order, now, prefix)
+
+
+# -------------------------------------------------------------------------------------------------------- what to read
+
+
+def runs_beside(run: Run) -> list[str]:
+    """Return the runs of the cluster whose objects may lie under this run's prefix, this one among them.
+
+    An offline experiment, for one, begins with the store of its source. Raises SharedPrefix when the prefix is not that
+    of one of them alone: runs of other clusters may then have put objects there.
+    """
+    bucket, prefix = run.store_address.bucket, run.store_address.prefix
+    sharing: dict[str, list[RecipeRevision]] = {}
+    for name in run_names(run.connection, PATIENCE_S):
+        revisions = read_revisions(RunAddress(run.connection, name))
+        if not revisions and _holds_something(run.connection, Topics(name).recipe):
+            raise Unreadable(
+                f"no revision on {Topics(name).recipe} can be read, so it is not known where the objects of run {name} "
+                "are, and nothing is deleted"
+            )
+        if name == run.address.run or any(_overlaps(revision, bucket, prefix) for revision in revisions):
+            sharing[name] = revisions
+    run_ids = {revision.run_id for revisions in sharing.values() for revision in revisions}
+    if run.recipe.store.endpoint and prefix not in {f"{run_id}/" for run_id in run_ids}:
+        raise SharedPrefix(
+            f"the objects of run {run.address.run} lie under prefix {prefix!r} of bucket {bucket}, where runs of other "
+            "clusters may have theirs, whose records cannot be read from here: nothing is deleted. Runs that begin "
+            "with this version of Headrace have a prefix of their own"
+        )
+    return sorted(sharing)
+
+
+def _overlaps(revision: RecipeRevision, bucket: str, prefix: str) -> bool:
+    """Tell whether a run may have objects under a prefix. Its host is not looked at: it has several names."""
+    try:
+        url = str(json.loads(revision.store)["url"])
+        there = StoreAddress.from_url(url)
+    except (ValueError, KeyError, TypeError, UsageError):
+        return True
+    return there.bucket == bucket and (there.prefix.startswith(prefix) or prefix.startswith(there.prefix))
+
+
+def _holds_something(connection: Connection, topic: str) -> bool:
+    with TopicReader(connection, whole_topics(connection, [topic])) as reader:
+        return any(True for _ in reader.catch_up())
+
+
+def _read(connection: Connection, runs: Iterable[str], marker: Marker) -> None:
+    """Read every topic of these runs, also those of policies and workflows that the recipe has dropped since."""
+    with kafka_errors("listing topics"):
+        known = open_admin(connection).list_topics(timeout=10).topics
+    beginnings = tuple(f"{name}." for name in runs)
+    topics = [topic for topic in known if topic.startswith(beginnings)]
+    with progress("reading records") as tell, TopicReader(connection, whole_topics(connection, topics), COMPONENT) as r:
+        ends = r.ends()
+        for count, message in enumerate(r.catch_up(), 1):
+            marker.take(message)
+            if count % TELL_EVERY == 0:
+                tell(sum(r.positions.values()), sum(ends.values()))
+
+
+# ---------------------------------------------------------------------------------------------------------- what to do
+
+
+def plan(marker: Marker, order: Order, now: datetime, prefix: str) -> Plan:
+    """Decide, when all was read. No I/O."""
+    before = marker.retired
+    at_ms = int((now - order.older_than).timestamp() * 1000)
+    retired: dict[tuple[str, str], Ranges] = {}
+    added: dict[tuple[str, str], Ranges] = {}
+    gone: set[Place] = set()
+    for policy, kept in marker.policies.items():
+        dropped: set[int] = set()
+        if order.keep_checkpoints is not None:
+            dropped = retired_checkpoints(kept.checkpoints, order.keep_checkpoints, at_ms)
+        dropped |= {version for version in kept.checkpoints if before.has(policy, CHECKPOINTS, version)}
+        old = retired_weights(kept.weights, kept.checkpoints.keys() - dropped, order.keep_versions, at_ms)
+        old |= {version for version in kept.weights if before.has(policy, WEIGHTS, version)}
+        for what, versions, those in ((WEIGHTS, kept.weights, old), (CHECKPOINTS, kept.checkpoints, dropped)):
+            gone |= {(policy, what, version) for version in those}
+            if new := {version for version in those if not before.has(policy, what, version)}:
+                retired[policy, what] = ranges_of(versions, those)
+                added[policy, what] = ranges_of(versions, new)
+    doomed = [Doomed(one, _kind(one, prefix), UNNAMED) for one in marker.unnamed()]
+    for one, places in marker.of_versions():
+        if places <= gone:
+            doomed.append(Doomed(one, _kind(one, prefix), RETIRED[next(iter(places))[1]]))
+    old_enough = [one for one in doomed if now - one.one.modified >= order.older_than]
+    kept_objects = {
+        "named": _counted(marker.listed(), [one.one for one in doomed]),
+        "young": _counted((one.one for one in doomed), [one.one for one in old_enough]),
+        "foreign": _counted(marker.foreign, ()),
+    }
+    return Plan(retired, added, old_enough, kept_objects)
+
+
+def _kind(one: ListedObject, prefix: str) -> str:
+    return one.key.removeprefix(prefix).partition("/")[0]
+
+
+def _counted(objects: Iterable[ListedObject], without: Iterable[ListedObject]) -> dict[str, int]:
+    left_out = {one.key for one in without}
+    sizes = [one.size_bytes for one in objects if one.key not in left_out]
+    return {"objects": len(sizes), "bytes": sum(sizes)}
+
+
+def _say(run: Run, writer: TransactionalWriter, what: Plan) -> None:
+    """Say what is retired; whoever misses an object afterwards finds the word."""
+    writer.begin()
+    writer.produce(_record(run, policy, kind, ranges) for (policy, kind), ranges in what.retired.items())
+    writer.commit()
+    log.info("objects.retired", run=run.address.run, policies=sorted({policy for policy, _ in what.retired}))
+
+
+def _record(run: Run, line: str, what: str, ranges: Ranges) -> Outgoing:
+    record = ObjectsRetired(
+        run_id=run.run_id,
+        policy=policy_of(line),
+        variant=variant_of(line),
+        what=what,
+        versions=np.array(ranges, np.int32).reshape(-1),
+        created_ms=time.time_ns() // 1_000_000,
+    )
+    return Outgoing(run.topics.state, codec.encode(record), retired_key(line, what), partition=0)
+
+
+def _delete(run: Run, order: Order, doomed: list[Doomed]) -> int:
+    """Delete objects; return how many were left, as they had been written anew since the listing."""
+
+    def delete(one: Doomed) -> bool:
+        # Looked at last of all: somebody who makes the same bytes again, a trainer that comes back, puts them anew.
+        modified = run.store.modified(one.one.key)
+        if modified is not None and datetime.now(UTC) - modified < order.older_than:
+            return False
+        run.store.delete(one.one.key)
+        reach(f"{COMPONENT}.deleted")
+        return True
+
+    left = 0
+    with progress("deleting objects") as tell, ThreadPoolExecutor(AT_ONCE) as pool:
+        for done, deleted in enumerate(pool.map(delete, doomed), 1):
+            left += not deleted
+            tell(done, len(doomed))
+    return left
+
+
+def _report(run: Run, order: Order, marker: Marker, done: Plan, *, spared: int) -> dict[str, Any]:
+    return {
+        "run": run.address.run,
+        "dry_run": order.dry_run,
+        "prefix": run.store_address.prefix,
+        "older_than_s": order.older_than.total_seconds(),
+        "records": marker.records,
+        "none_of_ours": marker.none_of_ours,
+        "collected": list(_rows(done.doomed)),
+        "spared": spared,
+        "kept": done.kept,
+        "retired": [
+            {"policy": policy, "what": what, "versions": [list(pair) for pair in ranges]}
+            for (policy, what), ranges in done.added.items()
+        ],
+    }
+
+
+def _rows(doomed: Iterable[Doomed]) -> Iterator[Mapping[str, Any]]:
+    """Yield one row for all of a kind and reason."""
+    objects, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for one in doomed:
+        objects[one.kind, one.why] += 1
+        sizes[one.kind, one.why] += one.one.size_bytes
+    for (kind, why), count in sorted(objects.items()):
+        yield {"kind": kind, "why": why, "objects": count, "bytes": sizes[kind, why]}

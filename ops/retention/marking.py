@@ -1,0 +1,175 @@
+"""Which objects of a store some record names. No I/O.
+
+An object is named by the hash of its content, 64 hex digits, and a record that names it holds that name as it is: Avro
+writes a string as its bytes. So records are not decoded but looked through, whatever they are, and no kind of record,
+of claim, or of nesting (a curated group holds another record's bytes, a dead letter anything) can be forgotten. What
+looks like a name and is none spares an object for nothing. Only what is kept by version is decoded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka.clients import Message
+from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Retired
+from headrace.infra.store.object_store import ListedObject
+from headrace.infra.weights.paths import claims_of, is_version
+from headrace.ops.retention.keeping import Written
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import CheckpointPointer, ClaimCheck, ObjectsRetired, WeightsPublished
+from headrace.schemas.topics import Topics, checkpoint_prefix, line_of, retired_prefix
+
+NAME = re.compile(rb"/([0-9a-f]{64})")
+"""The end of a key, but for its suffix."""
+KEY = re.compile(r"(?P<kind>[A-Za-z0-9_-]+)/(?P<name>[0-9a-f]{64})(\.[A-Za-z0-9]+)?")
+"""What follows the run's prefix; anything else there is not ours."""
+
+Place = tuple[str, str, int]
+"""(policy or shadow, weights | checkpoints, version)."""
+
+
+class Unreadable(HeadraceError):
+    """A record that may name objects in ways that are not known here: nothing may be deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Objects of one policy that are kept by version."""
+
+    weights: dict[int, Written] = field(default_factory=dict)
+    checkpoints: dict[int, Written] = field(default_factory=dict)
+
+
+class Marker:
+    """Objects as a listing showed them, and what the records read since then say of them.
+
+    Args:
+        run_id: Of the run whose versions are told apart; records of others spare whatever they name.
+        topics: Of that run.
+        lines: Policies and shadows of that run.
+        prefix: Under which its objects lie.
+        objects: The listing; read before any record, so that what is put later is not in it.
+    """
+
+    def __init__(
+        self, run_id: str, topics: Topics, lines: Iterable[str], prefix: str, objects: Iterable[ListedObject]
+    ) -> None:
+        self.policies = {line: Kept() for line in lines}
+        self.retired = Retired(run_id, self.policies)
+        """What was retired before."""
+        self.records = 0
+        self.none_of_ours = 0
+        """Messages that are no record of any build; what they name is spared as well."""
+        self.foreign: list[ListedObject] = []
+        """Objects whose keys are not ours: they are left alone."""
+        self._run_id, self._state = run_id, topics.state
+        self._weights = {topics.weights(policy): policy for policy in self.policies}
+        self._pointers = {checkpoint_prefix(policy): policy for policy in self.policies}
+        self._said = tuple(retired_prefix(policy) for policy in self.policies)
+        self._objects: defaultdict[bytes, list[ListedObject]] = defaultdict(list)
+        self._named: set[bytes] = set()
+        """Of the listed ones, those that a record names which is kept for ever."""
+        self._versions: defaultdict[bytes, set[Place]] = defaultdict(set)
+        """What else names an object: versions."""
+        self._schemas: set[bytes] = set()
+        for one in objects:
+            match = KEY.fullmatch(one.key.removeprefix(prefix)) if one.key.startswith(prefix) else None
+            if match is None:
+                self.foreign.append(one)
+            else:
+                self._objects[match["name"].encode()].append(one)
+
+    def take(self, message: Message) -> None:
+        """Take in a record of any topic of any run. Raises Unreadable, with its place."""
+        self.records += 1
+        if not message.value:
+            return
+        try:
+            if not self._take_version(message):
+                self._check_schema(message.value)
+                self._look_through(message.value)
+        except SchemaError as error:
+            where = f"{message.topic}[{message.partition}]@{message.offset}"
+            raise Unreadable(
+                f"{where} cannot be read: {error}. It may name objects, so nothing is deleted: run the newest of the "
+                "builds that write to this run"
+            ) from error
+
+    def _take_version(self, message: Message) -> bool:
+        """Take in a record whose object is kept by its version, or the word on those; tell whether it is one."""
+        if message.topic in self._weights:
+            return self._take_event(message, self._weights[message.topic])
+        if message.topic != self._state:
+            return False
+        if message.key.startswith(self._said):
+            codec.decode(message.value, ObjectsRetired)  # raises, where `Retired` would pass it over
+            return self.retired.take(message)
+        found = [policy for prefix, policy in self._pointers.items() if message.key.startswith(prefix)]
+        return bool(found) and self._take_pointer(message, found[0])
+
+    def _take_event(self, message: Message, policy: str) -> bool:
+        event = codec.decode(message.value, WeightsPublished)
+        if (event.run_id, line_of(event.policy, event.variant)) != (self._run_id, policy):
+            return False
+        if is_version(event):  # another is a further way to one, and stays as long as that does
+            self.policies[policy].weights[event.version] = Written(event.epoch, message.timestamp_ms, event.kind)
+        self._name(claims_of(event), (policy, WEIGHTS, event.version), message.value)
+        return True
+
+    def _take_pointer(self, message: Message, policy: str) -> bool:
+        pointer = codec.decode(message.value, CheckpointPointer)
+        if (pointer.run_id, line_of(pointer.policy, pointer.variant)) != (self._run_id, policy):
+            return False
+        self.policies[policy].checkpoints[pointer.version] = Written(pointer.epoch, message.timestamp_ms)
+        self._name(claims_of(pointer), (policy, CHECKPOINTS, pointer.version), message.value)
+        return True
+
+    def _name(self, claims: Iterable[ClaimCheck], place: Place, value: bytes) -> None:
+        """Take in what names objects by its version, and others (the files beside an anchor) for ever."""
+        by_version = {name for claim in claims for name in NAME.findall(claim.key.encode())}
+        for name in by_version & self._objects.keys():
+            self._versions[name].add(place)
+        self._named.update((set(NAME.findall(value)) - by_version) & self._objects.keys())
+
+    def _look_through(self, value: bytes) -> None:
+        for name in NAME.findall(value):
+            if name in self._objects:
+                self._named.add(name)
+
+    def _check_schema(self, value: bytes) -> None:
+        """Raise UnknownSchema for a record of a build that is newer than all that told their schemas.
+
+        What is no record at all was refused by its reader too, and stays for ever: it is looked through and passed.
+        """
+        if value[: len(codec.MAGIC)] != codec.MAGIC or len(value) < codec.HEADER_BYTES:
+            self.none_of_ours += 1
+            return
+        name = value[: codec.HEADER_BYTES]
+        if name not in self._schemas:
+            codec.name_of(value)
+            self._schemas.add(name)
+
+    # ---------------------------------------------------------------------------------------------------------- result
+
+    def unnamed(self) -> Iterator[ListedObject]:
+        """Yield the objects that no record names."""
+        for name, objects in self._objects.items():
+            if name not in self._named and name not in self._versions:
+                yield from objects
+
+    def of_versions(self) -> Iterator[tuple[ListedObject, set[Place]]]:
+        """Yield the objects that only versions name, with these."""
+        for name, places in self._versions.items():
+            if name not in self._named:
+                for one in self._objects[name]:
+                    yield one, places
+
+    def listed(self) -> Iterator[ListedObject]:
+        """Yield all objects that are ours."""
+        for objects in self._objects.values():
+            yield from objects

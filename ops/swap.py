@@ -1,0 +1,76 @@
+"""`headrace swap`: another chain for a run that goes on, as the next revision of its recipe.
+
+The feeder stamps it on every further number; a group goes through the chain of its stamp, whichever curator has it, so
+nothing stops, and what was issued before ends as it began. The transactional id is the run's: of two swaps at once the
+second fences the first, and begins from what that one wrote.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headrace.consumers.curate.curation import chain_of
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.recipe.recipe_file import with_chain
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.revisions import first_message, revision_of
+from headrace.infra.run.run import Run, RunEnded, read_revisions
+from headrace.schemas import codec
+
+COMPONENT = "swap"
+
+
+def swap(run: Run, path: Path, *, dry_run: bool = False) -> dict[str, Any]:
+    """Give a run the chain of a TOML file; return what `headrace swap --json` prints.
+
+    Raises UsageError for a file that is no chain, and for algorithms, settings or an order that do not work; RunEnded;
+    Fenced when another swap took over, and Aborted, whereupon nothing was changed.
+    """
+    if dry_run:
+        return _prepared(run, path)[1]
+    with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}", [run.topics.recipe])) as writer:
+        outgoing, report = _prepared(run, path)
+        if outgoing is not None:
+            writer.begin()
+            writer.produce([outgoing])
+            writer.commit()
+    return {**report, "swapped": outgoing is not None}
+
+
+def _prepared(run: Run, path: Path) -> tuple[Outgoing | None, dict[str, Any]]:
+    """Return the next revision, None where the chain is the one in force, and what is to be said of it."""
+    newest = read_revisions(run.address)[-1]
+    old = Recipe.from_json(newest.recipe)
+    new = with_chain(old, path)
+    for line in new.lines:
+        try:
+            chain_of(new, line)
+        except UsageError as error:
+            raise type(error)(f"{path}: {error}") from error
+    if newest.ended:
+        raise RunEnded(
+            f"run {run.address.run} has ended ({newest.ended}), and no group would go through another chain: go on "
+            "with it by `headrace up … --set trainer.steps=N --new-recipe`, or try the chain over what it played by "
+            "`headrace archive` and `headrace curate --from`"
+        )
+    is_new = new != old
+    revision = newest.revision + is_new
+    report = {
+        "run": run.address.run,
+        "before": newest.revision,
+        "revision": revision,
+        "chain_before": [use.in_words() for use in old.curate.chain],
+        "chain": [use.in_words() for use in new.curate.chain],
+        "swapped": False,
+    }
+    if not is_new:
+        return None, report
+    record = replace(revision_of(newest.run_id, revision, new, newest.store), swapped=True)
+    first = first_message(run.address)
+    value = codec.encode(record) if first is None else codec.encode_like(record, first)
+    return Outgoing(run.topics.recipe, value, str(revision).encode(), partition=0), report

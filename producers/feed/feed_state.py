@@ -1,0 +1,281 @@
+"""What the feeder knows and decides: which task comes next, which again, and when the run is over. No Kafka in here.
+
+Its memory is a function of the records that it was given and of the tasks that it planned, so a snapshot with the
+positions of its inputs restores it exactly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from headrace.envs.contract import Problem
+from headrace.envs.payload import problem_to_json
+from headrace.infra.kafka.dead_letters import REDRIVEN
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.weights.paths import is_version
+from headrace.producers.feed.evaluation_schedule import Evaluation, EvaluationSchedule
+from headrace.producers.feed.pacing import OpenTask, Pacing, Quota
+from headrace.producers.feed.solved import SolvedWatch
+from headrace.producers.feed.task_source import TaskSource
+from headrace.schemas.ids import task_seed
+from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, RecipeRevision, Task, WeightsPublished
+from headrace.schemas.topics import eval_stream
+
+log = structlog.get_logger()
+
+LARGEST_LEAP = 1000
+"""A version this far ahead of the newest known is none."""
+MOST_TASKS = 256
+"""Tasks planned in one turn, and so in one transaction; evaluations come on top."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A task that is to be produced."""
+
+    task: Task
+    partition: int
+    open: OpenTask | None = None
+    """Where its offset is to be noted; None for an evaluation."""
+
+
+class FeedState:
+    """Everything that a feeder remembers.
+
+    Args:
+        recipe: The revision in force.
+        revision: Its record, as it stands on the recipe topic.
+        sources: Stream to where its problems come from; today a stream is a workflow.
+    """
+
+    def __init__(self, recipe: Recipe, revision: RecipeRevision, sources: Mapping[str, TaskSource]) -> None:
+        self.recipe = recipe
+        self.revision = revision
+        self.sources = dict(sources)
+        policies_of = {workflow: recipe.policies_of(workflow) for workflow in recipe.workflows}
+        trainers = {p: recipe.trainer_of(p) for policies in policies_of.values() for p in policies}
+        quotas = {
+            p: Quota((t.max_staleness + 1) * t.groups_per_batch, t.steps, t.groups_per_batch)
+            for p, t in trainers.items()
+        }
+        steps = {policy: trainer.steps for policy, trainer in trainers.items()}
+        self.pacing = Pacing(policies_of, quotas, recipe.feed.pace, recipe.kafka.partitions)
+        self.evaluations = EvaluationSchedule(policies_of, steps, recipe.evaluate.every)
+        self.watches = {workflow: SolvedWatch(recipe.feed.solved_share) for workflow in policies_of}
+        self.ended = ""
+        """Why the run is over, once that was said; empty while it goes on."""
+        self._next_evaluation = dict.fromkeys(policies_of, 0)
+        self._begins: dict[str, list[tuple[int, int]]] = {stream: [(revision.revision, 0)] for stream in policies_of}
+        """By stream (revision, the first number issued under it), in order."""
+
+    # --------------------------------------------------------------------------------------------------------- records
+
+    def take_outcome(self, outcome: Outcome) -> None:
+        """Learn what became of a group: dropped, expired and so on conclude its number, kept does not."""
+        if outcome.level != "group" or outcome.use or outcome.stream not in self.sources:
+            return
+        stream, number, policy = outcome.stream, outcome.number, outcome.policy
+        if self.pacing.heard(stream, number, policy) and outcome.component == "curate":
+            self._learn(stream, outcome)
+        if outcome.verdict != "kept":
+            self.pacing.conclude(stream, number, policy)
+
+    def take_batch(self, batch: BatchTrained) -> None:
+        """Learn which numbers were trained, and how much of a batch was replayed."""
+        self.pacing.batch(batch.policy, sum(group.use == 0 for group in batch.groups), len(batch.groups))
+        for group in batch.groups:
+            if group.use == 0:
+                self.pacing.conclude(group.stream, group.number, batch.policy)
+        self._version(batch.policy, batch.version)
+
+    def take_weights(self, weights: WeightsPublished) -> None:
+        """Learn of a version that can be evaluated."""
+        if is_version(weights):
+            self._version(weights.policy, weights.version)
+            self.evaluations.published(weights.policy, weights.version)
+
+    def swap(self, revision: RecipeRevision, recipe: Recipe) -> None:
+        """Stamp a later revision, which differs in its chain alone, on every further number."""
+        self.revision, self.recipe = replace(revision, ended=self.revision.ended), recipe
+        self._begin_revision()
+
+    def revision_of(self, stream: str, number: int) -> int:
+        """Return the recipe revision of a training number, the same for all its attempts."""
+        begins = self._begins[stream]
+        return next((revision for revision, first in reversed(begins) if number >= first), begins[0][0])
+
+    def _begin_revision(self) -> None:
+        for stream, begins in self._begins.items():
+            if begins[-1][0] < self.revision.revision:
+                begins.append((self.revision.revision, self.pacing.next[stream]))
+
+    def is_leap(self, record: object) -> bool:
+        """Tell whether a record names a version that no trainer can have come to."""
+        if not isinstance(record, BatchTrained | WeightsPublished):
+            return False
+        return record.version > max(self.pacing.versions.get(record.policy, 0), 0) + LARGEST_LEAP
+
+    def take_letter(self, letter: DeadLetter) -> None:
+        """Learn of a number that is dead: for one policy, or for all when the task itself could not be read.
+
+        A letter of reason `redriven` opens it again. One about a replay says nothing of its number.
+        """
+        if letter.use:
+            return
+        stream, number, policy = letter.stream, letter.number, letter.policy
+        if letter.reason != REDRIVEN:
+            self.pacing.bury(stream, number, policy)
+        elif stream in self.sources:
+            is_task = letter.topic == self.recipe.topics.tasks(stream)
+            self.pacing.reopen(stream, number, policy, (letter.partition, letter.offset) if is_task else None)
+
+    def _version(self, policy: str, version: int) -> None:
+        newest = {
+            stream: max(self.pacing.versions.get(one, -1) for one in policies)
+            for stream, policies in self.pacing.policies_of.items()
+            if policy in policies
+        }
+        if self.pacing.version(policy, version):
+            for stream, before in newest.items():
+                if version > before:
+                    self.sources[stream].selector.on_version(version)
+
+    def _learn(self, stream: str, outcome: Outcome) -> None:
+        source, watch = self.sources[stream], self.watches[stream]
+        source.selector.observe(outcome)
+        if source.tier and outcome.tier != source.tier:
+            return  # asked before the tier was raised
+        verdict = watch.observe(outcome)
+        if verdict == "too_hard":
+            log.warning("tasks.too_hard", workflow=stream, advice="take an easier tier or a stronger start")
+        elif verdict == "solved" and self.recipe.feed.raise_tier and source.raise_tier():
+            log.info("tasks.solved", workflow=stream, next_tier=source.tier)
+            watch.clear()
+        elif verdict == "solved" and stream not in self.pacing.closed:
+            log.info("tasks.solved", workflow=stream, next_tier=None)
+            self.pacing.closed.add(stream)
+
+    # ----------------------------------------------------------------------------------------------------------- plans
+
+    def plan(self) -> list[Planned]:
+        """Return what may be issued now: evaluations that are due, and training tasks while there is room."""
+        found = [task for evaluation in self.evaluations.ready() for task in self._evaluation(evaluation)]
+        if self.ended:
+            return found
+        for _ in range(MOST_TASKS):
+            stream = self.pacing.next_stream()
+            if stream is None:
+                break
+            drawn = self.sources[stream].draw()
+            number, open_task = self.pacing.issue(stream, drawn.index, drawn.tier)
+            found.append(self._training(stream, number, open_task, drawn.problem))
+        return found
+
+    def again(self, numbers: list[tuple[str, int]]) -> list[Planned]:
+        """Return further attempts of numbers that were lost on the way."""
+        found = []
+        for stream, number in numbers:
+            open_task = self.pacing.reissue(stream, number)
+            problem = self.sources[stream].problem(open_task.index, open_task.tier)
+            found.append(self._training(stream, number, open_task, problem))
+            log.warning("task.reissued", stream=stream, number=number, attempt=open_task.attempt)
+        return found
+
+    def end(self) -> str:
+        """Return why the run is over when that is to be said now, once; empty otherwise.
+
+        It is said when the last versions are published and their evaluations are planned.
+        """
+        why = "" if self.ended else self.pacing.ended()
+        if why == "solved":
+            self.evaluations.close()
+        if not why or not self.evaluations.settled:
+            return ""
+        if why == "steps" and not all(self.evaluations.complete(policy) for policy in self.pacing.quotas):
+            return ""
+        self.ended = why
+        return why
+
+    def _training(self, stream: str, number: int, open_task: OpenTask, problem: Problem) -> Planned:
+        size = self.recipe.rollout.group_size
+        task = replace(
+            self._task(stream, number, problem),
+            revision=self.revision_of(stream, number),
+            workflow=stream,
+            n_asked=size,
+            attempt=open_task.attempt,
+        )
+        return Planned(task, open_task.partition, open_task)
+
+    def _evaluation(self, evaluation: Evaluation) -> list[Planned]:
+        workflow, asked = evaluation.workflow, self.recipe.evaluate
+        stream, begin = eval_stream(workflow), self._next_evaluation[workflow]
+        self._next_evaluation[workflow] += asked.problems
+        log.info("evaluation.issued", workflow=workflow, policy=evaluation.policy, versions=evaluation.versions)
+        found = []
+        for number, problem in enumerate(self.sources[workflow].held_out(asked.problems), begin):
+            task = replace(
+                self._task(stream, number, problem),
+                workflow=workflow,
+                purpose="eval",
+                n_asked=asked.samples,
+                versions=evaluation.versions,
+            )
+            found.append(Planned(task, number % self.recipe.kafka.partitions))
+        return found
+
+    def _task(self, stream: str, number: int, problem: Problem) -> Task:
+        return Task(
+            run_id=self.revision.run_id,
+            stream=stream,
+            number=number,
+            revision=self.revision.revision,
+            task_id=problem.task_id,
+            tier=problem.tier,
+            payload=problem_to_json(problem),
+            seed=task_seed(self.recipe.seed, stream, number),
+            issued_ms=time.time_ns() // 1_000_000,
+        )
+
+    # ----------------------------------------------------------------------------------------------------------- state
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state as JSON has it.
+
+        For the audit, `next` holds the next training number of every stream, and `revisions` (revision, the first
+        number issued under it).
+        """
+        return {
+            "next": dict(self.pacing.next),
+            "revisions": {stream: [list(begin) for begin in begins] for stream, begins in self._begins.items()},
+            "pacing": self.pacing.snapshot(),
+            "evaluations": self.evaluations.snapshot(),
+            "next_evaluation": dict(self._next_evaluation),
+            "watches": {stream: watch.snapshot() for stream, watch in self.watches.items()},
+            "sources": {stream: source.snapshot() for stream, source in self.sources.items()},
+            "ended": self.ended,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take the state that `snapshot` returned. A run that is gone on with after its end begins to watch anew."""
+        self.pacing.restore(state["pacing"])
+        self.evaluations.restore(state["evaluations"])
+        self._next_evaluation.update(state["next_evaluation"])
+        for stream, source in self.sources.items():
+            if stream in state["sources"]:
+                source.restore(state["sources"][stream])
+                self.watches[stream].restore(state["watches"][stream])
+        for stream, begins in state.get("revisions", {}).items():
+            if stream in self._begins:
+                self._begins[stream] = [(revision, first) for revision, first in begins]
+        self._begin_revision()
+        self.ended = self.revision.ended
+        if state["ended"] and not self.ended:
+            self.pacing.closed.clear()
+            for watch in self.watches.values():
+                watch.clear()

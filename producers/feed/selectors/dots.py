@@ -1,0 +1,79 @@
+"""Difficulty-targeted selection: ask what the policy solves about half the time (DOTS, arXiv 2506.05316)."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.envs.contract import Problem
+from headrace.producers.feed.selectors.draws import Draws
+from headrace.producers.feed.selectors.task_memory import REMEMBER, SuccessRates, check_share
+from headrace.schemas.records import Outcome
+
+
+@dataclass
+class Dots:
+    """Takes a share of the problems that come by, drawn without replacement with P(q) ~ exp(-|d_q - target| / tau).
+
+    d_q is the task's own moving average of success; an unseen task has d = target, so unseen ones come first. The paper
+    predicts d_q by attention over embeddings of a reference set, which a feeder without a model has not.
+
+    The draw is the Gumbel-top-k trick (arXiv 1903.06059): the k largest of -|d_q - target| / tau + Gumbel noise are a
+    draw of k without replacement with P, and nothing is exponentiated, however small tau is. Here k is `share` of the
+    last `window` problems offered: a problem is taken if its key is among the k largest of the window that ends with
+    it. So a data set of any size goes by once a pass, in its own order, and a task is never taken twice in a row.
+    """
+
+    seed: int
+    target: float = 0.5
+    tau: float = 1e-3
+    """Almost greedy; 0.1 is a soft preference."""
+    share: float = 0.25
+    """Of the problems offered, how many are rolled out."""
+    window: int = 256
+    """Problems that one is compared with; the paper's reference set has as many."""
+    decay: float = 0.5
+    """Of the average; lower than elsewhere, as d is to be that of the current policy."""
+    success_above: float = 0.0
+    remember: int = REMEMBER
+    """Most tasks whose average is kept; one that is forgotten is unseen."""
+    rates: SuccessRates = field(init=False)
+    draws: Draws = field(init=False)
+    keys: deque[float] = field(init=False)
+    """Of the last problems offered."""
+
+    def __post_init__(self) -> None:
+        if not check_share("share", self.share) > 0 or not self.tau > 0 or self.window < 1:
+            raise ValueError(
+                f"share and tau are above 0 and window at least 1; got {self.share}, {self.tau} and {self.window}"
+            )
+        self.rates = SuccessRates(self.decay, self.target, self.success_above, self.remember)
+        self.draws = Draws(self.seed, "dots")
+        self.keys = deque(maxlen=self.window)
+
+    def select(self, problem: Problem) -> bool:
+        """Tell whether the problem is among the best of its window."""
+        noise = -math.log(-math.log(self.draws.next()))
+        key = noise - abs(self.rates.rate(problem.task_id) - self.target) / self.tau
+        self.keys.append(key)
+        ahead = sum(other > key for other in self.keys)
+        return ahead < max(1.0, self.share * len(self.keys))
+
+    def observe(self, outcome: Outcome) -> None:
+        """Move the task's average."""
+        self.rates.observe(outcome.task_id, outcome)
+
+    def on_version(self, version: int) -> None:
+        """Learn nothing: a problem is scored when it is offered."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return averages, the window and the count of draws."""
+        return {"rates": self.rates.snapshot(), "keys": list(self.keys), "draws": self.draws.count}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take the state that `snapshot` returned."""
+        self.rates.restore(state["rates"])
+        self.keys = deque(state["keys"], self.window)
+        self.draws.count = state["draws"]

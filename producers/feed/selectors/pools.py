@@ -1,0 +1,73 @@
+"""Difficulty pools: tasks fall into three pools by their last group, and each pool has a weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from headrace.envs.contract import Problem
+from headrace.producers.feed.selectors.draws import Draws
+from headrace.producers.feed.selectors.task_memory import REMEMBER, TaskMemory, finite_rewards
+from headrace.schemas.records import Outcome
+
+
+@dataclass
+class Pools:
+    """Rolls a task out with the chance weight / largest weight, so that tasks come in proportion to their weights.
+
+    A task is hard up to a mean reward of `hard_up_to`, normal up to `normal_up_to`, easy above; edges belong to the
+    pool below. Source: prime-rl's difficulty pools.
+    """
+
+    seed: int
+    hard: float = 0.2
+    normal: float = 1.0
+    easy: float = 0.2
+    unseen: float = 1.0
+    hard_up_to: float = 0.25
+    normal_up_to: float = 0.75
+    remember: int = REMEMBER
+    """Most tasks whose mean is kept; one that is forgotten is unseen."""
+    means: TaskMemory = field(init=False)
+    """Task to the mean reward of its last group."""
+    draws: Draws = field(init=False)
+
+    def __post_init__(self) -> None:
+        pools = (self.hard, self.normal, self.easy)
+        if min(*pools, self.unseen) < 0 or not max(pools) > 0:
+            raise ValueError(f"weights are 0 or more, and one of hard, normal, easy is above 0; got {pools}")
+        if not self.hard_up_to < self.normal_up_to:
+            raise ValueError(f"hard_up_to ({self.hard_up_to}) must be below normal_up_to ({self.normal_up_to})")
+        self.means = TaskMemory(self.remember)
+        self.draws = Draws(self.seed, "pools")
+
+    def weight(self, task_id: str) -> float:
+        """Return the weight of a task's pool."""
+        mean = self.means.get(task_id, float("nan"))
+        if mean != mean:  # noqa: PLR0124 - unseen
+            return self.unseen
+        return self.hard if mean <= self.hard_up_to else self.normal if mean <= self.normal_up_to else self.easy
+
+    def select(self, problem: Problem) -> bool:
+        """Throw the coin of the task's pool."""
+        largest = max(self.hard, self.normal, self.easy, self.unseen)
+        return self.draws.next() * largest < self.weight(problem.task_id)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Put the task into the pool of this group."""
+        rewards = finite_rewards(outcome)
+        if rewards:
+            self.means.note(outcome.task_id, fmean(rewards))
+
+    def on_version(self, version: int) -> None:
+        """Learn nothing."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the means and the count of draws."""
+        return {"means": self.means.snapshot(), "draws": self.draws.count}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take the state that `snapshot` returned."""
+        self.means.restore(state["means"])
+        self.draws.count = state["draws"]

@@ -1,0 +1,96 @@
+"""Selectors by the names that recipes use, and several of them as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.envs.contract import Problem
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.named import check_settings, imported
+from headrace.infra.recipe.settings import Use
+from headrace.producers.feed.selectors.contract import ChoosesTier, KnowsSize, Selector
+from headrace.schemas.records import Outcome
+
+SELECTORS = {
+    "accept_all": "headrace.producers.feed.selectors.contract:AcceptAll",
+    "filter_solved": "headrace.producers.feed.selectors.filter_solved:FilterSolved",
+    "greso": "headrace.producers.feed.selectors.greso:Greso",
+    "dots": "headrace.producers.feed.selectors.dots:Dots",
+    "pools": "headrace.producers.feed.selectors.pools:Pools",
+    "tiers": "headrace.producers.feed.selectors.tiers:Tiers",
+}
+"""Shipped selectors by name."""
+
+
+class AllOf:
+    """Several selectors as one: a problem must be worth it to each, asked in order up to the first that rejects it.
+
+    Its state is by name. After a change of the recipe the selectors that stay keep theirs, new ones begin anew.
+    Raises UsageError when two of them choose the tier.
+    """
+
+    def __init__(self, selectors: Mapping[str, Selector]) -> None:
+        self._selectors = dict(selectors)
+        self._choosing = [name for name, selector in self._selectors.items() if isinstance(selector, ChoosesTier)]
+        if len(self._choosing) > 1:
+            raise UsageError(f"feed.selector names {' and '.join(self._choosing)}, each to choose the tier: keep one")
+
+    @property
+    def chooser(self) -> str:
+        """Name of the one that chooses the tier; empty for none."""
+        return next(iter(self._choosing), "")
+
+    def choose(self, tiers: Sequence[str]) -> str:
+        """Return what the one that chooses the tier says; empty when there is none."""
+        found = self._selectors.get(self.chooser)
+        return found.choose(tiers) if isinstance(found, ChoosesTier) else ""
+
+    def select(self, problem: Problem) -> bool:
+        """Ask one after the other."""
+        return all(selector.select(problem) for selector in self._selectors.values())
+
+    def observe(self, outcome: Outcome) -> None:
+        """Let each learn."""
+        for selector in self._selectors.values():
+            selector.observe(outcome)
+
+    def on_version(self, version: int) -> None:
+        """Let each learn."""
+        for selector in self._selectors.values():
+            selector.on_version(version)
+
+    def on_size(self, size: int | None) -> None:
+        """Tell those that go by passes."""
+        for selector in self._selectors.values():
+            if isinstance(selector, KnowsSize):
+                selector.on_size(size)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return their states by name."""
+        return {name: selector.snapshot() for name, selector in self._selectors.items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Give each its state back."""
+        for name, selector in self._selectors.items():
+            if name in state:
+                selector.restore(state[name])
+
+
+def load_selectors(uses: Sequence[Use], seed: int) -> AllOf:
+    """Build the selectors that a recipe names, as one. Raises UsageError."""
+    names = [use.use for use in uses]
+    if len(set(names)) < len(names):
+        raise UsageError(f"feed.selector names {', '.join(names)}: each can be named once")
+    return AllOf({use.use: load_selector(use, seed) for use in uses})
+
+
+def load_selector(use: Use, seed: int) -> Selector:
+    """Build one selector, by its name or as `package.module:Name`. Raises UsageError."""
+    build = imported("feed.selector", use.use, SELECTORS)
+    try:
+        check_settings(f"feed.selector, {use.use}", build, use.settings, elsewhere=("seed",))
+        selector: Selector = build(seed=seed, **use.settings)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"feed.selector {use.use!r} refuses its settings {use.settings}: {error}") from error
+    return selector

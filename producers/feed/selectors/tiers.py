@@ -1,0 +1,65 @@
+"""Curriculum: tiers are opened one after the other, easiest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.infra.errors import UsageError
+from headrace.producers.feed.selectors.contract import AcceptAll
+from headrace.producers.feed.selectors.draws import Draws
+from headrace.producers.feed.selectors.task_memory import SuccessRates, check_share
+from headrace.schemas.records import Outcome
+
+
+@dataclass
+class Tiers(AcceptAll):
+    """Chooses the tier of every problem: the newest that is open, and now and then one before it.
+
+    The next tier opens when the moving average of success of the newest reaches `threshold`; with the defaults that is
+    after 16 groups at the least (1 - 0.9**16 = 0.815). What is open stays open. `floor` is the share of problems from
+    all earlier tiers together. Every problem of the chosen tier is worth a rollout.
+    """
+
+    seed: int
+    threshold: float = 0.8
+    decay: float = 0.9
+    floor: float = 0.1
+    success_above: float = 0.0
+    rates: SuccessRates = field(init=False)
+    """By tier."""
+    draws: Draws = field(init=False)
+    passed: list[str] = field(init=False, default_factory=list)
+    """Tiers that have reached the threshold once."""
+
+    def __post_init__(self) -> None:
+        check_share("threshold", self.threshold)
+        check_share("floor", self.floor)
+        self.rates = SuccessRates(self.decay, 0.0, self.success_above)
+        self.draws = Draws(self.seed, "tiers")
+
+    def choose(self, tiers: Sequence[str]) -> str:
+        """Return the tier of the next problem. Raises UsageError when the environment has none."""
+        if not tiers:
+            raise UsageError("feed.selector tiers needs an environment with tiers, as arithmetic and mixture have")
+        newest = next((place for place, tier in enumerate(tiers) if tier not in self.passed), len(tiers) - 1)
+        if newest and self.draws.next() < self.floor:
+            return tiers[int(self.draws.next() * newest)]
+        return tiers[newest]
+
+    def observe(self, outcome: Outcome) -> None:
+        """Move the average of the group's tier."""
+        self.rates.observe(outcome.tier, outcome)
+        if self.rates.rate(outcome.tier) >= self.threshold and outcome.tier not in self.passed:
+            self.passed.append(outcome.tier)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return averages, passed tiers and the count of draws."""
+        return {"rates": self.rates.snapshot(), "passed": list(self.passed), "draws": self.draws.count}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take the state that `snapshot` returned."""
+        self.rates.restore(state["rates"])
+        self.passed = list(state["passed"])
+        self.draws.count = state["draws"]

@@ -1,0 +1,156 @@
+"""Where a stream's problems come from: an environment, cursors into its tiers and a selector."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from headrace.envs.contract import Environment, HasTiers, Problem, Split
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.producers.feed.selectors.contract import MOST_REJECTIONS, ChoosesTier, KnowsSize, Selector
+
+log = structlog.get_logger()
+
+OpenEnvironment = Callable[[dict[str, Any]], Environment]
+"""Builds the environment of a workflow with settings that win over the recipe's."""
+
+
+class EnvironmentFailed(HeadraceError):
+    """An environment raised when it was asked for a problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A problem that is to be rolled out, and where it was found."""
+
+    index: int
+    tier: str
+    """Tier that the environment was set to; empty for the recipe's own."""
+    problem: Problem
+
+
+class TaskSource:
+    """Draws problems in order, over and over when they come to an end; every tier has its own order and cursor.
+
+    Args:
+        workflow: Its name, for messages.
+        open_environment: Builds the environment.
+        selector: Says which problems are worth a rollout, and from which tier the next comes if it chooses that.
+    """
+
+    def __init__(self, workflow: str, open_environment: OpenEnvironment, selector: Selector) -> None:
+        self.workflow = workflow
+        self.selector = selector
+        self.tier = ""
+        """Tier that the feeder raised the environment to; empty for the recipe's own."""
+        self.selected = self.rejected = self.forced = 0
+        """Problems that the selector took, those that it did not, and those taken against it."""
+        self._open = open_environment
+        self._environments: dict[str, Environment] = {"": open_environment({})}
+        self._cursors: Counter[str] = Counter()
+        self._tell_size()
+
+    @property
+    def environment(self) -> Environment:
+        """The environment with the recipe's own settings."""
+        return self._environments[""]
+
+    def draw(self) -> Drawn:
+        """Return the next problem that the selector wants; after 256 rejections in a row the next one anyway."""
+        tier = self._choose()
+        for _ in range(MOST_REJECTIONS):
+            drawn = self._next(tier)
+            if self.selector.select(drawn.problem):
+                self.selected += 1
+                return drawn
+            self.rejected += 1
+        self.forced += 1
+        return self._next(tier)
+
+    def problem(self, index: int, tier: str) -> Problem:
+        """Return a problem that was drawn before."""
+        return self._ask("train", index, tier)
+
+    def held_out(self, count: int) -> list[Problem]:
+        """Return the first held-out problems, in the recipe's own tiers. Raises UsageError when there are fewer."""
+        size = self.environment.size("held_out")
+        if size is not None and size < count:
+            raise UsageError(
+                f"evaluate.problems is {count}, and the environment of workflow {self.workflow} holds out {size}: set "
+                f"evaluate.problems to at most {size}"
+            )
+        return [self._ask("held_out", index, "") for index in range(count)]
+
+    def raise_tier(self) -> bool:
+        """Go on to the next harder tier; False when there is none.
+
+        Such an environment takes the tiers that it is to ask as the setting `tiers`, and asks several in turn.
+        """
+        environment = self.environment
+        if not isinstance(environment, HasTiers):
+            return False
+        order = environment.tiers()
+        hardest = self.tier or environment.asked()[-1]
+        after = order[order.index(hardest) + 1 :]
+        if after:
+            self.tier = after[0]
+            self._tell_size()
+        return bool(after)
+
+    def _choose(self) -> str:
+        if not isinstance(self.selector, ChoosesTier):
+            return self.tier
+        environment = self.environment
+        return self.selector.choose(environment.asked() if isinstance(environment, HasTiers) else ()) or self.tier
+
+    def _tell_size(self) -> None:
+        if isinstance(self.selector, KnowsSize):
+            self.selector.on_size(self._environment(self.tier).size("train"))
+
+    def _next(self, tier: str) -> Drawn:
+        index = self._index(self._cursors[tier], tier)
+        self._cursors[tier] += 1
+        return Drawn(index, tier, self._ask("train", index, tier))
+
+    def _index(self, cursor: int, tier: str) -> int:
+        size = self._environment(tier).size("train")
+        if size == 0:
+            raise UsageError(f"the environment of workflow {self.workflow} has no training problem: check its settings")
+        return cursor if size is None else cursor % size
+
+    def _ask(self, split: Split, index: int, tier: str) -> Problem:
+        environment = self._environment(tier)
+        try:
+            return environment.problem(split, index)
+        except Exception as error:
+            raise EnvironmentFailed(
+                f"environment {environment.name!r} of workflow {self.workflow} gave no problem {index} of {split}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _environment(self, tier: str) -> Environment:
+        if tier not in self._environments:
+            self._environments[tier] = self._open({"tiers": [tier]})
+        return self._environments[tier]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state as JSON has it."""
+        return {
+            "cursors": dict(self._cursors),
+            "tier": self.tier,
+            "selected": self.selected,
+            "rejected": self.rejected,
+            "forced": self.forced,
+            "selector": self.selector.snapshot(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take the state that `snapshot` returned."""
+        self._cursors, self.tier = Counter(state["cursors"]), state["tier"]
+        self.selected, self.rejected, self.forced = state["selected"], state["rejected"], state["forced"]
+        self._tell_size()
+        self.selector.restore(state["selector"])

@@ -1,0 +1,69 @@
+"""Worked examples for a supervised start: from the environment through the feeder into the store, once per policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+import structlog
+
+from headrace.envs.contract import Environment, GivesExamples
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.run.run import Run
+from headrace.schemas import codec
+from headrace.schemas.records import WarmStartExamples
+from headrace.schemas.topics import examples_key
+
+log = structlog.get_logger()
+
+
+def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[str, Environment]) -> None:
+    """Store and announce the examples that the recipe asks for, in one transaction; those announced before stay.
+
+    Args:
+        run: The run.
+        writer: The feeder's.
+        environments: Workflow to its environment. A policy's examples come from the first workflow that it plays in.
+
+    Raises UsageError when that environment gives none.
+    """
+    wanted = {name: policy.warm_start for name, policy in run.recipe.policies.items() if policy.warm_start}
+    if not wanted:
+        return
+    there = {message.key for message in read_all(run.connection, [run.topics.state]) if message.value}
+    missing = {policy: warm for policy, warm in wanted.items() if examples_key(policy) not in there}
+    if not missing:
+        return
+    records = []
+    for policy, warm in missing.items():
+        source = _first_environment(run, policy, environments)
+        claim = run.put("".join(_lines(source, warm.examples)).encode(), "examples", ".jsonl")
+        record = WarmStartExamples(run_id=run.run_id, policy=policy, examples=claim)
+        records.append(Outgoing(run.topics.state, codec.encode(record), examples_key(policy), partition=0))
+        log.info("examples.stored", policy=policy, examples=warm.examples, bytes=claim.size_bytes)
+    writer.begin()
+    writer.produce(records)
+    writer.commit()
+
+
+def _first_environment(run: Run, policy: str, environments: Mapping[str, Environment]) -> GivesExamples:
+    workflow = next((name for name in environments if policy in run.recipe.policies_of(name)), None)
+    if workflow is None:
+        raise UsageError(f"policies.{policy}.warm_start needs worked examples, and no workflow names {policy}: drop it")
+    found = environments[workflow]
+    if not isinstance(found, GivesExamples):
+        raise UsageError(
+            f"policies.{policy}.warm_start needs worked examples, and environment "
+            f"{run.recipe.workflows[workflow].env.use!r} of workflow {workflow} gives none: name a trained checkpoint "
+            "as `path` and drop warm_start, or take an environment with a method `example`"
+        )
+    return found
+
+
+def _lines(source: GivesExamples, count: int) -> Iterator[str]:
+    for index in range(count):
+        example = source.example(index)
+        yield json.dumps({"prompt": example.prompt, "completion": example.completion}) + "\n"

@@ -1,0 +1,110 @@
+"""What a worker needs before its first task: every policy's files, an engine, and weights in it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from headrace.infra.recipe.settings import Rollout
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import StoreError
+from headrace.infra.weights.files import FilesError
+from headrace.infra.weights.policy_files import Tokenizer, fetch_policy_files
+from headrace.producers.engines.contract import Engine
+from headrace.producers.engines.registry import import_engine, open_engine
+from headrace.producers.rollout.episodes import Cast
+from headrace.producers.rollout.follower import WeightFollower
+from headrace.producers.rollout.pauses import Pauses
+
+log = structlog.get_logger()
+
+TURN_S = 0.1
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Casting:
+    """How to make a cast.
+
+    `engine_opened` is called as soon as there is an engine, which the caller closes; `doing` is told what comes next,
+    for the worker's status.
+    """
+
+    run: Run
+    policies: tuple[str, ...]
+    rollout: Rollout
+    concurrency: int
+    worker: str
+    region: str
+    follower: WeightFollower
+    pauses: Pauses
+    engine_opened: Callable[[Engine], None]
+    doing: Callable[[str], None]
+
+    async def cast(self, folder: Path, stop: threading.Event) -> Cast | None:
+        """Wait for version 0 of every policy, or a later one; None when told to stop before."""
+        folders = {policy: folder / policy for policy in self.policies}
+        self._begin("reads which versions are published")
+        for policy in self.policies:
+            if not await self._files(policy, folders[policy], stop):
+                return None
+        self._begin(f"imports the engine {self.rollout.engine.use}")
+        await asyncio.to_thread(import_engine, self.rollout.engine.use)
+        self._begin("builds the engine")
+        tokenizers = {policy: await asyncio.to_thread(Tokenizer, folders[policy]) for policy in self.policies}
+        engine, build = await asyncio.to_thread(open_engine, folders, self.rollout, self.concurrency)
+        self.engine_opened(engine)
+        self._begin(self._awaited(engine))
+        self.follower.serve(engine)
+        while awaited := self._awaited(engine):
+            if stop.is_set():
+                return None
+            self.doing(awaited)
+            await asyncio.sleep(TURN_S)
+        log.info("worker.ready", engine=build, versions=engine.versions())
+        return Cast(
+            engine=engine,
+            engine_name=self.rollout.engine.use,
+            engine_build=build,
+            tokenizers=tokenizers,
+            worker=self.worker,
+            region=self.region,
+            head=lambda policy: self.follower.head.get(policy, -1),
+        )
+
+    def _begin(self, what: str) -> None:
+        log.info("worker.preparing", what=what)
+        self.doing(what)
+
+    def _awaited(self, engine: Engine) -> str:
+        """Say which weights the engine lacks; empty when it has some of every policy."""
+        missing = [policy for policy in self.policies if policy not in engine.versions()]
+        wanted = ", ".join(f"{policy} version {self.follower.head.get(policy, -1)}" for policy in missing)
+        return f"takes the weights of {wanted}" if wanted else ""
+
+    async def _files(self, policy: str, folder: Path, stop: threading.Event) -> bool:
+        """Fetch a policy's files; False when told to stop before they are there."""
+        what = f"files of {policy}"
+        while not stop.is_set():
+            if not self.follower.caught_up.is_set():
+                await asyncio.sleep(TURN_S)
+                continue
+            published = await asyncio.to_thread(self.follower.files_of, policy)
+            if published is None:
+                self.pauses.begin(what, "no version is published yet")
+                await asyncio.sleep(TURN_S)
+                continue
+            try:
+                await asyncio.to_thread(fetch_policy_files, self.run.store, published, folder)
+            except (StoreError, FilesError) as error:
+                self.pauses.begin(what, error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                self.pauses.end(what)
+                return True
+        return False

@@ -1,0 +1,179 @@
+"""From a started task to its acknowledged records: one per policy, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from headrace.envs.registry import load_environment, load_workflow
+from headrace.infra.errors import UsageError
+from headrace.infra.failpoints import reach
+from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.kafka.dead_letters import dead_letter
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import STORE_NAME, Run, refuse_replaced
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.store.object_store import StoreError
+from headrace.producers.engines.contract import EngineError, VersionGone
+from headrace.producers.rollout.episodes import Cast, Outcome, Script, conclude_unplayed, one_line, play_group
+from headrace.producers.rollout.follower import WeightFollower
+from headrace.producers.rollout.group_records import Encoded, encode_group, generated_tokens, outgoing
+from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.record_producer import RecordProducer
+from headrace.producers.rollout.scoring import LimitedScoring
+from headrace.producers.rollout.task_intake import StartedTask
+from headrace.producers.rollout.version_holds import VersionHolds
+from headrace.producers.rollout.worker_status import Tally
+from headrace.schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup
+
+Groups = dict[str, TrajectoryGroup]
+"""By policy."""
+
+SCORE_LIMIT_S = 10.0
+"""The event loop waits for a score, so it is never given a whole episode's time."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+
+
+def make_script(recipe: Recipe, workflow: str) -> Script:
+    """Return what a revision of the recipe says of playing. Raises UsageError when it cannot be built here."""
+    wanted, rollout, evaluate = recipe.workflows[workflow], recipe.rollout, recipe.evaluate
+    try:
+        environment = load_environment(wanted.env.use, recipe.seed, wanted.env.settings)
+        play = load_workflow(wanted.workflow)
+    except ValueError as error:
+        raise UsageError(f"workflow {workflow!r} of the recipe cannot be played here: {error}") from error
+    return Script(
+        workflow=play,
+        environment=LimitedScoring(environment, min(SCORE_LIMIT_S, rollout.episode_limit_s)),
+        roles=wanted.policies,
+        training=Sampling(
+            rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p, max_tokens=rollout.max_tokens
+        ),
+        evaluation=Sampling(evaluate.temperature, evaluate.top_p, max_tokens=rollout.max_tokens),
+        episode_limit_s=rollout.episode_limit_s,
+        inline_limit_bytes=rollout.inline_limit_bytes,
+    )
+
+
+@dataclass(slots=True)
+class Concluder:
+    """Plays started tasks and delivers what they became. Belongs to the event loop."""
+
+    run: Run
+    workflow: str
+    cast: Cast
+    follower: WeightFollower
+    producer: RecordProducer
+    partitions: Mapping[str, int]
+    """Of each topic that groups go to."""
+    scripts: dict[int, Script]
+    """By revision; further ones are made when a task needs them."""
+    holds: VersionHolds
+    tally: Tally
+    watch: Stopwatch
+    pauses: Pauses
+    delivering: int = 0
+    """Tasks that are played and not acknowledged."""
+
+    async def conclude(self, started: StartedTask, ending: asyncio.Event) -> None:
+        """Return when every record of the task is acknowledged.
+
+        Raises EngineError when the engine is dead, KafkaRefused when the broker does not take a record, and
+        MustRestart when it is this worker, and not the task, that is of another run.
+        """
+        if started.task is None:
+            topics, why = self.run.topics, started.why
+            if why[0] == "other_run":
+                await asyncio.to_thread(refuse_replaced, self.run)
+            await self.producer.send([dead_letter(topics, self.run.run_id, "rollout", started.message, why)])
+            return
+        try:
+            reach("rollout.started")
+            groups = await self._groups(started, started.task, ending)
+            reach("rollout.played")
+        finally:
+            if started.reservation is not None:
+                started.reservation.close()
+        self.delivering += 1
+        try:
+            if started.verdict == "poison":
+                await self.producer.send([self._poison_letter(started)])
+            await self._deliver(groups, self._recipe_of(started.task).rollout.inline_limit_bytes)
+            reach("rollout.delivered")
+        finally:
+            self.delivering -= 1
+
+    async def _groups(self, started: StartedTask, task: Task, ending: asyncio.Event) -> Groups:
+        if started.verdict != "play":
+            return self._unplayed(task, Failure(0, *started.why))
+
+        def episode_ended(outcome: Outcome) -> None:
+            self.tally.episode_ended(outcome)
+            if started.reservation is not None:
+                started.reservation.give_one()
+
+        try:
+            script = self._script_of(task)
+            wanted = {policy: version for policy, version in task.versions.items() if policy in script.policies}
+            async with self.holds.held(wanted):
+                groups = await play_group(task, script, self.cast, ending, episode_ended)
+        except VersionGone as error:
+            return self._unplayed(task, Failure(0, "version_gone", one_line(error)))
+        except (UsageError, EngineError, ValueError) as error:
+            groups = self._unplayed(task, Failure(0, "error", one_line(error)))
+        if all(group.reason == "failed" for group in groups.values()):
+            await self._check_engine()
+        return groups
+
+    def _poison_letter(self, started: StartedTask) -> Outgoing:
+        """Return the letter beside a poisoned task's groups: its bytes, for people.
+
+        Without its headers it names no number, and so concludes nothing: the groups do.
+        """
+        unnamed = replace(started.message, headers=[])
+        return dead_letter(self.run.topics, self.run.run_id, "rollout", unnamed, started.why)
+
+    def _script_of(self, task: Task) -> Script:
+        if task.revision not in self.scripts:
+            self.scripts[task.revision] = make_script(self.follower.recipes[task.revision], self.workflow)
+        return self.scripts[task.revision]
+
+    def _recipe_of(self, task: Task) -> Recipe:
+        return self.follower.recipes.get(task.revision, self.follower.recipe)
+
+    def _unplayed(self, task: Task, failure: Failure) -> Groups:
+        recipe = self._recipe_of(task)
+        workflow = recipe.workflows[self.workflow]
+        return conclude_unplayed(task, recipe.policies_of(self.workflow), workflow.env.use, self.cast, failure)
+
+    async def _check_engine(self) -> None:
+        """Raise EngineError when the engine cannot generate at all: then no task is to blame, and none concludes."""
+        for policy in self.cast.tokenizers:
+            await self.cast.engine.generate(policy, [0], Sampling(max_tokens=1), seed=0)
+
+    async def _deliver(self, groups: Groups, inline_limit_bytes: int) -> None:
+        records: list[Outgoing] = []
+        for group in groups.values():
+            with self.watch.measure("encode"):
+                encoded = encode_group(group)
+            if len(encoded.value) > inline_limit_bytes:
+                encoded = encoded.behind(await self._put(encoded))
+            records.append(outgoing(self.run.topics, encoded, self.partitions))
+            self.tally.delivered_tokens += generated_tokens(encoded.group)
+        await self.producer.send(records)
+        self.tally.groups_done += len(records)
+
+    async def _put(self, encoded: Encoded) -> ClaimCheck:
+        """Store a large group, waiting as long as the store is away or refuses."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                stored = await asyncio.to_thread(self.run.store.put, encoded.value, "groups")
+            except StoreError as error:
+                self.pauses.begin("object store", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            else:
+                self.pauses.end("object store")
+                return ClaimCheck(STORE_NAME, stored.key, stored.sha256, stored.size_bytes)

@@ -1,0 +1,285 @@
+"""Follows the run while a worker plays: newest weights into the engine, recipe revisions, the word that it is over.
+
+A wrong or missing object is never served: the last good version stays, `detail` says why, and every further turn tries
+again, the newest version first, then older ones that are still newer than what is served.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+
+import structlog
+
+from headrace.infra.errors import Unavailable, UsageError
+from headrace.infra.failpoints import reach
+from headrace.infra.kafka.clients import Message, end_offsets
+from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all, read_range
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import Run, read_revision
+from headrace.infra.store.object_store import StoreError
+from headrace.infra.weights.paths import ANCHOR, RECENT, is_version
+from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
+from headrace.infra.weights.tensors import WeightsError
+from headrace.producers.engines.contract import Engine, EngineError, VersionGone
+from headrace.producers.rollout.pauses import Pauses
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import ClaimCheck, TakenWeights, WeightsPublished
+
+log = structlog.get_logger()
+
+OFFSETS_A_VERSION = 3
+"""Its record, the mark of its transaction, and maybe a merged delta that ends in it."""
+POLL_S = 0.1
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+PATIENCE_S = 20.0
+"""How long an evaluation's version may be unheard of; the task can be quicker than the event."""
+
+
+class WeightFollower(threading.Thread):
+    """Reads `weights.<policy>` from the last 64 versions on, and `recipe`, in a thread of its own.
+
+    Args:
+        run: The run.
+        policies: Those of the workflow.
+        name: Client id.
+        pauses: Where waits are said.
+    """
+
+    def __init__(self, run: Run, policies: tuple[str, ...], name: str, pauses: Pauses) -> None:
+        super().__init__(name="weight-follower", daemon=True)
+        self.head: dict[str, int] = {}
+        """Newest version seen of each policy."""
+        self.recipes: dict[int, Recipe] = dict(enumerate(run.revisions))
+        """Every revision of the recipe."""
+        self.ended = run.ended
+        """Why the run is over; empty while it goes on."""
+        self.taken: dict[str, TakenWeights] = {}
+        """How the newest version that was loaded came, of each policy."""
+        self.error: BaseException | None = None
+        """What ended this thread, if it was not `stop`."""
+        self.caught_up = threading.Event()
+        """Set when everything that stood on the topics at the start was read."""
+        self._run_, self._policies, self._name, self._pauses = run, policies, name, pauses
+        self._topics = {run.topics.weights(policy): policy for policy in policies}
+        self._published: dict[str, dict[int, WeightsPublished]] = {policy: {} for policy in policies}
+        self._epochs: dict[str, int] = {}
+        """Of each policy, that of the version which is served: a chain that was cut goes on nowhere."""
+        self._merged: dict[str, dict[ClaimCheck | None, WeightsPublished]] = {policy: {} for policy in policies}
+        """Further ways between versions, by their objects, in the order in which they came."""
+        self._weights = {policy: PolicyWeights(run.weights_cache) for policy in policies}
+        self._engine: Engine | None = None
+        self._retry_at: defaultdict[str, float] = defaultdict(float)
+        self._pause_s: defaultdict[str, float] = defaultdict(lambda: FIRST_PAUSE_S)
+        self._over, self._fetching = threading.Event(), threading.Lock()
+
+    # ------------------------------------------------------------------------------------------ the other threads
+
+    @property
+    def recipe(self) -> Recipe:
+        """The revision in force."""
+        return self.recipes[max(self.recipes)]
+
+    def behind(self, versions: Mapping[str, int]) -> str:
+        """Say which policy is served more than `max_staleness` behind its head; empty when none is."""
+        for policy in self._policies:
+            limit = self.recipe.trainer_of(policy).max_staleness
+            if self.head[policy] - versions[policy] > limit:
+                return f"{policy} is served at version {versions[policy]}, its head is {self.head[policy]}"
+        return ""
+
+    def files_of(self, policy: str) -> WeightsPublished | None:
+        """Return the newest record that names the policy's files; None while there is none."""
+        recent = sorted(self._published[policy].copy().items(), reverse=True)
+        named = next((record for _, record in recent if record.files), None)
+        if named is None and recent:
+            topic = self._run_.topics.weights(policy)
+            records = (self._read(message) for message in read_all(self._run_.connection, [topic]))
+            named = next((record for record in records if record is not None and record.files), None)
+        return named
+
+    def serve(self, engine: Engine) -> None:
+        """Load from now on what is published into this engine."""
+        self._engine = engine
+
+    def hold(self, policy: str, version: int) -> None:
+        """Make the engine hold exactly this version, fetched if it is not served; waits while the store is away.
+
+        Raises VersionGone when it cannot be had.
+        """
+        assert self._engine is not None  # noqa: S101 - evaluations begin after `serve`
+        try:
+            self._engine.hold(policy, version)
+        except VersionGone:
+            record = self._record_of(policy, version)
+            with self._fetching:  # the groups of an evaluation come all at once, and one fetch serves them
+                try:
+                    self._engine.hold(policy, version)
+                except VersionGone:
+                    self._hold_apart(self._engine, policy, record)
+
+    def _hold_apart(self, engine: Engine, policy: str, record: WeightsPublished) -> None:
+        version = record.version
+        while True:
+            try:
+                apart = PolicyWeights(self._run_.weights_cache)
+                engine.hold(policy, version, apart.bring(self._known(policy), record))
+            except Unavailable as error:
+                self._pauses.begin("object store", error)
+                if self._over.wait(FIRST_PAUSE_S):
+                    raise VersionGone(f"{policy} version {version}: the worker stops") from error
+            except (StoreError, WeightsError, BadWeights) as error:
+                self._pauses.end("object store")
+                raise VersionGone(f"{policy} version {version} cannot be had any more: {error}") from error
+            else:
+                self._pauses.end("object store")
+                return
+
+    def release(self, policy: str, version: int) -> None:
+        """Undo one hold."""
+        if self._engine is not None and not self._over.is_set():
+            self._engine.release(policy, version)
+
+    def stop(self) -> None:
+        """End the thread; waiting for what it does now."""
+        self._over.set()
+        self.join(timeout=1)
+
+    def _record_of(self, policy: str, version: int) -> WeightsPublished:
+        end = time.monotonic() + PATIENCE_S
+        while version > self.head.get(policy, -1) and time.monotonic() < end:
+            if self._over.wait(POLL_S):
+                break
+        found = self._published[policy].get(version)
+        if found is None:
+            raise VersionGone(f"{policy} version {version} is not among the last {RECENT} that were published")
+        return found
+
+    # --------------------------------------------------------------------------------------------- the own thread
+
+    def run(self) -> None:
+        """Read and load until `stop`; what cannot be lived with is left in `error`."""
+        try:
+            with TopicReader(self._run_.connection, self._positions(), self._name) as reader:
+                ends = reader.ends()
+                while not self._over.is_set():
+                    for message in reader.poll(256, POLL_S):
+                        self._take(message)
+                    if not self.caught_up.is_set() and all(reader.positions[at] >= end for at, end in ends.items()):
+                        self.caught_up.set()
+                    if self._engine is not None:
+                        self._load_newest(self._engine)
+        except BaseException as error:  # noqa: BLE001 - the worker's main thread raises it
+            self.error = error
+
+    def _positions(self) -> dict[Place, int]:
+        ends = end_offsets(self._run_.connection, [(topic, 0) for topic in self._topics])
+        positions = {place: self._reaching_back(place, end) for place, end in ends.items()}
+        return {**positions, (self._run_.topics.recipe, 0): self._run_.recipe_end}
+
+    def _reaching_back(self, place: Place, end: int) -> int:
+        """Return where to begin: every record but an anchor's names the place of its anchor."""
+        begin = max(0, end - OFFSETS_A_VERSION * RECENT)
+        for message in read_range(self._run_.connection, place, begin, end):
+            record = self._read(message)
+            if record is not None:
+                return min(begin, record.anchor_offset) if record.anchor_offset >= 0 else begin
+        return begin
+
+    def _take(self, message: Message) -> None:
+        if message.topic in self._topics:
+            record = self._read(message)
+            if record is not None:
+                self._take_event(self._topics[message.topic], record)
+            return
+        revision = read_revision(message)
+        if revision is None or revision.run_id != self._run_.run_id:
+            return
+        try:
+            # A new dict, since other threads may be looking at the old one.
+            self.recipes = {**self.recipes, revision.revision: Recipe.from_json(revision.recipe)}
+        except UsageError as error:
+            log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
+            return
+        if revision.ended and not self.ended:
+            log.info("run.ended", why=revision.ended)
+        self.ended = revision.ended
+
+    def _take_event(self, policy: str, record: WeightsPublished) -> None:
+        if is_version(record):
+            self._published[policy][record.version] = record
+            self.head[policy] = max(self.head.get(policy, -1), record.version)
+        else:
+            self._merged[policy][record.weights] = record
+        self._forget(policy)
+
+    def _forget(self, policy: str) -> None:
+        """Keep the recent versions, what is before them back to an anchor, and the ways between those."""
+        known, merged = self._published[policy], self._merged[policy]
+        if not known:
+            return
+        oldest = sorted(known)[-RECENT:][0]
+        anchors = [version for version, record in known.items() if version <= oldest and record.kind == ANCHOR]
+        for version in [version for version in known if version < max(anchors, default=0)]:
+            del known[version]
+        kept = [claim for claim, record in merged.items() if record.base_version >= min(known)][-RECENT:]
+        for claim in merged.keys() - set(kept):
+            del merged[claim]
+
+    def _known(self, policy: str) -> list[WeightsPublished]:
+        return [*self._published[policy].copy().values(), *self._merged[policy].copy().values()]
+
+    def _read(self, message: Message) -> WeightsPublished | None:
+        try:
+            record = codec.decode(message.value, WeightsPublished)
+        except SchemaError as error:
+            log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
+            return None
+        if record.run_id != self._run_.run_id:
+            log.warning("message.other_run", topic=message.topic, offset=message.offset, run_id=record.run_id)
+            return None
+        return record
+
+    def _load_newest(self, engine: Engine) -> None:
+        for policy in self._policies:
+            served = engine.versions().get(policy, -1)
+            epoch = self._epochs.get(policy, 0)
+            waiting = [one for one in self._published[policy].values() if one.version > served and one.epoch >= epoch]
+            if waiting and time.monotonic() >= self._retry_at[policy]:
+                self._load_first_good(engine, policy, sorted(waiting, key=lambda one: (-one.epoch, -one.version)))
+
+    def _load_first_good(self, engine: Engine, policy: str, records: list[WeightsPublished]) -> None:
+        """Load the newest that can be had; when that is not the newest of all, say why not and try again later."""
+        what, newest = f"weights of {policy}", records[0]
+        refused: set[ClaimCheck] = set()
+        for record in records:
+            try:
+                weights = self._weights[policy].bring(self._known(policy), record, refused)
+                reach("rollout.before_swap")
+                paused_s = engine.stats().swap_s
+                engine.load(policy, record.version, weights)
+                self._epochs[policy] = record.epoch
+                self._say_taken(policy, record.version, engine.stats().swap_s - paused_s)
+                reach("rollout.after_swap")
+            except (StoreError, WeightsError, BadWeights, EngineError) as error:
+                if record is newest:
+                    self._pauses.begin(what, f"version {record.version}: {error}")
+                    self._retry_at[policy] = time.monotonic() + self._pause_s[policy]
+                    self._pause_s[policy] = min(2 * self._pause_s[policy], LONGEST_PAUSE_S)
+                if isinstance(error, Unavailable):
+                    return
+            else:
+                if record.version >= newest.version:
+                    self._pauses.end(what)
+                    self._retry_at[policy], self._pause_s[policy] = 0.0, FIRST_PAUSE_S
+                return
+
+    def _say_taken(self, policy: str, version: int, pause_s: float) -> None:
+        held = self._weights[policy]
+        seconds = {f"{activity}_s": spent for activity, spent in {**held.seconds, "pause": pause_s}.items()}
+        self.taken[policy] = TakenWeights(policy, version, held.fetched_bytes, **seconds)
+        rounded = {name: round(spent, 4) for name, spent in seconds.items()}
+        log.info("weights.loaded", policy=policy, version=version, head=self.head[policy], **rounded)

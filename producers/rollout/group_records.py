@@ -1,0 +1,88 @@
+"""Groups as messages: stamped, keyed, placed by number, and behind a claim check when they are large."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headrace.infra.kafka.clients import Outgoing
+from headrace.producers.rollout.episodes import one_line
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import ClaimCheck, Failure, TrajectoryGroup
+from headrace.schemas.topics import Topics
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A group and its message's bytes."""
+
+    group: TrajectoryGroup
+    value: bytes
+
+    def behind(self, claim: ClaimCheck) -> Encoded:
+        """Return the group whose trajectories are in the object that holds this one's bytes."""
+        short = replace(self.group, trajectories=(), claim=claim)
+        return Encoded(self.group, codec.encode(short))
+
+
+def encode_group(group: TrajectoryGroup) -> Encoded:
+    """Return the message; a group that the schema refuses becomes one of failures that say why."""
+    try:
+        return Encoded(group, codec.encode(group))
+    except SchemaError as error:
+        failures = tuple(Failure(sample, "error", one_line(error)) for sample in range(group.n_asked))
+        failed = replace(group, episode_ids=(), trajectories=(), failures=failures, reason="failed")
+        return Encoded(failed, codec.encode(failed))
+
+
+def topic_of(topics: Topics, policy: str, purpose: str) -> str:
+    """Return where groups of a policy go."""
+    return topics.eval_groups(policy) if purpose == "eval" else topics.trajectories(policy)
+
+
+def outgoing(topics: Topics, encoded: Encoded, partitions: Mapping[str, int]) -> Outgoing:
+    """Return the record to produce; `partitions` gives each topic's number of them."""
+    group = encoded.group
+    topic = topic_of(topics, group.policy, group.purpose)
+    stamp = stamp_of(group)
+    return Outgoing(topic, encoded.value, stamp.key, stamp.to_headers(), group.number % partitions[topic])
+
+
+def stamp_of(group: TrajectoryGroup) -> Stamp:
+    """Return identity and versions of a group that holds its trajectories."""
+    oldest, newest = version_span(group)
+    return Stamp(
+        run_id=group.run_id,
+        stream=group.stream,
+        number=group.number,
+        attempt=group.attempt,
+        purpose=group.purpose,
+        revision=group.revision,
+        policy=group.policy,
+        min_version=oldest,
+        max_version=newest,
+        head_version=group.head_version,
+    )
+
+
+def version_span(group: TrajectoryGroup) -> tuple[int, int]:
+    """Return the oldest and the newest version among the generated tokens; (-1, -1) when there are none."""
+    runs = [sequence.version_runs for trajectory in group.trajectories for sequence in trajectory.sequences]
+    pairs = np.concatenate(runs).reshape(-1, 2) if runs else np.empty((0, 2), np.int32)
+    versions = pairs[(pairs[:, 0] >= 0) & (pairs[:, 1] > 0), 0]
+    return (int(versions.min()), int(versions.max())) if versions.size else (-1, -1)
+
+
+def generated_tokens(group: TrajectoryGroup) -> int:
+    """Return how many tokens of a group were generated."""
+    return sum(
+        span.length
+        for trajectory in group.trajectories
+        for sequence in trajectory.sequences
+        for span in sequence.spans
+        if span.kind == "generated"
+    )

@@ -1,0 +1,106 @@
+"""The advantage estimator that a recipe names, with its settings, tried before anything is trained. No torch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.recipe.named import check_options, named
+from headrace.infra.recipe.settings import Recipe, Trainer
+from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, Advantages, Member, batch_norm
+
+KEY = "trainer.advantage"
+COMPARISON = frozenset({"group_by", "weight"})
+"""Keys of `[trainer]` that an estimator may take as parameters."""
+PROBE = tuple(
+    Member(trajectory, "solver", float(trajectory), length=2, baseline=0.5, group=group)
+    for group in range(2)
+    for trajectory in range(2)
+)
+"""A batch that every estimator can take."""
+
+
+class AdvantageError(HeadraceError):
+    """What an estimator returned is not an advantage for every sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """From the members of a batch to their advantages."""
+
+    name: str
+    function: Callable[..., Advantages]
+    options: Mapping[str, Any]
+    normalises: bool
+    """Whether advantages are normalised over the batch's tokens at the end."""
+    whole_batch: bool
+    """Whether a group's advantages depend on the other groups of its batch; true for all that is not shipped."""
+
+    def __call__(self, members: Sequence[Member]) -> Advantages:
+        """Return float32[n], or n arrays float32[length].
+
+        Raises RewardError for a group from which no advantage follows, AdvantageError when the estimator returned
+        something else.
+        """
+        found = self._fitting(self.function(members, **self.options), members)
+        return batch_norm(found, members) if self.normalises else found
+
+    def _fitting(self, found: Any, members: Sequence[Member]) -> Advantages:
+        if len(found) != len(members):
+            raise AdvantageError(f"{self.name} returned {len(found)} advantages for {len(members)} sequences")
+        if all(np.ndim(each) == 0 for each in found):
+            each_one = np.asarray(found, np.float32)
+            if not np.isfinite(each_one).all():
+                raise AdvantageError(f"{self.name} returned advantages that are not finite")
+            return each_one
+        arrays = [np.asarray(each, np.float32) for each in found]
+        for array, member in zip(arrays, members, strict=True):
+            if array.shape != (member.length,) or not np.isfinite(array).all():
+                raise AdvantageError(
+                    f"{self.name} returned advantages of shape {array.shape} for {member.length} generated tokens, or "
+                    "some that are not finite"
+                )
+        return arrays
+
+
+@lru_cache(maxsize=64)
+def estimator_of(settings: Trainer) -> Estimator:
+    """Return the estimator of a trainer's table, which has been tried. Raises UsageError that says what there is."""
+    use = settings.advantage
+    function = named(KEY, use.use, ADVANTAGES)
+    taken = _comparison(settings, function)
+    if twice := COMPARISON & use.settings.keys():
+        raise UsageError(f"{KEY}: `{min(twice)}` is a key of [trainer] itself, beside this one")
+    check_options(f"{KEY}, {use.use}", function, use.settings, COMPARISON)
+    options = {**taken, **use.settings}
+    whole_batch = settings.batch_norm or use.use in WHOLE_BATCH or use.use not in ADVANTAGES
+    estimator = Estimator(use.use, function, options, settings.batch_norm, whole_batch)
+    try:
+        estimator(PROBE)
+    except (TypeError, ValueError, HeadraceError) as error:
+        raise UsageError(
+            f"{KEY}: {use.use} with {use.settings} fails on two groups of rewards 0, 1: {error}"
+        ) from error
+    return estimator
+
+
+def _comparison(settings: Trainer, function: Callable[..., Advantages]) -> dict[str, str]:
+    """Return those keys of the table that the function takes. Raises UsageError for one that would change nothing."""
+    parameters = inspect.signature(function).parameters.values()
+    all_of_them = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    takes = COMPARISON if all_of_them else COMPARISON & {one.name for one in parameters}
+    for name in sorted(COMPARISON - takes):
+        if getattr(settings, name) != Trainer.model_fields[name].default:
+            raise UsageError(f"trainer.{name} has no effect on the advantage {settings.advantage.use}: leave it out")
+    return {name: getattr(settings, name) for name in takes}
+
+
+def check_advantage(recipe: Recipe, policy: str) -> None:
+    """Raise UsageError for an estimator that a policy's trainer cannot have."""
+    estimator_of(recipe.trainer_of(policy))

@@ -1,0 +1,206 @@
+"""From a curated group to the sequences that the learner trains on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.infra.recipe.settings import Trainer
+from headrace.schemas.records import CuratedGroup, Routing, Sampling, Sequence, TrajectoryGroup
+from headrace.trainers.advantages import Member
+from headrace.trainers.batches.batch import BatchError, Experts, Float32s, TrainingSequence
+from headrace.trainers.batches.estimator import estimator_of
+
+MOST_WEIGHT = 1e6
+"""Of a group: advantages times it stay finite."""
+_ROUTING_BYTES = {"uint8": 1, "uint16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class WholeGroup:
+    """A curated group with its trajectories decoded."""
+
+    curated: CuratedGroup
+    group: TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedGroup:
+    """A group as it counts and as it is trained on, before anything is compared."""
+
+    members: tuple[Member, ...]
+    """Its sequences, kept or not, but for those that validation refused."""
+    sequences: tuple[TrainingSequence, ...]
+    """Those that are kept, in the same order; their advantage is 0 so far."""
+    weight: float = 1.0
+    """Factor on their advantages: how much less a replay counts that was drawn more often than others."""
+
+
+def prepared(whole: WholeGroup) -> PreparedGroup:
+    """Return a group's sequences, decoded.
+
+    What does not count, its curated reward being NaN, is left out. A sequence's own reward serves where the workflow
+    set one, else its trajectory's shaped reward. Rewards beyond those of the trajectories are of failed episodes that
+    count: each is a member of every role, and nothing of it is trained on. Raises BatchError for what cannot be trained
+    on.
+    """
+    kept, count = set(whole.curated.kept), len(whole.group.trajectories)
+    if not 0 <= whole.curated.weight <= MOST_WEIGHT:
+        raise BatchError(f"its weight {whole.curated.weight} is none from 0 to {MOST_WEIGHT:g}")
+    failed = len(whole.curated.rewards) - count
+    if failed not in (0, len(whole.group.failures)) or not kept <= set(range(count)):
+        raise BatchError(
+            f"{count} trajectories, {len(whole.curated.rewards)} rewards, kept {sorted(kept)[:8]}: these do not belong "
+            "together"
+        )
+    members: list[Member] = []
+    sequences: list[TrainingSequence] = []
+    for number, trajectory in enumerate(whole.group.trajectories):
+        if math.isnan(whole.curated.rewards[number]):
+            continue
+        for sequence in trajectory.sequences:
+            reward = whole.curated.rewards[number] if sequence.reward is None else sequence.reward
+            members.append(_member(sequence, number, reward, kept=number in kept))
+            if number in kept:
+                sequences.append(_training_sequence(sequence, whole.group.logprob_convention))
+    roles = sorted({member.role for member in members})
+    for number, reward in enumerate(whole.curated.rewards[count:], start=count):
+        members += (Member(number, role, reward, length=0, kept=False) for role in roles if not math.isnan(reward))
+    return PreparedGroup(tuple(members), tuple(sequences), whole.curated.weight)
+
+
+def batch_sequences(groups: Iterable[PreparedGroup], settings: Trainer) -> list[TrainingSequence]:
+    """Return the sequences of a whole batch, group after group, with their advantages and their groups' places.
+
+    The one place where advantages are taken: a pure function of groups and settings, so that a version made again gets
+    the same ones. A group's weight scales them at last, as importance weights scale the gradient of a prioritised
+    replay (Schaul et al. 2016, arXiv 1511.05952): it takes no part in statistics. Raises RewardError for what no
+    advantage follows from, and what `estimator_of` raises.
+    """
+    batch = list(groups)
+    members = [replace(member, group=place) for place, group in enumerate(batch) for member in group.members]
+    advantages = estimator_of(settings)(members)
+    kept = (each for each, member in zip(advantages, members, strict=True) if member.kept)
+    return [
+        replace(
+            sequence,
+            group=place,
+            advantage=_advantage(sequence, next(kept) * np.float32(group.weight)),
+            routing=sequence.routing if settings.replay_routing else None,
+        )
+        for place, group in enumerate(batch)
+        for sequence in group.sequences
+    ]
+
+
+def training_sequences(whole: WholeGroup, settings: Trainer) -> list[TrainingSequence]:
+    """Return the sequences of a batch of one group. Raises BatchError and RewardError."""
+    return batch_sequences([prepared(whole)], settings)
+
+
+def _advantage(sequence: TrainingSequence, found: np.float32 | Float32s) -> float | Float32s:
+    """Return one number for all tokens, or float32[T] with 0 where nothing was generated."""
+    if not isinstance(found, np.ndarray):
+        return float(found)
+    advantages = np.zeros(sequence.ids.size, np.float32)
+    advantages[sequence.mask] = found
+    return advantages
+
+
+def _member(sequence: Sequence, trajectory: int, reward: float, *, kept: bool) -> Member:
+    mask = loss_mask(sequence)
+    turns = [span.turn for span in sequence.spans if span.kind == "generated" and span.length]
+    return Member(
+        trajectory,
+        sequence.role,
+        reward,
+        turn=turns[0] if turns else 0,
+        length=int(mask.sum()),
+        baseline=sequence.baseline,
+        kept=kept,
+        token_rewards=_token_rewards(sequence, mask, reward),
+    )
+
+
+def _token_rewards(sequence: Sequence, mask: npt.NDArray[np.bool_], reward: float) -> npt.NDArray[np.float64] | None:
+    """Return when the reward was earned, float64[generated tokens]; None where no span has a reward of its own.
+
+    A span's reward falls on its last generated token, else on the last one before it, else on the first. What the spans
+    do not account for, since a curator shaped the reward or an answer was judged as a whole, falls on the last token.
+    """
+    told = [span.reward for span in sequence.spans if span.reward is not None]
+    if not told or not mask.any():
+        return None
+    generated, end = np.cumsum(mask), 0
+    rewards = np.zeros(int(generated[-1]), np.float64)
+    for span in sequence.spans:
+        end += span.length
+        if span.reward is not None:
+            rewards[max(int(generated[end - 1]) - 1, 0) if end else 0] += span.reward
+    rewards[-1] += reward - sum(told)
+    return rewards
+
+
+def _training_sequence(sequence: Sequence, convention: str) -> TrainingSequence:
+    return TrainingSequence(
+        ids=sequence.ids,
+        mask=loss_mask(sequence),
+        behaviour_logprobs=sequence.logprobs,
+        versions=token_versions(sequence),
+        advantage=0.0,
+        temperature=_temperature(sequence, convention),
+        routing=None if sequence.routing is None else routed_experts(sequence.routing),
+    )
+
+
+def _temperature(sequence: Sequence, convention: str) -> float | Float32s:
+    """Return what divides the logits that a sequence's log-probabilities are of: one number, or float32[T]."""
+    if convention not in {"raw", "tempered", "masked"}:
+        raise BatchError(f"log-probabilities of an unknown convention, {convention!r}")
+    spans = [(span.length, span.sampling or Sampling()) for span in sequence.spans if span.kind == "generated"]
+    for _, how in spans:
+        if (how.top_p, how.top_k, how.min_p) != (1.0, 0, 0.0):
+            raise BatchError(f"tokens drawn from a part of the vocabulary, {how}: with which probability is not known")
+        if convention == "raw" and how.temperature not in {0.0, 1.0}:
+            raise BatchError(f"tokens drawn at temperature {how.temperature}, with log-probabilities at 1 (raw)")
+    # At temperature 0, greedy, log-probabilities are those of the logits as they are.
+    divisors = {how.temperature or 1.0 for _, how in spans}
+    if len(divisors) < 2:
+        return divisors.pop() if divisors else 1.0
+    temperatures = np.ones(sequence.ids.size, np.float32)
+    temperatures[loss_mask(sequence)] = np.repeat([how.temperature or 1.0 for _, how in spans], [n for n, _ in spans])
+    return temperatures
+
+
+def loss_mask(sequence: Sequence) -> npt.NDArray[np.bool_]:
+    """Return bool[T], True on generated spans. Raises BatchError when the spans do not cover the ids."""
+    kinds = np.array([span.kind == "generated" for span in sequence.spans], np.bool_)
+    return np.repeat(kinds, _covering([span.length for span in sequence.spans], sequence.ids.size, "spans"))
+
+
+def routed_experts(routing: Routing) -> Experts:
+    """Return the experts [tokens, layers, per_token], a view. Raises BatchError when its bytes are other than told."""
+    shape = (routing.tokens, routing.layers, routing.per_token)
+    width = _ROUTING_BYTES.get(routing.dtype)
+    if width is None or min(shape) < 0 or math.prod(shape) * width != len(routing.ids):
+        raise BatchError(f"{len(routing.ids)} bytes of routing are no {routing.dtype}{list(shape)}")
+    return np.frombuffer(routing.ids, f"<u{width}").reshape(shape)
+
+
+def token_versions(sequence: Sequence) -> npt.NDArray[np.int32]:
+    """Return int32[T], the version of each token; -1 where nothing was generated. Raises BatchError as `loss_mask`."""
+    versions, lengths = sequence.version_runs[::2], sequence.version_runs[1::2].tolist()
+    if len(versions) != len(lengths):
+        raise BatchError(f"{sequence.version_runs.size} numbers are no pairs of version and run length")
+    return np.repeat(versions, _covering(lengths, sequence.ids.size, "version runs"))
+
+
+def _covering(lengths: list[int], total: int, what: str) -> list[int]:
+    """Return lengths that add up to a total; any others would have memory allocated for what is not there."""
+    if min(lengths, default=0) < 0 or sum(lengths) != total:
+        raise BatchError(f"{len(lengths)} {what} add up to {sum(lengths)}, not to the {total} ids")
+    return lengths

@@ -1,0 +1,60 @@
+"""Token ids as text, each token for itself, by the tokenizer that is published beside a policy's weights. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tokenizers import Tokenizer
+
+from headrace.infra.errors import HeadraceError
+from headrace.infra.run.run import Run
+from headrace.schemas.records import NamedObject
+
+TOKENIZER_FILE = "tokenizer.json"
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+class NoTokenizer(HeadraceError):
+    """No version names a tokenizer that can be read."""
+
+
+class TokenTexts:
+    """Decodes sequences of one policy."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Return each token's text; they join to the text of all.
+
+        A character of several tokens stands with its last one, the others are empty: each is decoded in the light of
+        the tokens since the last whole character, as byte-level and space-marking tokenizers need.
+        """
+        found: list[str] = []
+        begin = read = 0
+        for end in range(1, len(ids) + 1):
+            before, now = self._decode(ids[begin:read]), self._decode(ids[begin:end])
+            whole = not now.endswith(INCOMPLETE) or end == len(ids)
+            found.append(now[len(before) :] if whole else "")
+            if whole:
+                begin, read = read, end
+        return found
+
+    def is_special(self, token: int) -> bool:
+        """Tell whether a token is one of those that mark rather than say something, such as an end of sequence."""
+        return token in self._special
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def token_texts(run: Run, policy: str, files: Iterable[NamedObject]) -> TokenTexts:
+    """Return the decoder of the files beside an anchor. Raises NoTokenizer when there is none, and StoreError."""
+    for file in files:
+        if file.name == TOKENIZER_FILE and file.claim is not None:
+            try:
+                return TokenTexts(Tokenizer.from_str(run.get(file.claim).decode()))
+            except ValueError as error:
+                raise NoTokenizer(f"{TOKENIZER_FILE} of {policy}: {error}") from error
+    raise NoTokenizer(f"no version of {policy} has a {TOKENIZER_FILE} beside its weights: is one published yet?")

@@ -1,0 +1,125 @@
+"""The groups that batches were trained on, read back from the curated topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all
+from headrace.infra.run.first_uses import find_first_uses, made_whole
+from headrace.infra.run.run import Objects, Run
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, TrajectoryGroup
+from headrace.trainers.batches.groups import WholeGroup
+from headrace.trainers.batches.payloads import replay_of
+
+Key = tuple[str, int, int]
+"""(stream, number, use)."""
+Read = tuple[Message, CuratedGroup]
+
+AT_ONCE = 8
+"""Batches whose groups are read together: a reader takes time to start, and groups take memory."""
+
+
+class LineageBroken(HeadraceError):
+    """Something that a batch was made from is not there any more."""
+
+
+def whole(objects: Objects, curated: CuratedGroup) -> WholeGroup:
+    """Return a curated group with its trajectories, fetched where the record holds a claim check."""
+    group = codec.decode(curated.group, TrajectoryGroup)
+    if group.claim is not None:
+        group = codec.decode(objects.get_group(group.claim), TrajectoryGroup)
+    return WholeGroup(curated, group)
+
+
+def trained_groups(
+    run: Run, policy: str, batches: Sequence[BatchTrained]
+) -> Iterator[tuple[BatchTrained, list[WholeGroup]]]:
+    """Yield every batch with its groups, in their order; a replay has the trajectories of its first use.
+
+    The positions in a batch are hints: where another record stands, the topic is searched. Raises LineageBroken for a
+    group, or the first use of one, that is not on the topic or not in the store any more.
+    """
+    for begin in range(0, len(batches), AT_ONCE):
+        part = batches[begin : begin + AT_ONCE]
+        found = _read(run, policy, part)
+        for batch in part:
+            try:
+                yield batch, [whole(run, found[use]) for use in batch.groups]
+            except (ObjectMissing, ObjectCorrupt) as error:
+                raise LineageBroken(f"version {batch.version} cannot be trained again: {error}") from error
+
+
+def _read(run: Run, policy: str, batches: Iterable[BatchTrained]) -> dict[GroupUse, CuratedGroup]:
+    wanted = {use for batch in batches for use in batch.groups}
+    topic = run.topics.curated(policy)
+    found = _at_their_places(run, topic, wanted)
+    astray = {_key(use): use for use in wanted - found.keys()}
+    if astray:
+        found |= _by_search(run, topic, astray)
+    if missing := sorted(_key(use) for use in wanted - found.keys()):
+        raise LineageBroken(
+            f"{topic} no longer holds {len(missing)} groups that were trained on, {missing[0]} among them: was the "
+            "topic shortened?"
+        )
+    return _with_payloads(run, topic, found)
+
+
+def _with_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict[GroupUse, CuratedGroup]:
+    """Return the records, those of replays with the groups of their first uses."""
+    replays = {use: replay_of(*read) for use, read in found.items() if read[1].use and not read[1].group}
+    firsts = find_first_uses(run.connection, topic, run.run_id, replays.values())
+    if gone := sorted(_key(use) for use, replay in replays.items() if replay not in firsts):
+        raise LineageBroken(
+            f"{topic} no longer holds the first uses of {len(gone)} replays that were trained on, {gone[0]} among "
+            "them: was the topic shortened?"
+        )
+    records = {use: curated for use, (_, curated) in found.items()}
+    whole_ones = {
+        use: made_whole(records[use], codec.decode(firsts[replay].value, CuratedGroup))
+        for use, replay in replays.items()
+    }
+    return records | whole_ones
+
+
+def _at_their_places(run: Run, topic: str, wanted: set[GroupUse]) -> dict[GroupUse, Read]:
+    uses = {(use.partition, use.offset): use for use in wanted}
+    begin: dict[Place, int] = {}
+    end: dict[Place, int] = {}
+    for partition, offset in sorted(uses):
+        begin.setdefault((topic, partition), offset)
+        end[topic, partition] = offset + 1
+    found = {}
+    with TopicReader(run.connection, begin, "lineage") as reader:
+        there = reader.ends()
+        for message in reader.until({place: min(offset, there[place]) for place, offset in end.items()}):
+            use = uses.get((message.partition, message.offset))
+            curated = _read_curated(message.value, run.run_id)
+            if use is not None and curated is not None and _key(curated) == _key(use):
+                found[use] = (message, curated)
+    return found
+
+
+def _by_search(run: Run, topic: str, astray: dict[Key, GroupUse]) -> dict[GroupUse, Read]:
+    found = {}
+    for message in read_all(run.connection, [topic]):
+        curated = _read_curated(message.value, run.run_id)
+        if curated is not None and _key(curated) in astray:
+            found[astray[_key(curated)]] = (message, curated)
+    return found
+
+
+def _read_curated(value: bytes, run_id: str) -> CuratedGroup | None:
+    try:
+        curated = codec.decode(value, CuratedGroup)
+    except SchemaError:
+        return None
+    return curated if curated.run_id == run_id else None
+
+
+def _key(group: GroupUse | CuratedGroup) -> Key:
+    return (group.stream, group.number, group.use)

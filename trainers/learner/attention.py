@@ -1,0 +1,182 @@
+"""Attention over packed sequences: causal inside each of them, none across, and no mask of T x T.
+
+Registered with transformers under a name of its own. Without a packing it is transformers' `sdpa`, masks and all, so a
+model that can be packed can be padded too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+from typing import Any
+
+import torch
+import transformers
+from torch.nn.attention.varlen import varlen_attn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from headrace.infra.errors import UsageError
+from headrace.trainers.learner.layers import decoder_of
+
+NAME = "headrace_packed"
+_KINDS = {"full_attention", "sliding_attention"}
+_HARMLESS = {"is_causal", "position_ids", "use_cache", "cache_position", "output_attentions", "output_router_logits"}
+_FLASH_DTYPES = {torch.bfloat16, torch.float16}
+_PROBE = (5, 3)
+_NEAR = 0.05
+"""Of the largest value: bf16 strays by a tenth of it, attention that crosses sequences by ten times as much."""
+
+
+class PackingError(UsageError):
+    """A model whose sequences cannot be packed; what it needs instead is padding."""
+
+
+class Packing:
+    """How sequences lie in one row of T tokens."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.runs = [(length, len(list(same))) for length, same in groupby(lengths)]
+        """(length, sequences of it), for each run of equal lengths: a run is computed as padded rows are."""
+        self.sizes = [length * rows for length, rows in self.runs]
+        self.longest = max(lengths)
+        self.boundaries = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+        """int32[S+1]"""
+        self.windows: set[int] = set()
+        """The sliding windows that layers asked for."""
+
+    def inputs(self) -> dict[str, Any]:
+        """Return what a model is called with, beside ids and their positions.
+
+        transformers takes a mask of four dimensions as it is, and so makes none itself; nothing reads this one.
+        """
+        return {"packing": self, "attention_mask": self.boundaries.new_ones((1, 1, 1, 1), dtype=torch.bool)}
+
+
+def enable_packing(model: transformers.PreTrainedModel) -> None:
+    """Have a model's layers attend by `attend`. Raises PackingError, with the model as it was.
+
+    Beside what its config says, a short forward pass must give the same states packed and alone.
+    """
+    config = model.config.get_text_config()
+    strange = set(getattr(config, "layer_types", None) or ()) - _KINDS
+    if strange:
+        raise PackingError(
+            f"{config.model_type} has layers of {', '.join(sorted(strange))}, which packing does not know"
+        )
+    before = model.config._attn_implementation  # noqa: SLF001 - transformers names it so in its own documentation
+    if before == NAME:
+        return
+    if before != "sdpa" or not model._supports_attention_backend:  # noqa: SLF001 - its way to ask
+        raise PackingError(f"{config.model_type} attends by its own code ({before}), which knows no packed sequences")
+    transformers.AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)
+    try:
+        _try_out(model, config)
+    except Exception:
+        model.set_attn_implementation(before)
+        raise
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Return the attention float[b, T, heads, size] of float[b, heads, T, size], for `transformers.AttentionInterface`.
+
+    Raises PackingError for an option that would change what is computed and that packed attention does not know.
+    """
+    packing: Packing | None = options.pop("packing", None)
+    if packing is None:
+        padded: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return padded
+    window, scaling = options.pop("sliding_window", None), options.pop("scaling", None)
+    dropout = options.pop("dropout", 0.0)
+    strange = sorted(name for name in options.keys() - _HARMLESS if options[name] is not None)
+    if attention_mask is not None and attention_mask.numel() > 1:
+        strange.append("a mask of its own")
+    causal = options.get("is_causal", getattr(module, "is_causal", True))
+    if strange or dropout or causal is False:
+        raise PackingError(f"{type(module).__name__} asks for {strange or 'dropout or attention that is not causal'}")
+    if window is not None:
+        packing.windows.add(window)
+    size = query.shape[-1]
+    if query.is_cuda and query.dtype in _FLASH_DTYPES and size == value.shape[-1] and size <= 256 and size % 8 == 0:
+        return _by_flash(query, key, value, packing, window, scaling), None
+    return _by_runs(module, (query, key, value), packing, window, scaling), None
+
+
+def _by_runs(
+    module: torch.nn.Module,
+    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    packing: Packing,
+    window: int | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """By the kernel that padded rows have, a run of equal lengths at a time."""
+    # Not slices: the gradient of each would be as long as the whole row.
+    pieces = zip(packing.runs, *(torch.split(tensor[0], packing.sizes, 1) for tensor in states), strict=True)
+    attended = []
+    for (length, rows), *run in pieces:
+        query, key, value = (piece.unflatten(1, (rows, length)).transpose(0, 1) for piece in run)
+        mask = _window_mask(length, window, query.device) if window is not None and length > window else None
+        output, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling)
+        attended.append(output.flatten(0, 1))
+    return torch.cat(attended)[None]
+
+
+def _by_flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    packing: Packing,
+    window: int | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    attended = varlen_attn(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        packing.boundaries,
+        packing.boundaries,
+        packing.longest,
+        packing.longest,
+        scale=scaling,
+        window_size=(-1, 0) if window is None or window >= packing.longest else (window - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(attended, torch.Tensor)  # noqa: S101 - nothing else was asked for
+    return attended[None]
+
+
+def _window_mask(length: int, window: int, device: torch.device) -> torch.Tensor:
+    """bool[1, 1, length, length], True where a query (third axis) sees a key."""
+    places = torch.arange(length, device=device)
+    distance = places[:, None] - places
+    return ((distance >= 0) & (distance < window))[None, None]
+
+
+@torch.no_grad()
+def _try_out(model: transformers.PreTrainedModel, config: transformers.PreTrainedConfig) -> None:
+    first, second = _PROBE
+    places = torch.cat([torch.arange(length, device=model.device) for length in _PROBE])
+    ids = (1 + 3 * torch.arange(first + second, device=model.device)) % config.vocab_size
+    packing = Packing(_PROBE, model.device)
+    base = decoder_of(model)
+    try:
+        packed = base(input_ids=ids[None], position_ids=places[None], use_cache=False, **packing.inputs())
+    except TypeError as error:
+        raise PackingError(f"{config.model_type} takes no packed sequences: {error}") from error
+    alone = base(input_ids=ids[None, first:], use_cache=False).last_hidden_state[0].float()
+    distance = float((packed.last_hidden_state[0, first:].float() - alone).abs().max())
+    if not distance <= _NEAR * float(alone.abs().max()):
+        raise PackingError(f"{config.model_type} gives a sequence other states when it is packed behind another one")
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or _KINDS
+    if window and "sliding_attention" in kinds and window not in packing.windows:
+        raise PackingError(f"{config.model_type} does not tell attention functions of its sliding window")

@@ -1,0 +1,309 @@
+"""The processes of one trainer that torchrun started: the first leads, the others do what it does.
+
+The leader alone talks to Kafka; what it tells its learner to do it tells the others first, so that all meet in the same
+collectives. Of a checkpoint each process stores and reads its own part: it is stored in a thread, and a group, of its
+own, in the same order everywhere, beside what the learners do. A process that dies takes the others with it, and
+torchrun's `--max-restarts` begins them anew: from the newest checkpoint, as after any death of a trainer.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import cache, partial
+from typing import Any, ClassVar, TypeAlias, cast
+
+import structlog
+import torch
+import torch.distributed as dist
+import transformers
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from headrace.infra.environment import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, environment, is_alone
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.process.child_process import die_with_parent
+from headrace.infra.recipe.settings import Lora, Trainer
+from headrace.infra.run.run import Objects, Run
+from headrace.infra.store.object_store import StoreUnavailable
+from headrace.infra.weights.tensors import Tensor
+from headrace.schemas.records import NamedObject
+from headrace.trainers.batches.batch import TrainingSequence
+from headrace.trainers.learner.backends.contract import Backend
+from headrace.trainers.learner.backends.fsdp import FullyShardedBackend
+from headrace.trainers.learner.backends.shards import read_parts, store_parts
+from headrace.trainers.learner.backends.tensor_parallel import TensorParallelBackend
+from headrace.trainers.learner.checkpoint import Checkpoint, Stored, Storing
+from headrace.trainers.learner.lane import Lane
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.lora import Adapter
+from headrace.trainers.learner.model import empty_model, pin_threads, to_torch
+from headrace.trainers.learner.numerics import numerics
+from headrace.trainers.learner.shard_index import Index
+from headrace.trainers.learner.step_metrics import StepMetrics
+
+log = structlog.get_logger()
+
+_Outline: TypeAlias = Mapping[str, tuple[torch.dtype, torch.Size]]
+NO_HURRY = timedelta(days=365)
+"""How long a process waits for the leader's next word, as long as the run has nothing to train on; or for the others'
+parts of a checkpoint, as long as their store is away."""
+LOOK_UP_S = 0.2
+"""How often who waits for the others looks whether it is given up."""
+
+
+@contextmanager
+def leading() -> Iterator[None]:
+    """Go on in the leader alone; the others do what it does, and their process ends here when it leaves.
+
+    A process that torchrun did not start among several is its own leader.
+    """
+    if is_alone():
+        yield
+        return
+    _join()
+    if dist.get_rank() > 0:
+        _follow()
+        _leave()
+        raise SystemExit(0)
+    try:
+        yield
+    except HeadraceError:
+        with suppress(RuntimeError):  # those that met the same are gone
+            _say("leave")
+        _uploads().close()
+        raise
+    _say("leave")
+    _leave()
+
+
+def new_learner(
+    model: transformers.PreTrainedModel, settings: Trainer, seed: int, adapter: Adapter | None = None
+) -> Learner:
+    """Return a learner on all processes of this one's group, or on this one alone where there is no group.
+
+    The weights are those of `model` here, in the leader. Raises UsageError for what only one process can do.
+    """
+    if not dist.is_initialized():
+        _refuse_other_numbers(settings, 1)
+        return Learner(model, settings, seed, adapter)
+    if adapter is not None and (adapter.is_merged or settings.tensor_parallel > 1):
+        raise UsageError(
+            'a lora that is published "merged", or beside trainer.tensor_parallel, is for one process so far: '
+            "start the trainer without torchrun"
+        )
+    return LeadingLearner(model, settings, seed, adapter)
+
+
+def numerics_here(settings: Trainer) -> dict[str, str]:
+    """Return the fingerprint that a learner of these settings would have in this process."""
+    if not dist.is_initialized():
+        return numerics(settings.device)
+    return {**numerics(settings.device), **_kind(settings).fingerprint_on(dist.get_world_size())}
+
+
+class LeadingLearner(Learner):
+    """The leader's: says what is to be done, and does it with the others. Call it from one thread at a time.
+
+    The others hold one learner: when another is built, this one must not be used any more.
+    """
+
+    _newest: ClassVar[LeadingLearner | None] = None
+
+    def __init__(
+        self, model: transformers.PreTrainedModel, settings: Trainer, seed: int = 1, adapter: Adapter | None = None
+    ) -> None:
+        _refuse_other_numbers(settings, dist.get_world_size())
+        LeadingLearner._newest = self
+        _uploads().give_up()
+        lora = (adapter.settings, adapter.seed) if adapter is not None else None
+        _say("build", model.config, settings, seed, lora, torch.get_num_threads())
+        super().__init__(model, settings, seed, adapter, backend=_backend(settings))
+
+    def _say(self, *command: object) -> None:
+        assert LeadingLearner._newest is self, "the others have built another learner since"  # noqa: S101 - a mistake
+        _say(*command)
+
+    def use(self, settings: Trainer, seed: int) -> None:
+        """As a learner's."""
+        if settings.tensor_parallel != self.settings.tensor_parallel:
+            raise UsageError("trainer.tensor_parallel is fixed for a trainer's life: start it again")
+        self._say("use", settings, seed)
+        super().use(settings, seed)
+
+    def published(self, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """As a learner's."""
+        self._say("published")
+        return super().published(into)
+
+    def step(self, sequences: Sequence[TrainingSequence], version: int) -> StepMetrics:
+        """As a learner's."""
+        self.check(sequences, version)
+        self._say("make", list(sequences), version)
+        return self.make(sequences, version)
+
+    def checkpoint(self, run: Run) -> Storing:
+        """As a learner's: each process copies and stores what it holds."""
+        self._say("checkpoint", replace(run))
+        return partial(_stored, _uploads().begin(run, self))
+
+    def load_state(self, checkpoint: Checkpoint) -> None:
+        """As a learner's."""
+        shapes = {path: tensor.shape for path, tensor in checkpoint.tensors.items()}
+        version = self.check_state(shapes, checkpoint.metadata)
+        whole = {path: to_torch(tensor) for path, tensor in checkpoint.tensors.items()}
+        self._say("load_outline", version, {path: (one.dtype, one.shape) for path, one in whole.items()})
+        self.load_tensors(version, list(whole), whole.__getitem__)
+
+    def load_stored(self, objects: Objects, index: Index, parts: Sequence[NamedObject]) -> None:
+        """As a learner's: each process reads what it will hold."""
+        run = cast("Run", objects)  # from an archive one process learns, alone
+        version = self.check_state(index.shapes, index.metadata)
+        self._say("load_ours", replace(run), version, index, parts)
+        self.load_parts(version, read_parts(run, index, parts, self.room(index), _commands()))
+
+
+class _FollowingLearner(Learner):
+    """A follower's."""
+
+    def load_outline(self, version: int, outline: _Outline) -> None:
+        """Take our parts of the tensors that the leader reads."""
+        self.load_tensors(version, list(outline), lambda path: torch.empty(outline[path][1], dtype=outline[path][0]))
+
+    def checkpoint(self, run: Run) -> Storing:
+        """Copy and store what we hold. What fails is the leader's to say."""
+        return partial(_stored, _uploads().begin(run, self))
+
+    def load_ours(self, run: Run, version: int, index: Index, parts: Sequence[NamedObject]) -> None:
+        """Read our parts of a checkpoint."""
+        with suppress(HeadraceError):  # the leader raises the same, and may know of another checkpoint
+            self.load_parts(version, read_parts(run, index, parts, self.room(index), _commands()))
+
+
+class _Uploads:
+    """Checkpoints on their way from all processes to the store, one after the other beside what else they do."""
+
+    def __init__(self) -> None:
+        self._group: Any = dist.new_group(backend="gloo", timeout=NO_HURRY)
+        self._lane = Lane("checkpoint")
+        self._given_up = threading.Event()
+
+    def begin(self, run: Run, learner: Learner) -> Future[Stored | None]:
+        """Copy what a learner holds here, and store it in its turn."""
+        parts, metadata, given_up = learner.parts(), {"version": learner.version}, self._given_up
+        return self._lane.submit(lambda: store_parts(run, parts, metadata, self._group, given_up))
+
+    def give_up(self) -> None:
+        """Wait for no store any more that is away, until the next begins; the others are told to do so as well."""
+        self._given_up.set()
+        self._given_up = threading.Event()
+
+    def close(self) -> None:
+        """Give up, and return when none is under way."""
+        self.give_up()
+        self._lane.close(wait=True)
+
+
+def _stored(storing: Future[Stored | None], given_up: threading.Event | None) -> Stored:
+    """Return what all processes have stored, in the leader. Raises what one of them met, or StoreUnavailable."""
+    while not wait([storing], LOOK_UP_S).done:
+        if given_up is not None and given_up.is_set():
+            raise StoreUnavailable("given up while the processes store their parts of a checkpoint: is the store away?")
+    stored = storing.result()
+    assert stored is not None  # noqa: S101 - it is the first process's
+    return stored
+
+
+def _join() -> None:
+    die_with_parent()  # torchrun gives each a session of its own, so that no signal for its group reaches them
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.set_device(int(environment(LOCAL_RANK_VARIABLE, "0")))
+    store, rank, size = next(rendezvous("env://"))
+    # torchrun keeps its store when it starts all anew: they would look for those who died at the old addresses.
+    attempt = PrefixStore(environment(RESTARTS_VARIABLE, "0"), store)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", store=attempt, rank=rank, world_size=size)
+    _commands()
+    _uploads()
+    log.info("group.joined", rank=dist.get_rank(), processes=dist.get_world_size())
+
+
+def _follow() -> None:
+    """Do what the leader says until it leaves. Signals are for the leader: it ends in good order, and we with it."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    learner: _FollowingLearner | None = None
+    while (said := _hear())[0] != "leave":
+        name, *arguments = said
+        if name == "build":
+            _uploads().give_up()
+            learner = None  # what it held is free before the next is built
+            learner = _built(*arguments)
+        else:
+            getattr(learner, name)(*arguments)
+
+
+def _leave() -> None:
+    _uploads().close()
+    _uploads.cache_clear()
+    _commands.cache_clear()
+    dist.destroy_process_group()
+
+
+def _built(
+    config: transformers.PreTrainedConfig,
+    settings: Trainer,
+    seed: int,
+    lora: tuple[Lora, int] | None,
+    threads: int,
+) -> _FollowingLearner:
+    pin_threads(threads)
+    model = empty_model(config)
+    adapter = None if lora is None else Adapter(model, *lora)
+    return _FollowingLearner(model, settings, seed, adapter, _backend(settings))
+
+
+def _refuse_other_numbers(settings: Trainer, processes: int) -> None:
+    asked = settings.tensor_parallel
+    if asked not in {1, processes}:
+        raise UsageError(
+            f"trainer.tensor_parallel = {asked} needs a trainer of {asked} processes, and this one has {processes}: "
+            f"torchrun --nproc-per-node {asked} --no-python -- headrace train ..."
+        )
+
+
+def _backend(settings: Trainer) -> Backend:
+    device = torch.device(settings.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    return _kind(settings)(init_device_mesh(device.type, (dist.get_world_size(),)), device)
+
+
+def _kind(settings: Trainer) -> type[FullyShardedBackend | TensorParallelBackend]:
+    return TensorParallelBackend if settings.tensor_parallel > 1 else FullyShardedBackend
+
+
+@cache
+def _commands() -> Any:
+    return dist.new_group(backend="gloo", timeout=NO_HURRY)
+
+
+@cache
+def _uploads() -> _Uploads:
+    return _Uploads()
+
+
+def _say(*command: object) -> None:
+    dist.broadcast_object_list([command], 0, _commands())
+
+
+def _hear() -> tuple[Any, ...]:
+    said: list[Any] = [None]
+    dist.broadcast_object_list(said, 0, _commands())
+    return tuple(said[0])

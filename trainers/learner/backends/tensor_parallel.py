@@ -1,0 +1,65 @@
+"""Tensor parallelism: the matrices of every layer are cut over all processes, which compute each token together.
+
+Shoeybi et al., "Megatron-LM" (2019); `torch.distributed.tensor.parallel`. What is cut and how, a model's config says
+(transformers' `base_model_tp_plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from headrace.infra.errors import UsageError
+from headrace.trainers.learner.backends.mesh import MeshBackend
+from headrace.trainers.learner.layers import decoder_of
+from headrace.trainers.learner.logprobs import Scorer
+
+SHARED = "replicated_with_grad_allreduce"
+"""Of what every process has whole and applies to its own heads alone."""
+_STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+
+
+class TensorParallelBackend(MeshBackend):
+    """Each process holds an n-th of every layer's matrices, and all else whole."""
+
+    name = "tensor parallel"
+    share = (0, 1)
+
+    def place(self, scorer: Scorer) -> None:
+        """Cut the model as its config says. Raises UsageError for one that cannot be cut in so many parts."""
+        plan = _plan(scorer.model.config.get_text_config(), self._mesh.size())
+        scorer.to(self.device)
+        decoder = decoder_of(scorer.model)
+        parallelize_module(decoder, self._mesh, {name: _STYLES[how]() for name, how in plan.items() if how in _STYLES})
+        shared = tuple(name.rpartition(".")[2] for name, how in plan.items() if how == SHARED)
+        for name, module in decoder.named_modules():
+            if name.endswith(shared):
+                for parameter in module.parameters():
+                    parameter.register_hook(partial(_summed, self._mesh.get_group()))
+
+    def total(self, values: torch.Tensor, *, largest: bool = False) -> torch.Tensor:  # noqa: ARG002 - all have all
+        """Return them as they are: every process computes every token."""
+        return values
+
+
+def _plan(config: transformers.PreTrainedConfig, parts: int) -> dict[str, str]:
+    plan: dict[str, str] = dict(getattr(config, "base_model_tp_plan", None) or {})
+    strange = sorted(set(plan.values()) - {*_STYLES, SHARED})
+    if not plan or strange:
+        why = f"is cut by {', '.join(strange)}" if strange else "does not say how it is cut"
+        raise UsageError(f"trainer.tensor_parallel knows no way to cut {config.model_type}, which {why}: leave it at 1")
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        if (count := getattr(config, name, parts)) % parts:
+            raise UsageError(f"trainer.tensor_parallel = {parts} does not divide the model's {name}, {count}")
+    return plan
+
+
+def _summed(group: dist.ProcessGroup, gradient: torch.Tensor) -> torch.Tensor:
+    total = gradient.clone()
+    dist.all_reduce(total, group=group)
+    return total

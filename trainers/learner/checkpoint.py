@@ -1,0 +1,76 @@
+"""A trainer's checkpoint as bytes: one safetensors object whose metadata carries JSON. Nothing is pickled.
+
+A trainer of several processes stores an index instead, and parts: see `shard_index.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, Union
+
+from headrace.infra.errors import HeadraceError
+from headrace.infra.run.run import Run
+from headrace.infra.weights.tensor_file import Pieces, read_metadata, read_safetensors, safetensors_pieces
+from headrace.infra.weights.tensors import Tensor
+from headrace.schemas.records import ClaimCheck, NamedObject
+
+Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], None]  # noqa: UP007  # forward references
+
+_KEY = "headrace.checkpoint"
+
+
+class CheckpointError(HeadraceError):
+    """Bytes that are no checkpoint, or a checkpoint of something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """All that a trainer needs to go on: tensors by name, and plain values (version, positions, window)."""
+
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A checkpoint that is in the store, as its pointer names it."""
+
+    claim: ClaimCheck
+    """The object, or the index."""
+    parts: tuple[NamedObject, ...] = ()
+    """What the index names."""
+
+
+Storing: TypeAlias = Callable[[threading.Event | None], Stored]
+"""Stores a copy of a learner's state, waiting as long as the store is away; it may run beside later steps.
+
+Raises StoreUnavailable when the event, which may come at any time, gives it up.
+"""
+
+
+def store_whole(run: Run, state: Checkpoint, given_up: threading.Event | None = None) -> Stored:
+    """Store masters, moments and version as one object. Raises as `Run.put`."""
+    return Stored(run.put(encode_checkpoint(state), "checkpoints", ".safetensors", given_up))
+
+
+def encode_checkpoint(state: Checkpoint) -> Pieces:
+    """Bytes that `decode_checkpoint` turns back bit for bit; equal states give equal bytes. No tensor is copied."""
+    text = json.dumps(state.metadata, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return safetensors_pieces(state.tensors, {_KEY: text})
+
+
+def decode_checkpoint(data: bytes | memoryview) -> Checkpoint:
+    """Read a checkpoint; its tensors are views into `data`. Raises CheckpointError or WeightsError."""
+    text = read_metadata(data).get(_KEY)
+    if text is None:
+        raise CheckpointError(f"the object is a safetensors file but no checkpoint: its metadata lacks {_KEY!r}")
+    try:
+        metadata = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"the checkpoint's metadata is not JSON: {type(error).__name__}: {error}") from error
+    if not isinstance(metadata, dict):
+        raise CheckpointError(f"the checkpoint's metadata is no mapping: {text[:80]!r}")
+    return Checkpoint(read_safetensors(data), metadata)

@@ -1,0 +1,150 @@
+"""A policy of which an adapter alone is trained: what is frozen, what has masters, and what a version is.
+
+Either a version is the adapter, and everybody computes W x + s B A x as peft does; or it is whole weights, in which
+W + s B A, rounded, stands in W's place. The trainer then computes with just these, and rounding is passed over in the
+backward pass, as it is for masters: engine and trainer evaluate the same function either way.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.settings import Lora, Recipe
+from headrace.infra.store.object_store import Content
+from headrace.infra.weights.experts import in_files
+from headrace.infra.weights.files import ADAPTER_CONFIG
+from headrace.infra.weights.folder import files_of, open_weights
+from headrace.infra.weights.lora import ADAPTER, adapter_config, add_adapter, base_name
+from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.trainers.learner.layers import decoder_of
+from headrace.trainers.learner.model import ModelError, config_of, empty_model, publish_weights, to_torch
+
+
+class Adapter:
+    """An adapter on a model, which is changed in place: its base is rounded to bf16 and frozen.
+
+    Args:
+        model: In fp32, on the CPU.
+        settings: Of the adapter.
+        seed: From which A is drawn; B is zero, so that version 0 is the base.
+
+    Raises ModelError for a target that the model does not have.
+    """
+
+    def __init__(self, model: transformers.PreTrainedModel, settings: Lora, seed: int) -> None:
+        targets = _found(model, settings.targets)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.to(torch.bfloat16))
+        self.settings, self.seed = settings, seed
+        self._model, self.is_merged = model, settings.publish == "merged"
+        self._config = adapter_config(settings.rank, settings.alpha, targets)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            add_adapter(model, self._config)
+        self._layers = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+        if self.is_merged:
+            for layer in self._layers.values():
+                layer.forward = partial(_merged_forward, layer)
+
+    def merged(self, into: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        """Return a version's whole weights as bf16; `into` as of `publish_weights`. What is frozen is not copied."""
+        merged: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for name, layer in self._layers.items():
+                merged |= publish_weights({f"{name}.weight": _merged_weight(layer)}, into)
+        return {**self._frozen, **merged}
+
+    def files(self) -> dict[str, Content]:
+        """Return what goes beside a version's anchor by name: the base, and what says how its adapter is put on it."""
+        tensors = self._base()
+        base: dict[str, Content] = dict(files_of(tensors, weights_hash(tensors)))
+        return base if self.is_merged else {**base, ADAPTER_CONFIG: json.dumps(self._config, indent=2).encode()}
+
+    @cached_property
+    def _frozen(self) -> dict[str, Tensor]:
+        """What is the same in every version; the very same objects, of which a delta need not find what changed."""
+        merged = {f"{name}.weight" for name in self._layers}
+        return {name: tensor for name, tensor in self._base().items() if name not in merged}
+
+    def _base(self) -> dict[str, Tensor]:
+        base = {base_name(in_model): parameter for in_model, parameter in self._model.named_parameters()}
+        return publish_weights({name: parameter for name, parameter in base.items() if name is not None})
+
+
+def load_base(model: transformers.PreTrainedModel, folder: Path) -> None:
+    """Give a model the weights of a folder. Raises WeightsError where there are none, ModelError for another's."""
+    tensors = open_weights(folder).tensors
+    with torch.no_grad():
+        places = in_files(dict(model.named_parameters()))
+        if {name: tensor.shape for name, tensor in tensors.items()} != {n: tuple(p.shape) for n, p in places.items()}:
+            raise ModelError("the base beside the anchor and the config beside it are of different models")
+        for name, place in places.items():
+            place.copy_(to_torch(tensors[name]))
+
+
+def check_targets(recipe: Recipe, policy: str) -> None:
+    """Raise UsageError for a target that a policy's model does not have; its layers are made without any memory."""
+    settings = recipe.policies[policy]
+    try:
+        with torch.device("meta"):
+            model = empty_model(config_of(settings))
+        _found(model, settings.lora.targets if settings.lora else ())
+    except UsageError as error:
+        raise UsageError(f"policies.{policy}: {error}") from error
+
+
+def _found(model: transformers.PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
+    """Return what to adapt by the ends of names, all linear layers where none are named. The head is none of them."""
+    linear = [name for name, module in _modules(model) if isinstance(module, torch.nn.Linear)]
+    ends = sorted({name.rpartition(".")[2] for name in linear})
+    for target in targets:
+        if not any(f".{name}".endswith(f".{target}") for name in linear):
+            near = ", ".join(difflib.get_close_matches(target, ends, n=1)) or ", ".join(ends)
+            raise ModelError(
+                f"lora.targets names {target!r}, which is no linear layer of this {model.config.model_type}; "
+                f"did you mean {near}?"
+            )
+    if not linear:
+        raise ModelError(f"{model.config.model_type} has no linear layers that an adapter could be put on")
+    return list(targets) or ends
+
+
+def _modules(model: transformers.PreTrainedModel) -> Iterator[tuple[str, torch.nn.Module]]:
+    inside = {id(module) for module in decoder_of(model).modules()}
+    return ((name, module) for name, module in model.named_modules() if id(module) in inside)
+
+
+def _merged_weight(layer: Any) -> torch.Tensor:
+    adapter = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+    merged: torch.Tensor = _Merged.apply(layer.base_layer.weight, *adapter, layer.scaling[ADAPTER])
+    return merged
+
+
+def _merged_forward(layer: Any, states: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(states, _merged_weight(layer), layer.base_layer.bias)
+
+
+class _Merged(torch.autograd.Function):
+    """float[out, in] of W float[out, in], A float[r, in], B float[out, r]; holds values of bf16."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.scale = scale
+        return weight.float().addmm(b.float(), a.float(), alpha=scale).to(torch.bfloat16).to(weight.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        gradient = gradients[0].float() * ctx.scale
+        return None, (b.float().T @ gradient).to(a.dtype), (gradient @ a.float().T).to(b.dtype), None

@@ -1,0 +1,235 @@
+"""The policy as a Hugging Face causal LM: built or loaded, turned into published files."""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.core_model_loading import revert_weight_conversion
+
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.settings import Policy
+from headrace.infra.weights.experts import in_files
+from headrace.infra.weights.files import ADAPTER_CONFIG
+from headrace.infra.weights.tensors import Tensor
+
+TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
+"""By safetensors' names."""
+_DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+_UNDECLARED = {"qwen3_moe": ("head_dim",)}
+"""Settings that a model reads, and its published config files hold, although its config class does not declare them."""
+
+
+class ModelError(UsageError):
+    """A model or tokenizer that cannot be built, read or used together."""
+
+
+def character_tokenizer(alphabet: str) -> transformers.PreTrainedTokenizerFast:
+    """One token per character of `alphabet`, after <pad> = 0 and <eos> = 1; for models that learn in a minute.
+
+    There is no unknown token: encoding any other character fails (see `encode`) instead of training on a blank.
+    """
+    if len(set(alphabet)) != len(alphabet) or not alphabet:
+        raise ModelError(f"an alphabet holds every character once, got {alphabet!r}")
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *alphabet])}
+    characters = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary))
+    characters.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    characters.decoder = tokenizers.decoders.Fuse()
+    names = {"pad_token": "<pad>", "eos_token": "<eos>"}
+    return transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        tokenizer_object=characters, clean_up_tokenization_spaces=False, **names
+    )
+
+
+def encode(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of plain text, no special tokens added. Raises ModelError naming what the tokenizer cannot say."""
+    try:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        vocabulary = tokenizer.get_vocab()
+        missing = "".join(sorted({character for character in text if character not in vocabulary}))
+        raise ModelError(
+            f"the tokenizer cannot encode {text!r}: not in its alphabet: {missing!r}; add them to the recipe's alphabet"
+        ) from error
+    return ids
+
+
+def build_model(
+    architecture: Mapping[str, Any], tokenizer: transformers.PreTrainedTokenizerBase, *, seed: int
+) -> transformers.PreTrainedModel:
+    """Build a fresh fp32 model from `{"architecture": "qwen3", "hidden_size": 64, ...}`, the rest being its HF config.
+
+    The vocabulary size and special tokens come from the tokenizer unless given. Raises ModelError for an unknown
+    architecture, a key that its config does not have, or a vocabulary smaller than the tokenizer's.
+    """
+    options = dict(architecture)
+    name = options.pop("architecture", None)
+    try:
+        default = transformers.AutoConfig.for_model(str(name))
+    except ValueError as error:
+        raise ModelError(f"model.architecture = {name!r} is not one that transformers knows") from error
+    known = {*default.to_dict(), *default.attribute_map, *_UNDECLARED.get(str(name), ())}
+    for key in options:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ModelError(f"model.{key} is no setting of the architecture {name!r}{hint}")
+    specials = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    config = transformers.AutoConfig.for_model(str(name), **{"vocab_size": len(tokenizer), **specials, **options})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # untyped there
+            config, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    return _checked(model, tokenizer)
+
+
+def config_of(policy: Policy) -> transformers.PreTrainedConfig:
+    """Return the config of a policy's folder, or the one that its table says. Raises ModelError."""
+    config: transformers.PreTrainedConfig
+    try:
+        if policy.path:
+            config = transformers.AutoConfig.from_pretrained(policy.path, local_files_only=True)
+        else:
+            options = {key: value for key, value in policy.model.items() if key != "architecture"}
+            config = transformers.AutoConfig.for_model(str(policy.model.get("architecture")), **options)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"its config cannot be read: {error}") from error
+    return config
+
+
+def empty_model(config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:
+    """Return an fp32 model of a config, whose weights are anything."""
+    model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # untyped there
+        config, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    model.train(mode=False)
+    return model
+
+
+def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
+    """Load an fp32 model and its tokenizer from a local folder in HF layout. Raises ModelError; never downloads."""
+    if (path / ADAPTER_CONFIG).exists():
+        raise ModelError(f"{path} holds an adapter beside its model: merge the two, as peft's merge_and_unload does")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is not a folder with config.json, tokenizer and safetensors: {error}") from error
+    return _checked(model, tokenizer), tokenizer
+
+
+def save_model_files(
+    model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase
+) -> dict[str, bytes]:
+    """Every file of the HF layout but the weights, by name; beside `model.safetensors` they make a whole folder."""
+    config = model.config.__class__.from_dict(model.config.to_dict())
+    config.architectures = [type(model).__name__]
+    config.dtype = torch.bfloat16
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        config.save_pretrained(folder)
+        if model.generation_config is not None:
+            model.generation_config.save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+def publish_weights(masters: Mapping[str, torch.Tensor], into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Copy fp32 masters, rounded to bf16 as they are published; tied weights are there once, as in `masters`.
+
+    Names and shapes are those of Hugging Face files: of experts, a matrix each.
+
+    Args:
+        masters: By the model's own names, on any device.
+        into: What an earlier call returned and nobody needs any more. Memory that is used again costs a third of
+            memory that is new: the system has no pages to clear.
+    """
+    return {name: _rounded(part.detach(), into[name] if into else None) for name, part in in_files(masters).items()}
+
+
+def _rounded(master: torch.Tensor, spare: Tensor | None) -> Tensor:
+    if spare is not None and spare.data.nbytes:
+        room = torch.frombuffer(spare.data, dtype=torch.bfloat16).reshape(master.shape)
+    else:
+        room = torch.empty(master.shape, dtype=torch.bfloat16, pin_memory=master.is_cuda)
+    return from_torch(room.copy_(master))
+
+
+def from_torch(tensor: torch.Tensor) -> Tensor:
+    """Bytes of a tensor; a view where it is contiguous and on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return Tensor(_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), memoryview(flat.numpy().data))
+
+
+def to_torch(tensor: Tensor) -> torch.Tensor:
+    """Make a CPU tensor with its own memory."""
+    dtype = TORCH_DTYPES[tensor.dtype]
+    if tensor.data.nbytes == 0:
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(tensor.data), dtype=dtype).reshape(tensor.shape)
+
+
+def pin_threads(count: int = 0) -> None:
+    """Compute with so many threads from now on, 0 for as many as until now: how sums are cut depends on it.
+
+    Said again even where it changes nothing, since only then MKL, too, keeps to it instead of taking fewer as it likes.
+    """
+    torch.set_num_threads(count or torch.get_num_threads())
+
+
+@contextmanager
+def deterministic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Bit-equal results for equal inputs on equal machines: deterministic algorithms, one attention kernel."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread
+    before = torch.are_deterministic_algorithms_enabled()
+    flash = device.type == "cpu" or dtype is torch.bfloat16
+    torch.use_deterministic_algorithms(True)
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION if flash else SDPBackend.MATH):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _checked(
+    model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase
+) -> transformers.PreTrainedModel:
+    if model.config.vocab_size < len(tokenizer):
+        raise ModelError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model {model.config.vocab_size}: not made for each other"
+        )
+    if tokenizer.eos_token_id is None:
+        raise ModelError("the tokenizer has no end-of-sequence token: no completion would ever end")
+    parameters = {tensor.data_ptr() for tensor in model.parameters()}
+    stray = [name for name, tensor in model.state_dict().items() if tensor.data_ptr() not in parameters]
+    if stray:
+        raise ModelError(f"the model keeps state that is not a weight and would not be published: {stray}")
+    _check_layout(model)
+    # Dropout would make the ratio of an unchanged policy differ from 1.
+    model.train(False)
+    return model
+
+
+def _check_layout(model: transformers.PreTrainedModel) -> None:
+    """Refuse a model of experts whose files hold them in another way than the one that is published."""
+    shapes = {name: torch.empty(tensor.shape, device="meta") for name, tensor in model.named_parameters()}
+    if all(tensor.ndim < 3 for tensor in shapes.values()):  # those of experts have three
+        return
+    ours, theirs = in_files(shapes), revert_weight_conversion(model, shapes)
+    if {name: tensor.shape for name, tensor in ours.items()} != {name: part.shape for name, part in theirs.items()}:
+        other = sorted(ours.keys() ^ theirs.keys())[:4]
+        raise ModelError(
+            f"files of {model.config.model_type} hold weights in a layout that is not published here ({other}), so "
+            "that engines could not read them; take a model with the layout of qwen3_moe"
+        )

@@ -1,0 +1,172 @@
+"""The routers of a mixture of experts in training: what the engine chose, replayed, and how evenly experts are used.
+
+All is done by hooks on transformers' own routers, so that packed, padded and recomputed passes are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.settings import Recipe, Trainer
+from headrace.infra.weights.experts import routers_of
+from headrace.trainers.batches.batch import BatchError, MicroBatch, TrainingSequence
+from headrace.trainers.learner.model import config_of
+from headrace.trainers.losses.auxiliary import load_balance
+
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configs call the number of experts in a layer."""
+
+
+class Routers:
+    """The routers of a model, layer by layer; of a model without experts there are none, and nothing is done."""
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
+        self._kind = model.config.model_type
+        self._routers = routers_of(model)
+        self._replays = self._balances = False
+        self._given: torch.Tensor | None = None
+        """int64[tokens, layers, experts per token] of the pass under way, and of its recomputation; -1 for none."""
+        self._listens = False
+        self._told: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Of the last pass, by layer: the logits of all inputs, with gradient, and their experts."""
+        self._inputs: torch.Tensor | None = None
+        """int64[I], which inputs of the last pass are not padding."""
+        self._load: torch.Tensor | None = None
+        """int64[layers, experts], how many inputs of a minibatch each expert was sent."""
+        self._are_known = all(_weighs_as_known(router) for router in self._routers)
+        for layer, router in enumerate(self._routers):
+            router.register_forward_hook(partial(self._routed, layer))
+
+    def use(self, settings: Trainer) -> None:
+        """Go on with other settings. Raises UsageError for those that this model cannot have."""
+        self._given = self._load = None
+        self._replays, self._balances = settings.replay_routing, settings.router_aux > 0
+        _refuse_without_experts(settings, bool(self._routers), self._kind)
+        if (self._replays or self._balances) and not self._are_known:
+            raise UsageError(
+                "trainer.replay_routing and trainer.router_aux know routers of a softmax and its best; those of "
+                f"{self._kind} weigh experts in another way: leave both out"
+            )
+
+    def check(self, sequence: TrainingSequence) -> None:
+        """Raise BatchError for routing that is to be replayed and is not this model's."""
+        routing = sequence.routing
+        if not self._replays or routing is None:
+            return
+        experts, expected = self._routers[0].num_experts, (len(self._routers), self._routers[0].top_k)
+        if routing.shape[1:] != expected:
+            raise BatchError(
+                f"routing of {routing.shape[1]} layers with {routing.shape[2]} experts per token; this model has "
+                f"{expected[0]} with {expected[1]}"
+            )
+        if routing.size and routing.max() >= experts:
+            raise BatchError(f"routing names expert {routing.max()}; this model has {experts} in a layer")
+        if (np.diff(np.sort(routing, axis=2), axis=2) == 0).any():
+            raise BatchError("routing sends a token to one expert twice")
+
+    @contextmanager
+    def following(self, micro: MicroBatch, device: torch.device, *, counts: bool = True) -> Iterator[None]:
+        """Have the forward pass within go where the engine's went; its recomputation too, until the next or `rest`.
+
+        Inputs of a pass without gradient are counted, from `begin_count` to `end_count`, if they are to.
+        """
+        if not (self._replays or self._balances):
+            yield
+            return
+        known = micro.routing if self._replays else None
+        self._given = None if known is None else torch.from_numpy(known).to(device).long()
+        self._inputs = torch.from_numpy(micro.inputs).to(device)
+        self._listens = self._balances
+        try:
+            yield
+        finally:
+            self._listens = False
+            if not torch.is_grad_enabled():
+                self._given = None  # nothing of this pass is computed again
+        if counts and self._load is not None and not torch.is_grad_enabled():
+            experts = self._load.shape[1]
+            sent = (chosen[self._inputs].flatten() for _, chosen in self._heard())
+            self._load += torch.stack([torch.bincount(each, minlength=experts) for each in sent])
+
+    def rest(self) -> None:
+        """Leave the model as it is without us, until `following`."""
+        self._given, self._told = None, {}
+
+    def begin_count(self) -> None:
+        """Begin a minibatch."""
+        if self._balances:
+            weight = self._routers[0].weight
+            self._load = torch.zeros((len(self._routers), len(weight)), dtype=torch.int64, device=weight.device)
+
+    def end_count(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Take in what was counted elsewhere: `total` sums over all processes."""
+        if self._load is not None:
+            self._load = total(self._load)
+
+    def imbalance(self) -> torch.Tensor:
+        """Return the last pass's part of the minibatch's load balance, float32[], a mean over layers: 1 in all at best.
+
+        The shares of experts are those of the whole minibatch, counted before; only the gates' probabilities are the
+        pass's own. So the parts add up to the same, however a minibatch is cut.
+        """
+        assert self._load is not None  # noqa: S101 - `begin_count` was called
+        sums = torch.stack([logits[self._inputs].float().softmax(-1).sum(0) for logits, _ in self._heard()])
+        sent = self._load.sum(1, keepdim=True)  # inputs, times experts per token
+        shares, means = self._load / sent, sums * self._routers[0].top_k / sent
+        return torch.stack([load_balance(*layer) for layer in zip(shares, means, strict=True)]).mean()
+
+    def _heard(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [self._told[layer] for layer in range(len(self._routers))]
+
+    def _routed(self, layer: int, router: Any, _inputs: Any, told: Any) -> Any:
+        """Put what was given in the place of what a router chose; listen."""
+        if self._given is None and not self._listens:
+            return told
+        logits, weights, chosen = told
+        if self._given is not None:
+            given = self._given[:, layer]
+            chosen = torch.where(given < 0, chosen, given)
+            weights = _weights(router, logits, chosen)
+        if self._listens:
+            self._told[layer] = logits, chosen
+        return logits, weights, chosen
+
+
+def check_experts(recipe: Recipe, policy: str) -> None:
+    """Raise UsageError for a trainer that is to replay, or balance, the experts of a model without any."""
+    settings = recipe.trainer_of(policy)
+    if settings.replay_routing or settings.router_aux:
+        config = config_of(recipe.policies[policy])
+        has_experts = any(getattr(config, name, None) for name in _COUNTS)
+        _refuse_without_experts(settings, has_experts, config.model_type)
+
+
+def _refuse_without_experts(settings: Trainer, has_experts: bool, kind: str) -> None:
+    for name, wanted in (("replay_routing", settings.replay_routing), ("router_aux", settings.router_aux > 0)):
+        if wanted and not has_experts:
+            raise UsageError(f"trainer.{name} has no effect: {kind} has no experts")
+
+
+@torch.no_grad()
+def _weighs_as_known(router: Any) -> bool:
+    """Try out whether a router weighs its experts as `_weights` does; while its weights are still whole."""
+    size = router.weight.shape[1]
+    states = torch.linspace(-2, 3, 5 * size, device=router.weight.device).sin().view(5, size)
+    told = router(states.to(router.weight.dtype))
+    return len(told) == 3 and torch.equal(_weights(router, told[0], told[2]), told[1])
+
+
+def _weights(router: Any, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Return the weights [n, experts per token] of chosen experts, as routers with a softmax have them."""
+    weights = logits.softmax(-1, dtype=torch.float32).gather(1, chosen)
+    if getattr(router, "norm_topk_prob", False):
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights.to(logits.dtype)

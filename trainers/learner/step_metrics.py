@@ -1,0 +1,161 @@
+"""What is told of a version's making: sums on the device over its optimizer steps, read once at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from headrace.infra.recipe.settings import Trainer
+from headrace.schemas.records import Trajectory
+from headrace.trainers.advantages import EQUAL
+from headrace.trainers.batches.groups import WholeGroup
+from headrace.trainers.losses import TrainedTokens, added, means
+from headrace.trainers.losses.tokens import log_ratio
+
+StepMetrics: TypeAlias = dict[str, float]
+
+OFF_POLICY_GAP = "off_policy_gap"
+RATIO_EDGES = (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)
+"""Bounds of the histogram of pi_theta / pi_b."""
+
+
+class StepSums:
+    """Of the optimizer steps that were taken, and the number of those that were not."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+        self._norms: list[torch.Tensor] = []
+        self._skipped = 0
+
+    def add_step(self, sums: Mapping[str, torch.Tensor], loss: torch.Tensor, norm: torch.Tensor) -> None:
+        """Add a step: its metrics as sums over tokens (see `trainers.losses.metrics`), loss, and gradient's norm."""
+        self._sums = added(self._sums, {**sums, "loss": loss * sums["tokens"]})
+        self._norms.append(norm)
+
+    @property
+    def steps(self) -> int:
+        """How many were taken."""
+        return len(self._norms)
+
+    def skip(self) -> None:
+        """Count a step that was not taken."""
+        self._skipped += 1
+
+    def skip_all(self) -> None:
+        """Count those that were taken as not taken: what came of them is not kept."""
+        self._sums, self._norms, self._skipped = {}, [], self._skipped + self.steps
+
+    def means(self) -> StepMetrics:
+        """Return means over tokens, in one synchronisation.
+
+        Without the gap's entries when no token came from the newest weights; of a version without a step, only counts.
+        """
+        counts = {"optimizer_steps": float(len(self._norms)), "steps_skipped": float(self._skipped)}
+        if not self._norms:
+            return {"tokens": 0.0, **counts}
+        norms = torch.stack(self._norms)
+        told = means(self._sums) | {"grad_norm_mean": norms.mean(), "grad_norm_max": norms.max()}
+        told["ess_share"] = told.pop("ess_ratio").square() / told.pop("ess_square")
+        gap_share = told.pop("gap_tokens")
+        told["logprob_gap_tokens"] = gap_share * told["tokens"]
+        names = tuple(told)
+        metrics = dict(zip(names, torch.stack([told[name].double() for name in names]).tolist(), strict=True))
+        gaps = ("logprob_gap_mean", "logprob_gap_max", "logprob_gap_kl")
+        if metrics["logprob_gap_tokens"]:
+            share = metrics["logprob_gap_tokens"] / metrics["tokens"]
+            metrics |= {name: metrics[name] / share for name in gaps if not name.endswith("_max")}
+        else:
+            metrics = {name: value for name, value in metrics.items() if name not in gaps}
+        return {**metrics, **counts}
+
+
+@torch.no_grad()
+def ratio_sums(tokens: TrainedTokens) -> dict[str, torch.Tensor]:
+    """Tell of rho = pi_theta / pi_b: its square, for the effective sample size (sum w)^2 / sum w^2, and a histogram.
+
+    And the `off_policy_gap`, how far the policy is from the one that sampled: KL(pi_b || pi_theta) in nats a token, as
+    the mean of k3 = rho - 1 - log rho (Schulman, "Approximating KL divergence"), whatever the loss takes for pi_old.
+    """
+    delta = log_ratio(tokens.logprobs.double(), tokens.behaviour.double())
+    ratio = delta.exp()
+    edges = torch.tensor(RATIO_EDGES, dtype=ratio.dtype, device=ratio.device)
+    bins = torch.arange(len(RATIO_EDGES) + 1, device=ratio.device)
+    counts = (torch.bucketize(ratio, edges)[:, None] == bins).sum(0).double()
+    bounds = ["0", *(f"{edge:g}" for edge in RATIO_EDGES), "inf"]
+    names = [f"ratio_share_{low}_to_{high}" for low, high in pairwise(bounds)]
+    return {
+        "ess_ratio": ratio.sum(),
+        "ess_square": ratio.square().sum(),
+        OFF_POLICY_GAP: (ratio - 1 - delta).sum(),
+        **dict(zip(names, counts, strict=True)),
+    }
+
+
+@torch.no_grad()
+def gap_sums(tokens: TrainedTokens, version: int) -> dict[str, torch.Tensor]:
+    """Tell how far engine and trainer are apart at tokens of `version`, while the trainer has its very weights.
+
+    Mean and largest difference of log-probabilities, and KL(engine || trainer) by k3 (Schulman).
+    """
+    assert tokens.versions is not None  # noqa: S101 - the learner's tokens have them
+    same = tokens.versions == version
+    delta = (tokens.logprobs - tokens.behaviour).double()
+    delta = torch.where(same, delta, torch.zeros_like(delta))
+    return {
+        "gap_tokens": same.sum().double(),
+        "logprob_gap_mean": delta.abs().sum(),
+        "logprob_gap_max": delta.abs().max(),
+        "logprob_gap_kl": (torch.expm1(delta) - delta).sum(),
+    }
+
+
+def staleness_metrics(histogram: Sequence[int]) -> StepMetrics:
+    """Return mean, largest and shares of the tokens' ages, int[max + 1] by age in versions."""
+    total = sum(histogram)
+    shares = {f"staleness_share_{age}": tokens / total for age, tokens in enumerate(histogram)}
+    mean = sum(age * tokens for age, tokens in enumerate(histogram)) / total
+    return {"staleness_mean": mean, "staleness_max": float(len(histogram) - 1), **shares}
+
+
+def sampled_by(settings: Trainer, wholes: Sequence[WholeGroup], version: int) -> int:
+    """Return the version by which groups that made `version` are old: the one before it.
+
+    In a shadow the newest that a worker knew who played one of them, as its own versions sample nothing.
+    """
+    return max(w.group.head_version for w in wholes) if settings.is_shadow else version - 1
+
+
+def group_metrics(wholes: Sequence[WholeGroup], base_version: int) -> dict[str, float]:
+    """Tell of a batch's groups: rewards, how many versions their oldest tokens are behind, how many teach nothing.
+
+    Of replays their share of the groups and, where there are some, their mean and largest age in versions.
+    """
+    rewards = np.concatenate([[t.reward for t in w.group.trajectories] for w in wholes])
+    each = [max(0, base_version - w.curated.min_version) for w in wholes]
+    ages, replayed = Counter(each), [age for age, w in zip(each, wholes, strict=True) if w.curated.use]
+    shares = {f"staleness_{age}": count / len(wholes) for age, count in sorted(ages.items())}
+    finite = rewards[np.isfinite(rewards)]
+    return {
+        "reward_mean": float(finite.mean()) if finite.size else 0.0,
+        "groups": float(len(wholes)),
+        "zero_variance_share": float(np.mean([_has_one_reward(w) for w in wholes])),
+        "truncated_share": float(np.mean([_is_truncated(t) for w in wholes for t in w.group.trajectories])),
+        **shares,
+        "replay_share": len(replayed) / len(wholes),
+        **({"replay_age_mean": float(np.mean(replayed)), "replay_age_max": float(max(replayed))} if replayed else {}),
+    }
+
+
+def _has_one_reward(whole: WholeGroup) -> bool:
+    rewards = np.array(whole.curated.rewards)
+    kept = rewards[np.isfinite(rewards)]
+    return not kept.size or bool(np.ptp(kept) <= EQUAL)
+
+
+def _is_truncated(trajectory: Trajectory) -> bool:
+    return any(span.finish_reason == "length" for sequence in trajectory.sequences for span in sequence.spans)

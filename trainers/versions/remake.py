@@ -1,0 +1,118 @@
+"""Versions made again: from a checkpoint and the batches after it, as a resume and `headrace retrain` do it.
+
+Wherever `Learner.fingerprint` is equal, and the settings are those of the time, the same bits come out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import transformers
+
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import Objects, Run
+from headrace.infra.weights.files import write_files
+from headrace.infra.weights.tensors import weights_hash
+from headrace.schemas.records import BatchTrained, CheckpointPointer, NamedObject
+from headrace.schemas.topics import line_of
+from headrace.trainers.batches.groups import WholeGroup, batch_sequences, prepared
+from headrace.trainers.batches.trained_groups import LineageBroken, trained_groups
+from headrace.trainers.learner.backends.group import new_learner
+from headrace.trainers.learner.checkpoint import CheckpointError, decode_checkpoint
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.lora import Adapter, load_base
+from headrace.trainers.learner.model import empty_model
+from headrace.trainers.learner.shard_index import Index, decode_index
+from headrace.trainers.learner.step_metrics import StepMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Remade:
+    """A version that was made again."""
+
+    batch: BatchTrained
+    """What the log says of it."""
+    groups: list[WholeGroup]
+    metrics: StepMetrics
+
+
+def learner_at(
+    objects: Objects, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe, line: str = ""
+) -> Learner:
+    """Return a learner as it was at a checkpoint, to go on under a recipe, as its own line or as another of its policy.
+
+    `files` hold the model's config, and the base of its adapter where it has one. Raises ObjectMissing, ObjectCorrupt,
+    WeightsError, FilesError, and CheckpointError when the checkpoint's weights are not those that its pointer names.
+    """
+    assert pointer.checkpoint is not None  # noqa: S101 - every pointer has one
+    data = objects.get(pointer.checkpoint)
+    state = decode_index(data) if pointer.parts else decode_checkpoint(data)
+    lora = recipe.policies[pointer.policy].lora
+    model = _model(objects, files, is_base=lora is not None)
+    adapter = Adapter(model, lora, recipe.seed) if lora is not None else None
+    settings = recipe.trainer_of(line or line_of(pointer.policy, pointer.variant))
+    learner = new_learner(model, settings, recipe.seed, adapter)
+    if isinstance(state, Index):
+        learner.load_stored(objects, state, pointer.parts)
+    else:
+        learner.load_state(state)
+    if (learner.version, hash_of(learner)) != (pointer.version, pointer.weights_hash):
+        raise CheckpointError(
+            f"the checkpoint {pointer.checkpoint.key} holds version {learner.version} of weights {hash_of(learner)}; "
+            f"its pointer says version {pointer.version} of {pointer.weights_hash}"
+        )
+    return learner
+
+
+def hash_of(learner: Learner) -> str:
+    """Return the hash of the learner's weights as they are published."""
+    return weights_hash(learner.published())
+
+
+def remake(
+    run: Run, policy: str, learner: Learner, batches: Sequence[BatchTrained], recipes: Sequence[Recipe]
+) -> Iterator[Remade]:
+    """Train the learner on these batches of a run again, one version after the other, and yield after each.
+
+    Args:
+        run: Whose curated topic holds the groups.
+        policy: Whose batches they are.
+        learner: At the version before the first batch.
+        batches: Consecutive versions.
+        recipes: By number of the revision that a batch was trained under.
+
+    Raises LineageBroken when a version or one of its groups is not on the topics any more, and what `Learner.step`
+    raises.
+    """
+    return trained_again(trained_groups(run, policy, batches), policy, learner, recipes)
+
+
+def trained_again(
+    batches: Iterable[tuple[BatchTrained, list[WholeGroup]]],
+    policy: str,
+    learner: Learner,
+    recipes: Sequence[Recipe],
+) -> Iterator[Remade]:
+    """Train the learner on batches that come with their groups, as `remake` does."""
+    for batch, groups in batches:
+        if batch.version != learner.version + 1:
+            raise LineageBroken(f"among the batches of {policy} there is none of version {learner.version + 1}")
+        recipe = recipes[batch.revision]
+        settings = recipe.trainer_of(policy)
+        learner.use(settings, recipe.seed)
+        sequences = batch_sequences(map(prepared, groups), settings)
+        yield Remade(batch, groups, learner.step(sequences, batch.version))
+
+
+def _model(objects: Objects, files: tuple[NamedObject, ...], *, is_base: bool) -> transformers.PreTrainedModel:
+    """Return a model of the published config: the base beside it, or else one whose weights are anything."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_files(files, Path(folder), objects.get)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        model = empty_model(config)
+        if is_base:
+            load_base(model, Path(folder))
+    return model

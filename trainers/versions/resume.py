@@ -1,0 +1,150 @@
+"""How a trainer that died comes back: its newest checkpoint, the batches after it, the window that waited."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.process.signals import ToldToStop
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.weights.tensors import WeightsError, weights_hash
+from headrace.schemas.records import NamedObject
+from headrace.trainers.batches.trained_groups import LineageBroken
+from headrace.trainers.health import LOOK_BACK
+from headrace.trainers.learner.checkpoint import CheckpointError
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.numerics import other_parts
+from headrace.trainers.versions.history import History, what_waited
+from headrace.trainers.versions.publisher import Base, Publisher
+from headrace.trainers.versions.remake import hash_of, learner_at, remake
+from headrace.trainers.versions.telling import told
+
+log = structlog.get_logger()
+
+SAY_EVERY_S = 5.0
+
+
+@dataclass(slots=True)
+class Incarnation:
+    """A trainer's memory at the moment it begins or goes on."""
+
+    learner: Learner
+    publisher: Publisher
+    epoch: int
+    weights_hash: str
+    """Of the learner's weights, as published."""
+    positions: dict[Place, int]
+    """Where to read on."""
+    waiting: list[Message] = field(default_factory=list)
+    """Curated records before these positions that the window held."""
+    recent: Sequence[Mapping[str, float]] = ()
+    """Metrics of the newest versions, oldest first."""
+
+
+def resume(run: Run, policy: str, history: History, stop: threading.Event) -> Incarnation:
+    """Load the newest checkpoint and train the batches after it again, up to the last published version.
+
+    Raises ToldToStop between two versions, LineageBroken when what they were trained on is gone.
+    """
+    published = history.published
+    assert published is not None  # noqa: S101 - the caller looked
+    learner = _from_newest_checkpoint(run, policy, history, history.files)
+    with told(run, policy, "resuming") as tell:
+        _train_again(run, policy, learner, history, _Progress(policy, stop, tell))
+    if learner.version < published.version:
+        raise LineageBroken(f"{run.topics.batches(policy)} holds no version {learner.version + 1}")
+    learner.use(run.recipe.trainer_of(policy), run.recipe.seed)
+    waiting, positions = what_waited(run, policy, history)
+    tensors = learner.published()
+    got = weights_hash(tensors)
+    epoch = _epoch(policy, learner, history, got)
+    base = None
+    if (published.weights_hash, published.epoch) == (got, epoch):
+        base = Base(published.version, epoch, tensors, got, history.anchor)
+    publisher = Publisher(run, policy, history.files, base, history.anchor_offset)
+    recent = [batch.metrics for batch in history.batches[-LOOK_BACK:]]
+    return Incarnation(learner, publisher, epoch, got, positions, waiting, recent)
+
+
+def _from_newest_checkpoint(run: Run, policy: str, history: History, files: tuple[NamedObject, ...]) -> Learner:
+    """Return a learner at the newest checkpoint that can be read; an older one only costs time."""
+    for version in sorted(history.checkpoints, reverse=True):
+        try:
+            return learner_at(run, history.checkpoints[version], files, run.recipe)
+        except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
+            log.error("checkpoint.unusable", policy=policy, version=version, why=str(error))  # noqa: TRY400 - told
+    raise LineageBroken(
+        f"none of the {len(history.checkpoints)} checkpoints of {policy} that {run.topics.state} names can be read: "
+        "put back what was removed from the store, or begin another run"
+    )
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Says how far a long re-training is, and hears that it shall stop."""
+
+    policy: str
+    stop: threading.Event
+    tell: Callable[[str], None]
+    _said: float = field(default_factory=time.monotonic)
+
+    def at(self, version: int, last: int) -> None:
+        """Between two versions. Raises ToldToStop."""
+        if self.stop.is_set():
+            raise ToldToStop(f"told to stop while training version {version} of {last} again")
+        if time.monotonic() - self._said > SAY_EVERY_S:
+            self._said = time.monotonic()
+            self.tell(f"version {version} of {last} is trained again")
+            log.info("trainer.resuming", policy=self.policy, version=version, last=last)
+
+
+def _train_again(run: Run, policy: str, learner: Learner, history: History, progress: _Progress) -> None:
+    """Train the batches after the checkpoint again; say where the weights first differ without a reason."""
+    again = [batch for batch in history.batches if batch.version > learner.version]
+    here, alike = learner.fingerprint(), True
+    log.info("trainer.resuming", policy=policy, checkpoint=learner.version, versions=len(again))
+    for remade in remake(run, policy, learner, again, run.revisions):
+        batch = remade.batch
+        if alike and batch.fingerprint == here and hash_of(learner) != batch.weights_hash:
+            alike = False
+            log.error(
+                "version.differs",
+                policy=policy,
+                version=batch.version,
+                expected=batch.weights_hash,
+                got=hash_of(learner),
+                why="the same batch on the same hardware gave other weights, which must not be: please report it",
+            )
+        progress.at(batch.version, again[-1].version)
+
+
+def _epoch(policy: str, learner: Learner, history: History, got: str) -> int:
+    """Return the epoch to go on under: one is an unbroken chain of weights, made under one fingerprint."""
+    if history.batches:
+        last = history.batches[-1]
+        epoch, expected, then = last.epoch, last.weights_hash, last.fingerprint
+    else:
+        start = history.checkpoint
+        assert start is not None  # noqa: S101 - the learner comes from one
+        epoch, expected, then = start.epoch, start.weights_hash, start.fingerprint
+    differing = other_parts(then, learner.fingerprint())
+    if got == expected and not differing:
+        return epoch
+    log.warning(
+        "epoch.begins",
+        policy=policy,
+        epoch=epoch + 1,
+        after_version=learner.version,
+        expected=expected,
+        got=got,
+        fingerprint=differing,
+        why="training goes on from weights, or with a fingerprint, other than those of the last version",
+    )
+    return epoch + 1
