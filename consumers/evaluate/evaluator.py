@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -16,7 +16,7 @@ from headrace.infra.kafka.clients import Message, Outgoing, RunAddress, parse_ru
 from headrace.infra.kafka.dead_letters import dead_letter
 from headrace.infra.kafka.decoding import MOST_EPISODES, Rejected, decode_own
 from headrace.infra.kafka.run_loop import run_loop
-from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, keep_running, stop_on_signals
 from headrace.infra.run.claimed_groups import with_trajectories
@@ -118,8 +118,12 @@ class Evaluator:
         self._snapshot_due = now + SNAPSHOT_EVERY_S
         return [self.own.snapshot(json.dumps(self.fold.snapshot()).encode())]
 
-    def position(self, writer: TransactionalWriter) -> None:
-        """Nothing beside the snapshot."""
+    def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:  # noqa: ARG002 - nothing rests on it
+        """Nothing: the snapshot follows from the tick."""
+        return ()
+
+    def offsets(self, before: Sequence[Ticket]) -> None:
+        """None: positions stand in the snapshot."""
 
     @property
     def moved(self) -> bool:

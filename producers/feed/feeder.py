@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from headrace.infra.kafka.dead_letters import dead_letter
 from headrace.infra.kafka.decoding import Rejected, decode_own
 from headrace.infra.kafka.group_offsets import commits, delete_before
 from headrace.infra.kafka.run_loop import run_loop
-from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, MustRestart, keep_running, stop_on_signals
 from headrace.infra.recipe.settings import Recipe
@@ -58,8 +58,8 @@ DELETE_EVERY_S = 60.0
 class Feeder:
     """Implements the run loop's `Component`.
 
-    The offsets of tasks, by which it knows whether the workers committed past them, are known after a flush and are part of
-    the state. So `position` produces the tasks, flushes and only then adds the snapshot, all in the turn's transaction.
+    The offsets of tasks are part of the state: they say whether the workers committed past them. So the snapshot is
+    taken before the commit, when the turn's tasks have their offsets, and stands in the same transaction.
     """
 
     def __init__(self, run: Run, own: OwnPositions, state: FeedState) -> None:
@@ -124,13 +124,14 @@ class Feeder:
         return [dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.why)]
 
     def tick(self) -> Iterable[Outgoing]:
-        """Plan tasks; `position` produces them."""
+        """Plan tasks; return them, and the word that the run is over."""
         self._planned += self.state.plan()
         self._planned += self.state.again(self._commits.overdue(self.state))
         if why := self.state.end():
             log.info("run.ended", why=why)
             self._announce_end(why)
-        return ()
+        announcements, self._announcements = self._announcements, []
+        return [*(self._outgoing(planned) for planned in self._planned), *announcements]
 
     def _announce_end(self, why: str) -> None:
         ended = replace(self.state.revision, ended=why, created_ms=now_ms())
@@ -139,22 +140,20 @@ class Feeder:
 
     @property
     def moved(self) -> bool:
-        """Whether there is something to produce, or a snapshot is due."""
-        due = self._changed and time.monotonic() >= self._snapshot_due
-        return bool(self._planned or self._announcements or due)
+        """Whether a snapshot is due."""
+        return self._changed and time.monotonic() >= self._snapshot_due
 
-    def position(self, writer: TransactionalWriter) -> None:
-        """Produce what was planned, and the state with the offsets that the tasks got."""
-        tickets = writer.produce([self._outgoing(planned) for planned in self._planned])
-        writer.produce(self._announcements)
-        writer.flush()
-        for planned, ticket in zip(self._planned, tickets, strict=True):
+    def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:
+        """Return the state with the offsets that the planned tasks got: the tick's first records."""
+        for planned, ticket in zip(self._planned, ticked[: len(self._planned)], strict=True):
             if planned.open is not None:
                 planned.open.offset = ticket.offset
-        writer.produce([self.own.snapshot(json.dumps(self.state.snapshot()).encode())])
-        self._planned, self._announcements = [], []
-        self._changed = False
+        self._planned, self._changed = [], False
         self._snapshot_due = time.monotonic() + SNAPSHOT_EVERY_S
+        return [self.own.snapshot(json.dumps(self.state.snapshot()).encode())]
+
+    def offsets(self, before: Sequence[Ticket]) -> None:
+        """None: positions stand in the snapshot."""
 
     def _outgoing(self, planned: Planned) -> Outgoing:
         task = planned.task

@@ -174,8 +174,8 @@ MUTANTS = (
         "offsets-outside",
         "offsets are part of the transaction",
         "infra/run/group_consumer.py",
-        "writer.send_offsets(offsets, self._metadata)",
-        "self._consumer.commit(offsets=offsets, asynchronous=False)",
+        "return GroupOffsets(offsets, self._metadata) if offsets else None",
+        "return self._consumer.commit(offsets=offsets, asynchronous=False) and None",
         (f"{RUN_LOOP}test_an_aborted_turn_leaves_the_groups_offsets_where_they_were",),
     ),
     Mutant(
@@ -190,8 +190,8 @@ MUTANTS = (
         "metadata-of-the-commit",
         "the group's metadata is that of the poll",
         "infra/run/group_consumer.py",
-        "writer.send_offsets(offsets, self._metadata)",
-        "writer.send_offsets(offsets, self._consumer.consumer_group_metadata())",
+        "return GroupOffsets(offsets, self._metadata)",
+        "return GroupOffsets(offsets, self._consumer.consumer_group_metadata())",
         (f"{RUN_LOOP}test_a_member_that_lost_a_partition_while_it_handled_its_records_is_refused",),
     ),
     Mutant(
@@ -870,8 +870,8 @@ MUTANTS = (
         "feeder-without-state",
         "tasks and the state that they came from are one transaction",
         "producers/feed/feeder.py",
-        "writer.produce([self.own.snapshot(json.dumps(self.state.snapshot()).encode())])",
-        "self.state.snapshot()",
+        "return [self.own.snapshot(json.dumps(self.state.snapshot()).encode())]",
+        "return []",
         (f"{FEEDER}test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given_twice",),
     ),
     Mutant(
