@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from headrace.envs.contract import Environment, Workflow
-from headrace.infra.recipe.named import module_named
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.named import named
 
 ENVIRONMENTS = {
     "arithmetic": "headrace.envs.arithmetic:Arithmetic",
@@ -76,22 +76,11 @@ def check_characters(environment: Environment, policy: str, alphabet: str) -> No
         )
 
 
-def _found(what: str, name: str, known: Mapping[str, str]) -> Any:
-    target = known.get(name, name)
-    module, _, attribute = target.partition(":")
-    if not module or not attribute:
-        nearest = difflib.get_close_matches(name, known, n=len(known), cutoff=0.0)
-        raise UnknownEnvironment(
-            f"there is no {what} {name!r}: take one of {', '.join(nearest)}, or name your own as `package.module:Name`"
-        )
+def _found(what: str, name: str, shipped: Mapping[str, str]) -> Callable[..., Any]:
     try:
-        return getattr(module_named(module), attribute)
-    except ImportError as error:
-        raise UnknownEnvironment(
-            f"{what} {name!r}: importing {module} failed ({error}); it must be importable wherever a worker runs"
-        ) from error
-    except AttributeError as error:
-        raise UnknownEnvironment(f"{what} {name!r}: module {module} has no {attribute!r}") from error
+        return named(what, name, shipped)
+    except UsageError as error:
+        raise UnknownEnvironment(str(error)) from error
 
 
 def _parameters(build: Any) -> str:

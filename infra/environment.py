@@ -31,6 +31,9 @@ LOG_LEVEL_VARIABLE = "HEADRACE_LOG"
 """debug | info | warning | error."""
 FAILPOINTS_VARIABLE = "HEADRACE_FAILPOINTS"
 """Folder in which tests arm failpoints (`infra/failpoints.py`)."""
+PLUG_INS_VARIABLE = "HEADRACE_PLUG_INS"
+"""Folders where plug-ins are looked for after all that can be imported, separated as in PATH; `headrace up` hands them
+to its components."""
 PROCESSES_VARIABLE, LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE = "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"
 """Of torchrun: how many processes it started for one trainer, which of this machine's this is, how often it did so."""
 

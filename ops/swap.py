@@ -16,6 +16,7 @@ from headrace.consumers.curate.curation import chain_of
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.recipe.plug_in_sources import curated, known_sources, source_differences, sources_of
 from headrace.infra.recipe.recipe_file import with_chain
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import first_message, revision_of
@@ -44,7 +45,8 @@ def swap(run: Run, path: Path, *, dry_run: bool = False) -> dict[str, Any]:
 
 def _prepared(run: Run, path: Path) -> tuple[Outgoing | None, dict[str, Any]]:
     """Return the next revision, None where the chain is the one in force, and what is to be said of it."""
-    newest = read_revisions(run.address)[-1]
+    revisions = read_revisions(run.address)
+    newest = revisions[-1]
     old = Recipe.from_json(newest.recipe)
     new = with_chain(old, path)
     for line in new.lines:
@@ -58,7 +60,8 @@ def _prepared(run: Run, path: Path) -> tuple[Outgoing | None, dict[str, Any]]:
             "with it by `headrace up … --set trainer.steps=N --new-recipe`, or try the chain over what it played by "
             "`headrace archive` and `headrace curate --from`"
         )
-    is_new = new != old
+    here = sources_of(use for line in new.lines for use in curated(new, line))
+    is_new = new != old or bool(source_differences(known_sources(revisions), here))
     revision = newest.revision + is_new
     report = {
         "run": run.address.run,
@@ -70,7 +73,8 @@ def _prepared(run: Run, path: Path) -> tuple[Outgoing | None, dict[str, Any]]:
     }
     if not is_new:
         return None, report
-    record = replace(revision_of(newest.run_id, revision, new, newest.store), swapped=True)
+    plug_ins = {**newest.plug_ins, **{top: source.hash for top, source in here.items()}}
+    record = replace(revision_of(newest.run_id, revision, new, newest.store), swapped=True, plug_ins=plug_ins)
     first = first_message(run.address)
     value = codec.encode(record) if first is None else codec.encode_like(record, first)
     return Outgoing(run.topics.recipe, value, str(revision).encode(), partition=0), report

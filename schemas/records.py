@@ -198,6 +198,8 @@ class RecipeRevision:
     """Wall time in ms since the epoch."""
     swapped: bool = False
     """Whether `headrace swap` made it from the one before, with another chain."""
+    plug_ins: dict[str, str] = field(default_factory=dict)
+    """Top-level module of each plug-in of the user's own to the BLAKE3 (hex) of its source when this was written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -14,6 +15,7 @@ import pytest
 import structlog
 from xdist.scheduler import LoadScopeScheduling
 
+from headrace.infra.recipe import plug_in_sources, plug_ins
 from headrace.schemas import codec
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +47,14 @@ def _log_as_before() -> Iterator[None]:
     """Undo what a command that was called in this process did to logging: its stream is closed when it returns."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def _places_as_before() -> Iterator[None]:
+    """Forget where the recipes of a test lay, and what their plug-ins were: another test's may be called the same."""
+    path, beside, loaded = sys.path[:], plug_ins._beside[:], plug_in_sources._loaded.copy()
+    yield
+    sys.path[:], plug_ins._beside[:], plug_in_sources._loaded = path, beside, loaded
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,6 +13,7 @@ from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.topic_reader import whole_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.process.signals import MustRestart, ToldToStop
+from headrace.infra.recipe.plug_in_sources import check_sources, trained
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.run.run import Run
 from headrace.schemas.records import NamedObject
@@ -43,10 +44,11 @@ class NoCheckpoint(HeadraceError):
 def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
     """Return a trainer's memory: from version 0, made and published here, or from the newest checkpoint.
 
-    Raises UsageError for a recipe that names an estimator there is not, ToldToStop, NoCheckpoint, and what `resume` and
-    `warm_start` raise.
+    Raises UsageError for a recipe that names an estimator there is not, OtherSource or SourceChanged for one that is
+    not the run's, ToldToStop, NoCheckpoint, and what `resume` and `warm_start` raise.
     """
     pin_threads()
+    check_sources(run.plug_ins, trained(run.recipe.trainer_of(policy)))
     check_advantage(run.recipe, policy)
     check_loss(run.recipe, policy)
     history = read_history(run, policy)

@@ -92,7 +92,8 @@ def swap(
     Every task issued from then on goes through the new chain; those issued before go through the old one, which ends
     after the last of them. Nothing stops, is lost or is trained twice. A run that rests goes on with the new chain.
 
-    A rule of your own must be importable wherever a curator runs: the groups that were issued under it wait for it.
+    A rule of your own must be found wherever a curator runs: the groups that were issued under it wait for it. The hash
+    of its source is recorded, and an edited rule is another chain.
 
     Example: [bold]headrace swap --run kafka://127.0.0.1:9092/arithmetic new_chain.toml[/]
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -19,12 +18,14 @@ from rich.markup import escape
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.embedded.servers import Servers
-from headrace.infra.environment import KAFKA_CLIENT_VARIABLE
+from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, PLUG_INS_VARIABLE
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.log import configure_logging
+from headrace.infra.process.child_process import PYTHON
 from headrace.infra.process.signals import INTERRUPTED, STOP_WITHIN_S, signals_ignored, signals_interrupt
 from headrace.infra.process.supervisor import Child, Patience, Supervisor
+from headrace.infra.recipe.plug_ins import places
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import first_message, settled, write_revision
 from headrace.infra.run.run import Run, join
@@ -205,6 +206,7 @@ class Launch:
 
     def _start_components(self) -> None:
         environment = dict(os.environ)
+        environment[PLUG_INS_VARIABLE] = os.pathsep.join(places())
         if client := self._servers.client:
             environment[KAFKA_CLIENT_VARIABLE] = json.dumps(client)
         self._supervisor = Supervisor(
@@ -325,10 +327,11 @@ def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
     """Return the component processes of a run on one machine, as the recipe's `launch` says."""
 
     def child(name: str, *words: str, torch_processes: int = 0) -> Child:
-        together = ["-m"]
+        together: list[str] = []
         if torch_processes > 1:  # without a folder for it, torchrun leaves one in /tmp
-            together = [*TORCHRUN, str(torch_processes), "--log-dir", str(logs / "torchrun"), "-m", "--"]
-        return Child(name, [sys.executable, *together, "headrace", *words, "--run", address], torch_processes)
+            folder = ("--log-dir", str(logs / "torchrun"), "--no-python", "--")
+            together = [*PYTHON, *TORCHRUN, str(torch_processes), *folder]
+        return Child(name, [*together, *PYTHON, "-m", "headrace", *words, "--run", address], torch_processes)
 
     trainers = {line: recipe.trainer_of(line).processes for line in recipe.lines}
     children = [

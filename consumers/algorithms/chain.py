@@ -12,7 +12,7 @@ from headrace.consumers.algorithms.order import wrong_order
 from headrace.consumers.algorithms.replay import Replay
 from headrace.consumers.algorithms.sizes import nothing_left
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.recipe.named import check_settings, imported
+from headrace.infra.recipe.named import check_settings, named
 
 ALGORITHMS = {
     "failures": "headrace.consumers.algorithms.failures:Failures",
@@ -149,7 +149,7 @@ def _shipped_name(use: str, algorithm: Algorithm) -> str:
 
 def _load(where: str, use: str, settings: Mapping[str, Any], seed: int) -> Algorithm:
     try:
-        build = imported(where, use, ALGORITHMS)
+        build = named(where, use, ALGORITHMS)
         check_settings(where, build, settings)
         signature = inspect.signature(build)
     except UsageError as error:

@@ -16,6 +16,7 @@ from headrace.infra.kafka.topic_reader import whole_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.recipe.plug_in_sources import check_sources, curated
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.group_consumer import GroupConsumer, Membership
 from headrace.infra.run.revisions import join_to_write
@@ -47,9 +48,11 @@ def main(run: str, policy: str | None = None, slot: str | None = None, variant: 
 def curator(run: Run, line: str) -> GroupConsumer:
     """Return the group consumer of the curators of a policy or shadow; the chain is checked before it joins the group.
 
-    Groups of before a shadow was there go through the first chain that it had.
+    Groups of before a shadow was there go through the first chain that it had. Raises OtherSource or SourceChanged
+    where the chain's plug-ins are not those that the run goes by.
     """
     topics, topic = run.topics, run.topics.trajectories(line)
+    check_sources(run.plug_ins, curated(run.recipe, line))
     chain_of(run.recipe, line)
     partitions = len(whole_topics(run.connection, [topic]))
 
@@ -57,8 +60,10 @@ def curator(run: Run, line: str) -> GroupConsumer:
 
     def recipe_of(revision: int) -> Recipe:
         if revision not in recipes:
-            found = (new for new in news.look() if new.run_id == run.run_id)
-            recipes.update({new.revision: Recipe.from_json(new.recipe) for new in found})
+            for new in news.look():
+                if new.run_id == run.run_id:
+                    recipes[new.revision] = Recipe.from_json(new.recipe)
+                    check_sources(new.plug_ins, curated(recipes[new.revision], line))
         return recipe_for(recipes, revision, line)
 
     desk = Desk(run.run_id, line, topics, recipe_of, run.get_group)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POLL_S = 0.02
+PYTHON = (sys.executable, "-P")
+"""With -P, nothing that lies in the folder where the command runs hides Python's own modules or installed ones."""
 PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
 

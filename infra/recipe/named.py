@@ -3,81 +3,33 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
-from types import ModuleType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 from headrace.infra.errors import UsageError
+from headrace.infra.recipe.plug_ins import plug_in
 
-ROOMS_OF_0_1 = ("consumers", "envs", "producers", "trainers")
-"""Until 0.1 these were imported by their own names, and recipes on the log name what they hold so."""
-SELECTORS = ("contract", "dots", "filter_solved", "greso", "pools", "registry", "tiers")
-MOVED = {
-    "envs.single_turn": "envs.workflows.single_turn",
-    "envs.solver_verifier": "envs.workflows.solver_verifier",
-    **{f"producers.selectors.{name}": f"producers.feed.selectors.{name}" for name in SELECTORS},
-}
-"""What a recipe of 0.1 may name and where it is now."""
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
-def named(where: str, use: str, shipped: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """Return the function called `use`; `where` begins the sentence of an error, as `trainer.loss`.
+def named(where: str, use: str, shipped: Mapping[str, str | Callable[..., Any]]) -> Callable[..., Any]:
+    """Return what a recipe calls `use`: a shipped function or class by its name, or the user's own.
 
-    Raises UsageError with the shipped names, nearest first, or with why an import failed.
+    All that a recipe names is found here. `where` begins the sentence of an error, as `trainer.loss`; what is shipped
+    may be given as `package.module:Name`, to be imported when it is asked for.
+
+    Raises UsageError with the shipped names, nearest first, or as `plug_in`.
     """
-    return shipped[use] if use in shipped else imported(where, use, dict.fromkeys(shipped, ""))
-
-
-def imported(where: str, use: str, shipped: Mapping[str, str]) -> Callable[..., Any]:
-    """Return the function or class called `use`, by its own `module:name` or by that of the shipped name.
-
-    Raises UsageError like `named`.
-    """
-    module, _, attribute = shipped.get(use, use).partition(":")
+    known = shipped.get(use, use)
+    if not isinstance(known, str):
+        return known
+    module, _, attribute = known.partition(":")
     if not module or not attribute:
         nearest = difflib.get_close_matches(use, shipped, n=len(shipped), cutoff=0.0)
         raise UsageError(f"{where}: no {use!r}; take one of {', '.join(nearest)}, or your own as `package.module:name`")
-    try:
-        found: Callable[..., Any] = getattr(module_named(module), attribute)
-    except ImportError as error:
-        raise UsageError(
-            f"{where}: importing {module} failed ({error}); have it installed, or its folder on PYTHONPATH, wherever a "
-            "process of the run begins"
-        ) from error
-    except AttributeError as error:
-        raise UsageError(f"{where}: module {module} has no {attribute!r}") from error
-    if not callable(found):
-        raise UsageError(f"{where}: {use!r} is no function and no class but {found!r}")
-    return found
-
-
-def module_named(name: str) -> ModuleType:
-    """Import a module that a recipe names; one of ours also by the name that it had until 0.1.
-
-    Raises ImportError. A module of the user's own comes first: their folder may hold packages of our rooms' names.
-    """
-    return importlib.import_module(f"headrace.{MOVED.get(name, name)}" if _is_ours(name) else name)
-
-
-def _is_ours(name: str) -> bool:
-    if name.partition(".")[0] not in ROOMS_OF_0_1:
-        return False
-    ours, found = _file_of(f"headrace.{MOVED.get(name, name)}"), _file_of(name)
-    # In a checkout both names may lead to one file, which must not become two modules.
-    return ours is not None and (found is None or Path(ours).samefile(found))
-
-
-def _file_of(module: str) -> str | None:
-    try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        return None
-    return spec.origin if spec is not None else None
+    return plug_in(where, known)
 
 
 def check_kinds(where: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:

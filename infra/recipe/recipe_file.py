@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from headrace.infra.errors import UsageError
+from headrace.infra.recipe.plug_ins import look_in
 from headrace.infra.recipe.recipe_keys import children_of, fields_of, is_free, known_keys
 from headrace.infra.recipe.settings import Recipe, Trainer, TrainerError
 
@@ -38,6 +39,8 @@ class Draft:
 
     table: Table = field(default_factory=dict)
     origins: dict[Location, str] = field(default_factory=dict)
+    folders: list[Path] = field(default_factory=list)
+    """Of the files that were read, the recipe's own first."""
 
     def origin(self, location: Location, default: str) -> str:
         """Return who gave the key, or the nearest table around it."""
@@ -50,6 +53,7 @@ class Draft:
 def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
     """Read a recipe with all that it extends, change it by `a.b=c` words, and check it whole.
 
+    From then on plug-ins are looked for in the folders of these files too.
     Raises UsageError that names file and key, says what is wrong and what is allowed.
     """
     draft = Draft()
@@ -62,6 +66,7 @@ def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
         raise UsageError(_explain(error, draft, name_or_path)) from error
     except RecursionError as error:
         raise UsageError(f"recipe {name_or_path} nests tables without end") from error
+    look_in(draft.folders)
     return _that_travels(recipe, name_or_path)
 
 
@@ -92,6 +97,7 @@ def changed_recipe(recipe: Recipe, name: str, sets: Sequence[str]) -> Recipe:
 def with_chain(recipe: Recipe, path: Path) -> Recipe:
     """Return a recipe with the chain of a TOML file, which holds `[[curate.chain]]` and nothing else.
 
+    From then on plug-ins are looked for in the folder of that file too.
     Raises UsageError that names file and key.
     """
     read = Draft()
@@ -111,6 +117,7 @@ def with_chain(recipe: Recipe, path: Path) -> Recipe:
         recipe = Recipe.model_validate(draft.table)
     except ValidationError as error:
         raise UsageError(_explain(error, draft, str(path))) from error
+    look_in(read.folders)
     return _that_travels(recipe, str(path))
 
 
@@ -155,11 +162,12 @@ def _read_into(draft: Draft, name: str, seen: tuple[str, ...], beside: Path | No
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also for a number of 5,000 digits, or arrays in arrays without end
         raise UsageError(f"{source} is not TOML: {error}") from error
-    base = table.pop("extends", None)
+    path, base = Path(source), table.pop("extends", None)
+    if path.is_file():
+        draft.folders.append(path.parent.resolve())
     if base is not None:
         if not isinstance(base, str):
             raise UsageError(f'{source}: `extends` names one other recipe, as in extends = "arithmetic"; got {base!r}')
-        path = Path(source)
         _read_into(draft, base, (*seen, source), path.parent if path.exists() else None)
     _merge(draft, draft.table, table, source)
 

@@ -14,6 +14,7 @@ import structlog
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress, open_producer
 from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.recipe.plug_in_sources import all_of, hashes_of, known_sources, source_differences, sources_of
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import (
     LISTING_S,
@@ -43,31 +44,37 @@ def settled(
     """Return what is to be written to the recipe topic before the run can go on; None when nothing is.
 
     A first revision begins a run, whose objects lie under its run id: runs that share a bucket, also from several
-    clusters, are told apart by it. A changed recipe becomes the next revision if the user says so; a store at another
-    address is told of by the same revision once more. A recipe whose chain `headrace swap` replaced is no changed one.
+    clusters, are told apart by it. A changed recipe, or one whose plug-ins have another source, becomes the next
+    revision if the user says so; a store at another address, and sources that nobody told, are told of by the same
+    revision once more. A recipe whose chain `headrace swap` replaced is no changed one.
     Raises UsageError with the keys that differ.
     """
     before = known_revisions(address)
     if not before:
         run_id = f"{address.run}-{secrets.token_hex(4)}"
-        return revision_of(run_id, 0, recipe, store_text(replace(where, prefix=f"{run_id}/"), with_keys=with_keys))
+        store = store_text(replace(where, prefix=f"{run_id}/"), with_keys=with_keys)
+        return replace(revision_of(run_id, 0, recipe, store), plug_ins=hashes_of(all_of(recipe)))
     newest = before[-1]
     store = store_text(replace(where, prefix=store_of(newest).prefix), with_keys=with_keys)
     swapped, recipe = _with_swapped_chain(before, recipe)
-    differing = differences(Recipe.from_json(newest.recipe), recipe)
+    known, here = known_sources(before), sources_of(all_of(recipe))
+    hashes = {top: source.hash for top, source in here.items()}
+    differing = [*differences(Recipe.from_json(newest.recipe), recipe), *source_differences(known, here)]
     if differing and not new_recipe:
         raise UsageError(
             f"run {address.run} has another recipe (revision {newest.revision}):\n"
             + "\n".join(f"  {line}" for line in differing)
-            + "\nGo on with the old recipe, record the new one as a revision of this run by --new-recipe, begin "
-            "another run by --data or --set name=, or remove this one by `headrace clean`"
+            + "\nGo on with the old recipe and its plug-ins, record the new one as a revision of this run by "
+            "--new-recipe, begin another run by --data or --set name=, or remove this one by `headrace clean`"
         )
     if differing:
         _refuse_other_adapters(Recipe.from_json(newest.recipe), recipe)
-        return replace(revision_of(newest.run_id, newest.revision + 1, recipe, store), swapped=swapped)
-    if newest.store != store or untold(before):
+        made = revision_of(newest.run_id, newest.revision + 1, recipe, store)
+        return replace(made, swapped=swapped, plug_ins=hashes)
+    if newest.store != store or untold(before) or hashes.keys() - known.keys():
         # The recipe's own text: another build may not know the keys that this one has.
-        return replace(newest, store=store, schemas=codec.schema_texts(), created_ms=now_ms())
+        resent = replace(newest, store=store, schemas=codec.schema_texts(), plug_ins=hashes)
+        return replace(resent, created_ms=now_ms())
     return None
 
 

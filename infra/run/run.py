@@ -6,8 +6,8 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, TypeVar
 
@@ -28,6 +28,7 @@ from headrace.infra.kafka.clients import (
 from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import read_all, read_range
 from headrace.infra.process.signals import MustRestart, ToldToStop
+from headrace.infra.recipe.plug_in_sources import known_sources
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.store.access import find_keys
 from headrace.infra.store.object_cache import ObjectCache, Uncached
@@ -88,6 +89,8 @@ class Run:
     """Next offset of the recipe topic: whoever follows it begins there, and never takes an old end for a new one."""
     source: str = ""
     """Of an offline experiment: name of the run, on the same cluster, over whose batches it was trained."""
+    plug_ins: Mapping[str, str] = field(default_factory=dict)
+    """Sources of plug-ins that the run goes by: the newest hash that its revisions tell of each top-level module."""
 
     @property
     def connection(self) -> Connection:
@@ -237,7 +240,8 @@ def _join(address: RunAddress) -> Run:
     at = RunAddress(own, address.run)
     codec.on_unknown(RecipeNews(at, end).look)
     ended, source = found[-1].ended, found[0].source
-    return Run(at, found[0].run_id, revisions, store, ended, not untold(told), end, source)
+    known = known_sources(found)
+    return Run(at, found[0].run_id, revisions, store, ended, not untold(told), end, source, known)
 
 
 def run_names(connection: Connection, patience_s: float) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -26,7 +25,7 @@ from headrace.infra.embedded.servers import Servers
 from headrace.infra.environment import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABLE, SECRET_KEY_VARIABLE
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.topic_admin import delete_topics
-from headrace.infra.process.child_process import ChildCommand, end_all, spawn
+from headrace.infra.process.child_process import PYTHON, ChildCommand, end_all, spawn
 from headrace.infra.process.log_lines import last_lines
 from headrace.infra.process.signals import STOP_WITHIN_S, signals_ignored, signals_interrupt
 from headrace.infra.recipe.settings import Recipe
@@ -129,7 +128,7 @@ def command_of(run: SweepRun, place: Place, shared: Sequence[str], archive: str 
     # Of a run that goes on only the servers' addresses may have changed: `play` has looked.
     where += ["--new-recipe"] if (place.folder / "run.json").exists() else []
     where += ["--from", archive] if archive else []
-    return [sys.executable, "-m", "headrace", "up", run.source, *sets, *where]
+    return [*PYTHON, "-m", "headrace", "up", run.source, *sets, *where]
 
 
 def _check_folder(sweep: Sweep, folder: DataFolder) -> None:

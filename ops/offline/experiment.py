@@ -20,6 +20,7 @@ from headrace.infra.kafka.clients import Outgoing, RunAddress
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.progress import Tell
+from headrace.infra.recipe.plug_in_sources import hashes_of, trained
 from headrace.infra.recipe.recipe_file import changed_recipe, check_trainer_words
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import differences, known_revisions, revision_of, write_revision
@@ -125,7 +126,8 @@ def _settled(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
     for number, recipe in enumerate(recipes):
         if number in known:
             continue
-        revision = replace(revision_of(run_id, number, recipe, store), source=run.address.run)
+        plug_ins = hashes_of(trained(recipe.trainer_of(policy)))
+        revision = replace(revision_of(run_id, number, recipe, store), source=run.address.run, plug_ins=plug_ins)
         write_revision(address.connection, topics.recipe, revision)
     return join(address)
 

@@ -19,6 +19,7 @@ from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.progress import progress
+from headrace.infra.recipe.plug_in_sources import curated, known_sources, note_sources
 from headrace.infra.recipe.recipe_file import with_chain
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import with_experiment_of
@@ -109,6 +110,7 @@ def curate_offline(
         policies = _shadow(recipes[max(recipes)], policies, variant)
     for name in policies:
         chain_of(recipes[max(recipes)], name)
+        note_sources(known_sources(archive.revisions()), curated(recipes[max(recipes)], name))
     tallies = {name: Tally() for name in policies}
     with _new_archive(archive, out) as writer, progress("curating") as tell:
         _copy_topic(archive, archive.topics.recipe, writer)

@@ -17,6 +17,7 @@ from headrace.infra.archive.reading import Archive
 from headrace.infra.environment import is_alone
 from headrace.infra.errors import UsageError
 from headrace.infra.progress import Tell
+from headrace.infra.recipe.plug_in_sources import known_sources, note_sources, trained
 from headrace.infra.recipe.recipe_file import changed_recipe, check_trainer_words
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import differences, with_experiment_of
@@ -128,7 +129,8 @@ def _written(path: Path, made: Iterable[Version], tell: Callable[[int], None]) -
 def _settled(archive: Archive, wish: Wish) -> tuple[str, Recipe, list[Recipe]]:
     """Return the policy, the newest recipe as it was, and all revisions with the settings that are asked for."""
     check_trainer_words(wish.sets)
-    revisions = {one.revision: Recipe.from_json(one.recipe) for one in archive.revisions()}
+    told = archive.revisions()
+    revisions = {one.revision: Recipe.from_json(one.recipe) for one in told}
     before = [revisions[number] for number in sorted(revisions)]
     if not before:
         raise UsageError(f"the archive {archive.root} holds no recipe of its run, so nothing can be trained over it")
@@ -146,6 +148,7 @@ def _settled(archive: Archive, wish: Wish) -> tuple[str, Recipe, list[Recipe]]:
     for recipe in recipes:
         check_advantage(recipe, policy)
         check_loss(recipe, policy)
+    note_sources(known_sources(told), trained(recipes[-1].trainer_of(policy)))
     return policy, before[-1], recipes
 
 

@@ -28,6 +28,7 @@ from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, MustRestart, keep_running, stop_on_signals
+from headrace.infra.recipe.plug_in_sources import check_sources, fed
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import OwnPositions, Role
 from headrace.infra.run.revisions import differ_by_chain, join_to_write
@@ -104,13 +105,17 @@ class Feeder:
         return record
 
     def _follow(self, revision: RecipeRevision | None) -> None:
-        """Follow a later revision of the recipe. Raises MustRestart for one that changes more than the chain."""
+        """Follow a later revision of the recipe.
+
+        Raises MustRestart for one that changes more than the chain, and OtherSource or SourceChanged.
+        """
         known = self.state.revision
         if revision is None or revision.run_id != known.run_id or revision.revision <= known.revision:
             return
         recipe = Recipe.from_json(revision.recipe)
         if not differ_by_chain(self.state.recipe, recipe):
             raise MustRestart(f"revision {revision.revision} of the recipe changes more than its chain")
+        check_sources(revision.plug_ins, fed(recipe))
         self.state.swap(revision, recipe)
         log.info("chain.swapped", revision=revision.revision, begins=dict(self.state.pacing.next))
         if self.state.ended:
@@ -220,9 +225,11 @@ def _takers(run: Run, state: FeedState) -> dict[str, tuple[type[Any], Callable[[
 def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
     """Build the feeder of a run from what is committed; the writer, built before, has fenced any other.
 
-    Raises UsageError when the recipe asks for what its environments or selectors cannot give.
+    Raises UsageError when the recipe asks for what its environments or selectors cannot give, and OtherSource or
+    SourceChanged where these are not those that the run goes by.
     """
     recipe, revision = run.recipe, read_revisions(run.address)[-1]
+    check_sources(run.plug_ins, fed(recipe))
     sources = {name: _source(run, name) for name in recipe.workflows}
     send_examples(run, writer, {name: source.environment for name, source in sources.items()})
     for source in sources.values() if recipe.evaluate.every else ():

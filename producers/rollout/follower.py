@@ -54,6 +54,8 @@ class WeightFollower(threading.Thread):
         """Newest version seen of each policy."""
         self.recipes: dict[int, Recipe] = dict(enumerate(run.revisions))
         """Every revision of the recipe."""
+        self.plug_ins = run.plug_ins
+        """Sources of plug-ins that the run goes by; another mapping when a revision tells of others."""
         self.ended = run.ended
         """Why the run is over; empty while it goes on."""
         self.taken: dict[str, TakenWeights] = {}
@@ -203,6 +205,8 @@ class WeightFollower(threading.Thread):
         except UsageError as error:
             log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
             return
+        if revision.plug_ins.items() - self.plug_ins.items():
+            self.plug_ins = {**self.plug_ins, **revision.plug_ins}
         if revision.ended and not self.ended:
             log.info("run.ended", why=revision.ended)
         self.ended = revision.ended

@@ -28,6 +28,7 @@ from headrace.infra.kafka.clients import Outgoing, parse_run, partitions_of
 from headrace.infra.kafka.topic_reader import Place
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.recipe.plug_in_sources import check_sources, played
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import Run
@@ -109,6 +110,8 @@ class RolloutWorker:
         self._report_at = 0.0
         self._reported: Future[None] | None = None
         self._reported_at = 0.0
+        self._plug_ins = run.plug_ins
+        """Sources that those which are loaded were compared with."""
         self._stall_watch, self._stalled = StallWatch(), ""
         self._threads = EpisodeThreads()
         self._leaving = ThreadPoolExecutor(2, thread_name_prefix="leaving")
@@ -300,11 +303,18 @@ class RolloutWorker:
                 if error is not None:
                     raise error
             self._watch_end(loop.time())
+            self._watch_plug_ins()
             if loop.time() >= self._report_at:
                 self._report_at = loop.time() + STATUS_EVERY_S
                 self._watch_stall(loop.time())
                 self._report()
             await asyncio.sleep(TURN_S)
+
+    def _watch_plug_ins(self) -> None:
+        """Raise OtherSource, or SourceChanged, when a revision goes by other plug-ins than those that are loaded."""
+        if (told := self.follower.plug_ins) is not self._plug_ins:
+            self._plug_ins = told
+            check_sources(told, played(self.follower.recipe, self.options.workflow))
 
     def _watch_end(self, now: float) -> None:
         if not self.follower.ended:
@@ -382,6 +392,7 @@ def build(run: Run, workflow: str | None, name: str, region: str, concurrency: i
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"--concurrency is {concurrency}; it must be at least 1")
     options = Options(chosen, name, region, concurrency or run.recipe.rollout.concurrency)
+    check_sources(run.plug_ins, played(run.recipe, chosen))
     return RolloutWorker(run, options, workflow_spec(run.recipe, chosen))
 
 

@@ -29,14 +29,17 @@ def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "headrace", *map(str, words)]
 
 
-def headrace(*words: str | Path, timeout_s: float = 800, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end."""
+def headrace(
+    *words: str | Path, timeout_s: float = 800, where: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end, in a folder."""
     return subprocess.run(
         command(*words),
         capture_output=True,
         text=True,
         timeout=timeout_s,
         check=False,
+        cwd=where,
         env={**os.environ, **variables},
     )
 

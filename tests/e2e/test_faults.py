@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -129,14 +128,13 @@ def test_a_run_that_is_joined_vandalised_killed_and_interrupted_ends_with_a_clos
 
 @pytest.mark.exhaustive
 def test_an_environment_that_raises_or_never_returns_gives_failed_groups_and_the_run_goes_on(tmp_path: Path) -> None:
-    here = Path(__file__).parent
     summary = tmp_path / "summary.json"
     done = headrace(
         *("up", "arithmetic", "--data", tmp_path / "data", "--summary", summary, "--plain"),
         *("--set", "trainer.steps=2", "--set", "evaluate.every=0", "--set", "rollout.episode_limit_s=2", *UNLEARNED),
         *("--set", 'workflows.sums.env={ use = "faulty_sums:FaultySums" }'),
         *("--set", 'workflows.sums.workflow="faulty_sums:faulty_turn"'),
-        PYTHONPATH=os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")]),
+        where=Path(__file__).parent,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(summary.read_text())
@@ -147,7 +145,6 @@ def test_an_environment_that_raises_or_never_returns_gives_failed_groups_and_the
 
 @pytest.mark.exhaustive
 def test_two_tasks_that_kill_their_workers_are_found_under_the_supervisor_and_the_run_goes_on(tmp_path: Path) -> None:
-    here = Path(__file__).parent
     summary = tmp_path / "summary.json"
     done = headrace(
         *("up", "arithmetic", "--data", tmp_path / "data", "--summary", summary, "--plain"),
@@ -155,7 +152,7 @@ def test_two_tasks_that_kill_their_workers_are_found_under_the_supervisor_and_th
         *("--set", 'workflows.sums.env={ use = "deadly_sums:DeadlySums" }'),
         *("--set", 'workflows.sums.workflow="deadly_sums:deadly_turn"'),
         timeout_s=800,
-        PYTHONPATH=os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")]),
+        where=Path(__file__).parent,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(summary.read_text())

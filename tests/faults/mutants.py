@@ -69,6 +69,8 @@ OFFLINE = "tests/unit/test_offline_training.py::"
 EXPORT = "tests/unit/test_export.py::"
 IN_STORE = "tests/integration/test_archive_in_store.py::"
 SWEEP = "tests/unit/test_sweep.py::"
+PLUG_INS = "tests/unit/test_plug_ins.py::"
+SOURCES = "tests/unit/test_plug_in_sources.py::"
 GC = "tests/integration/test_gc.py::"
 RETENTION = "tests/unit/test_retention.py::"
 EXPERTS = "tests/unit/test_experts.py::"
@@ -924,6 +926,33 @@ MUTANTS = (
         "type(value) not in kinds",
         "not isinstance(value, kinds)",
         ("tests/unit/test_named.py::test_a_value_of_another_kind_is_refused_by_key_and_value",),
+    ),
+    Mutant(
+        "plug-ins-first",
+        "what lies in a user's folder hides no module of Python's and no installed one",
+        "infra/recipe/plug_ins.py",
+        "sys.path += [place",
+        "sys.path[:0] = [place",
+        (f"{PLUG_INS}test_the_recipes_folder_comes_before_the_commands_and_both_after_what_can_be_imported",),
+    ),
+    Mutant(
+        "any-source",
+        "a component whose plug-in is not the run's is refused",
+        "infra/recipe/plug_in_sources.py",
+        "if source is not None and told.get(top_of(use), source.hash) != source.hash:",
+        "if source is None:",
+        (
+            f"{SOURCES}test_another_source_is_refused_with_name_place_both_hashes_and_what_to_do",
+            f"{SOURCES}test_a_worker_looks_again_whenever_a_revision_tells_of_sources",
+        ),
+    ),
+    Mutant(
+        "edited-unasked",
+        "a run goes on with an edited plug-in only where its user says so",
+        "infra/run/revisions.py",
+        ", *source_differences(known, here)]",
+        "]",
+        (f"{SOURCES}test_a_run_records_its_plug_ins_and_goes_on_after_an_edit_only_by_a_new_revision",),
     ),
     Mutant(
         "late-targets",

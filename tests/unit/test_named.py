@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.named import check_options, module_named
+from headrace.infra.recipe.named import check_options
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -48,27 +46,3 @@ def test_a_value_of_another_kind_is_refused_by_key_and_value(options: dict[str, 
 
 def test_annotations_that_cannot_be_read_judge_nothing() -> None:
     check_options("here", half_known, {"exact": "1", "cap": "a lot"})
-
-
-@pytest.mark.parametrize("name", ["envs.registry", "consumers.algorithms.pods", "trainers.losses.ppo"])
-def test_a_module_of_ours_is_found_by_the_name_that_recipes_of_the_first_release_have(name: str) -> None:
-    assert module_named(name) is sys.modules[f"headrace.{name}"]
-
-
-def test_a_module_in_the_users_own_package_of_the_same_name_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "envs"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "arithmetic.py").write_text("MINE = True\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    for known in [known for known in sys.modules if known.partition(".")[0] == "envs"]:
-        monkeypatch.delitem(sys.modules, known)
-
-    assert module_named("envs.arithmetic").MINE
-    assert module_named("envs.jsonl").__name__ == "headrace.envs.jsonl"
-    with pytest.raises(ModuleNotFoundError, match=r"envs\.nosuch"):
-        module_named("envs.nosuch")
-    for known in [known for known in sys.modules if known.partition(".")[0] == "envs"]:
-        del sys.modules[known]

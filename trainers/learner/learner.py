@@ -31,7 +31,7 @@ from headrace.trainers.learner.logprobs import Scorer
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.masters import Masters, State
 from headrace.trainers.learner.model import TORCH_DTYPES, deterministic, from_torch, publish_weights, to_torch
-from headrace.trainers.learner.numerics import compute_dtype, numerics
+from headrace.trainers.learner.numerics import compute_dtype, numerics, plug_in_parts
 from headrace.trainers.learner.reference import ReferencePolicy
 from headrace.trainers.learner.routing import Routers
 from headrace.trainers.learner.schedule import learning_rate
@@ -274,8 +274,8 @@ class Learner:
         return None if kind == "step" else self._parameters[name]
 
     def fingerprint(self) -> dict[str, str]:
-        """Return `numerics` of the learner's device, and what the backend adds."""
-        return {**numerics(str(self._device)), **self._backend.fingerprint}
+        """Return `numerics` of the learner's device, what the backend adds, and the sources of plug-ins."""
+        return {**numerics(str(self._device)), **self._backend.fingerprint, **plug_in_parts(self.settings)}
 
     @torch.no_grad()
     def _spread_what_is_frozen(self, own: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 import torch
 import transformers
 
+from headrace.infra.recipe.plug_in_sources import SHOWN, source_here, top_of, trained
+from headrace.infra.recipe.settings import Trainer
+
 
 def compute_dtype(device: torch.device) -> torch.dtype:
     """Return the type in which a device evaluates the published values."""
@@ -37,6 +40,12 @@ def numerics(name: str) -> dict[str, str]:
         found["device"] = torch.cuda.get_device_name(device) if torch.cuda.is_available() else f"{name} is missing"
         found["cuda"] = str(torch.version.cuda)
     return found
+
+
+def plug_in_parts(settings: Trainer) -> dict[str, str]:
+    """Return, by plug-in that makes loss or advantage, the part of a fingerprint that names its source here."""
+    tops = dict.fromkeys(map(top_of, trained(settings)))
+    return {f"plug-in {top}": source.hash[:SHOWN] for top in tops if (source := source_here(top)) is not None}
 
 
 def other_parts(expected: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

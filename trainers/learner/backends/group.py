@@ -29,6 +29,7 @@ from torch.distributed.rendezvous import rendezvous
 from headrace.infra.environment import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, environment, is_alone
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.process.child_process import die_with_parent
+from headrace.infra.recipe.plug_in_sources import check_sources, hashes_of, trained
 from headrace.infra.recipe.settings import Lora, Trainer
 from headrace.infra.run.run import Objects, Run
 from headrace.infra.store.object_store import StoreUnavailable
@@ -44,7 +45,7 @@ from headrace.trainers.learner.lane import Lane
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.model import empty_model, pin_threads, to_torch
-from headrace.trainers.learner.numerics import numerics
+from headrace.trainers.learner.numerics import numerics, plug_in_parts
 from headrace.trainers.learner.shard_index import Index
 from headrace.trainers.learner.step_metrics import StepMetrics
 
@@ -103,9 +104,10 @@ def new_learner(
 
 def numerics_here(settings: Trainer) -> dict[str, str]:
     """Return the fingerprint that a learner of these settings would have in this process."""
+    alone = {**numerics(settings.device), **plug_in_parts(settings)}
     if not dist.is_initialized():
-        return numerics(settings.device)
-    return {**numerics(settings.device), **_kind(settings).fingerprint_on(dist.get_world_size())}
+        return alone
+    return {**alone, **_kind(settings).fingerprint_on(dist.get_world_size())}
 
 
 class LeadingLearner(Learner):
@@ -123,7 +125,7 @@ class LeadingLearner(Learner):
         LeadingLearner._newest = self
         _uploads().give_up()
         lora = (adapter.settings, adapter.seed) if adapter is not None else None
-        _say("build", model.config, settings, seed, lora, torch.get_num_threads())
+        _say("build", model.config, settings, seed, lora, torch.get_num_threads(), hashes_of(trained(settings)))
         super().__init__(model, settings, seed, adapter, backend=_backend(settings))
 
     def _say(self, *command: object) -> None:
@@ -262,8 +264,10 @@ def _built(
     seed: int,
     lora: tuple[Lora, int] | None,
     threads: int,
+    plug_ins: Mapping[str, str],
 ) -> _FollowingLearner:
     pin_threads(threads)
+    check_sources(plug_ins, trained(settings))
     model = empty_model(config)
     adapter = None if lora is None else Adapter(model, *lora)
     return _FollowingLearner(model, settings, seed, adapter, _backend(settings))

@@ -1,0 +1,207 @@
+"""Which source a run's plug-ins have: a hash of each stands on the `recipe` topic, and who joins the run compares.
+
+The source of a plug-in is the file of its module, or, where that lies in a package, all `.py` files below the top
+package. What is shipped has no hash: the build is named elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from blake3 import blake3
+
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.recipe.plug_ins import is_own, location_of
+from headrace.infra.recipe.settings import Recipe, Trainer, Use
+from headrace.schemas.records import RecipeRevision
+
+SHOWN = 12
+"""Digits of a hash that are shown."""
+
+log = structlog.get_logger()
+
+
+class OtherSource(UsageError):
+    """A plug-in here is not the one that the run goes by."""
+
+
+class SourceChanged(HeadraceError):
+    """A plug-in became the one that the run goes by after this process had loaded it: the process is begun anew."""
+
+    exit_code = os.EX_TEMPFAIL
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the source of a plug-in lies, and its hash."""
+
+    place: Path
+    hash: str
+
+
+_loaded: dict[str, Source] = {}
+"""By top-level module, as it was when this process first asked for it: what is imported later stays what it was."""
+
+
+def top_of(use: str) -> str:
+    """Return the top-level module of `package.module:Name`."""
+    return use.partition(":")[0].partition(".")[0]
+
+
+def source_on_disk(top: str) -> Source | None:
+    """Return the source of a top-level module as it is now; None for one that has none here. Raises OSError."""
+    located = location_of(top)
+    if not located or not all(place.exists() for place in located):
+        return None
+    digest = blake3()
+    for name, path in _files(located):
+        content = path.read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return Source(located[0], digest.hexdigest())
+
+
+def source_here(top: str) -> Source | None:
+    """Return the source of a top-level module as this process has it. Raises OSError."""
+    if top not in _loaded and (found := source_on_disk(top)) is not None:
+        _loaded[top] = found
+    return _loaded.get(top)
+
+
+def _files(located: Iterable[Path]) -> list[tuple[str, Path]]:
+    """Return name and path of every file of a source, in name order; hidden ones, as editors leave them, are none."""
+    found: list[tuple[str, Path]] = []
+    for place in located:
+        if place.is_file():
+            found.append((place.name, place))
+            continue
+        for folder, below, names in os.walk(place):
+            below[:] = [name for name in below if not name.startswith(".")]
+            paths = [Path(folder, name) for name in names if name.endswith(".py") and not name.startswith(".")]
+            found += [(path.relative_to(place).as_posix(), path) for path in paths]
+    return sorted(found)
+
+
+# ------------------------------------------------------------------------------------------ what names them in a recipe
+
+
+def played(recipe: Recipe, workflow: str) -> tuple[str, ...]:
+    """Return the plug-ins that a rollout worker loads: environment, workflow, engine; none where it is not played."""
+    wanted = recipe.workflows.get(workflow)
+    if wanted is None:
+        return ()
+    return _own([*_within(wanted.env), wanted.workflow, recipe.rollout.engine.use])
+
+
+def fed(recipe: Recipe) -> tuple[str, ...]:
+    """Return the plug-ins that the feeder loads: environments and selectors."""
+    environments = [use for workflow in recipe.workflows.values() for use in _within(workflow.env)]
+    return _own([*environments, *(selector.use for selector in recipe.feed.selector)])
+
+
+def curated(recipe: Recipe, line: str) -> tuple[str, ...]:
+    """Return the plug-ins that a curator of a policy or shadow loads: its data algorithms; none where there is none."""
+    return _own([use.use for use in recipe.chain_of(line)] if line in recipe.lines else [])
+
+
+def trained(settings: Trainer) -> tuple[str, ...]:
+    """Return the plug-ins that a trainer loads: its advantage, and all that makes its loss."""
+    several = (settings.advantage, settings.loss, settings.aggregation, settings.kl, *settings.correction)
+    return _own([use.use for use in several if use is not None])
+
+
+def all_of(recipe: Recipe) -> tuple[str, ...]:
+    """Return every plug-in that a recipe names, each once."""
+    by_workflow = (use for workflow in recipe.workflows for use in played(recipe, workflow))
+    by_line = (use for line in recipe.lines for use in (*curated(recipe, line), *trained(recipe.trainer_of(line))))
+    return tuple(dict.fromkeys([*fed(recipe), *by_workflow, *by_line]))
+
+
+def _own(uses: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(use for use in uses if is_own(use)))
+
+
+def _within(use: Use) -> Iterator[str]:
+    """Yield what an environment is called, and those that it mixes."""
+    yield use.use
+    yield from _named_in(use.settings)
+
+
+def _named_in(settings: Any) -> Iterator[str]:
+    inner: Iterable[Any] = ()
+    match settings:
+        case {"use": str(use), **others}:
+            yield use
+            inner = others.values()
+        case dict():
+            inner = settings.values()
+        case list() | tuple():
+            inner = settings
+    for one in inner:
+        yield from _named_in(one)
+
+
+# ------------------------------------------------------------------------------------------- what the run goes by
+
+
+def known_sources(revisions: Iterable[RecipeRevision]) -> dict[str, str]:
+    """Return hashes by top-level module, the newest of each, from revisions in order; old runs have none."""
+    return {top: told for revision in revisions for top, told in revision.plug_ins.items()}
+
+
+def sources_of(uses: Iterable[str]) -> dict[str, Source]:
+    """Return the source of every plug-in that is found here, by top-level module, as it is now. Raises OSError."""
+    found = {top: source_on_disk(top) for top in dict.fromkeys(map(top_of, uses))}
+    return {top: source for top, source in found.items() if source is not None}
+
+
+def hashes_of(uses: Iterable[str]) -> dict[str, str]:
+    """Return what a revision says of plug-ins. Raises OSError."""
+    return {top: source.hash for top, source in sources_of(uses).items()}
+
+
+def source_differences(told: Mapping[str, str], here: Mapping[str, Source]) -> list[str]:
+    """Return `plug-in NAME (PLACE): source OLD -> NEW` for every source that is another here than is told."""
+    return [
+        f"plug-in {top} ({source.place}): source {told[top][:SHOWN]} -> {source.hash[:SHOWN]}"
+        for top, source in here.items()
+        if told.get(top, source.hash) != source.hash
+    ]
+
+
+def check_sources(told: Mapping[str, str], uses: Iterable[str]) -> None:
+    """Compare the plug-ins that this process loads with those that the run goes by; what nobody told is accepted.
+
+    Raises OtherSource with both hashes; SourceChanged where a process that begins now would have the right one.
+    """
+    for use, source in _differing(told, uses):
+        top = top_of(use)
+        now = source_on_disk(top)
+        hashes = f"has source {source.hash[:SHOWN]}, and the run goes by {told[top][:SHOWN]}"
+        if now is not None and now.hash == told[top]:
+            raise SourceChanged(
+                f"plug-in {use}, as this process loaded it from {source.place}, {hashes}: begun anew, it takes that one"
+            )
+        raise OtherSource(
+            f"plug-in {use}, found here in {source.place}, {hashes}: bring the run's source here, or make this one the "
+            "run's by the command that began it, stopped and given again with --new-recipe"
+        )
+
+
+def note_sources(told: Mapping[str, str], uses: Iterable[str]) -> None:
+    """Warn of plug-ins that are not those of the run, where nothing is written to it: there a new try is no mistake."""
+    for use, source in _differing(told, uses):
+        why = f"{use} in {source.place} has source {source.hash[:SHOWN]}, the run's had {told[top_of(use)][:SHOWN]}"
+        log.warning("plug_in.differs", why=why)
+
+
+def _differing(told: Mapping[str, str], uses: Iterable[str]) -> Iterator[tuple[str, Source]]:
+    for use in uses:
+        source = source_here(top_of(use))
+        if source is not None and told.get(top_of(use), source.hash) != source.hash:
+            yield use, source

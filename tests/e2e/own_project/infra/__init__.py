@@ -1,0 +1,1 @@
+raise AssertionError("nothing of Headrace imports what lies here")
