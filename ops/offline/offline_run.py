@@ -147,7 +147,7 @@ def _evaluated(order: OfflineOrder, policy: str, asked: Recipe, newest: int) -> 
     for version, folder in sorted({**folders, newest: order.data / TRAINED}.items()):
         if str(version) not in known:
             told = evaluate(asked, {policy: folder})
-            known[str(version)] = _mean([one[policy]["avg_at_k"] for one in told.values() if policy in one])
+            known[str(version)] = _mean([one[policy].avg_at_k for one in told.values() if policy in one])
             write_atomically(path, json.dumps(known).encode())
     return [[int(version), round(reward, 4)] for version, reward in sorted(known.items(), key=lambda one: int(one[0]))]
 
