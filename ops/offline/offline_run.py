@@ -26,6 +26,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import differences, with_experiment_of
 from headrace.ops.offline.held_out import evaluate
 from headrace.ops.offline.offline_curator import curate_offline
+from headrace.ops.plain_json import plain
 
 CURATED, TRAINED, HELD_OUT, EXPERIMENT = "curated", "trained", "held-out", "experiment"
 """What the folder holds: two folders, and beside them what each step told, as JSON."""
@@ -111,7 +112,7 @@ def _curated(order: OfflineOrder) -> dict[str, Any]:
         if out.exists():
             shutil.rmtree(out)
         found = curate_offline(order.archive, None, order.recipe, out)
-        write_atomically(report, json.dumps(found).encode())
+        write_atomically(report, json.dumps(plain(found)).encode())
     read: dict[str, Any] = json.loads(report.read_text())
     return read
 
@@ -133,7 +134,7 @@ def _trained(order: OfflineOrder, policy: str) -> dict[str, Any]:
                 tell(done, most)
 
             found = train_offline(order.data / CURATED, out, wish, told)
-        write_atomically(report, json.dumps({**found, "seconds": seconds}).encode())
+        write_atomically(report, json.dumps({**plain(found), "seconds": seconds}).encode())
     read: dict[str, Any] = json.loads(report.read_text())
     return read
 

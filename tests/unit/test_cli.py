@@ -22,6 +22,7 @@ from headrace.infra.kafka.clients import KafkaAway
 from headrace.ops import opened_run
 from headrace.ops.compare import sweep
 from headrace.ops.dead_letters.redrive import Redriven, Refused
+from headrace.ops.offline.retrain import Compared
 from headrace.ops.opened_run import OpenedRun
 from headrace.ops.plain_json import plain
 
@@ -51,6 +52,11 @@ class Found:
     comparable: bool = True
     versions: tuple[Any, ...] = ()
     refused: tuple[int, ...] = ()
+
+
+def retrained(*equal: bool | None) -> Found:
+    versions = tuple(Compared(number, 0, "a", equal=one) for number, one in enumerate(equal))
+    return Found(versions=versions, comparable=None not in equal)
 
 
 LOOKS = {
@@ -185,33 +191,33 @@ def test_an_audit_that_cannot_be_made_is_another_end_than_one_that_does_not_clos
 @pytest.mark.parametrize(
     ("found", "code"),
     [
-        ({"comparable": True, "versions": [{"equal": True}]}, 0),
-        ({"comparable": True, "versions": [{"equal": True}, {"equal": False}]}, 1),
-        ({"comparable": False, "versions": [{"equal": None}]}, 3),
+        (retrained(True), 0),
+        (retrained(True, False), 1),
+        (retrained(None), 3),
         (KafkaAway("the broker is away: start it"), 3),
         (UsageError("there is no version 99"), 2),
     ],
 )
 def test_a_retrain_that_cannot_be_made_is_another_end_than_one_that_differs(
-    found: dict[str, Any] | HeadraceError,
+    found: Found | HeadraceError,
     code: int,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def retrained(*_given: Any) -> Any:
+    def tool(*_given: Any) -> Any:
         if isinstance(found, HeadraceError):
             raise found
         return found
 
     monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
-    monkeypatch.setattr("headrace.ops.offline.retrain.retrain", retrained)
+    monkeypatch.setattr("headrace.ops.offline.retrain.retrain", tool)
 
     with pytest.raises(SystemExit) as caught:
         cli.main(["retrain", "--run", ADDRESS, "--json"])
 
     assert caught.value.code == code
     said = capsys.readouterr()
-    assert said.err == f"error: {found}\n" if isinstance(found, HeadraceError) else json.loads(said.out) == found
+    assert said.err == f"error: {found}\n" if isinstance(found, HeadraceError) else json.loads(said.out) == plain(found)
 
 
 @pytest.mark.parametrize(
