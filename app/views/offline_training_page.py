@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from headrace.ops.offline.offline_run import OfflineSummary
 
 if TYPE_CHECKING:  # the tool needs torch, and its page does not
     from headrace.ops.offline.offline_trainer import TrainedOffline
@@ -22,8 +24,6 @@ COLUMNS = {
     "grad_norm_mean": ("grad norm", "{:.2f}"),
 }
 """What a metric is called here, and its form."""
-WORDS = {"issued": "read", "trained": "trained", "replayed": "replayed"}
-"""Counts of groups, and what they are called here."""
 
 
 def offline_training_page(trained: TrainedOffline) -> RenderableType:
@@ -92,22 +92,20 @@ def _counts(trained: TrainedOffline) -> list[Text]:
     return parts
 
 
-def run_page(summary: Mapping[str, Any]) -> RenderableType:
-    """Return what `headrace up --from` shows; `summary` is what --summary writes."""
-    [(policy, block)] = summary["policies"].items()
-    groups, data = block["groups"], summary["data"]
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in groups["discarded"].items()) or "none"
+def run_page(summary: OfflineSummary) -> RenderableType:
+    """Return what `headrace up --from` shows."""
+    [(policy, block)] = summary.policies.items()
+    groups, data = block.groups, summary.data
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in groups.discarded.items()) or "none"
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
-    table.add_row("run", f"[bold]{summary['run']}[/] over {data['archive']}, nothing played")
-    table.add_row("policy", f"{policy}, {len(block['progress']) - 1} versions, to version {block['versions']}")
-    table.add_row(
-        "groups", f"{groups['issued']:,} read, {groups['trained']:,} trained, {groups['replayed']:,} replayed"
-    )
+    table.add_row("run", f"[bold]{summary.run}[/] over {data.archive}, nothing played")
+    table.add_row("policy", f"{policy}, {len(block.progress) - 1} versions, to version {block.versions}")
+    table.add_row("groups", f"{groups.issued:,} read, {groups.trained:,} trained, {groups.replayed:,} replayed")
     table.add_row("dropped", dropped)
-    for version, reward in block["eval_curve"]:
+    for version, reward in block.eval_curve:
         table.add_row("held out", f"{reward:.2f} at version {version}")
-    for line in summary["ignored"]:
+    for line in summary.ignored:
         table.add_row("ignored", Text(line, style="yellow"))
-    table.add_row("data", f"{data['folder']}: curated, trained")
+    table.add_row("data", f"{data.folder}: curated, trained")
     return table
