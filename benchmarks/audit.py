@@ -159,14 +159,15 @@ def audited(run: Run) -> Rate:
     """Return the rate of the audit."""
     cpu = time.process_time()
     found = report(run, rests=True, use_store=False)
-    assert found["ok"], found["problems"][:3]  # noqa: S101 - else it is no closed run that was measured
-    return Rate(found["records_per_s"], found["records"] / (time.process_time() - cpu))
+    assert found.ok, found.problems[:3]  # noqa: S101 - else it is no closed run that was measured
+    return Rate(found.records_per_s, found.records / (time.process_time() - cpu))
 
 
 def decoded(run: Run) -> Rate:
     """Return the rate at which a deep audit decodes groups."""
-    found = report(run, rests=True, deep=True, use_store=False)["deep"]
-    return Rate(found["records_per_s"], found["records"] / found["cpu_seconds"])
+    found = report(run, rests=True, deep=True, use_store=False).deep
+    assert found is not None  # noqa: S101 - it was asked for
+    return Rate(found.records_per_s, found.records / found.cpu_seconds)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
@@ -53,6 +53,83 @@ class Cell(NamedTuple):
     """Mean reward at or above this and less than 0.25 above it; None where none is finite."""
     age: int | None
     """Versions between its oldest token and the head; None where nothing was generated."""
+
+
+class Binned(NamedTuple):
+    """A cell, and how many groups are in it."""
+
+    length: int | None
+    reward: float | None
+    age: int | None
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """A ratio of mean lengths, discarded over trained, with its 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedGroups:
+    """The groups that were trained on; means are None where nothing is known."""
+
+    groups: int
+    length: float | None
+    """Mean length in tokens."""
+    reward: float | None
+    age: float | None
+    """In versions."""
+    cells: tuple[Binned, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """The groups, or trajectories, of one reason."""
+
+    groups: int
+    length: float | None
+    reward: float | None
+    age: float | None
+    bias: Bias | None
+    """Of their lengths; None where nothing follows."""
+    cells: tuple[Binned, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeEnd:
+    """What was discarded by a rule, and not because the run was over."""
+
+    length: float | None
+    bias: Bias | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fates:
+    """What became of the groups of one policy or shadow."""
+
+    trained: TrainedGroups
+    discarded: dict[str, Discarded]
+    """By reason, the most frequent first."""
+    trajectories: dict[str, Discarded]
+    """By reason, those that were taken out of a group that went on."""
+    waiting: int
+    """Groups whose fate is not known yet."""
+    bias: Bias | None
+    """Of all that was discarded."""
+    before_end: BeforeEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Discards:
+    """What `headrace discards` finds."""
+
+    run: str
+    run_id: str
+    policies: dict[str, Fates]
 
 
 @dataclass(slots=True)
@@ -152,8 +229,8 @@ class Ledger:
         return len(self._kept)
 
 
-def discards(run: Run, policy: str | None) -> dict[str, Any]:
-    """Return what `headrace discards --json` prints. Raises KafkaAway or KafkaRefused."""
+def discards(run: Run, policy: str | None) -> Discards:
+    """Return the fates of the groups of a policy, or of all. Raises UsageError, KafkaAway or KafkaRefused."""
     policies = [run.policy(policy)] if policy is not None else list(run.recipe.policies)
     found = {}
     for name in policies:
@@ -163,28 +240,25 @@ def discards(run: Run, policy: str | None) -> dict[str, Any]:
         for _, batch in readable(run, read_all(run.connection, [run.topics.batches(name)]), BatchTrained):
             ledger.batch(batch)
         found[name] = told(ledger)
-    return {"run": run.recipe.name, "run_id": run.run_id, "policies": found}
+    return Discards(run.recipe.name, run.run_id, found)
 
 
-def told(ledger: Ledger) -> dict[str, Any]:
-    """Return a ledger as JSON has it, the most frequent reason first; numbers that are not known are null.
-
-    `bias` is that of all that was discarded, `before_end` leaves out what was there still when the run ended.
-    """
+def told(ledger: Ledger) -> Fates:
+    """Return what a ledger says; `before_end` leaves out what was there still when the run ended."""
     trained = ledger.groups.get(TRAINED, Tally())
     others = {reason: tally for reason, tally in ledger.groups.items() if reason != TRAINED}
     chosen = _pooled(tally.lengths for reason, tally in others.items() if reason != RUN_END)
-    return {
-        TRAINED: _row(trained, None),
-        "discarded": {reason: _row(tally, trained.lengths) for reason, tally in _by_count(others)},
-        "trajectories": {reason: _row(tally, trained.lengths) for reason, tally in _by_count(ledger.trajectories)},
-        "waiting": ledger.waiting,
-        "bias": bias(_pooled(tally.lengths for tally in others.values()), trained.lengths),
-        "before_end": {"length": chosen.mean if chosen.count else None, "bias": bias(chosen, trained.lengths)},
-    }
+    return Fates(
+        trained=TrainedGroups(trained.groups, *_means(trained), _cells(trained)),
+        discarded={reason: _discarded(tally, trained.lengths) for reason, tally in _by_count(others)},
+        trajectories={reason: _discarded(tally, trained.lengths) for reason, tally in _by_count(ledger.trajectories)},
+        waiting=ledger.waiting,
+        bias=bias(_pooled(tally.lengths for tally in others.values()), trained.lengths),
+        before_end=BeforeEnd(chosen.mean if chosen.count else None, bias(chosen, trained.lengths)),
+    )
 
 
-def bias(discarded: Moments, trained: Moments) -> dict[str, float] | None:
+def bias(discarded: Moments, trained: Moments) -> Bias | None:
     """Return the ratio of mean lengths, discarded over trained, with its 95 % interval; None where nothing follows.
 
     The interval is that of the logarithm of a ratio of independent means, by the delta method: its variance is the sum
@@ -195,17 +269,23 @@ def bias(discarded: Moments, trained: Moments) -> dict[str, float] | None:
     if not math.isfinite(variance):
         return None
     ratio, factor = discarded.mean / trained.mean, math.exp(NORMAL_95 * math.sqrt(variance))
-    return {"ratio": ratio, "low": ratio / factor, "high": ratio * factor}
+    return Bias(ratio, ratio / factor, ratio * factor)
 
 
-def _row(tally: Tally, trained: Moments | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"groups": tally.groups}
-    for name, moments in (("length", tally.lengths), ("reward", tally.rewards), ("age", tally.ages)):
-        row[name] = moments.mean if moments.count else None
-    if trained is not None:
-        row["bias"] = bias(tally.lengths, trained)
-    row["cells"] = [[*cell, count] for cell, count in sorted(tally.cells.items(), key=lambda item: str(item[0]))]
-    return row
+def _discarded(tally: Tally, trained: Moments) -> Discarded:
+    return Discarded(tally.groups, *_means(tally), bias(tally.lengths, trained), _cells(tally))
+
+
+def _means(tally: Tally) -> tuple[float | None, float | None, float | None]:
+    """Return mean length, reward and age."""
+    length, reward, age = (
+        moments.mean if moments.count else None for moments in (tally.lengths, tally.rewards, tally.ages)
+    )
+    return length, reward, age
+
+
+def _cells(tally: Tally) -> tuple[Binned, ...]:
+    return tuple(Binned(*cell, count) for cell, count in sorted(tally.cells.items(), key=lambda item: str(item[0])))
 
 
 def _pooled(several: Iterable[Moments]) -> Moments:

@@ -8,9 +8,8 @@ second fences the first, and begins from what that one wrote.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from headrace.consumers.curate.curation import chain_of
 from headrace.infra.errors import UsageError
@@ -26,8 +25,24 @@ from headrace.schemas import codec
 COMPONENT = "swap"
 
 
-def swap(run: Run, path: Path, *, dry_run: bool = False) -> dict[str, Any]:
-    """Give a run the chain of a TOML file; return what `headrace swap --json` prints.
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """A chain that a run was given, or would be."""
+
+    run: str
+    before: int
+    """Recipe revision that was in force."""
+    revision: int
+    """That of the chain; the one before where it is the same."""
+    chain_before: tuple[str, ...]
+    chain: tuple[str, ...]
+    """Data algorithms with their settings, in order."""
+    swapped: bool = False
+    """Whether the revision is written."""
+
+
+def swap(run: Run, path: Path, *, dry_run: bool = False) -> Swap:
+    """Give a run the chain of a TOML file; return what was before and what is now.
 
     Raises UsageError for a file that is no chain, and for algorithms, settings or an order that do not work; RunEnded;
     Fenced when another swap took over, and Aborted, whereupon nothing was changed.
@@ -40,10 +55,10 @@ def swap(run: Run, path: Path, *, dry_run: bool = False) -> dict[str, Any]:
             writer.begin()
             writer.produce([outgoing])
             writer.commit()
-    return {**report, "swapped": outgoing is not None}
+    return replace(report, swapped=outgoing is not None)
 
 
-def _prepared(run: Run, path: Path) -> tuple[Outgoing | None, dict[str, Any]]:
+def _prepared(run: Run, path: Path) -> tuple[Outgoing | None, Swap]:
     """Return the next revision, None where the chain is the one in force, and what is to be said of it."""
     revisions = read_revisions(run.address)
     newest = revisions[-1]
@@ -63,14 +78,13 @@ def _prepared(run: Run, path: Path) -> tuple[Outgoing | None, dict[str, Any]]:
     here = sources_of(use for line in new.lines for use in curated(new, line))
     is_new = new != old or bool(source_differences(known_sources(revisions), here))
     revision = newest.revision + is_new
-    report = {
-        "run": run.address.run,
-        "before": newest.revision,
-        "revision": revision,
-        "chain_before": [use.in_words() for use in old.curate.chain],
-        "chain": [use.in_words() for use in new.curate.chain],
-        "swapped": False,
-    }
+    report = Swap(
+        run=run.address.run,
+        before=newest.revision,
+        revision=revision,
+        chain_before=tuple(use.in_words() for use in old.curate.chain),
+        chain=tuple(use.in_words() for use in new.curate.chain),
+    )
     if not is_new:
         return None, report
     plug_ins = {**newest.plug_ins, **{top: source.hash for top, source in here.items()}}

@@ -62,7 +62,7 @@ def audit(
     with or_no_verdict(), opened_run(run, data, store=not no_store) as opened:
         found = report(opened.run, rests=opened.rests, deep=deep, use_store=not no_store)
         answer(found, audit_table, as_json=as_json)
-    if not found["ok"]:
+    if not found.ok:
         raise typer.Exit(FAILED)
 
 
@@ -121,7 +121,8 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     Example: [bold]headrace inspect --step 3 --data .headrace/arithmetic[/]
     """
     from headrace.app.views.inspection_page import step_page, trajectory_page
-    from headrace.ops.lineage.inspection import report_step, report_trajectory
+    from headrace.ops.lineage.inspection import report_step
+    from headrace.ops.lineage.inspection import trajectory as open_trajectory
     from headrace.ops.opened_run import opened_run
 
     log_quietly()
@@ -138,7 +139,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
             answer(found, step_page, as_json=as_json)
         elif trajectory is not None:
             tokens = 400 if limit is None else limit
-            opened_one = report_trajectory(opened.run, line, trajectory)
+            opened_one = open_trajectory(opened.run, line, trajectory)
             answer(opened_one, partial(trajectory_page, limit=tokens), as_json=as_json)
 
 

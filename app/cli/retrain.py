@@ -86,9 +86,9 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
                 found = experiment(opened.run, line, (into, tuple(sets or ())), (begin, end), tell)
         page = partial(retrain_page, program=program_name(), where=_options_of(into or "", run, data))
         answer(found, page, as_json=as_json)
-    if any(version["equal"] is False for version in found["versions"]) and into is None:
+    if any(version.equal is False for version in found.versions) and into is None:
         raise typer.Exit(FAILED)
-    if not found["comparable"]:
+    if not found.comparable:
         raise typer.Exit(NO_VERDICT)
 
 

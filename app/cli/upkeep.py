@@ -59,7 +59,7 @@ def redrive(
     with opened_run(run, data) as opened:
         done = send_back(opened.run, offset or (), reason, dry_run=dry_run)
         answer(done, redrive_table, as_json=as_json)
-    if offset and done["refused"]:
+    if offset and done.refused:
         raise typer.Exit(FAILED)
 
 

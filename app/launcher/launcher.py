@@ -296,11 +296,12 @@ class Launch:
         """Write the summary file and show the summary, both from the topics."""
         from headrace.app.views.closing import show_summary
         from headrace.ops.figures.summary import summarize
+        from headrace.ops.plain_json import plain
 
         assert self._notes is not None  # noqa: S101 - written by `run`
         summary = summarize(run, self._notes.effort, self._folder)
         if self._order.summary is not None:
-            write_atomically(self._order.summary, (json.dumps(summary, indent=1) + "\n").encode())
+            write_atomically(self._order.summary, (json.dumps(plain(summary), indent=1) + "\n").encode())
         show_summary(summary, self._console, self._order.program, self._order.again)
 
     def _say(self, words: str) -> None:

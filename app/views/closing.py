@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
@@ -18,6 +16,7 @@ from headrace.app.views.chart import by_version, chart
 from headrace.app.views.letters import unnumbered
 from headrace.app.views.tables import replay_lines, shadow_in_words, wasted
 from headrace.app.views.weights_page import in_words
+from headrace.ops.figures.summary import Summary
 
 CHART_WIDTH = 64
 CHART_HEIGHT = 7
@@ -25,7 +24,7 @@ SOLVED = "solved"
 """Why a run ended before its last step."""
 
 
-def show_summary(summary: Mapping[str, Any], console: Console, program: str, again: str) -> None:
+def show_summary(summary: Summary, console: Console, program: str, again: str) -> None:
     """Print the closing page.
 
     Args:
@@ -38,22 +37,22 @@ def show_summary(summary: Mapping[str, Any], console: Console, program: str, aga
     console.print(next_commands(summary, program, again), soft_wrap=True, highlight=False)
 
 
-def panel(summary: Mapping[str, Any]) -> Panel:
+def panel(summary: Summary) -> Panel:
     """Return curves and facts of a run."""
     parts: list[RenderableType] = []
-    for policy, block in summary["policies"].items():
-        drawing = "\n".join(chart(by_version(block["reward_curve"]), CHART_WIDTH, CHART_HEIGHT))
+    for policy, block in summary.policies.items():
+        drawing = "\n".join(chart(by_version(block.reward_curve), CHART_WIDTH, CHART_HEIGHT))
         parts += [Text(f"reward of {policy} by version", style="bold"), Text(drawing, style="green", no_wrap=True)]
-    title = f"[bold]{summary['run']}[/] · {summary['versions']} versions in {summary['wall_s']:.0f} s"
-    title += " · ended as solved" * (summary["ended"] == SOLVED)
+    title = f"[bold]{summary.run}[/] · {summary.versions} versions in {summary.wall_s:.0f} s"
+    title += " · ended as solved" * (summary.ended == SOLVED)
     return Panel(Group(*parts, _facts(summary)), title=title, title_align="left", expand=False)
 
 
-def next_commands(summary: Mapping[str, Any], program: str, again: str) -> Text:
+def next_commands(summary: Summary, program: str, again: str) -> Text:
     """Return some commands, each on a line of its own, to be copied."""
-    folder = shlex.quote(shown_path(summary["data"]["folder"]))
-    policy, step = max(((name, block["versions"]) for name, block in summary["policies"].items()), key=itemgetter(1))
-    whose = f" --policy {policy}" if len(summary["policies"]) > 1 else ""
+    folder = shlex.quote(shown_path(summary.data.folder))
+    policy, step = max(((name, block.versions) for name, block in summary.policies.items()), key=itemgetter(1))
+    whose = f" --policy {policy}" if len(summary.policies) > 1 else ""
     text = Text("Try next:\n")
     look = ("see what the last step learnt from", f"{program} inspect --step {step}{whose} --data {folder}")
     for why, command in (
@@ -66,14 +65,14 @@ def next_commands(summary: Mapping[str, Any], program: str, again: str) -> Text:
     return text
 
 
-def _ways_on(summary: Mapping[str, Any], again: str) -> list[tuple[str, str]]:
+def _ways_on(summary: Summary, again: str) -> list[tuple[str, str]]:
     """Return what a user may want who trains on, and the command for it."""
-    if summary["ended"] != SOLVED:
-        return [("train on from here", _changed(again, "trainer.steps", 2 * summary["versions"] or 1))]
-    higher = round((1 + summary["feed"]["solved_share"]) / 2, 4)
+    if summary.ended != SOLVED:
+        return [("train on from here", _changed(again, "trainer.steps", 2 * summary.versions or 1))]
+    higher = round((1 + summary.feed.solved_share) / 2, 4)
     same = ("train on with the same tasks until fewer of them teach", _changed(again, "feed.solved_share", higher))
     harder = "train on with harder tasks, where the environment has a harder tier"
-    raised = summary["feed"]["raise_tier"]
+    raised = summary.feed.raise_tier
     return [same] if raised else [(harder, _changed(again, "feed.raise_tier", "true")), same]
 
 
@@ -91,45 +90,44 @@ def _changed(again: str, key: str, value: object) -> str:
     return shlex.join([*kept, "--set", f"{key}={value}", "--new-recipe"])
 
 
-def _facts(summary: Mapping[str, Any]) -> Table:
-    groups, proof, data = summary["groups"], summary["audit"], summary["data"]
+def _facts(summary: Summary) -> Table:
+    groups, proof, data = summary.groups, summary.audit, summary.data
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    if summary["ended"] == SOLVED:
+    if summary.ended == SOLVED:
         table.add_row(
             "ended",
-            f"as solved: of the last 500 groups more than {summary['feed']['solved_share']:.1%} (feed.solved_share) "
+            f"as solved: of the last 500 groups more than {summary.feed.solved_share:.1%} (feed.solved_share) "
             "were dropped as zero_variance, most of them as all was right",
         )
-    table.add_row("training reward", _change(summary["reward_first"], summary["reward_last"]))
-    table.add_row("held-out reward", _change(summary["eval_first"], summary["eval_last"]))
-    for policy, block in summary["policies"].items() if len(summary["policies"]) > 1 else ():
-        table.add_row(
-            f"  {policy}", f"{block['versions']} versions, {_change(block['reward_first'], block['reward_last'])}"
-        )
-    dropped = ", ".join(f"{count} {reason}" for reason, count in groups["discarded"].items()) or "none"
-    table.add_row("groups", f"{groups['issued']} issued = {groups['trained']} trained + dropped ({dropped})")
-    table.add_row("", f"+ {groups['dead']} dead + {groups['in_flight']} in flight")
-    lines = {**summary["policies"], **summary["shadows"]}
-    for line in replay_lines({name: one["groups"] for name, one in lines.items()}):
+    table.add_row("training reward", _change(summary.reward_first, summary.reward_last))
+    table.add_row("held-out reward", _change(summary.eval_first, summary.eval_last))
+    for policy, block in summary.policies.items() if len(summary.policies) > 1 else ():
+        table.add_row(f"  {policy}", f"{block.versions} versions, {_change(block.reward_first, block.reward_last)}")
+    dropped = ", ".join(f"{count} {reason}" for reason, count in groups.discarded.items()) or "none"
+    table.add_row("groups", f"{groups.issued} issued = {groups.trained} trained + dropped ({dropped})")
+    table.add_row("", f"+ {groups.dead} dead + {groups.in_flight} in flight")
+    counts = {name: one.groups for name, one in summary.policies.items()}
+    counts |= {name: one.groups for name, one in summary.shadows.items()}
+    for line in replay_lines(counts):
         table.add_row("replays", Text(line))
-    for line, shadow in summary["shadows"].items():
+    for line, shadow in summary.shadows.items():
         table.add_row("shadow", Text(shadow_in_words(line, shadow)))
-    if summary["unnumbered_letters"]:
-        table.add_row("", Text(unnumbered(summary["unnumbered_letters"])))
+    if summary.unnumbered_letters:
+        table.add_row("", Text(unnumbered(summary.unnumbered_letters)))
     good = "[green]closes[/]: nothing lost, nothing trained twice"
-    bad = f"[bold red]does not close[/]: {proof['lost']} lost, {proof['doubled']} doubled"
-    table.add_row("audit", good if proof["ok"] else bad)
-    table.add_row("speed", f"{summary['samples_per_s']:,.0f} trajectories/s, {summary['tokens_per_s']:,.0f} tokens/s")
-    table.add_row("wasted", wasted(summary["wasted_tokens"], summary["tokens"], is_all=not groups["in_flight"]))
+    bad = f"[bold red]does not close[/]: {proof.lost} lost, {proof.doubled} doubled"
+    table.add_row("audit", good if proof.ok else bad)
+    table.add_row("speed", f"{summary.samples_per_s:,.0f} trajectories/s, {summary.tokens_per_s:,.0f} tokens/s")
+    table.add_row("wasted", wasted(summary.wasted_tokens, summary.tokens, is_all=not groups.in_flight))
     table.add_row(
         "the log's share",
-        f"{summary['log_share']:.1%} of the loops' time, {summary['log_cpu_share']:.1%} of all CPU time",
+        f"{summary.log_share:.1%} of the loops' time, {summary.log_cpu_share:.1%} of all CPU time",
     )
-    for policy, block in summary["policies"].items():
-        table.add_row("weights", Text(f"{policy}: {in_words(block['weights'])}"))
-    table.add_row("data", f"{shown_path(data['folder'])} ({data['bytes'] / 1e6:.0f} MB)")
+    for policy, block in summary.policies.items():
+        table.add_row("weights", Text(f"{policy}: {in_words(block.weights)}"))
+    table.add_row("data", f"{shown_path(data.folder)} ({data.bytes / 1e6:.0f} MB)")
     return table
 
 

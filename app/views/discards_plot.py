@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.infra.errors import UsageError
+from headrace.ops.discards import Binned, Discarded, Discards, TrainedGroups
 
 AXES = (("length", "mean tokens of a group, from"), ("reward", "mean reward, from"), ("age", "age in versions"))
 MOST_REASONS = 6
@@ -18,7 +19,7 @@ APART = 0.08
 """Between the dots of two reasons at one place, in places: lines of equal shares would hide each other."""
 
 
-def plot(found: Mapping[str, Any], file: Path) -> list[Path]:
+def plot(found: Discards, file: Path) -> list[Path]:
     """Draw the picture into a file, whose suffix says the format (png, svg, pdf), and return the file.
 
     Raises UsageError for what cannot be written.
@@ -31,19 +32,20 @@ def plot(found: Mapping[str, Any], file: Path) -> list[Path]:
     return [file]
 
 
-def figure_of(found: Mapping[str, Any]) -> Any:
+def figure_of(found: Discards) -> Any:
     """Return three panels for every policy: shares of groups by length, reward and age, a line for each reason.
 
     A dot's area is as its number of groups: a share of few groups says little.
     """
     from matplotlib.figure import Figure
 
-    policies = found["policies"]
+    policies = found.policies
     figure = Figure(figsize=(13, 3.6 * len(policies)), layout="constrained")
     panels = figure.subplots(len(policies), len(AXES), squeeze=False)
     for row, (policy, ledger) in zip(panels, policies.items(), strict=True):
-        rows = {"trained": ledger["trained"], **dict(list(ledger["discarded"].items())[:MOST_REASONS])}
-        cells = {f"{name} ({one['groups']:,})": one["cells"] for name, one in rows.items() if one["groups"]}
+        rows: dict[str, TrainedGroups | Discarded] = {"trained": ledger.trained}
+        rows |= dict(list(ledger.discarded.items())[:MOST_REASONS])
+        cells = {f"{name} ({one.groups:,})": one.cells for name, one in rows.items() if one.groups}
         for place, (panel, (_, label)) in enumerate(zip(row, AXES, strict=True)):
             _panel(panel, cells, place)
             panel.set_xlabel(label)
@@ -51,14 +53,14 @@ def figure_of(found: Mapping[str, Any]) -> Any:
         if row[0].lines:
             row[0].legend(fontsize="small")
     figure.suptitle(
-        f"run {found['run']}: trained and discarded groups (in brackets: how many)\nA dot's height is the share of its "
+        f"run {found.run}: trained and discarded groups (in brackets: how many)\nA dot's height is the share of its "
         "reason's groups that are there, its area their number (the fewest: specks); those at one place stand apart",
         fontsize="medium",
     )
     return figure
 
 
-def _panel(panel: Any, cells: Mapping[str, Sequence[Sequence[Any]]], place: int) -> None:
+def _panel(panel: Any, cells: Mapping[str, Sequence[Binned]], place: int) -> None:
     """Draw the shares by one of a cell's three numbers, on a scale of the values that there are."""
     counts = {name: _counts(some, place) for name, some in cells.items()}
     values = sorted({value for some in counts.values() for value in some})
@@ -79,9 +81,10 @@ def areas(counts: Sequence[int], most: int) -> list[float]:
     return [max(SMALLEST, LARGEST * count / most) if count else 0.0 for count in counts]
 
 
-def _counts(cells: Sequence[Sequence[Any]], place: int) -> Counter[float]:
+def _counts(cells: Sequence[Binned], place: int) -> Counter[float]:
     counts: Counter[float] = Counter()
     for cell in cells:
-        if cell[place] is not None:
-            counts[float(cell[place])] += cell[-1]
+        value = cell[place]
+        if value is not None:
+            counts[float(value)] += cell.groups
     return counts

@@ -1,15 +1,13 @@
-"""What `headrace gc` deleted, or would, for people; drawn from what it prints as JSON."""
+"""What `headrace gc` deleted, or would, for people."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.weights_page import size
+from headrace.ops.retention.collector import Collected, RetiredVersions
 
 WHY_KEPT = {
     "named": "needed",
@@ -18,31 +16,31 @@ WHY_KEPT = {
 }
 
 
-def gc_page(done: Mapping[str, Any]) -> RenderableType:
+def gc_page(done: Collected) -> RenderableType:
     """Return what `headrace gc` shows."""
-    title = Text.assemble(("objects", "bold"), f"  run {done['run']}, {done['records']:,} records read")
+    title = Text.assemble(("objects", "bold"), f"  run {done.run}, {done.records:,} records read")
     table = Table("", "kind", "objects", "bytes", "why", box=None, header_style="dim")
     for column in table.columns[2:4]:
         column.justify = "right"
-    verb = "would go" if done["dry_run"] else "deleted"
-    for row in done["collected"]:
-        table.add_row(Text(verb, "yellow"), row["kind"], f"{row['objects']:,}", size(row["bytes"]), row["why"])
-    for name, counted in done["kept"].items():
-        if counted["objects"]:
-            why = WHY_KEPT[name].format(age=_age(done["older_than_s"]))
-            table.add_row("stays", "", f"{counted['objects']:,}", size(counted["bytes"]), why)
+    verb = "would go" if done.dry_run else "deleted"
+    for row in done.collected:
+        table.add_row(Text(verb, "yellow"), row.kind, f"{row.objects:,}", size(row.bytes), row.why)
+    for name, counted in done.kept.items():
+        if counted.objects:
+            why = WHY_KEPT[name].format(age=_age(done.older_than_s))
+            table.add_row("stays", "", f"{counted.objects:,}", size(counted.bytes), why)
     parts: list[RenderableType] = [title, table]
-    parts += [Text(_retired(one, dry_run=done["dry_run"])) for one in done["retired"]]
-    if done["spared"]:
-        parts.append(Text(f"{done['spared']} of them were written anew meanwhile, and stay.", style="yellow"))
-    if not done["collected"]:
+    parts += [Text(_retired(one, dry_run=done.dry_run)) for one in done.retired]
+    if done.spared:
+        parts.append(Text(f"{done.spared} of them were written anew meanwhile, and stay.", style="yellow"))
+    if not done.collected:
         parts.append(Text("There is nothing to delete.", style="green"))
     return Group(*parts)
 
 
-def _retired(one: Mapping[str, Any], *, dry_run: bool) -> str:
-    ranges = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in one["versions"])
-    return f"{'would be retired' if dry_run else 'retired'}: {one['what']} of {one['policy']}, versions {ranges}"
+def _retired(one: RetiredVersions, *, dry_run: bool) -> str:
+    ranges = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in one.versions)
+    return f"{'would be retired' if dry_run else 'retired'}: {one.what} of {one.policy}, versions {ranges}"
 
 
 def _age(seconds: float) -> str:

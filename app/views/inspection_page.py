@@ -1,10 +1,9 @@
-"""A step and a trajectory for people, drawn from what `headrace inspect --json` prints."""
+"""A step and a trajectory for people: what `headrace inspect` shows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.columns import Columns
 from rich.console import Group, RenderableType
@@ -12,7 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-Facts = Mapping[str, Any]
+from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
+from headrace.ops.lineage.seen import GroupSeen, SequenceSeen, TokenSeen, TrajectorySeen
 
 SHORT = 40
 """Completions of at most so many characters, on one line, stand in the table; longer ones below their numbers."""
@@ -46,21 +46,21 @@ METRICS = (
 # ------------------------------------------------------------------------------------------------------------ one step
 
 
-def step_page(found: Facts) -> RenderableType:
+def step_page(found: StepSeen) -> RenderableType:
     """Return what `headrace inspect --step` shows."""
     title = Text.assemble(
-        (f"step {found['version']} of {found['policy']}", "bold"),
-        f"  run {found['run']}, epoch {found['epoch']}, recipe revision {found['revision']}",
+        (f"step {found.version} of {found.policy}", "bold"),
+        f"  run {found.run}, epoch {found.epoch}, recipe revision {found.revision}",
     )
-    whole = len(found["groups"]) == 1
-    parts: list[RenderableType] = [title, _metrics(found["metrics"])]
-    for group in found["groups"]:
-        parts += [Text(), *_group(group, found["groups_trained"], whole=whole)]
+    whole = len(found.groups) == 1
+    parts: list[RenderableType] = [title, _metrics(found.metrics)]
+    for group in found.groups:
+        parts += [Text(), *_group(group, found.groups_trained, whole=whole)]
     if whole:
-        (group,) = found["groups"]
-        hint = f"token by token: --trajectory {group['stream']}:{group['number']}:SAMPLE"
+        (group,) = found.groups
+        hint = f"token by token: --trajectory {group.stream}:{group.number}:SAMPLE"
     else:
-        more = found["groups_trained"] - len(found["groups"])
+        more = found.groups_trained - len(found.groups)
         hint = f"{more} more groups: --limit 0 shows all, --group PLACE one as a whole" if more else ""
     return Group(*parts, Text(), Text(hint, style="dim")) if hint else Group(*parts)
 
@@ -74,14 +74,14 @@ def _facts(named: Iterable[tuple[str, str]]) -> Columns:
     return Columns([Text.assemble((f"{name} ", "dim"), value) for name, value in named], padding=(0, 3))
 
 
-def _group(group: Facts, of: int, *, whole: bool) -> Iterator[RenderableType]:
+def _group(group: GroupSeen, of: int, *, whole: bool) -> Iterator[RenderableType]:
     yield _heading(group, of)
-    members = group["trajectories"]
-    prompts = {_prompt(sequence) for member in members for sequence in member["sequences"]}
+    members = group.trajectories
+    prompts = {_prompt(sequence) for member in members for sequence in member.sequences}
     shared = prompts.pop() if len(prompts) == 1 else ""
     if shared:
         yield Padding(Text(shared if whole else _cropped(shared), style=KINDS["prompt"]), (0, 0, 0, 2))
-    rows = [(member, place, sequence) for member in members for place, sequence in enumerate(member["sequences"])]
+    rows = [(member, place, sequence) for member in members for place, sequence in enumerate(member.sequences)]
     texts = [_completion(sequence, skip_prompt=bool(shared), whole=whole) for _, _, sequence in rows]
     if all(len(text) <= SHORT and "\n" not in text.plain for text in texts):
         table = _numbers("completion")
@@ -94,23 +94,23 @@ def _group(group: Facts, of: int, *, whole: bool) -> Iterator[RenderableType]:
             table.add_row(*_row(member, place, sequence))
             yield table
             yield Padding(text, (0, 0, 0, 7))
-    if group["failures"]:
-        yield Text(f"  {len(group['failures'])} episodes failed: {', '.join(group['failures'])}", style="red")
+    if group.failures:
+        yield Text(f"  {len(group.failures)} episodes failed: {', '.join(group.failures)}", style="red")
 
 
-def _heading(group: Facts, of: int) -> Text:
+def _heading(group: GroupSeen, of: int) -> Text:
     text = Text()
-    if group["place"] is not None:
-        text.append(f"{group['place']}", style="dim").append(f" of {of}  ", style="dim")
-    text.append(f"{group['stream']}:{group['number']}", style="bold")
-    if group["use"]:
-        text.append(f" use {group['use']}")
-    rewards = [m["shaped_reward"] for m in group["trajectories"] if m["shaped_reward"] is not None]
+    if group.place is not None:
+        text.append(f"{group.place}", style="dim").append(f" of {of}  ", style="dim")
+    text.append(f"{group.stream}:{group.number}", style="bold")
+    if group.use:
+        text.append(f" use {group.use}")
+    rewards = [m.shaped_reward for m in group.trajectories if m.shaped_reward is not None]
     if rewards:
         mean = sum(rewards) / len(rewards)
         spread = math.sqrt(sum((r - mean) ** 2 for r in rewards) / max(1, len(rewards) - 1))
         text.append(f"  reward {mean:.2f} ± {spread:.2f}")
-    text.append(f"  {group['task_id']}  {group['worker']} {group['region']}".rstrip(), style="dim")
+    text.append(f"  {group.task_id}  {group.worker} {group.region}".rstrip(), style="dim")
     return text
 
 
@@ -123,18 +123,18 @@ def _numbers(*more: str) -> Table:
     return table
 
 
-def _row(member: Facts, place: int, sequence: Facts) -> list[RenderableType]:
-    sample = member["id"].rpartition(":")[2]
-    name = sample if len(member["sequences"]) == 1 else f"{sample}.{place}"
-    reward = member["reward"] if member["shaped_reward"] is None else member["shaped_reward"]
+def _row(member: TrajectorySeen, place: int, sequence: SequenceSeen) -> list[RenderableType]:
+    sample = member.id.rpartition(":")[2]
+    name = sample if len(member.sequences) == 1 else f"{sample}.{place}"
+    reward = member.reward if member.shaped_reward is None else member.shaped_reward
     return [
         Text(f"  {name}", style="dim"),
         f"{reward:.2f}",
-        _advantage(sequence["advantage"]),
-        _number(sequence["logprob_mean"]),
-        _number(sequence["logprob_min"]),
-        str(sequence["tokens"]),
-        _versions(sequence["versions"]),
+        _advantage(sequence.advantage),
+        _number(sequence.logprob_mean),
+        _number(sequence.logprob_min),
+        str(sequence.tokens),
+        _versions(sequence.versions),
     ]
 
 
@@ -153,25 +153,25 @@ def _versions(versions: Mapping[str, int]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}" if names else ""
 
 
-def _prompt(sequence: Facts) -> str:
+def _prompt(sequence: SequenceSeen) -> str:
     """Return the text before the first generated token."""
     texts = []
-    for span in sequence["spans"]:
-        if span["kind"] == "generated":
+    for span in sequence.spans:
+        if span.kind == "generated":
             break
-        texts.append(span["text"])
+        texts.append(span.text)
     return "".join(texts)
 
 
-def _completion(sequence: Facts, *, skip_prompt: bool, whole: bool) -> Text:
+def _completion(sequence: SequenceSeen, *, skip_prompt: bool, whole: bool) -> Text:
     """Return a sequence's text, each kind of span in its colour, and why a generation stopped where it was cut."""
     text, generated = Text(), False
-    for span in sequence["spans"]:
-        generated = generated or span["kind"] == "generated"
+    for span in sequence.spans:
+        generated = generated or span.kind == "generated"
         if generated or not skip_prompt:
-            text.append(span["text"], style=KINDS.get(span["kind"], ""))
-        if span["finish_reason"] not in ("", "stop"):
-            text.append(f" [{span['finish_reason']}]", style="dim")
+            text.append(span.text, style=KINDS.get(span.kind, ""))
+        if span.finish_reason not in ("", "stop"):
+            text.append(f" [{span.finish_reason}]", style="dim")
     if not whole and len(text) > CROPPED:
         cut = len(text) - CROPPED
         text.truncate(CROPPED)
@@ -186,59 +186,60 @@ def _cropped(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------ one trajectory
 
 
-def trajectory_page(found: Facts, limit: int) -> RenderableType:
+def trajectory_page(found: TrajectoryFound, limit: int) -> RenderableType:
     """Return what `headrace inspect --trajectory` shows: the text, then up to `limit` tokens of it; 0 for all."""
-    group = found["group"]
-    (member,) = group["trajectories"]
-    fate = "not trained" if found["version"] is None else f"trained into version {found['version']}"
-    title = Text.assemble((member["id"], "bold"), f" of {found['policy']}, {fate}", (f"  {found['found_on']}", "dim"))
+    group = found.group
+    (member,) = group.trajectories
+    fate = "not trained" if found.version is None else f"trained into version {found.version}"
+    title = Text.assemble((member.id, "bold"), f" of {found.policy}, {fate}", (f"  {found.found_on}", "dim"))
     parts: list[RenderableType] = [title, _member_facts(group, member)]
-    for sequence in member["sequences"]:
-        parts += [Text(), _flow(sequence["each"])]
+    for sequence in member.sequences:
+        parts += [Text(), _flow(sequence.each)]
     parts += [Text(), _legend()]
     left = limit
-    for place, sequence in enumerate(member["sequences"]):
-        if len(member["sequences"]) > 1:
+    for place, sequence in enumerate(member.sequences):
+        if len(member.sequences) > 1:
             parts += [
                 Text(),
-                Text(f"sequence {place} {sequence['role']} {sequence['agent_id']}".rstrip(), style="bold"),
+                Text(f"sequence {place} {sequence.role} {sequence.agent_id}".rstrip(), style="bold"),
             ]
-        shown = sequence["each"][:left] if limit else sequence["each"]
+        shown = sequence.each[:left] if limit else sequence.each
         left -= len(shown)
         parts += [Text(), _tokens(shown)]
-        if more := len(sequence["each"]) - len(shown):
+        if more := len(sequence.each) - len(shown):
             parts.append(Text(f"{more:,} more tokens: --limit 0 shows all", style="dim"))
     return Group(*parts)
 
 
-def _member_facts(group: Facts, member: Facts) -> Columns:
-    facts = [("reward", f"{member['reward']:g}")]
-    facts += [(name, f"{value:g}") for name, value in member["reward_parts"].items()]
-    for sequence in member["sequences"]:
-        facts.append(("advantage", "none" if sequence["advantage"] is None else f"{sequence['advantage']:+.3f}"))
-        if sequence["logprob_mean"] is not None:
-            facts.append(("logprob", f"{sequence['logprob_mean']:.3f}"))
-            facts.append(("least", f"{sequence['logprob_min']:.3f}"))
-        facts.append(("generated", f"{sequence['tokens']}"))
-    facts += [("task", group["task_id"]), ("worker", f"{group['worker']} {group['region']}".rstrip())]
+def _member_facts(group: GroupSeen, member: TrajectorySeen) -> Columns:
+    facts = [("reward", f"{member.reward:g}")]
+    facts += [(name, f"{value:g}") for name, value in member.reward_parts.items()]
+    for sequence in member.sequences:
+        facts.append(("advantage", "none" if sequence.advantage is None else f"{sequence.advantage:+.3f}"))
+        if sequence.logprob_mean is not None:
+            facts.append(("logprob", f"{sequence.logprob_mean:.3f}"))
+            facts.append(("least", f"{sequence.logprob_min:.3f}"))
+        facts.append(("generated", f"{sequence.tokens}"))
+    facts += [("task", group.task_id), ("worker", f"{group.worker} {group.region}".rstrip())]
     return _facts(facts)
 
 
-def _flow(tokens: Sequence[Facts]) -> Text:
+def _flow(tokens: Sequence[TokenSeen]) -> Text:
     """Return the text of a sequence, every generated token coloured by its probability, versions where they change."""
     text, version = Text(), None
     for token in tokens:
-        if token["version"] is not None and token["version"] != version:
-            version = token["version"]
+        if token.version is not None and token.version != version:
+            version = token.version
             text.append(f"⟨v{version}⟩", style="dim")
-        text.append(token["text"], style="dim" if token["special"] else _style(token))
+        text.append(token.text, style="dim" if token.special else _style(token))
     return text
 
 
-def _style(token: Facts) -> str:
-    if token["logprob"] is None:
-        return KINDS.get(token["kind"], "")
-    return next(colour for least, colour in SCALE if math.exp(token["logprob"]) >= least)
+def _style(token: TokenSeen) -> str:
+    if token.logprob is None:
+        return KINDS.get(token.kind, "")
+    chance = math.exp(token.logprob)
+    return next(colour for least, colour in SCALE if chance >= least)
 
 
 def _legend() -> Text:
@@ -252,7 +253,7 @@ def _legend() -> Text:
     return text
 
 
-def _tokens(tokens: Sequence[Facts]) -> Table:
+def _tokens(tokens: Sequence[TokenSeen]) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     for name in ("#", "version", "logprob", "probability"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -260,16 +261,16 @@ def _tokens(tokens: Sequence[Facts]) -> Table:
     table.add_column("token", overflow="fold")
     table.add_column("kind", style="dim", no_wrap=True)
     for place, token in enumerate(tokens):
-        generated = token["logprob"] is not None
-        chance = math.exp(token["logprob"]) if generated else 0.0
+        generated = token.logprob is not None
+        chance = 0.0 if token.logprob is None else math.exp(token.logprob)
         table.add_row(
             Text(str(place), style="dim"),
-            str(token["version"]) if generated else "",
-            f"{token['logprob']:.4f}" if generated else "",
+            str(token.version) if generated else "",
+            f"{token.logprob:.4f}" if generated else "",
             f"{chance:.1%}" if generated else "",
             Text(BAR[min(len(BAR) - 1, int(chance * len(BAR)))] if generated else "", style=_style(token)),
-            Text(_visible(token["text"]), style=_style(token)),
-            Text(f"{token['kind']} {token['turn']}" if token["turn"] else token["kind"]),
+            Text(_visible(token.text), style=_style(token)),
+            Text(f"{token.kind} {token.turn}" if token.turn else token.kind),
         )
     return table
 

@@ -1,17 +1,17 @@
-"""Lineage for people: what made a version, and the way of a group, drawn from what `--json` prints."""
+"""Lineage for people: what made a version, and the way of a group."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-Facts = Mapping[str, Any]
+from headrace.ops.lineage.group_fate import Attempt, Concluded, GroupFate, GroupLineage, Use
+from headrace.ops.lineage.lineage import MadeOf, VersionLineage
 
 FATES = {
     "trained": ("green", ""),
@@ -41,65 +41,66 @@ CROPPED = ("task", "worker")
 """Columns that give way on a narrow terminal."""
 
 
-def version_page(found: Facts) -> RenderableType:
+def version_page(found: VersionLineage) -> RenderableType:
     """Return what `headrace lineage --version` shows."""
     facts = _grid()
-    base = f"version {found['base_version']}  {found['base_hash']}" if found["base_version"] >= 0 else "nothing"
+    base = f"version {found.base_version}  {found.base_hash}" if found.base_version >= 0 else "nothing"
     facts.add_row("from", Text(base))
-    facts.add_row("weights", Text(found["weights_hash"]))
-    facts.add_row("object", Text(found["object_key"] or "not published"))
-    facts.add_row("made", Text(", ".join(filter(None, (_time(found["created_ms"]), _hardware(found["fingerprint"]))))))
+    facts.add_row("weights", Text(found.weights_hash))
+    facts.add_row("object", Text(found.object_key or "not published"))
+    facts.add_row("made", Text(", ".join(filter(None, (_time(found.created_ms), _hardware(found.fingerprint))))))
     title = Text.assemble(
-        (f"version {found['version']} of {found['policy']}", "bold"),
-        f"  run {found['run']}, epoch {found['epoch']}, recipe revision {found['revision']}",
+        (f"version {found.version} of {found.policy}", "bold"),
+        f"  run {found.run}, epoch {found.epoch}, recipe revision {found.revision}",
     )
-    if not found["groups"]:
-        why = "No group made it: it is where training began." if not found["version"] else "Its batch is not recorded."
+    if not found.groups:
+        why = "No group made it: it is where training began." if not found.version else "Its batch is not recorded."
         return Group(title, facts, Text(why))
-    facts.add_row("groups", Text(_batch(found["groups"])))
-    return Group(title, facts, Text(), _groups(found["groups"]))
+    facts.add_row("groups", Text(_batch(found.groups)))
+    return Group(title, facts, Text(), _groups(found.groups))
 
 
-def _batch(groups: Iterable[Facts]) -> str:
+def _batch(groups: Iterable[MadeOf]) -> str:
     """Return a batch in one line."""
     some = list(groups)
-    rewards = [group["reward_mean"] for group in some if group["reward_mean"] is not None]
-    shares: Counter[str] = Counter()
+    rewards = [group.reward_mean for group in some if group.reward_mean is not None]
+    shares: defaultdict[str, float] = defaultdict(float)
     for group in some:
-        shares.update(group["version_shares"])
+        for version, share in group.version_shares.items():
+            shares[version] += share
     parts = [str(len(some))]
     if rewards:
         parts.append(f"reward {sum(rewards) / len(rewards):.2f}")
     if total := sum(shares.values()):
         mean = {version: share / total for version, share in shares.items()}
         parts.append(f"tokens of versions {shares_in_words(mean)}")
-    if missing := sum(group["missing"] for group in some):
+    if missing := sum(group.missing for group in some):
         parts.append(f"{missing} not on the curated topic any more")
     return ", ".join(parts)
 
 
-def _groups(groups: Iterable[Facts]) -> Table:
+def _groups(groups: Iterable[MadeOf]) -> Table:
     some = list(groups)
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     for name, justify, style in COLUMNS:
         table.add_column(name, justify=justify, style=style, no_wrap=name not in CROPPED)
     for place, group in enumerate(some):
-        use = f" use {group['use']}" if group["use"] else ""
-        row = [str(place), f"{group['stream']}:{group['number']}{use}"]
-        if group["missing"]:
+        use = f" use {group.use}" if group.use else ""
+        row = [str(place), f"{group.stream}:{group.number}{use}"]
+        if group.missing:
             row += ["missing", "", "", "", ""]
         else:
-            reward = group["reward_mean"]
+            reward = group.reward_mean
             row += [
                 _task(group),
                 "" if reward is None else f"{reward:.2f}",
-                shares_in_words(group["version_shares"]) if 1 <= len(group["version_shares"]) <= 2 else _span(group),
-                str(group["head_version"]),
-                f"{group['worker']} {group['region']}".strip(),
+                shares_in_words(group.version_shares) if 1 <= len(group.version_shares) <= 2 else _span(group),
+                str(group.head_version),
+                f"{group.worker} {group.region}".strip(),
             ]
-        row.append(f"{group['partition']}@{group['offset']}")
+        row.append(f"{group.partition}@{group.offset}")
         cells = (Text(text, no_wrap=True, overflow="ellipsis") for text in row)
-        table.add_row(*cells, style="red" if group["missing"] else "")
+        table.add_row(*cells, style="red" if group.missing else "")
     return table
 
 
@@ -112,14 +113,14 @@ def shares_in_words(shares: Mapping[str, float]) -> str:
     )
 
 
-def _span(group: Facts) -> str:
-    low, high = group["min_version"], group["max_version"]
+def _span(group: MadeOf | Attempt) -> str:
+    low, high = group.min_version, group.max_version
     return str(low) if low == high else f"{low}-{high}"
 
 
-def _task(facts: Facts) -> str:
+def _task(facts: MadeOf | Concluded) -> str:
     """Return a task's identity, with its tier where that does not say it already."""
-    task, tier = facts["task_id"], facts["tier"]
+    task, tier = facts.task_id, facts.tier
     return task if not tier or tier in task else f"{task} ({tier})"
 
 
@@ -134,87 +135,83 @@ def _hardware(fingerprint: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------------------------------------------------- of a group
 
 
-def group_page(found: Facts) -> RenderableType:
+def group_page(found: GroupFate) -> RenderableType:
     """Return what `headrace lineage --group` shows."""
-    return Group(*(part for one in found["policies"].values() for part in (_title(one), _way(one))))
+    return Group(*(part for one in found.policies.values() for part in (_title(one), _way(one))))
 
 
-def _title(one: Facts) -> Text:
-    colour = FATES[one["fate"]][0]
-    name = f"{one['stream']}:{one['number']}"
-    return Text.assemble((name, "bold"), f" for {one['policy']}: ", (fate_in_words(one), colour))
+def _title(one: GroupLineage) -> Text:
+    colour = FATES[one.fate][0]
+    name = f"{one.stream}:{one.number}"
+    return Text.assemble((name, "bold"), f" for {one.policy}: ", (fate_in_words(one), colour))
 
 
-def fate_in_words(one: Facts) -> str:
+def fate_in_words(one: GroupLineage) -> str:
     """Return one sentence that says what became of a group."""
-    if one["fate"] == "trained":
-        uses = [f" (use {use['use']})" if use["use"] else "" for use in one["trained"]]
-        versions = [f"version {use['version']}{nth}" for use, nth in zip(one["trained"], uses, strict=True)]
+    if one.fate == "trained":
+        uses = [f" (use {use.use})" if use.use else "" for use in one.trained]
+        versions = [f"version {use.version}{nth}" for use, nth in zip(one.trained, uses, strict=True)]
         return f"it trained {', '.join(versions)}."
-    if one["fate"] == "never_issued":
-        stream, issued = one["stream"], one["issued_next"]
+    if one.fate == "never_issued":
+        stream, issued = one.stream, one.issued_next
         there = f"{stream}:0 to {stream}:{issued - 1} were" if issued else "no task of that stream was"
         return f"it was never issued: {there}."
-    return FATES[one["fate"]][1].format(reason=one["reason"])
+    return FATES[one.fate][1].format(reason=one.reason)
 
 
-def _way(one: Facts) -> Table:
+def _way(one: GroupLineage) -> Table:
     """Return the stations of a group, in order, with their positions."""
     table = _grid()
-    if not one["attempts"]:
-        for attempt in one["on_tasks"]:
-            table.add_row(
-                "task", f"on the tasks topic, issued again {attempt} times" if attempt else "on the tasks topic"
-            )
-    for attempt in one["attempts"]:
-        table.add_row("produced" if attempt["counts"] else "passed over", Text(_attempt_in_words(attempt)))
-    for letter in one["letters"]:
-        back = ", sent back since" if letter["redriven"] else ""
-        where = f"{letter['topic']}[{letter['message_partition']}]@{letter['message_offset']}"
-        table.add_row(
-            "dead letter", Text(f"@{letter['offset']} by {letter['component']}, {letter['reason']}{back}: {where}")
-        )
-        table.add_row("", Text(letter["detail"]))
-    for outcome in one["concluded"]:
-        table.add_row(Text(outcome["verdict"]), Text(_outcome_in_words(outcome)))
-    for use in one["trained"]:
-        words = f"version {use['version']}, place {use['place']} of {use['of']}, from {_at('curated', use)}"
-        table.add_row("trained", Text(words + (f", use {use['use']}" if use["use"] else "")))
+    if not one.attempts:
+        for times in one.on_tasks:
+            table.add_row("task", f"on the tasks topic, issued again {times} times" if times else "on the tasks topic")
+    for attempt in one.attempts:
+        table.add_row("produced" if attempt.counts else "passed over", Text(_attempt_in_words(attempt)))
+    for letter in one.letters:
+        back = ", sent back since" if letter.redriven else ""
+        where = f"{letter.topic}[{letter.message_partition}]@{letter.message_offset}"
+        table.add_row("dead letter", Text(f"@{letter.offset} by {letter.component}, {letter.reason}{back}: {where}"))
+        table.add_row("", Text(letter.detail))
+    for outcome in one.concluded:
+        table.add_row(Text(outcome.verdict), Text(_outcome_in_words(outcome)))
+    for use in one.trained:
+        words = f"version {use.version}, place {use.place} of {use.of}, from {_at('curated', use)}"
+        table.add_row("trained", Text(words + (f", use {use.use}" if use.use else "")))
     return table
 
 
-def _attempt_in_words(attempt: Facts) -> str:
-    worker = f"{attempt['worker'] or 'nobody that can be read'} {attempt['region']}".strip()
+def _attempt_in_words(attempt: Attempt) -> str:
+    worker = f"{attempt.worker or 'nobody that can be read'} {attempt.region}".strip()
     words = [f"{_at('trajectories', attempt)} by {worker}"]
-    if attempt["finished_ms"]:
-        seconds = (attempt["finished_ms"] - attempt["started_ms"]) / 1000
-        words.append(f"{_time(attempt['finished_ms'])} after {seconds:.1f} s")
-    if attempt["attempt"]:
-        words.append(f"issued again {attempt['attempt']} times before")
-    if attempt["trajectories"]:
-        words.append(f"{attempt['trajectories']} trajectories, tokens of versions {_span(attempt)}")
-    if attempt["failures"]:
-        words.append(f"{len(attempt['failures'])} failed: {', '.join(sorted(set(attempt['failures'])))}")
-    if attempt["reason"]:
-        words.append(f"reason {attempt['reason']}")
-    if attempt["unreadable"]:
-        words.append(attempt["unreadable"])
+    if attempt.finished_ms:
+        seconds = (attempt.finished_ms - attempt.started_ms) / 1000
+        words.append(f"{_time(attempt.finished_ms)} after {seconds:.1f} s")
+    if attempt.attempt:
+        words.append(f"issued again {attempt.attempt} times before")
+    if attempt.trajectories:
+        words.append(f"{attempt.trajectories} trajectories, tokens of versions {_span(attempt)}")
+    if attempt.failures:
+        words.append(f"{len(attempt.failures)} failed: {', '.join(sorted(set(attempt.failures)))}")
+    if attempt.reason:
+        words.append(f"reason {attempt.reason}")
+    if attempt.unreadable:
+        words.append(attempt.unreadable)
     return ", ".join(words)
 
 
-def _outcome_in_words(outcome: Facts) -> str:
-    words = [f"{_at('outcomes', outcome)} by {outcome['component']}"]
-    if outcome["reason"] and outcome["reason"] != outcome["verdict"]:
-        words.append(outcome["reason"])
-    if outcome["rewards"]:
-        words.append(f"rewards {' '.join(f'{reward:g}' for reward in outcome['rewards'])}")
-    if outcome["task_id"]:
+def _outcome_in_words(outcome: Concluded) -> str:
+    words = [f"{_at('outcomes', outcome)} by {outcome.component}"]
+    if outcome.reason and outcome.reason != outcome.verdict:
+        words.append(outcome.reason)
+    if outcome.rewards:
+        words.append(f"rewards {' '.join(f'{reward:g}' for reward in outcome.rewards)}")
+    if outcome.task_id:
         words.append(f"task {_task(outcome)}")
     return ", ".join(words)
 
 
-def _at(topic: str, facts: Facts) -> str:
-    return f"{topic}[{facts['partition']}]@{facts['offset']}"
+def _at(topic: str, facts: Attempt | Concluded | Use) -> str:
+    return f"{topic}[{facts.partition}]@{facts.offset}"
 
 
 def _grid() -> Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 
 import structlog
 from rich.console import Console
@@ -105,7 +104,7 @@ class LivePage:
         found = figures.in_force
         if found is not None and found.revision != self._revision:
             self._revision = found.revision
-            self._say(in_force_in_words(asdict(found)))
+            self._say(in_force_in_words(found))
 
     @property
     def ended(self) -> str:

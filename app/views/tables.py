@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,101 +11,106 @@ from rich.text import Text
 
 from headrace.app.views.letters import unnumbered
 from headrace.app.views.weights_page import in_words
+from headrace.ops.audit.findings import AuditReport
+from headrace.ops.audit.numbers import PolicyAudit
+from headrace.ops.figures.figures import RunFigures, ShadowFigures
+from headrace.ops.figures.revision_figures import RevisionFigures
+from headrace.ops.figures.status import Status
+from headrace.ops.offline.held_out import Measured
+from headrace.ops.swap import Swap
+from headrace.schemas.records import WorkerStatus
 
 
-def status_table(status: Mapping[str, Any]) -> RenderableType:
-    """Return what `headrace status` shows; `status` is what it prints as JSON."""
+def status_table(status: Status) -> RenderableType:
+    """Return what `headrace status` shows."""
+    found = status.figures
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    ended = f" ({status['ended']})" if status["ended"] else ""
-    table.add_row("run", f"[bold]{status['run']}[/] {status['state']}{ended}")
-    for what, words in _lines(status):
+    ended = f" ({found.ended})" if found.ended else ""
+    table.add_row("run", f"[bold]{found.run}[/] {found.state}{ended}")
+    for what, words in _lines(found):
         table.add_row(what, Text(words))
-    groups = status["groups"]
-    table.add_row(
-        "groups", " · ".join(f"{groups[k]} {k.replace('_', ' ')}" for k in ("issued", "trained", "in_flight"))
-    )
-    dropped = " · ".join(f"{count} {reason}" for reason, count in groups["discarded"].items())
-    table.add_row("dropped", f"{dropped or 'none'} · {groups['dead']} dead")
-    counts = {**status["policies"], **{line: shadow["groups"] for line, shadow in status["shadows"].items()}}
-    for line in replay_lines(counts):
+    groups = found.groups
+    table.add_row("groups", f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight")
+    dropped = " · ".join(f"{count} {reason}" for reason, count in groups.discarded.items())
+    table.add_row("dropped", f"{dropped or 'none'} · {groups.dead} dead")
+    for line in replay_lines({**found.policies, **{line: shadow.groups for line, shadow in found.shadows.items()}}):
         table.add_row("replays", Text(line))
-    for word, line in (*_revisions(status), *_selected(status)):
+    for word, line in (*_revisions(found), *_selected(found)):
         table.add_row(word, Text(line))
-    if status["unnumbered_letters"]:
-        table.add_row("letters", Text(unnumbered(status["unnumbered_letters"])))
-    table.add_row("lag", " · ".join(f"{topic} {count}" for topic, count in status["lag"].items()) or "none")
-    for one in status["evals"][-3:]:
-        table.add_row("held out", f"{one['policy']} {one['avg_at_k']:.2f} at version {one['version']}")
-    if status["tokens"]:
-        is_all = status["wasted_is_all"]
-        table.add_row("wasted", wasted(status["wasted_tokens"], status["tokens"], is_all=is_all))
-    for policy, one in status["weights"].items():
-        if one["published"]:
-            table.add_row("weights", Text(f"{policy}: {in_words(one)}"))
-    for worker in status["workers"]:
-        made = f", {worker['tokens']:,} tokens since it started" if worker["tokens"] else ""
-        detail = f" ({worker['detail']})" if worker["detail"] else ""
-        state = _lost(worker) if worker["gone"] else worker["state"]
-        table.add_row("worker", f"{worker['worker']} {state}{detail}{made}")
+    if found.unnumbered_letters:
+        table.add_row("letters", Text(unnumbered(found.unnumbered_letters)))
+    table.add_row("lag", " · ".join(f"{topic} {count}" for topic, count in found.lag.items()) or "none")
+    for one in found.evals[-3:]:
+        table.add_row("held out", f"{one.policy} {one.avg_at_k:.2f} at version {one.version}")
+    if found.tokens:
+        table.add_row("wasted", wasted(found.wasted_tokens, found.tokens, is_all=status.wasted_is_all))
+    for policy, weights in found.weights.items():
+        if weights.published:
+            table.add_row("weights", Text(f"{policy}: {in_words(weights)}"))
+    for worker, gone in zip(found.workers, status.gone, strict=True):
+        made = f", {worker.tokens:,} tokens since it started" if worker.tokens else ""
+        detail = f" ({worker.detail})" if worker.detail else ""
+        state = _lost(worker) if gone else worker.state
+        table.add_row("worker", f"{worker.worker} {state}{detail}{made}")
     return table
 
 
-def _revisions(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _revisions(status: RunFigures) -> Iterator[tuple[str, str]]:
     """Yield a line for every revision of the recipe."""
-    newest = next((one["revision"] for one in status["revisions"] if one["in_force"]), None)
-    for one in status["revisions"]:
-        words = [str(one["revision"])]
-        if newest is not None and not one["begins"]:
-            words.append("not yet in force" if one["revision"] > newest else "never in force")
-        if one["in_force"]:
+    newest = next((one.revision for one in status.revisions if one.in_force), None)
+    for one in status.revisions:
+        words = [str(one.revision)]
+        if newest is not None and not one.begins:
+            words.append("not yet in force" if one.revision > newest else "never in force")
+        if one.in_force:
             words.append("in force")
-        if any(one["begins"].values()):
+        if any(one.begins.values()):
             words.append(_since(one))
-        chain = " → ".join(one["chain"]) or "no chain"
-        yield "revision", f"{' '.join(words)}: {one['groups']} groups, {one['kept']} kept by {chain}"
+        chain = " → ".join(one.chain) or "no chain"
+        yield "revision", f"{' '.join(words)}: {one.groups} groups, {one.kept} kept by {chain}"
 
 
-def in_force_in_words(one: Mapping[str, Any]) -> str:
-    """Say that a revision of the recipe came into force; `one` is the JSON of `RevisionFigures`."""
-    chain = " → ".join(one["chain"]) or "(empty)"
-    return f"recipe revision {one['revision']} is in force {_since(one)}: chain {chain}"
+def in_force_in_words(one: RevisionFigures) -> str:
+    """Say that a revision of the recipe came into force."""
+    chain = " → ".join(one.chain) or "(empty)"
+    return f"recipe revision {one.revision} is in force {_since(one)}: chain {chain}"
 
 
-def _since(one: Mapping[str, Any]) -> str:
-    return f"from task {', '.join(f'{stream}:{number}' for stream, number in one['begins'].items())} on"
+def _since(one: RevisionFigures) -> str:
+    return f"from task {', '.join(f'{stream}:{number}' for stream, number in one.begins.items())} on"
 
 
-def _selected(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for stream, told in status["selection"].items():
-        if told["rejected"] or told["forced"]:
+def _selected(status: RunFigures) -> Iterator[tuple[str, str]]:
+    for stream, told in status.selection.items():
+        if told.rejected or told.forced:
             yield (
                 "tasks",
-                f"{stream}: " + " · ".join(f"{told[key]} {key}" for key in ("selected", "rejected", "forced")),
+                f"{stream}: " + f"{told.selected} selected · {told.rejected} rejected · {told.forced} forced",
             )
 
 
-def _lines(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _lines(status: RunFigures) -> Iterator[tuple[str, str]]:
     """Yield what is told of every policy and shadow."""
-    for policy, version in status["versions"].items():
-        first, last = (status[key].get(policy) for key in ("reward_first", "reward_last"))
+    for policy, version in status.versions.items():
+        first, last = status.reward_first.get(policy), status.reward_last.get(policy)
         ends = [f"{reward:.2f}" for reward in (first, last) if reward is not None]
         reward = f", reward {' → '.join(ends)}" if ends else ""
         yield "policy", f"{policy} at version {version}{reward}"
-    for line, shadow in status["shadows"].items():
+    for line, shadow in status.shadows.items():
         yield "shadow", shadow_in_words(line, shadow)
 
 
-def shadow_in_words(line: str, shadow: Mapping[str, Any]) -> str:
-    """Return how a shadow is doing; `shadow` is the JSON of `ShadowFigures`."""
-    groups = shadow["groups"]
-    dropped = ", ".join(f"{count} {reason}" for reason, count in groups["discarded"].items()) or "none"
-    words = [f"{line} at version {max(0, shadow['version'])}"] if shadow["version"] >= 0 else [f"{line} has not begun"]
-    if (gap := shadow["off_policy_gap"]) is not None:
-        beside = shadow["off_policy_gap_beside"]
+def shadow_in_words(line: str, shadow: ShadowFigures) -> str:
+    """Return how a shadow is doing."""
+    groups = shadow.groups
+    dropped = ", ".join(f"{count} {reason}" for reason, count in groups.discarded.items()) or "none"
+    words = [f"{line} at version {max(0, shadow.version)}"] if shadow.version >= 0 else [f"{line} has not begun"]
+    if (gap := shadow.off_policy_gap) is not None:
+        beside = shadow.off_policy_gap_beside
         words.append(f"off-policy gap {gap:.1e}" + (f" (beside it {beside:.1e})" if beside is not None else ""))
-    words.append(f"groups {groups['trained']} trained, dropped {dropped}, {groups['in_flight']} in flight")
+    words.append(f"groups {groups.trained} trained, dropped {dropped}, {groups.in_flight} in flight")
     return " · ".join(words)
 
 
@@ -116,100 +120,100 @@ def wasted(count: int, tokens: int, *, is_all: bool) -> str:
     return f"{least}{count / max(1, tokens):.1%} of {tokens:,} generated tokens: failed, cancelled or done twice"
 
 
-def _lost(worker: Mapping[str, Any]) -> str:
-    heard = datetime.fromtimestamp(worker["updated_ms"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return f"gone, {worker['state']} when it was last heard of at {heard}"
+def _lost(worker: WorkerStatus) -> str:
+    heard = datetime.fromtimestamp(worker.updated_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"gone, {worker.state} when it was last heard of at {heard}"
 
 
-def audit_table(audit: Mapping[str, Any]) -> RenderableType:
-    """Return what `headrace audit` shows; `audit` is what it prints as JSON."""
+def audit_table(audit: AuditReport) -> RenderableType:
+    """Return what `headrace audit` shows."""
     table = Table("policy", "issued", "trained", "discarded", "dead", "in flight", "lost", "doubled", box=None)
-    lines = {**audit["policies"], **audit["shadows"]}
+    lines = {**audit.policies, **audit.shadows}
     for policy, counts in lines.items():
-        discarded = ", ".join(f"{count} {reason}" for reason, count in counts["discarded"].items()) or "0"
+        discarded = ", ".join(f"{count} {reason}" for reason, count in counts.discarded.items()) or "0"
         table.add_row(
             policy,
-            str(counts["issued"]),
-            str(counts["trained"]),
+            str(counts.issued),
+            str(counts.trained),
             discarded,
-            *(str(counts[key]) for key in ("dead", "in_flight", "lost", "doubled")),
+            *map(str, (counts.dead, counts.in_flight, counts.lost, counts.doubled)),
         )
-    numbers: list[RenderableType] = [] if audit["source"] else [table]  # an offline experiment has none of its own
+    numbers: list[RenderableType] = [] if audit.source else [table]  # an offline experiment has none of its own
     numbers += map(Text, replay_lines(lines))
     numbers += [
         Text(f"{stream}: recipe revision {revision} from number {first} on")
-        for stream, begins in audit["revisions"].items()
+        for stream, begins in audit.revisions.items()
         for revision, first in begins[1:]
     ]
-    if audit["unnumbered_letters"]:
-        numbers.append(Text(unnumbered(audit["unnumbered_letters"]), style="yellow"))
+    if audit.unnumbered_letters:
+        numbers.append(Text(unnumbered(audit.unnumbered_letters), style="yellow"))
     return Group(*numbers, Text(_what_was_read(audit), style="dim"), *_verdict(audit))
 
 
-def replay_lines(lines: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a line for each policy and shadow that has replays; the values are the JSON of `PolicyAudit`."""
-    return [_replays(line, counts) for line, counts in lines.items() if counts["replays"]]
+def replay_lines(lines: Mapping[str, PolicyAudit]) -> list[str]:
+    """Return a line for each policy and shadow that has replays."""
+    return [_replays(line, counts) for line, counts in lines.items() if counts.replays]
 
 
-def _replays(policy: str, counts: Mapping[str, Any]) -> str:
-    asked, trained, discarded = (counts[key] for key in ("replays", "replayed", "replays_discarded"))
+def _replays(policy: str, counts: PolicyAudit) -> str:
+    asked, trained, discarded = counts.replays, counts.replayed, counts.replays_discarded
     left = f", {asked - trained - discarded} not yet" if asked > trained + discarded else ""
-    share = trained / max(1, trained + counts["trained"])
-    beside = f"{trained} trained beside {counts['trained']} fresh groups ({share:.0%})"
+    share = trained / max(1, trained + counts.trained)
+    beside = f"{trained} trained beside {counts.trained} fresh groups ({share:.0%})"
     return f"{policy}: {asked} replays, {beside}, {discarded} discarded{left}"
 
 
-def _what_was_read(audit: Mapping[str, Any]) -> str:
-    store = {"checked": f"{audit['objects']} objects", "left out": "no objects (--no-store)", "away": "no objects"}
-    text = f"{audit['records']:,} records read at {audit['records_per_s']:,}/s, {store[audit['store']]}"
-    if deep := audit["deep"]:
-        text += f"; {deep['records']:,} groups decoded at {deep['records_per_s']:,}/s"
-    if unreadable := audit["unreadable_letters"]:
+def _what_was_read(audit: AuditReport) -> str:
+    store = {"checked": f"{audit.objects} objects", "left out": "no objects (--no-store)", "away": "no objects"}
+    text = f"{audit.records:,} records read at {audit.records_per_s:,}/s, {store[audit.store]}"
+    if deep := audit.deep:
+        text += f"; {deep.records:,} groups decoded at {deep.records_per_s:,}/s"
+    if unreadable := audit.unreadable_letters:
         conclude = "concludes" if unreadable == 1 else "conclude"
         text += f"; {unreadable:,} on the topic of dead letters cannot be read, and {conclude} nothing"
-    if audit["source"]:
-        text += f"; an offline experiment: its groups are audited under run {audit['source']}"
+    if audit.source:
+        text += f"; an offline experiment: its groups are audited under run {audit.source}"
     return text
 
 
-def _verdict(audit: Mapping[str, Any]) -> list[RenderableType]:
-    if audit["ok"]:
-        if audit["source"]:
+def _verdict(audit: AuditReport) -> list[RenderableType]:
+    if audit.ok:
+        if audit.source:
             return [Text("The chain of its weights is whole, and no group is in two batches.", style="green")]
         good = (
             "The audit closes: issued = trained + discarded + dead + in flight; nothing lost, nothing doubled, the "
             "chain of weights is whole."
         )
         return [Text(good, style="green")]
-    bad = f"The audit does not close: {audit['lost']} lost, {audit['doubled']} doubled"
-    chain = "" if audit["weights_chain_ok"] else ", and the chain of weights is broken"
+    bad = f"The audit does not close: {audit.lost} lost, {audit.doubled} doubled"
+    chain = "" if audit.weights_chain_ok else ", and the chain of weights is broken"
     found: list[RenderableType] = [Text(f"{bad}{chain}.", style="bold red")]
-    found += [Text(f"  {problem}") for problem in audit["problems"]]
-    if audit["more_problems"]:
-        found.append(Text(f"  and {audit['more_problems']} more"))
+    found += [Text(f"  {problem}") for problem in audit.problems]
+    if audit.more_problems:
+        found.append(Text(f"  and {audit.more_problems} more"))
     return found
 
 
-def swap_lines(found: Mapping[str, Any]) -> RenderableType:
-    """Return what `headrace swap` shows; `found` is what it prints as JSON."""
-    before, after = (" → ".join(found[key]) or "(empty)" for key in ("chain_before", "chain"))
-    if found["before"] == found["revision"]:
-        return Text(f"run {found['run']} has this chain already, as revision {found['revision']}: {after}")
-    done = "" if found["swapped"] else " (a dry run: nothing is changed)"
+def swap_lines(found: Swap) -> RenderableType:
+    """Return what `headrace swap` shows."""
+    before, after = (" → ".join(chain) or "(empty)" for chain in (found.chain_before, found.chain))
+    if found.before == found.revision:
+        return Text(f"run {found.run} has this chain already, as revision {found.revision}: {after}")
+    done = "" if found.swapped else " (a dry run: nothing is changed)"
     table = Table.grid(padding=(0, 2))
-    table.add_row(f"revision {found['before']}", Text(before, style="dim"))
-    table.add_row(f"revision {found['revision']}", Text(after))
+    table.add_row(f"revision {found.before}", Text(before, style="dim"))
+    table.add_row(f"revision {found.revision}", Text(after))
     told = "Every task issued from now on goes through the new chain, what was issued before through the old one."
-    return Group(Text(f"run {found['run']}{done}"), table, Text(told if found["swapped"] else "The chain is sound."))
+    return Group(Text(f"run {found.run}{done}"), table, Text(told if found.swapped else "The chain is sound."))
 
 
-def evaluation_table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> RenderableType:
-    """Return what `headrace evaluate --weights` shows; `found` is what it prints as JSON."""
+def evaluation_table(found: Mapping[str, Mapping[str, Measured]]) -> RenderableType:
+    """Return what `headrace evaluate --weights` shows, by workflow and policy."""
     table = Table("workflow", "policy", "avg@k", "pass@k", "problems", "tokens", "failures", box=None)
     for workflow, policies in found.items():
         for policy, one in policies.items():
-            passed = ", ".join(f"{k}: {share:.2f}" for k, share in one["pass_at_k"].items())
-            asked = f"{one['problems']} x {one['samples']}"
-            row = (f"{one['avg_at_k']:.3f}", passed, asked, f"{one['mean_length']:.1f}", str(one["failures"]))
+            passed = ", ".join(f"{k}: {share:.2f}" for k, share in one.pass_at_k.items())
+            asked = f"{one.problems} x {one.samples}"
+            row = (f"{one.avg_at_k:.3f}", passed, asked, f"{one.mean_length:.1f}", str(one.failures))
             table.add_row(workflow, policy, *row)
     return table

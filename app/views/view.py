@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -77,7 +77,7 @@ def line(moment: Moment) -> str:
     if replayed := sum(counts.replayed for counts in figures.policies.values()):
         words.append(f"replayed={replayed}")
     words.append(f"{moment.rates.samples:.0f} trajectories/s {moment.rates.tokens:.0f} tokens/s")
-    words += [f"shadow {shadow_in_words(name, asdict(shadow))}" for name, shadow in figures.shadows.items()]
+    words += [f"shadow {shadow_in_words(name, shadow)}" for name, shadow in figures.shadows.items()]
     if figures.lag and not figures.ended:
         words.append(f"lag {sum(figures.lag.values())}")
     if letters := unnumbered(figures.unnumbered_letters):
@@ -166,10 +166,10 @@ def _numbers(moment: Moment) -> Table:
     dropped = " · ".join(f"{count} {reason}" for reason, count in sorted(groups.discarded.items()))
     table.add_row("dropped", dropped or "none")
     counts = {**figures.policies, **{line: shadow.groups for line, shadow in figures.shadows.items()}}
-    for words in replay_lines({line: asdict(one) for line, one in counts.items()}):
+    for words in replay_lines(counts):
         table.add_row("replays", Text(words))
     for line, shadow in figures.shadows.items():
-        table.add_row("shadow", Text(shadow_in_words(line, asdict(shadow))))
+        table.add_row("shadow", Text(shadow_in_words(line, shadow)))
     for stream, told in figures.selection.items():
         if told.rejected or told.forced:
             words = f"{told.selected} selected · {told.rejected} rejected · {told.forced} forced"

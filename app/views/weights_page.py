@@ -1,15 +1,17 @@
-"""The published versions of a policy for people, drawn from what `headrace weights --json` prints."""
+"""The published versions of a policy for people: what `headrace weights` shows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.chart import by_version, chart
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED
+from headrace.ops.figures.weights_figures import WeightsFigures
+from headrace.ops.figures.weights_history import VersionWeights, WeightsHistory
 
 NEWEST = 20
 """Versions of the table; all are in the chart and in `--json`."""
@@ -21,68 +23,72 @@ TELLING_RATIO = 1.5
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def weights_page(found: Mapping[str, Any]) -> RenderableType:
+def weights_page(found: WeightsHistory) -> RenderableType:
     """Return what `headrace weights` shows."""
-    versions = found["versions"]
-    title = Text.assemble((f"policy {found['policy']}", "bold"), f"  run {found['run']}")
+    versions = found.versions
+    title = Text.assemble((f"policy {found.policy}", "bold"), f"  run {found.run}")
     if not versions:
         return Group(title, Text("No version is published yet."))
     table = Table("version", "as", "bytes", "1/full", "changed", "encode", "upload", box=None, header_style="dim")
     for column in table.columns[2:]:
         column.justify = "right"
     for one in versions[-NEWEST:]:
-        kind = "whole" if one["kind"] == "anchor" else f"delta on {one['base_version']}"
-        ratio = f"{one['ratio']:.1f}" if one["ratio"] else ""
-        changed = f"{one['density']:.2%}" if one["density"] is not None and one["kind"] != "anchor" else ""
-        seconds = (f"{one[key]:.2f} s" if one[key] is not None else "" for key in ("encode_s", "upload_s"))
-        table.add_row(str(one["version"]), kind, size(one["bytes"]), ratio, changed, *seconds)
+        kind = "whole" if one.kind == "anchor" else f"delta on {one.base_version}"
+        ratio = f"{one.ratio:.1f}" if one.ratio else ""
+        changed = f"{one.density:.2%}" if one.density is not None and one.kind != "anchor" else ""
+        seconds = ("" if spent is None else f"{spent:.2f} s" for spent in (one.encode_s, one.upload_s))
+        table.add_row(str(one.version), kind, size(one.bytes), ratio, changed, *seconds)
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column()
-    spent = found["bytes"]
-    merged = f", {size(spent['merged'])} merged" * bool(found["merged"])
-    facts.add_row("in all", f"{size(spent['anchor'])} whole, {size(spent['delta'])} as deltas{merged}")
+    spent = found.bytes
+    merged = f", {size(spent[MERGED])} merged" * bool(found.merged)
+    facts.add_row("in all", f"{size(spent[ANCHOR])} whole, {size(spent[DELTA])} as deltas{merged}")
     facts.add_row("to join", _join(found))
-    if found["left_out"]:
-        count = len(found["left_out"])
+    if found.left_out:
+        count = len(found.left_out)
         facts.add_row("left out", f"{count} version{'s' * (count > 1)}, made while the one before was on its way")
-    if retired := sum(one["retired"] for one in versions):
+    if retired := sum(one.retired for one in versions):
         facts.add_row("retired", f"{retired} version{'s' * (retired > 1)} by `headrace gc`, whose objects are gone")
-    newest = versions[-1]["version"]
-    for worker, version in found["served"].items():
+    newest = versions[-1].version
+    for worker, version in found.served.items():
         behind = f", {newest - version} behind" if version < newest else ""
         facts.add_row("serves", Text(f"{worker} version {version}{behind}"))
-    deltas = [one for one in versions if one["density"] is not None and one["kind"] != "anchor"]
-    curve = chart(by_version((one["version"], 100 * one["density"]) for one in deltas), WIDTH, HEIGHT)
+    deltas = [(one.version, 100 * one.density) for one in versions if one.density is not None and one.kind != ANCHOR]
+    curve = chart(by_version(deltas), WIDTH, HEIGHT)
     named = Text("values that changed, in percent, by version", "dim")
     return Group(title, facts, Text(), named, *map(Text, curve), table, *_taken(versions[-NEWEST:]))
 
 
-def _taken(versions: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+def _taken(versions: Sequence[VersionWeights]) -> list[RenderableType]:
     """Return what the workers told of versions; nothing when they told nothing."""
     table = Table("version", "workers", *ACTIVITIES, box=None, header_style="dim")
     for column in table.columns[1:]:
         column.justify = "right"
     for one in versions:
-        if one["workers"]:
-            spent = (seconds(one[f"{activity}_s"]) for activity in ACTIVITIES)
-            table.add_row(str(one["version"]), str(one["workers"]), *spent)
+        if one.workers:
+            table.add_row(str(one.version), str(one.workers), *map(seconds, _spent(one).values()))
     named = Text("how workers took them: medians; the engine plays on but in the pause", "dim")
     return [Text(), named, table] if table.row_count else []
 
 
-def in_words(figures: Mapping[str, Any]) -> str:
-    """Return a policy's `WeightsFigures` in one line."""
-    words = [f"{figures['published']} published"]
-    if figures["ratio"] is not None and figures["ratio"] >= TELLING_RATIO:
-        words.append(f"deltas 1/{figures['ratio']:.0f} of the whole")
-    if figures["density"] is not None:
-        words.append(f"{figures['density']:.2%} changed")
-    spent = {activity: figures[f"{activity}_s"] for activity in ("encode", "upload", *ACTIVITIES)}
+def in_words(figures: WeightsFigures) -> str:
+    """Return how a policy's versions get to the workers, in one line."""
+    words = [f"{figures.published} published"]
+    if figures.ratio is not None and figures.ratio >= TELLING_RATIO:
+        words.append(f"deltas 1/{figures.ratio:.0f} of the whole")
+    if figures.density is not None:
+        words.append(f"{figures.density:.2%} changed")
+    spent = {"encode": figures.encode_s, "upload": figures.upload_s, **_spent(figures)}
     words += [f"{activity} {seconds(value)}" for activity, value in spent.items() if value is not None]
-    if figures["behind"]:
-        words.append(f"the last worker is {figures['behind']} behind")
-    return ", ".join([*words, f"workers {figures['skew']} apart (at most {figures['greatest_skew']})"])
+    if figures.behind:
+        words.append(f"the last worker is {figures.behind} behind")
+    return ", ".join([*words, f"workers {figures.skew} apart (at most {figures.greatest_skew})"])
+
+
+def _spent(one: WeightsFigures | VersionWeights) -> dict[str, float | None]:
+    """Return by activity of a worker that takes a version how long it took."""
+    return dict(zip(ACTIVITIES, (one.fetch_s, one.verify_s, one.apply_s, one.pause_s), strict=True))
 
 
 def seconds(value: float | None) -> str:
@@ -92,13 +98,13 @@ def seconds(value: float | None) -> str:
     return f"{value:.1f} s" if value >= 1 else f"{1000 * value:.0f} ms" if value >= 0.01 else f"{1000 * value:.1f} ms"
 
 
-def _join(found: Mapping[str, Any]) -> str:
+def _join(found: WeightsHistory) -> str:
     """Say what a worker that holds nothing fetches to be at the newest version."""
-    way, full = found["join"], found["versions"][-1]["full_bytes"]
-    if not way["objects"]:
+    way, full = found.join, found.versions[-1].full_bytes
+    if not way.objects:
         return "no objects lead to the newest version"
-    compared = f", {way['bytes'] / full:.2f} x whole" if full else ""
-    return f"{size(way['bytes'])} in {way['objects']} object{'s' * (way['objects'] > 1)}{compared}"
+    compared = f", {way.bytes / full:.2f} x whole" if full else ""
+    return f"{size(way.bytes)} in {way.objects} object{'s' * (way.objects > 1)}{compared}"
 
 
 def size(count: float) -> str:

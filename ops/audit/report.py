@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import was_sent_back
@@ -23,6 +22,7 @@ from headrace.infra.store.object_store import StoreDenied, StoreUnavailable
 from headrace.ops.audit import commits
 from headrace.ops.audit.deep import UnfitValue, check_attachments, check_curated, check_trajectories
 from headrace.ops.audit.evidence import with_places
+from headrace.ops.audit.findings import AuditReport, CuratedCounts, Deep, DeepRates
 from headrace.ops.audit.fold import Audit, AuditFold
 from headrace.ops.audit.numbers import Scope
 from headrace.ops.audit.objects import Objects, StoreAway
@@ -114,15 +114,6 @@ class Order:
 
 
 @dataclass(slots=True)
-class Deep:
-    """What was decoded beside the fold."""
-
-    records: int = 0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-
-
-@dataclass(slots=True)
 class WholeAudit:
     """One audit of the whole chain, step by step."""
 
@@ -151,7 +142,7 @@ class WholeAudit:
         curated = {topic: CuratedDigest() for topic in topics}
         return cls(run, order, reading, newest, fold, objects, curated, store="checked" if objects else "left out")
 
-    def perform(self) -> dict[str, Any]:
+    def perform(self) -> AuditReport:
         """Read everything and return the report. Raises KafkaAway or KafkaRefused."""
         parts, offline = Parts.of(self.run), bool(self.newest.source)
         scope = Scope(is_drained(self.newest), self.order.rests or is_drained(self.newest), not offline, offline)
@@ -270,52 +261,48 @@ class WholeAudit:
 
     # ---------------------------------------------------------------------------------------------------------- report
 
-    def _report(self, found: Audit, placed: Problems) -> dict[str, Any]:
+    def _report(self, found: Audit, placed: Problems) -> AuditReport:
         for problems in (self.broken, self.other):
             placed.extend(problems)
         objects_s = self.objects.seconds if self.objects else 0.0
         seconds = max(self.reading.seconds - self.deep.seconds - objects_s, 1e-9)
-        return {
-            "ok": not placed,
-            "run": self.run.address.run,
-            "source": self.newest.source,
-            "tasks": asdict(found.tasks),
-            "groups": asdict(found.groups),
-            "lost": found.lost,
-            "doubled": found.doubled,
-            "weights_chain_ok": found.weights_chain_ok and not self.broken,
-            "unreadable_letters": found.unreadable_letters,
-            "unnumbered_letters": found.unnumbered_letters,
-            "problems": [str(problem) for problem in placed.listed],
-            "more_problems": placed.more,
-            "policies": {policy: asdict(counts) for policy, counts in found.policies.items()},
-            "shadows": {line: asdict(counts) for line, counts in found.shadows.items()},
-            "curated": {line: self._curated(line) for line in self.run.recipe.lines},
-            "revisions": self.fold.begins,
-            "store": self.store,
-            "objects": self.objects.count if self.objects else 0,
-            "objects_seconds": round(objects_s, 3),
-            "records": self.reading.records,
-            "seconds": round(seconds, 3),
-            "records_per_s": round(self.reading.records / seconds),
-            "deep": self._deep_rates() if self.order.deep else None,
-        }
+        return AuditReport(
+            ok=not placed,
+            run=self.run.address.run,
+            source=self.newest.source,
+            tasks=found.tasks,
+            groups=found.groups,
+            lost=found.lost,
+            doubled=found.doubled,
+            weights_chain_ok=found.weights_chain_ok and not self.broken,
+            unreadable_letters=found.unreadable_letters,
+            unnumbered_letters=found.unnumbered_letters,
+            problems=tuple(str(problem) for problem in placed.listed),
+            more_problems=placed.more,
+            policies=found.policies,
+            shadows=found.shadows,
+            curated={line: self._curated(line) for line in self.run.recipe.lines},
+            revisions=self.fold.begins,
+            store=self.store,
+            objects=self.objects.count if self.objects else 0,
+            objects_seconds=round(objects_s, 3),
+            records=self.reading.records,
+            seconds=round(seconds, 3),
+            records_per_s=round(self.reading.records / seconds),
+            deep=DeepRates.of(self.deep) if self.order.deep else None,
+        )
 
-    def _curated(self, line: str) -> dict[str, Any]:
+    def _curated(self, line: str) -> CuratedCounts:
         found = self.curated[self.run.topics.curated(line)]
-        return {"n": found.kept, "again": found.again, "sha256": found.sha256}
-
-    def _deep_rates(self) -> dict[str, float]:
-        rate = self.deep.records / max(self.deep.seconds, 1e-9)
-        return {**asdict(self.deep), "records_per_s": round(rate)}
+        return CuratedCounts(found.kept, found.again, found.sha256)
 
 
 def _in(topics: Iterable[str], there: set[str]) -> Iterator[str]:
     return (topic for topic in topics if topic in there)
 
 
-def report(run: Run, *, rests: bool = False, deep: bool = False, use_store: bool = True) -> dict[str, Any]:
-    """Return what `headrace audit --json` prints.
+def report(run: Run, *, rests: bool = False, deep: bool = False, use_store: bool = True) -> AuditReport:
+    """Audit a run, topics and store.
 
     Args:
         run: The run.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any
 
@@ -61,6 +61,34 @@ class Letter:
     def source(self) -> Source:
         """The record that it is about; a worker that was killed may have written two letters about one."""
         return self.topic, self.partition, self.source_offset
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRecord:
+    """What can be read of a value that one of the schemas made."""
+
+    record: str
+    """Its name."""
+    fields: dict[str, object]
+    """The first of its fields, cut where they are long."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedText:
+    """What can be read of any other value."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterShown(Letter):
+    """A dead letter with what it is about."""
+
+    key: str
+    headers: dict[str, str]
+    hex: str
+    """The value's beginning."""
+    decoded: DecodedRecord | DecodedText
 
 
 @dataclass(slots=True)
@@ -161,17 +189,17 @@ def of_reason(letters: list[Letter], reason: str | None) -> list[Letter]:
     return chosen
 
 
-def listing(run: Run, reason: str | None = None) -> list[dict[str, Any]]:
-    """Return what `headrace dead-letters --json` prints: all letters but the `redriven` ones, or those of a reason.
+def listing(run: Run, reason: str | None = None) -> list[Letter]:
+    """Return all dead letters but the `redriven` ones, or those of a reason, oldest first.
 
     Raises UsageError for a reason that there is not.
     """
     found = _read(run)
-    return [asdict(letter) for letter in of_reason(found.notices() if reason == REDRIVEN else found.all(), reason)]
+    return of_reason(found.notices() if reason == REDRIVEN else found.all(), reason)
 
 
-def shown(run: Run, offset: int) -> dict[str, Any]:
-    """Return one letter with what it is about: key, headers, the value's beginning in hex and decoded.
+def shown(run: Run, offset: int) -> LetterShown:
+    """Return one dead letter with what it is about: key, headers, the value's beginning in hex and decoded.
 
     Raises UsageError when there is no letter at the offset.
     """
@@ -182,12 +210,13 @@ def shown(run: Run, offset: int) -> dict[str, Any]:
     else:
         raise UsageError(f"there is no dead letter at offset {offset}; `headrace dead-letters` lists them")
     [record] = full_records(run, {offset}).values()
-    return asdict(letter) | {
-        "key": _text(record.key),
-        "headers": {name: _text(value) for name, value in record.headers.items()},
-        "hex": record.value[:SHOWN_BYTES].hex(" "),
-        "decoded": decoded(record.value),
-    }
+    return LetterShown(
+        **{one.name: getattr(letter, one.name) for one in fields(letter)},
+        key=_text(record.key),
+        headers={name: _text(value) for name, value in record.headers.items()},
+        hex=record.value[:SHOWN_BYTES].hex(" "),
+        decoded=decoded(record.value),
+    )
 
 
 def full_records(run: Run, offsets: set[int]) -> dict[int, DeadLetter]:
@@ -202,13 +231,13 @@ def each_full_record(run: Run, offsets: set[int]) -> Iterator[tuple[int, DeadLet
             yield message.offset, codec.decode(message.value, DeadLetter)
 
 
-def decoded(value: bytes) -> dict[str, Any]:
+def decoded(value: bytes) -> DecodedRecord | DecodedText:
     """Return what can be read of a value: the record's name and its first fields, else its text."""
     try:
-        name, fields = codec.decode_prefix(value)
+        name, found = codec.decode_prefix(value)
     except SchemaError:
-        return {"text": _text(value[: 2 * SHOWN_LENGTH])}
-    return {"record": name, "fields": {key: _short(field) for key, field in fields.items()}}
+        return DecodedText(_text(value[: 2 * SHOWN_LENGTH]))
+    return DecodedRecord(name, {key: _short(one) for key, one in found.items()})
 
 
 def _text(value: bytes) -> str:

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
 
 import structlog
 
@@ -53,7 +52,44 @@ class Choice:
     refused: list[tuple[Letter, str]] = field(default_factory=list)
 
 
-def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class SentBack:
+    """A record that was sent back, or would be."""
+
+    offsets: tuple[int, ...]
+    """Of the dead letters about it."""
+    topic: str
+    partition: int
+    source_offset: int
+    """Where it was read."""
+    stands_at: int | None
+    """Its offset now; None in a dry run."""
+    reason: str
+    stream: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A dead letter that cannot be sent back."""
+
+    offset: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """What became of the dead letters that were asked for."""
+
+    run: str
+    dry_run: bool
+    redriven: tuple[SentBack, ...]
+    already: tuple[int, ...]
+    """Offsets of those that had been sent back before."""
+    refused: tuple[Refused, ...]
+
+
+def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bool = False) -> Redriven:
     """Send back the letters at these offsets and of this reason; all when neither is given. Return what was done.
 
     Raises UsageError for an offset at which there is no letter and for a reason that there is not, RunEnded when there
@@ -173,23 +209,21 @@ def _redriven(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outg
     return Outgoing(run.topics.dead_letters, codec.encode(letter), letter.key)
 
 
-def _report(run: Run, choice: Choice, sent: dict[Source, int], *, dry_run: bool) -> dict[str, Any]:
-    return {
-        "run": run.address.run,
-        "dry_run": dry_run,
-        "redriven": [
-            {
-                "offsets": [letter.offset for letter in letters],
-                "topic": source[0],
-                "partition": source[1],
-                "source_offset": source[2],
-                "stands_at": sent.get(source),
-                "reason": letters[0].reason,
-                "stream": letters[0].stream,
-                "number": letters[0].number,
-            }
+def _report(run: Run, choice: Choice, sent: dict[Source, int], *, dry_run: bool) -> Redriven:
+    return Redriven(
+        run=run.address.run,
+        dry_run=dry_run,
+        redriven=tuple(
+            SentBack(
+                tuple(letter.offset for letter in letters),
+                *source,
+                stands_at=sent.get(source),
+                reason=letters[0].reason,
+                stream=letters[0].stream,
+                number=letters[0].number,
+            )
             for source, letters in choice.send.items()
-        ],
-        "already": [letter.offset for letter in choice.already],
-        "refused": [{"offset": letter.offset, "why": why} for letter, why in choice.refused],
-    }
+        ),
+        already=tuple(letter.offset for letter in choice.already),
+        refused=tuple(Refused(letter.offset, why) for letter, why in choice.refused),
+    )

@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.infra.kafka.clients import Message, end_offsets
@@ -160,10 +160,6 @@ class RunFigures:
         generated ones are not all known any more, it is what the workers themselves know to be wasted: a lower bound.
         """
         return max(self.wasted_tokens, self.tokens - self.delivered_tokens if self.drained else 0)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON."""
-        return asdict(self)
 
 
 class Figures:

@@ -1,20 +1,21 @@
-"""What came of a run, as one JSON object, from its topics and the launcher's accounts."""
+"""The final summary of a run, from its topics and the launcher's accounts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from headrace.infra.embedded.data_folder import DataFolder, Effort
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import log_share
+from headrace.ops.audit.numbers import PolicyAudit
 from headrace.ops.audit.report import audit
-from headrace.ops.discards import discards
-from headrace.ops.figures.figures import Figures, RewardPoint, RunFigures
+from headrace.ops.discards import Bias, Fates, discards
+from headrace.ops.figures.figures import Figures, GroupCounts, RewardPoint, RunFigures, Selection, ShadowFigures
 from headrace.ops.figures.pulse import Pulse
+from headrace.ops.figures.weights_figures import WeightsFigures
 from headrace.schemas.records import EvalResult
 
 LOG_PROCESSES = ("broker", "feed", "curate")
@@ -22,103 +23,186 @@ LOG_PROCESSES = ("broker", "feed", "curate")
 SECONDS_PREFIX = "seconds_"
 
 
-def summarize(run: Run, effort: Effort, folder: DataFolder) -> dict[str, Any]:
-    """Return the summary of a run that has ended and drained. Raises KafkaAway or KafkaRefused.
+@dataclass(frozen=True, slots=True)
+class FeedSettings:
+    """What of the recipe's `[feed]` says how a run may end."""
 
-    With several policies, `versions` is what the slowest has reached, rewards and evaluations are means over policies,
-    and `policies` tells of each.
-    """
+    solved_share: float
+    raise_tier: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the audit of numbers says."""
+
+    ok: bool
+    lost: int
+    doubled: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataUsed:
+    """A run's data folder."""
+
+    folder: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Mean lengths of groups that were trained, and discarded before the end, and their ratio."""
+
+    trained: float | None
+    discarded: float | None
+    bias: Bias | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySummary:
+    """What came of one policy; None for what was never measured."""
+
+    versions: int
+    reward_first: float | None
+    reward_last: float | None
+    eval_first: float | None
+    eval_last: float | None
+    groups: PolicyAudit
+    weights: WeightsFigures
+    reward_curve: tuple[tuple[int, float], ...]
+    """(version, reward)."""
+    eval_curve: tuple[tuple[int, float], ...]
+    """(version, held-out reward)."""
+    trajectories: int
+    progress: tuple[tuple[int, int, float], ...]
+    """(version, trajectories, seconds): what it had taken until it was made."""
+    lengths: Lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What came of a run; `--summary` writes it field by field."""
+
+    run: str
+    run_id: str
+    ended: str
+    feed: FeedSettings
+    versions: int
+    """What the slowest policy has reached."""
+    wall_s: float
+    reward_first: float | None
+    """This and the next three are means over policies."""
+    reward_last: float | None
+    eval_first: float | None
+    eval_last: float | None
+    groups: GroupCounts
+    selection: dict[str, Selection]
+    audit: Verdict
+    log_share: float
+    """The log's share in what workers' and trainers' loops did."""
+    log_cpu_share: float
+    """In all CPU seconds."""
+    tokens_per_s: float
+    samples_per_s: float
+    tokens: int
+    wasted_tokens: int
+    dead_letters: int
+    unnumbered_letters: dict[str, int]
+    """By reason, those that name no training number."""
+    cpu_s: dict[str, float]
+    """By process."""
+    data: DataUsed
+    policies: dict[str, PolicySummary]
+    shadows: dict[str, ShadowFigures]
+
+
+def summarize(run: Run, effort: Effort, folder: DataFolder) -> Summary:
+    """Return the summary of a run that has ended and drained. Raises KafkaAway or KafkaRefused."""
     fold, pulse = Figures(run.run_id, run.recipe), Pulse(run.run_id, run.recipe)
     for message in read_all(run.connection, fold.topics):
         fold.take(message)
         pulse.take(message)
     figures = fold.figures({}, 0)
-    proof = audit(run, drained=True)
-    rates = pulse.mean_rates()
-    fates = discards(run, None)["policies"]
+    proof, rates, feed = audit(run, drained=True), pulse.mean_rates(), run.recipe.feed
+    fates = discards(run, None).policies
     policies = {
-        policy: policy_block(figures, policy, fold.seconds_to_versions(policy)) | {"lengths": lengths_of(fates[policy])}
+        policy: policy_summary(figures, policy, fold.seconds_to_versions(policy), fates[policy])
         for policy in run.recipe.policies
     }
-    return {
-        "run": figures.run,
-        "run_id": run.run_id,
-        "ended": figures.ended,
-        "feed": run.recipe.feed.model_dump(mode="json", include={"solved_share", "raise_tier"}),
-        "versions": min(block["versions"] for block in policies.values()),
-        "wall_s": round(effort.wall_s, 1),
-        **{
-            key: mean_of(block[key] for block in policies.values())
-            for key in ("reward_first", "reward_last", "eval_first", "eval_last")
-        },
-        "groups": asdict(figures.groups),
-        "selection": {stream: asdict(selection) for stream, selection in figures.selection.items()},
-        "audit": {"ok": proof.ok, "lost": proof.lost, "doubled": proof.doubled},
-        "log_share": round(log_share_of(figures, pulse), 4),
-        "log_cpu_share": round(log_cpu_share(effort.cpu), 4),
-        "tokens_per_s": round(rates.tokens, 1),
-        "samples_per_s": round(rates.samples, 1),
-        "tokens": figures.tokens,
-        "wasted_tokens": figures.wasted(),
-        "dead_letters": pulse.dead_letters,
-        "unnumbered_letters": figures.unnumbered_letters,
-        "cpu_s": {name: round(used["process"], 1) for name, used in effort.cpu.items()},
-        "data": {"folder": str(folder.root), "bytes": folder.size_bytes()},
-        "policies": policies,
-        "shadows": {line: asdict(shadow) for line, shadow in figures.shadows.items()},
-    }
+    return Summary(
+        run=figures.run,
+        run_id=run.run_id,
+        ended=figures.ended,
+        feed=FeedSettings(feed.solved_share, feed.raise_tier),
+        versions=min(block.versions for block in policies.values()),
+        wall_s=round(effort.wall_s, 1),
+        reward_first=mean_of(block.reward_first for block in policies.values()),
+        reward_last=mean_of(block.reward_last for block in policies.values()),
+        eval_first=mean_of(block.eval_first for block in policies.values()),
+        eval_last=mean_of(block.eval_last for block in policies.values()),
+        groups=figures.groups,
+        selection=figures.selection,
+        audit=Verdict(proof.ok, proof.lost, proof.doubled),
+        log_share=round(log_share_of(figures, pulse), 4),
+        log_cpu_share=round(log_cpu_share(effort.cpu), 4),
+        tokens_per_s=round(rates.tokens, 1),
+        samples_per_s=round(rates.samples, 1),
+        tokens=figures.tokens,
+        wasted_tokens=figures.wasted(),
+        dead_letters=pulse.dead_letters,
+        unnumbered_letters=figures.unnumbered_letters,
+        cpu_s={name: round(used["process"], 1) for name, used in effort.cpu.items()},
+        data=DataUsed(str(folder.root), folder.size_bytes()),
+        policies=policies,
+        shadows=figures.shadows,
+    )
 
 
-def policy_block(figures: RunFigures, policy: str, seconds: Mapping[int, float]) -> dict[str, Any]:
-    """Return what came of one policy; None for what was never measured.
+def policy_summary(figures: RunFigures, policy: str, seconds: Mapping[int, float], fates: Fates) -> PolicySummary:
+    """Return what came of one policy.
 
     Args:
         figures: Of the run.
         policy: Which one.
         seconds: Version to the seconds after which it was made.
+        fates: Of its groups.
     """
-    first, last = eval_ends([one for one in figures.evals if one.policy == policy])
-    return {
-        "versions": max(0, figures.versions.get(policy, 0)),
-        "reward_first": figures.reward_first.get(policy),
-        "reward_last": figures.reward_last.get(policy),
-        "eval_first": first,
-        "eval_last": last,
-        "groups": asdict(figures.policies[policy]),
-        "weights": asdict(figures.weights[policy]),
-        "reward_curve": [[point.version, round(point.reward, 4)] for point in figures.rewards.get(policy, ())],
-        "eval_curve": [
-            [one.version, round(one.avg_at_k, 4)]
-            for one in sorted(figures.evals, key=lambda one: one.version)
-            if one.policy == policy
-        ],
-        "trajectories": sum(point.trajectories for point in figures.rewards.get(policy, ())),
-        "progress": progress_of(figures.rewards.get(policy, ()), seconds),
-    }
+    evals = sorted((one for one in figures.evals if one.policy == policy), key=lambda one: one.version)
+    first, last = eval_ends(evals)
+    rewards = figures.rewards.get(policy, ())
+    return PolicySummary(
+        versions=max(0, figures.versions.get(policy, 0)),
+        reward_first=figures.reward_first.get(policy),
+        reward_last=figures.reward_last.get(policy),
+        eval_first=first,
+        eval_last=last,
+        groups=figures.policies[policy],
+        weights=figures.weights[policy],
+        reward_curve=tuple((point.version, round(point.reward, 4)) for point in rewards),
+        eval_curve=tuple((one.version, round(one.avg_at_k, 4)) for one in evals),
+        trajectories=sum(point.trajectories for point in rewards),
+        progress=progress_of(rewards, seconds),
+        lengths=lengths_of(fates),
+    )
 
 
-def lengths_of(fates: Mapping[str, Any]) -> dict[str, Any]:
-    """Return mean lengths of groups that were trained, and discarded before the end, and their ratio's 95 % interval.
-
-    Args:
-        fates: A policy's block of what `headrace discards` tells.
-    """
-    discarded = fates["before_end"]
-    return {"trained": fates["trained"]["length"], "discarded": discarded["length"], "bias": discarded["bias"]}
+def lengths_of(fates: Fates) -> Lengths:
+    """Return mean lengths of groups that were trained, and discarded before the end, and their ratio."""
+    return Lengths(fates.trained.length, fates.before_end.length, fates.before_end.bias)
 
 
-def progress_of(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> list[list[float]]:
-    """Return for every version [version, trajectories, seconds]: what it had taken until it was made.
+def progress_of(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> tuple[tuple[int, int, float], ...]:
+    """Return for every version (version, trajectories, seconds): what it had taken until it was made.
 
     Trajectories are those of groups that workers finished before they knew the version, however many were trained on.
     """
     counts = {point.version: point.trajectories for point in points}
-    before, found, done = 0, [], -1
+    found: list[tuple[int, int, float]] = []
+    before, done = 0, -1
     for version, at_s in sorted(seconds.items()):
         before += sum(counts.get(head, 0) for head in range(done, version))
-        found.append([version, before, round(at_s, 2)])
+        found.append((version, before, round(at_s, 2)))
         done = version
-    return found
+    return tuple(found)
 
 
 def eval_ends(evals: Sequence[EvalResult]) -> tuple[float | None, float | None]:

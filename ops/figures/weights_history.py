@@ -1,6 +1,6 @@
 """Every published version of a policy, from its events and what workers said of it: `headrace weights`.
 
-`VersionWeights` is what `--json` prints, field by field.
+`WeightsHistory` is what `--json` prints, field by field.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from headrace.infra.run.retired import WEIGHTS, read_retired
 from headrace.infra.run.run import Run
@@ -61,18 +60,37 @@ class VersionWeights:
     """Wall time in ms since the epoch."""
     retired: bool
     """Whether `headrace gc` has deleted its object, or is about to."""
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times smaller than the whole weights."""
-        return self.full_bytes / self.bytes if self.full_bytes and self.bytes else None
+    ratio: float | None
+    """How many times smaller than the whole weights."""
 
 
-def weights_history(run: Run, policy: str | None) -> dict[str, Any]:
-    """Return what `headrace weights --json` prints.
+@dataclass(frozen=True, slots=True)
+class Join:
+    """What a worker that holds nothing fetches to be at the newest version."""
 
-    That is versions, those left out, merged deltas, what a joiner of now fetches, and what running workers serve.
-    """
+    objects: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsHistory:
+    """All versions of one policy."""
+
+    run: str
+    policy: str
+    versions: tuple[VersionWeights, ...]
+    left_out: tuple[int, ...]
+    """Versions that were made and not published."""
+    merged: tuple[MergedDelta, ...]
+    bytes: dict[str, int]
+    """By kind of object: anchor, delta, merged."""
+    join: Join
+    served: dict[str, int]
+    """Running worker to the version that it serves."""
+
+
+def weights_history(run: Run, policy: str | None) -> WeightsHistory:
+    """Return how the versions of a policy were published. Raises UsageError, KafkaAway or KafkaRefused."""
     name = run.policy(policy)
     trained = {batch.version for batch in read_records(run, run.topics.batches(name), BatchTrained)}
     events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
@@ -87,17 +105,17 @@ def weights_history(run: Run, policy: str | None) -> dict[str, Any]:
     merged = [_merged(event) for event in events if not is_version(event)]
     way = cheapest([link for event in events if (link := link_of(event))], NOTHING, _newest_hash(versions)) or []
     published = {one.version for one in versions}
-    return {
-        "run": run.address.run,
-        "policy": name,
-        "versions": [{**asdict(one), "ratio": one.ratio} for one in versions],
-        "left_out": sorted(version for version in trained - published if version >= 0),
-        "merged": [asdict(one) for one in merged],
-        "bytes": {kind: sum(one.bytes for one in versions if one.kind == kind) for kind in (ANCHOR, DELTA)}
+    return WeightsHistory(
+        run=run.address.run,
+        policy=name,
+        versions=tuple(versions),
+        left_out=tuple(sorted(version for version in trained - published if version >= 0)),
+        merged=tuple(merged),
+        bytes={kind: sum(one.bytes for one in versions if one.kind == kind) for kind in (ANCHOR, DELTA)}
         | {MERGED: sum(one.bytes for one in merged)},
-        "join": {"objects": len(way), "bytes": sum(link.size_bytes for link in way)},
-        "served": served(statuses, name, time.time_ns() // 1_000_000),
-    }
+        join=Join(len(way), sum(link.size_bytes for link in way)),
+        served=served(statuses, name, time.time_ns() // 1_000_000),
+    )
 
 
 def served(statuses: Iterable[WorkerStatus], policy: str, now_ms: int) -> dict[str, int]:
@@ -126,13 +144,14 @@ def _merged(event: WeightsPublished) -> MergedDelta:
 
 
 def _of(event: WeightsPublished, taken: list[TakenWeights], *, retired: bool) -> VersionWeights:
+    size, full = size_of(event), int(event.metrics.get("full_bytes", 0))
     return VersionWeights(
         version=event.version,
         epoch=event.epoch,
         kind=event.kind,
         base_version=event.base_version,
-        bytes=size_of(event),
-        full_bytes=int(event.metrics.get("full_bytes", 0)),
+        bytes=size,
+        full_bytes=full,
         density=event.metrics.get("density"),
         encode_s=event.metrics.get("encode_s"),
         upload_s=event.metrics.get("upload_s"),
@@ -144,4 +163,5 @@ def _of(event: WeightsPublished, taken: list[TakenWeights], *, retired: bool) ->
         weights_hash=event.weights_hash,
         created_ms=event.created_ms,
         retired=retired,
+        ratio=full / size if full and size else None,
     )

@@ -7,9 +7,8 @@ own records are decoded. The classes below are what `--json` prints, field by fi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, partitions_of
@@ -134,6 +133,16 @@ class GroupLineage:
     def is_known(self) -> bool:
         """Whether any topic tells of it; a number that was never issued may be told of all the same."""
         return self.fate != "never_issued" or bool(self.on_tasks or self.attempts or self.letters)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFate:
+    """What became of a group, for each policy that was asked for."""
+
+    run: str
+    group: str
+    """STREAM:NUMBER."""
+    policies: dict[str, GroupLineage]
 
 
 def group_lineage(run: Run, policy: str, stream: str, number: int) -> GroupLineage:
@@ -305,10 +314,10 @@ def _letters(run: Run, policy: str, stream: str, number: int) -> tuple[Letter, .
     )
 
 
-def report_group(run: Run, policy: str | None, group: str) -> Mapping[str, Any]:
-    """Return what `headrace lineage --group --json` prints. Raises UsageError, also for a group that never was.
+def report_group(run: Run, policy: str | None, group: str) -> GroupFate:
+    """Return what became of a group that a user names. Raises UsageError, also for a group that never was.
 
-    `{"run", "group", "policies": {policy: the fields of GroupLineage}}`, for one policy or all that its stream trains.
+    It is of one policy, or of all that its stream trains.
     """
     if run.source:
         raise UsageError(
@@ -324,4 +333,4 @@ def report_group(run: Run, policy: str | None, group: str) -> Mapping[str, Any]:
         issued = max(one.issued_next for one in found.values())
         there = f"there are {stream}:0 to {stream}:{issued - 1}" if issued else f"there is none of {stream} yet"
         raise UsageError(f"run {run.address.run} never issued a group {group}: {there}")
-    return {"run": run.address.run, "group": group, "policies": {name: asdict(one) for name, one in found.items()}}
+    return GroupFate(run.address.run, group, found)

@@ -7,8 +7,7 @@ Texts are decoded with the tokenizer published beside the weights, and advantage
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import partitions_of
@@ -215,8 +214,8 @@ def _members(group: TrajectoryGroup) -> str:
 # ----------------------------------------------------------------------------------------------------- the command line
 
 
-def report_step(run: Run, policy: str | None, version: int, group: str | None, limit: int) -> dict[str, Any]:
-    """Return what `headrace inspect --step --json` prints: the fields of `StepSeen`. Raises UsageError.
+def report_step(run: Run, policy: str | None, version: int, group: str | None, limit: int) -> StepSeen:
+    """Return the step that a user names. Raises UsageError and LineageBroken.
 
     Args:
         run: The run.
@@ -225,9 +224,4 @@ def report_step(run: Run, policy: str | None, version: int, group: str | None, l
         group: The only group to show, by its place in the batch or as STREAM:NUMBER; the first ones if None.
         limit: How many of them; 0 for all.
     """
-    return asdict(step(run, run.policy(policy), version, group if group is not None else slice(limit or None)))
-
-
-def report_trajectory(run: Run, policy: str | None, name: str) -> dict[str, Any]:
-    """Return what `headrace inspect --trajectory --json` prints: the fields of `TrajectoryFound`. Raises UsageError."""
-    return asdict(trajectory(run, policy, name))
+    return step(run, run.policy(policy), version, group if group is not None else slice(limit or None))

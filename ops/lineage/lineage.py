@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.infra.errors import UsageError
@@ -261,6 +261,6 @@ def readable(run: Run, messages: Iterable[Message], kind: type[Any]) -> Iterator
             yield message, record
 
 
-def report_version(run: Run, policy: str | None, version: int) -> Mapping[str, Any]:
-    """Return what `headrace lineage --version --json` prints: the fields of `VersionLineage`. Raises UsageError."""
-    return asdict(version_lineage(run, run.policy(policy), version))
+def report_version(run: Run, policy: str | None, version: int) -> VersionLineage:
+    """Return what made a version; of the only policy if none is named. Raises UsageError."""
+    return version_lineage(run, run.policy(policy), version)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,46 @@ class Gone:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class ArchivedTopic:
+    """What the archive holds of a topic."""
+
+    partitions: int
+    files: int
+    records: int
+    bytes: int
+    new_records: int
+    """Since the last time, as `new_bytes`."""
+    new_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedObjects:
+    """The objects in the archive."""
+
+    count: int
+    bytes: int
+    new: int
+    missing: dict[str, str]
+    """Key to why it could not be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What an archive holds, and what of it is new."""
+
+    archive: str
+    run: str
+    run_id: str
+    topics: dict[str, ArchivedTopic]
+    """By name without the run's."""
+    objects: ArchivedObjects
+    raw: int
+    """Values that are no record of a known schema, kept as bytes."""
+    gone: tuple[Gone, ...]
+    seconds: float
+
+
 @dataclass(slots=True)
 class _Reading:
     """What is to be read."""
@@ -79,8 +119,8 @@ def _claims_in(value: Any) -> Iterator[ClaimCheck]:
             yield from _claims_in(inner)
 
 
-def archive(run: Run, out: Path | str, topics: Iterable[str] = (), *, with_weights: bool = False) -> dict[str, Any]:
-    """Archive what is new of a run's topics, up to their ends of this moment; return what `--json` prints.
+def archive(run: Run, out: Path | str, topics: Iterable[str] = (), *, with_weights: bool = False) -> Archived:
+    """Archive what is new of a run's topics, up to their ends of this moment; return what there is now.
 
     Args:
         run: The run.
@@ -192,35 +232,30 @@ def _read(run: Run, writer: ArchiveWriter, reading: _Reading) -> None:
         writer.save(reader.positions)
 
 
-def _report(run: Run, writer: ArchiveWriter, reading: _Reading, seconds: float) -> dict[str, Any]:
+def _report(run: Run, writer: ArchiveWriter, reading: _Reading, seconds: float) -> Archived:
     manifest, prefix = writer.manifest, f"{run.address.run}."
-    return {
-        "archive": str(writer.location),
-        "run": manifest.run,
-        "run_id": manifest.run_id,
-        "topics": {
-            name.removeprefix(prefix): {
-                "partitions": len(topic.partitions),
-                "files": sum(len(series.files) for series in topic.partitions),
-                "records": topic.records,
-                "bytes": topic.bytes,
-                "new_records": writer.new[name].records if name in writer.new else 0,
-                "new_bytes": writer.new[name].bytes if name in writer.new else 0,
-            }
+    return Archived(
+        archive=str(writer.location),
+        run=manifest.run,
+        run_id=manifest.run_id,
+        topics={
+            name.removeprefix(prefix): ArchivedTopic(
+                partitions=len(topic.partitions),
+                files=sum(len(series.files) for series in topic.partitions),
+                records=topic.records,
+                bytes=topic.bytes,
+                new_records=writer.new[name].records if name in writer.new else 0,
+                new_bytes=writer.new[name].bytes if name in writer.new else 0,
+            )
             for name, topic in manifest.topics.items()
         },
-        "objects": {
-            "count": len(manifest.objects),
-            "bytes": sum(one.size_bytes for one in manifest.objects.values()),
-            "new": writer.new_objects,
-            "missing": {key: one.why for key, one in manifest.missing.items()},
-        },
-        "raw": writer.raw,
-        "gone": [_gone(prefix, one) for one in reading.gone],
-        "seconds": round(seconds, 3),
-    }
-
-
-def _gone(prefix: str, gone: Gone) -> Mapping[str, Any]:
-    topic = gone.topic.removeprefix(prefix)
-    return {"topic": topic, "partition": gone.partition, "begin": gone.begin, "end": gone.end}
+        objects=ArchivedObjects(
+            count=len(manifest.objects),
+            bytes=sum(one.size_bytes for one in manifest.objects.values()),
+            new=writer.new_objects,
+            missing={key: one.why for key, one in manifest.missing.items()},
+        ),
+        raw=writer.raw,
+        gone=tuple(replace(one, topic=one.topic.removeprefix(prefix)) for one in reading.gone),
+        seconds=round(seconds, 3),
+    )

@@ -11,9 +11,8 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import Outgoing, RunAddress
@@ -25,7 +24,7 @@ from headrace.infra.recipe.recipe_file import changed_recipe, check_trainer_word
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import differences, known_revisions, revision_of, write_revision
 from headrace.infra.run.run import Run, groups_home, join, read_revisions
-from headrace.ops.offline.retrain import Compared, Span, begin_at, stretches
+from headrace.ops.offline.retrain import Compared, Fingerprints, Span, begin_at, stretches
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, RecipeRevision, WeightsPublished
 from headrace.schemas.topics import policy_of, variant_of
@@ -50,10 +49,40 @@ Wish = tuple[str, Sequence[str]]
 """Name of the new run, and `trainer.key=value` words."""
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedMetric:
+    """What the steps of both runs told: as a mean over the versions, and at the last one."""
+
+    source_mean: float
+    source_last: float
+    into_mean: float
+    into_last: float
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A run that other settings made of the batches of another."""
+
+    run: str
+    """The other one."""
+    into: str
+    policy: str
+    from_: int
+    """Version of the checkpoint that it began at."""
+    to: int
+    comparable: bool
+    fingerprint: Fingerprints
+    settings: tuple[str, ...]
+    """Those that differ, as `key: before -> now`."""
+    metrics: dict[str, ComparedMetric]
+    versions: tuple[Compared, ...]
+    ok: bool
+
+
 def experiment(
     run: Run, policy: str | None, wish: Wish, span: Span, tell: Tell = lambda _done, _total: None
-) -> dict[str, Any]:
-    """Train a run's batches with other settings into a new run; return what `headrace retrain --into --json` prints.
+) -> Experiment:
+    """Train a run's batches with other settings into a new run.
 
     Raises UsageError when the new run is there already and is not this experiment, interrupted.
     """
@@ -71,38 +100,33 @@ def experiment(
     made = {batch.version: batch for batch in read_history(target, name).batches}
     pairs = [(batch, made[batch.version].weights_hash) for batch in batches]
     here = numerics_here(target.recipe.trainer_of(name))
-    return {
-        "run": run.address.run,
-        "into": into,
-        "policy": name,
-        "from": batches[0].version - 1,
-        "to": batches[-1].version,
-        "comparable": True,
-        "fingerprint": {"expected": dict(parts[0].fingerprint), "here": here},
-        "settings": [line for line in differences(run.recipe, target.recipe) if not line.startswith("name: ")],
-        "metrics": compared_metrics(batches, [made[batch.version] for batch in batches]),
-        "versions": [
-            asdict(Compared(b.version, b.epoch, b.weights_hash, got, got == b.weights_hash)) for b, got in pairs
-        ],
-        "ok": True,
-    }
+    changed = differences(run.recipe, target.recipe)
+    return Experiment(
+        run=run.address.run,
+        into=into,
+        policy=name,
+        from_=batches[0].version - 1,
+        to=batches[-1].version,
+        comparable=True,
+        fingerprint=Fingerprints(parts[0].fingerprint, here),
+        settings=tuple(line for line in changed if not line.startswith("name: ")),
+        metrics=compared_metrics(batches, [made[batch.version] for batch in batches]),
+        versions=tuple(Compared(b.version, b.epoch, b.weights_hash, got, got == b.weights_hash) for b, got in pairs),
+        ok=True,
+    )
 
 
-def compared_metrics(source: Sequence[BatchTrained], into: Sequence[BatchTrained]) -> dict[str, dict[str, float]]:
+def compared_metrics(source: Sequence[BatchTrained], into: Sequence[BatchTrained]) -> dict[str, ComparedMetric]:
     """Return what the steps told, as means over the versions and at the last one, of the source and of the new run.
 
     No reward is among them: nothing was played, so the rewards are those of the source's groups.
     """
-    sides = {"source": [batch.metrics for batch in source], "into": [batch.metrics for batch in into]}
-    told = [name for name in COMPARED if all(name in metrics for side in sides.values() for metrics in side)]
-    return {
-        name: {
-            f"{side}_{what}": value
-            for side, steps in sides.items()
-            for what, value in (("mean", fmean(step[name] for step in steps)), ("last", steps[-1][name]))
-        }
-        for name in told
-    }
+    told = [name for name in COMPARED if all(name in batch.metrics for batch in (*source, *into))]
+    return {name: ComparedMetric(*_mean_and_last(source, name), *_mean_and_last(into, name)) for name in told}
+
+
+def _mean_and_last(batches: Sequence[BatchTrained], name: str) -> tuple[float, float]:
+    return fmean(batch.metrics[name] for batch in batches), batches[-1].metrics[name]
 
 
 # ------------------------------------------------------------------------------------------------------------ the run

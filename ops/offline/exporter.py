@@ -80,8 +80,28 @@ class Exported:
     """Trajectories by what became of them."""
 
 
-def export(source: str | Path, policy: str | None, file: Path) -> dict[str, Any]:
-    """Write the trajectories of an archive into a new Parquet file, whole or not at all; return what `--json` prints.
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A Parquet file of trajectories."""
+
+    archive: str
+    file: str
+    policy: str
+    topic: str
+    """Where the trajectories were, without the run's name."""
+    rows: int
+    trajectories: int
+    texts: bool
+    """Whether prompts and completions are there as text too."""
+    outcomes: dict[str, int]
+    """Trajectories by what became of them."""
+    skipped: dict[str, int]
+    """Records and sequences that cannot be read, by reason."""
+    bytes: int
+
+
+def export(source: str | Path, policy: str | None, file: Path) -> Table:
+    """Write the trajectories of an archive into a new Parquet file, whole or not at all.
 
     Args:
         source: The archive: of its trajectories, or, where it has none of the policy, of its curated groups.
@@ -114,18 +134,18 @@ def export(source: str | Path, policy: str | None, file: Path) -> dict[str, Any]
                         out.write({"run": archive.manifest.run, "run_id": group.run_id, "policy": name, **row})
                 if read % TELL_EVERY == 0:
                     tell(read, whole)
-    return {
-        "archive": str(source),
-        "file": str(file),
-        "policy": name,
-        "topic": topic.removeprefix(f"{archive.manifest.run}."),
-        "rows": done.rows,
-        "trajectories": done.trajectories,
-        "texts": tokenizer is not None,
-        "outcomes": dict(sorted(done.outcomes.items())),
-        "skipped": dict(sorted(done.skipped.items())),
-        "bytes": file.stat().st_size,
-    }
+    return Table(
+        archive=str(source),
+        file=str(file),
+        policy=name,
+        topic=topic.removeprefix(f"{archive.manifest.run}."),
+        rows=done.rows,
+        trajectories=done.trajectories,
+        texts=tokenizer is not None,
+        outcomes=dict(sorted(done.outcomes.items())),
+        skipped=dict(sorted(done.skipped.items())),
+        bytes=file.stat().st_size,
+    )
 
 
 def _policy(archive: Archive, asked: str | None) -> str:

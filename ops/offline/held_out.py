@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headrace.consumers.evaluate.evaluation import EvaluationFold
 from headrace.envs.payload import problem_to_json
@@ -28,19 +27,39 @@ from headrace.schemas.topics import eval_stream
 
 AT_ONCE = 64
 """Problems under way."""
-MEASURED = ("problems", "samples", "avg_at_k", "pass_at_k", "mean_length", "failures")
 
 
-def evaluate(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, dict[str, dict[str, Any]]]:
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How one policy answered the held-out problems of one workflow; the fields are those of an EvalResult."""
+
+    problems: int
+    samples: int
+    """Answers to each problem."""
+    avg_at_k: float
+    pass_at_k: dict[str, float]
+    mean_length: float
+    """Generated tokens of an answer."""
+    failures: int
+    """Episodes that failed."""
+
+
+def evaluate(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, dict[str, Measured]]:
     """Return, by workflow and policy, what an evaluation of a run would tell. Raises UsageError."""
     fold = EvaluationFold("", recipe.evaluate.problems)
     with progress("problems played") as tell:
         groups = play_held_out(recipe, folders, tell)
-    found: dict[str, dict[str, dict[str, Any]]] = {workflow: {} for workflow in recipe.workflows}
+    found: dict[str, dict[str, Measured]] = {workflow: {} for workflow in recipe.workflows}
     for group in groups:
         if (result := fold.take(group)) is not None:
-            told = asdict(result)
-            found[result.workflow][result.policy] = {name: told[name] for name in MEASURED}
+            found[result.workflow][result.policy] = Measured(
+                problems=result.problems,
+                samples=result.samples,
+                avg_at_k=result.avg_at_k,
+                pass_at_k=result.pass_at_k,
+                mean_length=result.mean_length,
+                failures=result.failures,
+            )
     return found
 
 

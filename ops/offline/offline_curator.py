@@ -7,11 +7,10 @@ that stand on its curated topic; another chain gives what it would have given.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from headrace.consumers.curate.curation import CuratorPartition, Desk, chain_of, recipe_for
 from headrace.infra.archive.reading import Archive
@@ -26,6 +25,7 @@ from headrace.infra.run.revisions import with_experiment_of
 from headrace.infra.whole_folder import new_folder
 from headrace.ops.curated_digest import CuratedDigest
 from headrace.ops.offline.archiver import claims_of_groups
+from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.records import DeadLetter, Outcome
 from headrace.schemas.topics import Topics, policy_of, variant_of
@@ -70,24 +70,70 @@ class Tally:
                 counts = self.dropped if outcome.level == "group" else self.dropped_trajectories
                 counts[outcome.reason] += 1
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what `--json` prints of a policy."""
+    def counts(self) -> CuratedPolicy:
+        """Return what was counted, by reason in alphabetical order."""
+        return CuratedPolicy(
+            read=self.read,
+            kept=self.digest.kept,
+            dropped=dict(sorted(self.dropped.items())),
+            dropped_trajectories=dict(sorted(self.dropped_trajectories.items())),
+            flagged=dict(sorted(self.flagged.items())),
+            again=self.digest.again,
+            dead=dict(sorted(self.dead.items())),
+            repeated=self.repeated,
+            sha256=self.digest.sha256,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CuratedPolicy:
+    """What became of one policy's groups; the words are those of `Tally`."""
+
+    read: int
+    kept: int
+    dropped: dict[str, int]
+    dropped_trajectories: dict[str, int]
+    flagged: dict[str, int]
+    again: int
+    """Replays that the chain asked for."""
+    dead: dict[str, int]
+    repeated: int
+    sha256: str
+    """Of the curated records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curated:
+    """An archive that was curated into another."""
+
+    archive: str
+    out: str
+    chain: str | None
+    """File of the chain; None for the run's own, or a recipe's."""
+    policies: dict[str, CuratedPolicy]
+
+    def to_json(self) -> Mapping[str, object]:
+        """Return the counts of the only policy, or those of all and their sums."""
+        where = {"archive": self.archive, "out": self.out, "chain": self.chain}
+        if len(self.policies) == 1:
+            [(policy, counts)] = self.policies.items()
+            return {**where, "policy": policy, **plain(counts)}
+        every = self.policies.values()
+        dropped = sum((Counter(one.dropped) for one in every), Counter[str]())
         return {
-            "read": self.read,
-            "kept": self.digest.kept,
-            "dropped": dict(sorted(self.dropped.items())),
-            "dropped_trajectories": dict(sorted(self.dropped_trajectories.items())),
-            "flagged": dict(sorted(self.flagged.items())),
-            "again": self.digest.again,
-            "dead": dict(sorted(self.dead.items())),
-            "repeated": self.repeated,
-            "sha256": self.digest.sha256,
+            **where,
+            "policies": self.policies,
+            "read": sum(one.read for one in every),
+            "kept": sum(one.kept for one in every),
+            "again": sum(one.again for one in every),
+            "dropped": dict(sorted(dropped.items())),
+            "sha256": {policy: one.sha256 for policy, one in self.policies.items()},
         }
 
 
 def curate_offline(
     source: Path | str, policy: str | None, chain: Path | Recipe | None, out: Path, variant: str | None = None
-) -> dict[str, Any]:
+) -> Curated:
     """Curate archived trajectories into a new archive of recipe, curated records, outcomes and dead letters.
 
     Args:
@@ -117,14 +163,8 @@ def curate_offline(
         for name in policies:
             _curate(archive, name, recipes, writer, (tallies[name], tell))
         writer.save()
-    found = {name: tally.to_json() for name, tally in tallies.items()}
-    where = {"archive": str(source), "out": str(out), "chain": str(chain) if isinstance(chain, Path) else None}
-    if len(found) == 1:
-        return {**where, "policy": policies[0], **found[policies[0]]}
-    sums = {key: sum(one[key] for one in found.values()) for key in ("read", "kept", "again")}
-    dropped = sum((tally.dropped for tally in tallies.values()), Counter[str]())
-    sha256 = {name: one["sha256"] for name, one in found.items()}
-    return {**where, "policies": found, **sums, "dropped": dict(sorted(dropped.items())), "sha256": sha256}
+    found = {name: tally.counts() for name, tally in tallies.items()}
+    return Curated(str(source), str(out), str(chain) if isinstance(chain, Path) else None, found)
 
 
 def _recipes(archive: Archive, chain: Path | Recipe | None) -> dict[int, Recipe]:

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,11 @@ from headrace.infra.errors import UsageError
 from headrace.infra.progress import progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import differences, with_experiment_of
+from headrace.ops.figures.figures import Selection
+from headrace.ops.figures.summary import Lengths
 from headrace.ops.offline.held_out import evaluate
 from headrace.ops.offline.offline_curator import curate_offline
+from headrace.ops.plain_json import plain
 
 CURATED, TRAINED, HELD_OUT, EXPERIMENT = "curated", "trained", "held-out", "experiment"
 """What the folder holds: two folders, and beside them what each step told, as JSON."""
@@ -43,7 +46,68 @@ class OfflineOrder:
     summary: Path | None = None
 
 
-def run_offline(order: OfflineOrder) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class OfflineGroups:
+    """What became of the archived groups; the words are those of a run's own summary."""
+
+    issued: int
+    kept: int
+    trained: int
+    discarded: dict[str, int]
+    dead: int
+    replays: int
+    replayed: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfflinePolicy:
+    """What came of the policy; None for what cannot be measured over an archive."""
+
+    versions: int
+    reward_first: None
+    reward_last: None
+    eval_first: float | None
+    eval_last: float | None
+    groups: OfflineGroups
+    reward_curve: tuple[()]
+    eval_curve: Sequence[Sequence[float]]
+    """(version, held-out reward)."""
+    trajectories: int
+    progress: Sequence[Sequence[float]]
+    """(version, trajectories, seconds)."""
+    lengths: Lengths
+    weights_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineData:
+    """Where the experiment lies, and what it is over."""
+
+    folder: str
+    archive: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineSummary:
+    """What came of a recipe over an archive, in the words of a run's own summary."""
+
+    run: str
+    versions: int
+    reward_first: None
+    reward_last: None
+    eval_first: float | None
+    eval_last: float | None
+    groups: OfflineGroups
+    audit: None
+    selection: dict[str, Selection]
+    policies: dict[str, OfflinePolicy]
+    wall_s: float = 0.0
+    ignored: tuple[str, ...] = ()
+    """Keys of the recipe that change nothing over an archive."""
+    data: OfflineData = OfflineData("", "")
+
+
+def run_offline(order: OfflineOrder) -> OfflineSummary:
     """Curate, train and evaluate; return the summary, in the words of a run's own.
 
     `trajectories` counts those that were trained on, every use of them; no reward of training and no audit is told, as
@@ -68,12 +132,14 @@ def run_offline(order: OfflineOrder) -> dict[str, Any]:
         curated = _curated(order)
         trained = _trained(order, policy)
         held_out = _evaluated(order, policy, asked, trained["versions"][-1]["version"])
-        found = _summary(asked, policy, (curated, trained, held_out), _batches(order))
-        found["wall_s"] = round(time.monotonic() - began, 1)
-        found["ignored"] = [line for line in differences(asked, recipe) if not line.startswith(ELSEWHERE)]
-        found["data"] = {"folder": str(order.data), "archive": order.archive}
+        found = replace(
+            _summary(asked, policy, (curated, trained, held_out), _batches(order)),
+            wall_s=round(time.monotonic() - began, 1),
+            ignored=tuple(line for line in differences(asked, recipe) if not line.startswith(ELSEWHERE)),
+            data=OfflineData(str(order.data), order.archive),
+        )
         if order.summary is not None:
-            write_atomically(order.summary, json.dumps(found, indent=1).encode())
+            write_atomically(order.summary, json.dumps(plain(found), indent=1).encode())
     return found
 
 
@@ -111,7 +177,7 @@ def _curated(order: OfflineOrder) -> dict[str, Any]:
         if out.exists():
             shutil.rmtree(out)
         found = curate_offline(order.archive, None, order.recipe, out)
-        write_atomically(report, json.dumps(found).encode())
+        write_atomically(report, json.dumps(plain(found)).encode())
     read: dict[str, Any] = json.loads(report.read_text())
     return read
 
@@ -133,7 +199,7 @@ def _trained(order: OfflineOrder, policy: str) -> dict[str, Any]:
                 tell(done, most)
 
             found = train_offline(order.data / CURATED, out, wish, told)
-        write_atomically(report, json.dumps({**found, "seconds": seconds}).encode())
+        write_atomically(report, json.dumps({**plain(found), "seconds": seconds}).encode())
     read: dict[str, Any] = json.loads(report.read_text())
     return read
 
@@ -147,7 +213,7 @@ def _evaluated(order: OfflineOrder, policy: str, asked: Recipe, newest: int) -> 
     for version, folder in sorted({**folders, newest: order.data / TRAINED}.items()):
         if str(version) not in known:
             told = evaluate(asked, {policy: folder})
-            known[str(version)] = _mean([one[policy]["avg_at_k"] for one in told.values() if policy in one])
+            known[str(version)] = _mean([one[policy].avg_at_k for one in told.values() if policy in one])
             write_atomically(path, json.dumps(known).encode())
     return [[int(version), round(reward, 4)] for version, reward in sorted(known.items(), key=lambda one: int(one[0]))]
 
@@ -165,7 +231,7 @@ def _batches(order: OfflineOrder) -> list[tuple[list[int], int]]:
 
 def _summary(
     recipe: Recipe, policy: str, parts: tuple[Any, Any, Any], batches: Sequence[tuple[Sequence[int], int]]
-) -> dict[str, Any]:
+) -> OfflineSummary:
     """Return what a summary of a run tells, as far as it can be told here."""
     curated, trained, held_out = parts
     newest = trained["versions"][-1]["version"]
@@ -173,40 +239,42 @@ def _summary(
     lost = Counter(trained["evicted"]) + Counter(trained["unusable"]) - Counter(trained["replays_lost"])
     discarded = Counter(curated["dropped"]) + lost
     discarded["run_end"] += curated["kept"] - uses.count(0) - lost.total()
-    groups = {
-        "issued": curated["read"],
-        "kept": curated["kept"],
-        "trained": uses.count(0),
-        "discarded": dict(+discarded),
-        "dead": sum(curated["dead"].values()),
-        "replays": curated["again"],
-        "replayed": len(uses) - uses.count(0),
-    }
+    groups = OfflineGroups(
+        issued=curated["read"],
+        kept=curated["kept"],
+        trained=uses.count(0),
+        discarded=dict(+discarded),
+        dead=sum(curated["dead"].values()),
+        replays=curated["again"],
+        replayed=len(uses) - uses.count(0),
+    )
     trained_on = list(accumulate(count for _, count in batches))
     rows = zip((one["version"] for one in trained["versions"]), trained_on, trained["seconds"][1:], strict=True)
     evals = [reward for _, reward in held_out]
-    ends = {
-        **dict.fromkeys(("reward_first", "reward_last")),
-        "eval_first": evals[0] if len(evals) > 1 else None,
-        "eval_last": evals[-1] if evals else None,
-    }
-    block = {
-        "versions": newest,
-        **ends,
-        "groups": groups,
-        "reward_curve": [],
-        "eval_curve": held_out,
-        "trajectories": trained_on[-1],
-        "progress": [[newest - len(batches), 0, 0.0], *map(list, rows)],
-        "lengths": {"trained": None, "discarded": None, "bias": None},
-        "weights_hash": trained["weights_hash"],
-    }
-    return {
-        "run": recipe.name,
-        "versions": newest,
-        **ends,
-        "groups": groups,
-        "audit": None,
-        "selection": {},
-        "policies": {policy: block},
-    }
+    first, last = evals[0] if len(evals) > 1 else None, evals[-1] if evals else None
+    block = OfflinePolicy(
+        versions=newest,
+        reward_first=None,
+        reward_last=None,
+        eval_first=first,
+        eval_last=last,
+        groups=groups,
+        reward_curve=(),
+        eval_curve=held_out,
+        trajectories=trained_on[-1],
+        progress=[[newest - len(batches), 0, 0.0], *map(list, rows)],
+        lengths=Lengths(None, None, None),
+        weights_hash=trained["weights_hash"],
+    )
+    return OfflineSummary(
+        run=recipe.name,
+        versions=newest,
+        reward_first=None,
+        reward_last=None,
+        eval_first=first,
+        eval_last=last,
+        groups=groups,
+        audit=None,
+        selection={},
+        policies={policy: block},
+    )

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from headrace.infra.archive.reading import Archive
 from headrace.infra.environment import is_alone
@@ -26,7 +25,15 @@ from headrace.infra.weights.folder import write_adapter, write_weights
 from headrace.infra.weights.tensors import weights_hash
 from headrace.infra.whole_folder import new_folder
 from headrace.ops.offline.archived_start import Start, begin
-from headrace.ops.offline.offline_versions import Counts, Version, batches_of_the_run, made_again, made_anew
+from headrace.ops.offline.offline_versions import (
+    Counts,
+    MadeVersion,
+    Version,
+    batches_of_the_run,
+    made_again,
+    made_anew,
+)
+from headrace.ops.plain_json import plain
 from headrace.trainers.batches.estimator import check_advantage
 from headrace.trainers.learner.chosen_loss import check_loss
 from headrace.trainers.learner.learner import Learner
@@ -54,8 +61,61 @@ class Wish:
     """Also keep the weights of every so many versions, in `versions/N`; 0 for none."""
 
 
-def train_offline(source: str | Path, out: Path, wish: Wish, tell: Tell = lambda _done, _total: None) -> dict[str, Any]:
-    """Train a policy over an archive into a new folder, whole or not at all; return what `--json` prints.
+@dataclass(frozen=True, slots=True)
+class Untrained:
+    """What became of the archived records that were not trained on."""
+
+    read: int
+    evicted: dict[str, int]
+    """Groups by verdict."""
+    unusable: dict[str, int]
+    """Records that would be dead letters of a run, by reason."""
+    replays_lost: dict[str, int]
+    """Of both, the replays."""
+    left: int
+    """Groups that waited at the end."""
+    unread: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedOffline:
+    """What came of training over an archive."""
+
+    out: str
+    archive: str
+    run: str
+    run_id: str
+    policy: str
+    start: str
+    """Where it began, in words."""
+    batches: str
+    """the run's own | cut anew."""
+    settings: tuple[str, ...]
+    """Those that differ from the recipe's, as `key: before -> now`."""
+    fingerprint: Mapping[str, str]
+    """Of numerics."""
+    trained: int
+    """Groups."""
+    counts: Untrained | None
+    """None of the run's own batches."""
+    weights_hash: str
+    versions: tuple[MadeVersion, ...]
+
+    def report(self) -> dict[str, object]:
+        """Return what the report in the folder says."""
+        told = {one.name: getattr(self, one.name) for one in fields(self)}
+        hash_, counts = told.pop("weights_hash"), told.pop("counts")
+        del told["out"], told["versions"]
+        found: dict[str, object] = plain({**told, **(plain(counts) or {}), "weights_hash": hash_})
+        return found
+
+    def to_json(self) -> Mapping[str, object]:
+        """Return the folder, what its report says, and the versions."""
+        return {"out": self.out, **self.report(), "versions": self.versions}
+
+
+def train_offline(source: str | Path, out: Path, wish: Wish, tell: Tell = lambda _done, _total: None) -> TrainedOffline:
+    """Train a policy over an archive into a new folder, whole or not at all.
 
     The folder has the last weights in Hugging Face's layout, a line for each version in `batches.jsonl`, and in
     `training.json` what is returned. The same archive and settings give the same weights, wherever the fingerprint is
@@ -87,21 +147,23 @@ def train_offline(source: str | Path, out: Path, wish: Wish, tell: Tell = lambda
                 f"and a batch takes {start.learner.settings.groups_per_batch}: make it smaller by "
                 "--set trainer.groups_per_batch=N"
             )
-        found = {
-            "archive": str(source),
-            "run": archive.manifest.run,
-            "run_id": archive.manifest.run_id,
-            "policy": policy,
-            "start": start.told,
-            "batches": "the run's own" if batches else "cut anew",
-            "settings": [line for line in differences(before, recipes[-1]) if not line.startswith("name: ")],
-            "fingerprint": start.learner.fingerprint(),
-            "trained": sum(one["groups"] for one in versions),
-            **({} if batches else _told_of(counts, archive, policy)),
-            "weights_hash": versions[-1]["weights_hash"],
-        }
+        found = TrainedOffline(
+            out=str(out),
+            archive=str(source),
+            run=archive.manifest.run,
+            run_id=archive.manifest.run_id,
+            policy=policy,
+            start=start.told,
+            batches="the run's own" if batches else "cut anew",
+            settings=tuple(line for line in differences(before, recipes[-1]) if not line.startswith("name: ")),
+            fingerprint=start.learner.fingerprint(),
+            trained=sum(one.groups for one in versions),
+            counts=None if batches else _untrained(counts, archive, policy),
+            weights_hash=versions[-1].weights_hash,
+            versions=tuple(versions),
+        )
         _write(folder, start, found)
-    return {"out": str(out), **found, "versions": versions}
+    return found
 
 
 def _keeping(made: Iterable[Version], start: Start, folder: Path, every: int) -> Iterator[Version]:
@@ -114,14 +176,14 @@ def _keeping(made: Iterable[Version], start: Start, folder: Path, every: int) ->
         yield one
 
 
-def _written(path: Path, made: Iterable[Version], tell: Callable[[int], None]) -> list[dict[str, Any]]:
+def _written(path: Path, made: Iterable[Version], tell: Callable[[int], None]) -> list[MadeVersion]:
     """Write a line for each version as it is made; return these, with the number of their groups."""
-    versions: list[dict[str, Any]] = []
+    versions: list[MadeVersion] = []
     with path.open("w") as file:
         for one in made:
-            line = one.to_json()
-            file.write(json.dumps(line) + "\n")
-            versions.append({**line, "groups": len(one.groups)})
+            made_one = one.described()
+            file.write(json.dumps({**plain(made_one), "groups": one.uses}) + "\n")
+            versions.append(made_one)
             tell(len(versions))
     return versions
 
@@ -165,22 +227,21 @@ def _most(archive: Archive, policy: str, learner: Learner) -> int:
     return min(learner.settings.steps - learner.version, records // learner.settings.groups_per_batch)
 
 
-def _told_of(counts: Counts, archive: Archive, policy: str) -> dict[str, Any]:
-    """Return what became of the archived records that were not trained on."""
-    return {
-        "read": counts.read,
-        "evicted": dict(sorted(counts.evicted.items())),
-        "unusable": dict(sorted(counts.unusable.items())),
-        "replays_lost": dict(sorted((+counts.replays).items())),
-        "left": counts.left,
-        "unread": archive.manifest.topics[archive.topics.curated(policy)].records - counts.read,
-    }
+def _untrained(counts: Counts, archive: Archive, policy: str) -> Untrained:
+    return Untrained(
+        read=counts.read,
+        evicted=dict(sorted(counts.evicted.items())),
+        unusable=dict(sorted(counts.unusable.items())),
+        replays_lost=dict(sorted((+counts.replays).items())),
+        left=counts.left,
+        unread=archive.manifest.topics[archive.topics.curated(policy)].records - counts.read,
+    )
 
 
-def _write(folder: Path, start: Start, found: Mapping[str, Any]) -> None:
+def _write(folder: Path, start: Start, found: TrainedOffline) -> None:
     """Write the last weights, what lies beside them, and the report."""
     write_model(start, folder)
-    (folder / REPORT).write_text(json.dumps(found, indent=1) + "\n")
+    (folder / REPORT).write_text(json.dumps(found.report(), indent=1) + "\n")
 
 
 def write_model(start: Start, folder: Path) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -61,18 +60,45 @@ class Version:
         """Whether it came out as in the run; None where nothing was expected."""
         return None if self.expected is None else self.expected == self.weights_hash
 
-    def to_json(self) -> dict[str, Any]:
-        """Return its line of the file of batches."""
-        return {
-            "version": self.version,
-            **({} if self.clock is None else {"clock": self.clock}),
-            "groups": [[one.curated.stream, one.curated.number, one.curated.use] for one in self.groups],
-            "trajectories": sum(len(one.curated.kept) for one in self.groups),
-            "base_hash": self.base_hash,
-            "weights_hash": self.weights_hash,
-            **({} if self.expected is None else {"expected": self.expected, "equal": self.equal}),
-            "metrics": self.metrics,
-        }
+    @property
+    def uses(self) -> list[tuple[str, int, int]]:
+        """(stream, number, use) of its groups, in the order in which they were trained."""
+        return [(one.curated.stream, one.curated.number, one.curated.use) for one in self.groups]
+
+    def described(self) -> MadeVersion:
+        """Return what is said of it, without its groups."""
+        return MadeVersion(
+            version=self.version,
+            clock=self.clock,
+            groups=len(self.groups),
+            trajectories=sum(len(one.curated.kept) for one in self.groups),
+            base_hash=self.base_hash,
+            weights_hash=self.weights_hash,
+            expected=self.expected,
+            equal=self.equal,
+            metrics=self.metrics,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MadeVersion:
+    """What is said of a version that was made."""
+
+    version: int
+    clock: int | None
+    groups: int
+    trajectories: int
+    base_hash: str
+    weights_hash: str
+    expected: str | None
+    equal: bool | None
+    metrics: StepMetrics
+
+    def to_json(self) -> Mapping[str, object]:
+        """Return the fields, without a clock or an expectation that there was not."""
+        told = {one.name: getattr(self, one.name) for one in fields(self)}
+        unknown = [*["clock"] * (self.clock is None), *["expected", "equal"] * (self.expected is None)]
+        return {name: value for name, value in told.items() if name not in unknown}
 
 
 @dataclass(slots=True)

@@ -56,8 +56,32 @@ class Fed:
     """Of these, already there before."""
 
 
-def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterable[str] = ()) -> dict[str, Any]:
-    """Feed an archive into the cluster of a run's address, or of a data folder; return what `--json` prints.
+@dataclass(frozen=True, slots=True)
+class FedTopic:
+    """Records of a topic that stand in the cluster, and how many of them are new."""
+
+    records: int
+    new_records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What was fed."""
+
+    archive: str
+    run: str
+    run_id: str
+    into: str
+    """The run's address, or the data folder."""
+    topics: dict[str, FedTopic]
+    """By name without the run's."""
+    objects: int
+    """In the store."""
+    seconds: float
+
+
+def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterable[str] = ()) -> Replayed:
+    """Feed an archive into the cluster of a run's address, or of a data folder; return what was fed.
 
     Args:
         root: The archive.
@@ -80,18 +104,17 @@ def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterab
         objects = _put_objects(archive, target)
         found = _feed(archive, target.connection, chosen)
     prefix = f"{archive.manifest.run}."
-    return {
-        "archive": str(root),
-        "run": archive.manifest.run,
-        "run_id": archive.manifest.run_id,
-        "into": into or str(data),
-        "topics": {
-            name.removeprefix(prefix): {"records": fed.records, "new_records": fed.records - fed.there}
-            for name, fed in found.items()
+    return Replayed(
+        archive=str(root),
+        run=archive.manifest.run,
+        run_id=archive.manifest.run_id,
+        into=into or str(data),
+        topics={
+            name.removeprefix(prefix): FedTopic(fed.records, fed.records - fed.there) for name, fed in found.items()
         },
-        "objects": objects,
-        "seconds": round(time.monotonic() - began, 3),
-    }
+        objects=objects,
+        seconds=round(time.monotonic() - began, 3),
+    )
 
 
 def _newest(archive: Archive) -> RecipeRevision:

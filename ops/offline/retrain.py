@@ -7,10 +7,9 @@ trained the versions since its newest checkpoint again, without publishing them;
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from headrace.infra.errors import UsageError
 from headrace.infra.progress import Tell
@@ -59,8 +58,35 @@ class Compared:
     equal: bool | None = None
 
 
-def retrain(run: Run, policy: str | None, span: Span, tell: Tell = lambda _done, _total: None) -> dict[str, Any]:
-    """Make versions again and return what `headrace retrain --json` prints.
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """Of numerics."""
+
+    expected: Mapping[str, str]
+    """Under which the versions were made."""
+    here: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Retrained:
+    """Versions that were made again."""
+
+    run: str
+    policy: str
+    from_: int
+    """Version of the checkpoint that it began at."""
+    to: int
+    comparable: bool
+    """Whether all versions could be compared here."""
+    fingerprint: Fingerprints
+    differing: Sequence[str]
+    """The parts of the fingerprints that differ, in words."""
+    versions: tuple[Compared, ...]
+    ok: bool
+
+
+def retrain(run: Run, policy: str | None, span: Span, tell: Tell = lambda _done, _total: None) -> Retrained:
+    """Make versions again and compare them with those that were published.
 
     Raises UsageError for versions that are not there, LineageBroken when something they were made from is gone.
     """
@@ -80,17 +106,17 @@ def retrain(run: Run, policy: str | None, span: Span, tell: Tell = lambda _done,
             versions += [one] if one else []
         if versions[-1].equal is None:
             expected, here = part.fingerprint, _numerics_for(run, name, part)
-    return {
-        "run": run.address.run,
-        "policy": name,
-        "from": found[0].checkpoint.version,
-        "to": versions[-1].version,
-        "comparable": all(one.equal is not None for one in versions),
-        "fingerprint": {"expected": dict(expected), "here": here},
-        "differing": other_parts(expected, here),
-        "versions": [asdict(one) for one in versions],
-        "ok": all(one.equal for one in versions),
-    }
+    return Retrained(
+        run=run.address.run,
+        policy=name,
+        from_=found[0].checkpoint.version,
+        to=versions[-1].version,
+        comparable=all(one.equal is not None for one in versions),
+        fingerprint=Fingerprints(expected, here),
+        differing=other_parts(expected, here),
+        versions=tuple(versions),
+        ok=all(one.equal for one in versions),
+    )
 
 
 def stretches(history: History, span: Span, whose: str) -> list[Stretch]:

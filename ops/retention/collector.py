@@ -22,12 +22,11 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import numpy as np
 import structlog
@@ -88,6 +87,57 @@ class Doomed:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """Some objects."""
+
+    objects: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedKind:
+    """The objects of one kind and reason that were deleted, or would be."""
+
+    kind: str
+    """First part of their keys after the prefix."""
+    why: str
+    objects: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredVersions:
+    """Versions that are said to be retired."""
+
+    policy: str
+    what: str
+    """weights | checkpoints."""
+    versions: Ranges
+    """(first, last) of each range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What `headrace gc` did, or would do."""
+
+    run: str
+    dry_run: bool
+    prefix: str
+    """Of the run's objects in the bucket."""
+    older_than_s: float
+    records: int
+    """How many were read."""
+    none_of_ours: int
+    """Of these, how many are of other runs or no records."""
+    collected: tuple[CollectedKind, ...]
+    spared: int
+    """Of these, how many were written anew meanwhile, and stay."""
+    kept: dict[str, Counted]
+    """Why others stay: named | young | foreign."""
+    retired: tuple[RetiredVersions, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What is to be said, and then deleted."""
 
@@ -96,20 +146,18 @@ class Plan:
     added: dict[tuple[str, str], Ranges]
     """What of it is new."""
     doomed: list[Doomed]
-    kept: dict[str, dict[str, int]]
+    kept: dict[str, Counted]
     """Why others stay: named | young | foreign, to how many objects and bytes."""
 
 
-def command(
-    run: Run, keep: tuple[int, int | None], older_than: timedelta, *, dry_run: bool, rests: bool
-) -> dict[str, Any]:
+def command(run: Run, keep: tuple[int, int | None], older_than: timedelta, *, dry_run: bool, rests: bool) -> Collected:
     """Do what `headrace gc` was told: `collect`, of which this takes the options."""
     # A cluster of the recipe's own may have components that this machine knows nothing of.
     return collect(run, Order(*keep, older_than, dry_run), rests=rests and not run.recipe.kafka.bootstrap)
 
 
-def collect(run: Run, order: Order, *, rests: bool = False) -> dict[str, Any]:
-    """Delete what nothing needs, or with a dry run say what that would be; return what `headrace gc --json` prints.
+def collect(run: Run, order: Order, *, rests: bool = False) -> Collected:
+    """Delete what nothing needs, or with a dry run say what that would be; return what was found.
 
     Args:
         run: Whose objects.
@@ -241,10 +289,10 @@ def _kind(one: ListedObject, prefix: str) -> str:
     return one.key.removeprefix(prefix).partition("/")[0]
 
 
-def _counted(objects: Iterable[ListedObject], without: Iterable[ListedObject]) -> dict[str, int]:
+def _counted(objects: Iterable[ListedObject], without: Iterable[ListedObject]) -> Counted:
     left_out = {one.key for one in without}
     sizes = [one.size_bytes for one in objects if one.key not in left_out]
-    return {"objects": len(sizes), "bytes": sum(sizes)}
+    return Counted(len(sizes), sum(sizes))
 
 
 def _say(run: Run, writer: TransactionalWriter, what: Plan) -> None:
@@ -287,29 +335,26 @@ def _delete(run: Run, order: Order, doomed: list[Doomed]) -> int:
     return left
 
 
-def _report(run: Run, order: Order, marker: Marker, done: Plan, *, spared: int) -> dict[str, Any]:
-    return {
-        "run": run.address.run,
-        "dry_run": order.dry_run,
-        "prefix": run.store_address.prefix,
-        "older_than_s": order.older_than.total_seconds(),
-        "records": marker.records,
-        "none_of_ours": marker.none_of_ours,
-        "collected": list(_rows(done.doomed)),
-        "spared": spared,
-        "kept": done.kept,
-        "retired": [
-            {"policy": policy, "what": what, "versions": [list(pair) for pair in ranges]}
-            for (policy, what), ranges in done.added.items()
-        ],
-    }
+def _report(run: Run, order: Order, marker: Marker, done: Plan, *, spared: int) -> Collected:
+    return Collected(
+        run=run.address.run,
+        dry_run=order.dry_run,
+        prefix=run.store_address.prefix,
+        older_than_s=order.older_than.total_seconds(),
+        records=marker.records,
+        none_of_ours=marker.none_of_ours,
+        collected=tuple(_rows(done.doomed)),
+        spared=spared,
+        kept=done.kept,
+        retired=tuple(RetiredVersions(policy, what, ranges) for (policy, what), ranges in done.added.items()),
+    )
 
 
-def _rows(doomed: Iterable[Doomed]) -> Iterator[Mapping[str, Any]]:
+def _rows(doomed: Iterable[Doomed]) -> Iterator[CollectedKind]:
     """Yield one row for all of a kind and reason."""
     objects, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for one in doomed:
         objects[one.kind, one.why] += 1
         sizes[one.kind, one.why] += one.one.size_bytes
     for (kind, why), count in sorted(objects.items()):
-        yield {"kind": kind, "why": why, "objects": count, "bytes": sizes[kind, why]}
+        yield CollectedKind(kind, why, count, sizes[kind, why])

@@ -39,6 +39,7 @@ from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import WeightsError, weights_hash
 from headrace.ops.figures.figures import Figures
 from headrace.ops.figures.pulse import Pulse
+from headrace.ops.plain_json import plain
 from headrace.producers.feed.feed_state import FeedState
 from headrace.producers.feed.feeder import Feeder
 from headrace.producers.feed.selectors.contract import AcceptAll
@@ -570,7 +571,7 @@ def test_the_page_shows_whatever_was_said(fuzz: Fuzz) -> None:
         pulse.take(message)
         if message.offset % 50 == 0:
             now = figures.figures({}, 10**12)
-            json.dumps(now.to_json())
+            json.dumps(plain(now))
             chart([point.reward for point in now.rewards["solver"]], 60, 8)
             chart([result.avg_at_k for result in now.evals], 60, 8)
             pulse.rates(10**12)

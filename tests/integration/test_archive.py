@@ -35,6 +35,7 @@ from headrace.ops.audit.report import report
 from headrace.ops.offline.archiver import NoRoom, archive
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.offline.replayer import replay
+from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import TrajectoryGroup, WeightsPublished
@@ -88,7 +89,7 @@ def curate_live(run: Run) -> dict[str, Any]:
         while concluded(run) < wanted:
             assert time.monotonic() < end, "not all is curated in time"
             time.sleep(0.2)
-    found: dict[str, Any] = report(run, use_store=False)["curated"]["solver"]
+    found: dict[str, Any] = plain(report(run, use_store=False))["curated"]["solver"]
     return found
 
 
@@ -132,8 +133,8 @@ def test_live_archived_and_replayed_runs_give_the_same_curated_bytes(run: Run, k
     live = curate_live(run)
     assert live["n"] > 20
 
-    done = archive(run, tmp_path / "a")
-    offline = curate_offline(tmp_path / "a", None, None, tmp_path / "curated")
+    done = plain(archive(run, tmp_path / "a"))
+    offline = plain(curate_offline(tmp_path / "a", None, None, tmp_path / "curated"))
 
     assert (offline["kept"], offline["again"], offline["sha256"]) == (live["n"], live["again"], live["sha256"])
     assert offline["read"] == GROUPS + 4
@@ -163,8 +164,8 @@ def test_another_chain_gives_what_it_would_have_given(run: Run, tmp_path: Path) 
     watch = 'use = "repetition"\nrun = 1\nprobability = 1e-6\nmonitor = true\n'
     chain.write_text(f'[[curate.chain]]\nuse = "validate"\n\n[[curate.chain]]\n{watch}')
 
-    own = curate_offline(tmp_path / "a", "solver", None, tmp_path / "own")
-    other = curate_offline(tmp_path / "a", "solver", chain, tmp_path / "other")
+    own = plain(curate_offline(tmp_path / "a", "solver", None, tmp_path / "own"))
+    other = plain(curate_offline(tmp_path / "a", "solver", chain, tmp_path / "other"))
 
     assert own["dropped"] == {"zero_variance": GROUPS / 3}
     assert (other["kept"], other["dropped"]) == (GROUPS, {})
@@ -184,7 +185,7 @@ def test_an_archive_holds_every_committed_record_as_it_stands(run: Run, tmp_path
     roll_out(run, range(GROUPS))
     say(run, Outgoing(run.topics.trajectories("solver"), b"", b"tombstone", partition=1, is_null=True))
 
-    done = archive(run, tmp_path)
+    done = plain(archive(run, tmp_path))
 
     names = [run.topics.trajectories("solver"), run.topics.tasks("sums"), run.topics.recipe]
     assert archived(tmp_path, *names) == there(run, *names)
@@ -203,9 +204,9 @@ def test_a_second_time_adds_what_is_new_and_a_third_nothing(run: Run, tmp_path: 
     archive(run, tmp_path)
     roll_out(run, range(GROUPS, 2 * GROUPS))
 
-    second = archive(run, tmp_path)
+    second = plain(archive(run, tmp_path))
     manifest = (tmp_path / "manifest.json").read_bytes()
-    third = archive(run, tmp_path)
+    third = plain(archive(run, tmp_path))
 
     names = [run.topics.trajectories("solver"), run.topics.tasks("sums")]
     assert archived(tmp_path, *names) == there(run, *names)
@@ -221,16 +222,16 @@ def test_weights_are_copied_with_the_records_that_name_them_when_the_archive_beg
     event = WeightsPublished(run_id=run.run_id, policy="solver", version=0, weights=weights)
     say(run, Outgoing(run.topics.weights("solver"), codec.encode(event), partition=0))
 
-    plain, whole = archive(run, tmp_path / "plain"), archive(run, tmp_path / "whole", with_weights=True)
+    without, whole = plain(archive(run, tmp_path / "plain")), plain(archive(run, tmp_path / "whole", with_weights=True))
 
-    assert (plain["objects"]["count"], whole["objects"]["count"]) == (0, 1)
-    assert ("state" in plain["topics"], "state" in whole["topics"]) == (False, True)
+    assert (without["objects"]["count"], whole["objects"]["count"]) == (0, 1)
+    assert ("state" in without["topics"], "state" in whole["topics"]) == (False, True)
     assert Archive(tmp_path / "whole").get(weights) == b"weights"
     with pytest.raises(UsageError, match="begun without weights"):
         archive(run, tmp_path / "plain", with_weights=True)
     more = run.put(b"more", "weights")
     say(run, Outgoing(run.topics.weights("solver"), codec.encode(replace(event, weights=more)), partition=0))
-    assert archive(run, tmp_path / "whole")["objects"]["new"] == 1
+    assert plain(archive(run, tmp_path / "whole"))["objects"]["new"] == 1
 
 
 def test_a_full_disk_is_told_and_what_was_archived_stands(
@@ -262,10 +263,10 @@ def test_what_was_deleted_before_it_was_archived_is_told(run: Run, tmp_path: Pat
     for future in cut.values():
         future.result()
 
-    done = archive(run, tmp_path)
+    done = plain(archive(run, tmp_path))
 
     assert done["gone"] == [{"topic": "tasks.sums", "partition": 2, "begin": 0, "end": 4}]
-    assert archive(run, tmp_path)["gone"] == []
+    assert plain(archive(run, tmp_path))["gone"] == []
 
 
 def test_a_topic_that_is_not_there_and_one_that_was_made_anew_are_refused(run: Run, keys: None, tmp_path: Path) -> None:
@@ -300,12 +301,12 @@ def test_a_replay_brings_back_every_record_and_object(run: Run, store: ObjectSto
     delete_topics(run)
     store.delete(claim.key)
 
-    done = replay(tmp_path, str(run.address), None)
+    done = plain(replay(tmp_path, str(run.address), None))
 
     assert without_offsets(there(run, *names)) == without_offsets(before)
     assert done["objects"] == 1
     assert store.get(claim.key, claim.sha256, claim.size_bytes)
-    again = replay(tmp_path, str(run.address), None)
+    again = plain(replay(tmp_path, str(run.address), None))
     assert {one["new_records"] for one in again["topics"].values()} == {0}
 
 

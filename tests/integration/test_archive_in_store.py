@@ -28,6 +28,7 @@ from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.offline.archiver import archive
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.offline.replayer import replay
+from headrace.ops.plain_json import plain
 
 GROUPS = 24
 
@@ -64,7 +65,7 @@ def test_an_archive_in_a_store_is_the_one_in_a_folder_and_all_read_it(run: Run, 
     roll_out(run, range(GROUPS))
     say(run, *behind_claims(run))
 
-    in_folder, in_store = archive(run, tmp_path / "a"), archive(run, place)
+    in_folder, in_store = plain(archive(run, tmp_path / "a")), plain(archive(run, place))
 
     assert archived(place, *names(run)) == archived(tmp_path / "a", *names(run)) == there(run, *names(run))
     assert in_store["topics"] == in_folder["topics"]
@@ -74,19 +75,19 @@ def test_an_archive_in_a_store_is_the_one_in_a_folder_and_all_read_it(run: Run, 
     assert files == {name for name in ours if name.startswith(("topics/", "objects/"))}
 
     roll_out(run, range(GROUPS, 2 * GROUPS))
-    second, third = archive(run, place), archive(run, place)
+    second, third = plain(archive(run, place)), plain(archive(run, place))
     assert second["topics"]["trajectories.solver"]["new_records"] == GROUPS + 2
     assert {topic["new_records"] for topic in third["topics"].values()} == {0}
     assert archived(place, *names(run)) == there(run, *names(run))
 
     archive(run, tmp_path / "a")
-    of_folder = curate_offline(tmp_path / "a", None, None, tmp_path / "x")
-    of_store = curate_offline(place, None, None, tmp_path / "y")
+    of_folder = plain(curate_offline(tmp_path / "a", None, None, tmp_path / "x"))
+    of_store = plain(curate_offline(place, None, None, tmp_path / "y"))
     assert of_store["sha256"] == of_folder["sha256"]
 
     before = there(run, *names(run))
     delete_topics(run)
-    assert replay(place, str(run.address), None)["objects"] == 1
+    assert plain(replay(place, str(run.address), None))["objects"] == 1
     assert without_offsets(there(run, *names(run))) == without_offsets(before)
 
 

@@ -25,6 +25,7 @@ from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, weights_hash
 from headrace.ops.audit.report import report
+from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp, outcome_stamp
 from headrace.schemas.records import (
@@ -165,7 +166,7 @@ def made(bootstrap: str, store: ObjectStore, run_name: str) -> Made:
 
 
 def problems(made: Made, **more: Any) -> list[str]:
-    found = report(made.run, rests=True, **more)
+    found = plain(report(made.run, rests=True, **more))
     assert found["ok"] == (not found["problems"])
     problems: list[str] = found["problems"]
     return problems
@@ -205,7 +206,7 @@ def test_a_record_on_dead_letters_that_is_none_is_told_and_is_no_problem(made: M
     made.say("letter", made.run.topics.dead_letters, DeadLetter(made.run.run_id, "rollout", reason="undecodable"))
     made.produce()
     found = report(made.run, rests=True)
-    assert (found["ok"], found["unreadable_letters"], found["unnumbered_letters"]) == (True, 1, {"undecodable": 1})
+    assert (found.ok, found.unreadable_letters, found.unnumbered_letters) == (True, 1, {"undecodable": 1})
     console = Console(width=200)
     with console.capture() as captured:
         console.print(audit_table(found))
@@ -272,7 +273,7 @@ def test_an_object_that_is_not_what_its_record_promises_breaks_the_chain(
     code, found, _ = headrace_audit(made.run)
     assert (code, found["ok"], found["weights_chain_ok"], found["lost"], found["doubled"]) == (1, False, False, 0, 0)
     assert any(wanted in _without_host(problem, store) for problem in found["problems"]), found["problems"]
-    left_out = report(made.run, use_store=False)
+    left_out = plain(report(made.run, use_store=False))
     assert (left_out["ok"], left_out["store"], left_out["objects"]) == (True, "left out", 0)
 
 
@@ -309,7 +310,7 @@ def test_objects_that_the_record_of_another_run_names_are_not_looked_at(made: Ma
 def test_a_store_that_does_not_answer_is_a_problem_and_not_a_crash(made: Made) -> None:
     made.produce()
     nowhere = replace(made.run.store_address, endpoint="127.0.0.1:1")
-    found = report(replace(made.run, store_address=nowhere), rests=True)
+    found = plain(report(replace(made.run, store_address=nowhere), rests=True))
     assert (found["ok"], found["weights_chain_ok"], found["store"]) == (False, False, "away")
     assert [problem.partition(" (")[0] for problem in found["problems"]] == [
         "the object store cannot be asked, so no object is checked"
@@ -399,6 +400,6 @@ def test_an_offline_experiment_is_audited_for_what_is_its_own(made: Made) -> Non
     own = ("batch", "weights", "checkpoint", "ended")
     made.records = {name: record for name, record in made.records.items() if name.startswith(own)}
     made.produce()
-    found = report(made.run, rests=True)
+    found = plain(report(made.run, rests=True))
     assert found["problems"] == []
     assert (found["source"], found["policies"]["solver"]["trained"], found["objects"]) == ("another-run", 6, 7)

@@ -36,6 +36,7 @@ from headrace.ops.compaction.compactor import Compactor, compact
 from headrace.ops.figures.weights_history import weights_history
 from headrace.ops.lineage.lineage import version_lineage
 from headrace.ops.opened_run import OpenedRun
+from headrace.ops.plain_json import plain
 from headrace.producers.engines.contract import Engine, EngineStats
 from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.pauses import Pauses
@@ -199,10 +200,10 @@ def test_a_joiner_fetches_the_anchor_one_merged_delta_and_what_came_since(run: R
 
     published.say(first, second)
     assert joined(published) == [events[0].weights, second.weights], "said twice is as said once"
-    found = report(run, rests=True, deep=True)
+    found = plain(report(run, rests=True, deep=True))
     assert found["problems"] == []
     assert version_lineage(run, "solver", 57).object_key == object_of(events[57]).key
-    told = weights_history(run, None)
+    told = plain(weights_history(run, None))
     assert [one["version"] for one in told["versions"]] == list(range(58))
     assert told["join"] == {"objects": 2, "bytes": asked[0].size_bytes + whole.size_bytes}
 
@@ -214,7 +215,7 @@ def test_a_torn_merged_delta_is_gone_round_by_all_who_meet_it(run: Run) -> None:
     asked = joined(published)
     assert asked[:2] == [published.events[0].weights, torn.weights]
     assert asked[-5:] == [event.weights for event in published.events]
-    (problem,) = report(run, rests=True)["problems"]
+    (problem,) = plain(report(run, rests=True))["problems"]
     assert "the merged delta of versions 0 to 4 of solver" in problem
 
     published.deltas(4)
@@ -290,7 +291,7 @@ def test_a_merged_delta_that_is_not_what_its_record_says_is_told_by_the_audit(ru
         replace(merged, base_version=7),
         replace(merged, weights=run.put(other, "weights", ".delta")),
     )
-    found = report(run, rests=True)
+    found = plain(report(run, rests=True))
     assert not found["weights_chain_ok"]
     said = "\n".join(found["problems"])
     assert "takes version 3 for" in said
@@ -299,7 +300,7 @@ def test_a_merged_delta_that_is_not_what_its_record_says_is_told_by_the_audit(ru
     assert "it is not published" in said
     assert said.count("which is not what the record says of it") == 3
     assert "was published twice" not in said
-    deep = "\n".join(report(run, rests=True, deep=True)["problems"])
+    deep = "\n".join(plain(report(run, rests=True, deep=True))["problems"])
     assert "the delta gives weights that hash to" in deep
     assert "the delta gives weights that hash to" not in said
     assert joined(published)[0] == events[0].weights

@@ -34,6 +34,7 @@ from headrace.infra.weights.paths import ANCHOR, DELTA
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, weights_hash
 from headrace.ops.audit.report import report
+from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import ClaimCheck, NamedObject, WeightsPublished, WorkerStatus
@@ -160,7 +161,7 @@ class Scene:
     def audit_says(self, row: Row) -> bool:
         """Whether it says what is wrong, of this version or of the store."""
         of = f"(version {row.version.number} of solver|the object store).*{row.audit}"
-        return any(re.search(of, problem) for problem in report(self.run, rests=False)["problems"])
+        return any(re.search(of, problem) for problem in plain(report(self.run, rests=False))["problems"])
 
 
 def moved(weights: Weights, seed: int) -> Weights:

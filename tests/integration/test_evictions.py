@@ -24,6 +24,7 @@ from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.audit.report import audit
 from headrace.ops.dead_letters.listing import read_letters
 from headrace.ops.dead_letters.redrive import redrive
+from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.avro import schema_of
 from headrace.schemas.records import BatchTrained, CuratedGroup, Outcome, RecipeRevision
@@ -144,7 +145,7 @@ def test_a_group_that_could_not_be_read_before_a_fix_is_trained_once_when_it_is_
     codec.decode(newer.value, CuratedGroup)
     with training(run) as (trainer_after, writer):
         outgoing(trainer_after, lambda _: len(trainer_after.window) > 1)
-        assert len(redrive(run, (), "undecodable")["redriven"]) == 1
+        assert len(plain(redrive(run, (), "undecodable"))["redriven"]) == 1
         say(run, others[2])
         said = outgoing(trainer_after, of_a_batch(run))
         writer.begin()

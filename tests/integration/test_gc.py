@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from made_records import say
@@ -33,8 +33,9 @@ from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, weights_hash
 from headrace.ops.audit.report import report
 from headrace.ops.figures.weights_history import weights_history
+from headrace.ops.plain_json import plain
 from headrace.ops.retention import collector
-from headrace.ops.retention.collector import Order, SharedPrefix, collect, runs_beside
+from headrace.ops.retention.collector import Collected, Order, SharedPrefix, collect, runs_beside
 from headrace.ops.retention.marking import Unreadable
 from headrace.ops.weights_export import export
 from headrace.producers.engines.contract import Engine, EngineStats
@@ -156,7 +157,7 @@ def named(what: str, versions: range) -> set[str]:
     return {f"{what} {version}" for version in versions}
 
 
-def page_of(found: Mapping[str, Any]) -> str:
+def page_of(found: Collected) -> str:
     console = Console(width=120)
     with console.capture() as captured:
         console.print(gc_page(found))
@@ -206,9 +207,10 @@ def test_what_nothing_needs_goes_and_the_run_is_whole_without_it(
     made = make(bootstrap, store, run_name, VERSIONS)
     everything = set(made.keys)
     order = replace(NO_AGE, keep_checkpoints=2)
-    assert report(made.run, rests=True)["problems"] == []
+    assert plain(report(made.run, rests=True))["problems"] == []
 
-    said = collect(made.run, replace(order, dry_run=True), rests=True)
+    would = collect(made.run, replace(order, dry_run=True), rests=True)
+    said = plain(would)
     rows = sorted((row["kind"], row["objects"]) for row in said["collected"])
     assert rows == [("checkpoints", 2), ("weights", 1), ("weights", 15)]
     assert said["retired"] == [
@@ -217,8 +219,8 @@ def test_what_nothing_needs_goes_and_the_run_is_whole_without_it(
     ]
     assert made.there() == everything, "a dry run deletes nothing"
     for words in ("would go", "no record names it", "would be retired: weights of solver, versions 1 to 15"):
-        assert words in page_of(said)
-    assert collect(made.run, Order(keep_checkpoints=2))["collected"] == [], "all of it is younger than a day"
+        assert words in page_of(would)
+    assert plain(collect(made.run, Order(keep_checkpoints=2)))["collected"] == [], "all of it is younger than a day"
     assert made.there() == everything
 
     def another_begins(run: Run) -> list[str]:
@@ -233,22 +235,22 @@ def test_what_nothing_needs_goes_and_the_run_is_whole_without_it(
 
     assert killed_at("gc.committed", made.run, tmp_path) == -signal.SIGKILL
     assert made.there() == everything, "it was killed between the word and the deletion"
-    assert report(made.run, rests=True)["problems"] == []
+    assert plain(report(made.run, rests=True))["problems"] == []
     assert killed_at("gc.deleted", made.run, tmp_path) == -signal.SIGKILL
     assert 0 < len(everything) - len(made.there()) < 18
-    assert report(made.run, rests=True)["problems"] == []
-    done = collect(made.run, NO_AGE, rests=True)
+    assert plain(report(made.run, rests=True))["problems"] == []
+    done = plain(collect(made.run, NO_AGE, rests=True))
     assert done["retired"] == [], "it was said before"
     gone = {"left by a crash"} | named("weights", range(1, 16)) | {"checkpoint 20", "checkpoint 40"}
     assert made.there() == everything - gone
-    assert collect(made.run, NO_AGE, rests=True)["collected"] == []
+    assert plain(collect(made.run, NO_AGE, rests=True))["collected"] == []
 
-    assert report(made.run, rests=True, deep=True)["problems"] == []
+    assert plain(report(made.run, rests=True, deep=True))["problems"] == []
     engine = joined(made.run)
     assert (engine.loaded, engine.weights) == ({"solver": VERSIONS - 1}, weights_of(VERSIONS - 1))
     history = read_history(made.run, "solver")
     assert (sorted(history.checkpoints), history.retired) == ([0, 60, 79], (20, 40))
-    versions = weights_history(made.run, "solver")["versions"]
+    versions = plain(weights_history(made.run, "solver"))["versions"]
     assert [one["version"] for one in versions if one["retired"]] == list(range(1, 16))
     with pytest.raises(UsageError, match=r"gc` has retired .* version 8 of policy solver: there are 0, 16 to 79"):
         export(made.run, "solver", 8, tmp_path / "eight")
@@ -256,7 +258,7 @@ def test_what_nothing_needs_goes_and_the_run_is_whole_without_it(
 
     for name in ("weights 16", "checkpoint 60"):
         made.run.store.delete(made.keys[name])
-    missing = report(made.run, rests=True)["problems"]
+    missing = plain(report(made.run, rests=True))["problems"]
     assert len(missing) == 3
     for what in ("version 16 of solver", "up to the next anchor", "checkpoint of version 60"):
         assert any(what in problem for problem in missing)
@@ -301,7 +303,7 @@ def test_what_was_written_anew_since_the_listing_stays(made: Made, monkeypatch: 
     monkeypatch.setattr(
         made.run.store, "listing", lambda: [replace(one, modified=one.modified - 2 * age) for one in listing()]
     )
-    done = collect(made.run, Order(older_than=age), rests=True)
+    done = plain(collect(made.run, Order(older_than=age), rests=True))
     assert (done["spared"], [row["objects"] for row in done["collected"]]) == (1, [1])
     assert made.there() == set(made.keys)
 

@@ -215,11 +215,11 @@ def test_the_fate_of_a_group_is_found_wherever_it_is(written: Log) -> None:
     assert [(use.version, use.place) for use in fates[3].trained] == [(1, 0)]
     assert fates[4].reason == "zero_variance"
     assert fates[ISSUED].issued_next == ISSUED
-    assert report_group(written.run, None, "sums:0")["policies"]["solver"]["fate"] == "issued"
+    assert report_group(written.run, None, "sums:0").policies["solver"].fate == "issued"
     with pytest.raises(UsageError, match=f"never issued a group sums:{ISSUED}: there are sums:0 to sums:{ISSUED - 1}"):
         report_group(written.run, None, f"sums:{ISSUED}")
     written.group(ISSUED)
-    assert report_group(written.run, None, f"sums:{ISSUED}")["policies"]["solver"]["fate"] == "never_issued"
+    assert report_group(written.run, None, f"sums:{ISSUED}").policies["solver"].fate == "never_issued"
     assert value
 
 

@@ -28,6 +28,7 @@ from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.audit.report import audit
 from headrace.ops.dead_letters.listing import listing, shown
 from headrace.ops.dead_letters.redrive import redrive
+from headrace.ops.plain_json import plain
 from headrace.producers.feed.feed_state import FeedState
 from headrace.producers.feed.feeder import open_feeder
 from headrace.producers.feed.pacing import Pacing
@@ -189,22 +190,22 @@ def test_a_group_whose_object_was_missing_is_sent_back_after_the_fix_and_is_trai
         wholes = [group(run, number) for number in range(4)]
         with curating(run):
             say(run, sent(run, claimed(run, wholes[1])), *(sent(run, wholes[n]) for n in (0, 2, 3)))
-            until(lambda: kept(run) == [0, 2, 3] and len(listing(run)) == 1, "letter beside good groups")
-        [letter] = listing(run, "missing_object")
+            until(lambda: kept(run) == [0, 2, 3] and len(plain(listing(run))) == 1, "letter beside good groups")
+        [letter] = plain(listing(run, "missing_object"))
         assert (letter["topic"], letter["partition"]) == (run.topics.trajectories("solver"), 1)
         assert (letter["component"], letter["number"], letter["redriven"]) == ("curate.solver", 1, None)
-        one = shown(run, letter["offset"])
+        one = plain(shown(run, letter["offset"]))
         assert (one["key"], one["headers"]["stream"], one["decoded"]["record"]) == ("sums:1", "sums", "TrajectoryGroup")
         assert one["decoded"]["fields"]["number"] == 1
         until(lambda: 1 not in open_numbers(pacing()), "the number is dead")
         run.put(codec.encode(wholes[1]), "groups")  # the fix
 
-        planned = redrive(run, (), None, dry_run=True)
+        planned = plain(redrive(run, (), None, dry_run=True))
         assert planned["redriven"][0]["stands_at"] is None
-        assert listing(run)[0]["redriven"] is None, "a dry run sends nothing"
-        done = redrive(run, (), None)
+        assert plain(listing(run))[0]["redriven"] is None, "a dry run sends nothing"
+        done = plain(redrive(run, (), None))
         assert [each["number"] for each in done["redriven"]] == [1]
-        again = redrive(run, [letter["offset"]], None)
+        again = plain(redrive(run, [letter["offset"]], None))
         assert (again["redriven"], again["already"]) == ([], [letter["offset"]])
         until(lambda: 1 in open_numbers(pacing()), "the number is open again")
         assert audit(run).policies["solver"].in_flight > 0
@@ -216,9 +217,9 @@ def test_a_group_whose_object_was_missing_is_sent_back_after_the_fix_and_is_trai
         until(lambda: not open_numbers(pacing()) & {0, 1, 2, 3}, "conclusions")
     back = [m for m in read_all(run.connection, [run.topics.trajectories("solver")]) if dict(m.headers).get("redrive")]
     assert [(m.key, m.partition, dict(m.headers)["redrive"]) for m in back] == [(b"sums:1", 1, b"0")]
-    notice = shown(run, listing(run)[0]["redriven"])
+    notice = plain(shown(run, plain(listing(run))[0]["redriven"]))
     assert (notice["reason"], notice["redrives"], notice["source_offset"]) == ("redriven", 0, back[0].offset)
-    assert [one["offset"] for one in listing(run, "redriven")] == [notice["offset"]]
+    assert [one["offset"] for one in plain(listing(run, "redriven"))] == [notice["offset"]]
     with pytest.raises(UsageError, match="no dead letter at offset 999"):
         redrive(run, [999], None)
 
@@ -246,7 +247,7 @@ def test_a_task_that_is_sent_back_is_looked_for_at_its_new_place(make: Callable[
         letter = Outgoing(run.topics.dead_letters, codec.encode(record), partition=0)
         say(run, letter, letter)  # a worker that was killed wrote it twice
         until(lambda: 5 not in open_numbers(pacing()), "the number is dead")
-        [done] = redrive(run, (), "undecodable")["redriven"]
+        [done] = plain(redrive(run, (), "undecodable"))["redriven"]
         assert done["offsets"] == [0, 1]
         until(lambda: 5 in open_numbers(pacing()), "the number is open again")
         task = pacing().tasks["sums", 5]
@@ -261,12 +262,12 @@ def test_of_two_redrives_at_once_one_sends_and_one_is_fenced(make: Callable[...,
     run = make()
     with curating(run):
         say(run, sent(run, claimed(run, group(run, 1))))
-        until(lambda: len(listing(run)) == 1, "letter")
+        until(lambda: len(plain(listing(run))) == 1, "letter")
     first = TransactionalWriter(run.connection, f"{run.address.run}.redrive")
     first.begin()
     first.produce([sent(run, group(run, 1))])
     first.flush()
-    assert len(redrive(run, (), None)["redriven"]) == 1
+    assert len(plain(redrive(run, (), None))["redriven"]) == 1
     with pytest.raises(Fenced):
         first.commit()
     with suppress(Fenced):
@@ -304,9 +305,9 @@ def test_a_dead_curated_group_that_is_sent_back_is_trained_once_over_restarts_be
     first = (curated(run, wholes[n]) for n in (0, 1, 2, 4, 5, 6, 7, 8))
     say(run, curated(run, claimed(run, wholes[3])), garbage, *first)
     with training(run):  # version 2 has a checkpoint, which begins to read behind group 3
-        until(lambda: len(versions(run)) == 2 and len(listing(run)) == 2, "two versions and two letters")
+        until(lambda: len(versions(run)) == 2 and len(plain(listing(run))) == 2, "two versions and two letters")
     run.put(codec.encode(wholes[3]), "groups")  # the fix
-    assert [one["number"] for one in redrive(run, (), "unusable")["redriven"]] == [3]
+    assert [one["number"] for one in plain(redrive(run, (), "unusable"))["redriven"]] == [3]
     say(run, *(curated(run, wholes[n]) for n in (9, 10, 11)))
     with training(run):
         until(lambda: len(versions(run)) == 3, "a version with the group that was sent back")
@@ -316,21 +317,21 @@ def test_a_dead_curated_group_that_is_sent_back_is_trained_once_over_restarts_be
 
     assert Counter(use.number for batch in versions(run) for use in batch.groups) == Counter(range(16))
     assert {batch.epoch for batch in versions(run)} == {0}
-    assert sorted(one["reason"] for one in listing(run)) == ["undecodable", "unusable"], "no letter came again"
+    assert sorted(one["reason"] for one in plain(listing(run))) == ["undecodable", "unusable"], "no letter came again"
 
 
 def test_nothing_is_sent_back_into_a_run_that_has_ended(make: Callable[..., Run]) -> None:
     run = make()
     with curating(run):
         say(run, sent(run, claimed(run, group(run, 1))))
-        until(lambda: len(listing(run)) == 1, "letter")
+        until(lambda: len(plain(listing(run))) == 1, "letter")
     over = replace(read_revisions(run.address)[-1], ended="steps")
     say(run, Outgoing(run.topics.recipe, codec.encode(over), partition=0))
     ended = join(run.address)
     for dry_run in (True, False):
         with pytest.raises(RunEnded, match="has ended"):
             redrive(ended, (), None, dry_run=dry_run)
-        assert redrive(ended, (), "poison", dry_run=dry_run)["redriven"] == []
+        assert plain(redrive(ended, (), "poison", dry_run=dry_run))["redriven"] == []
 
 
 def test_thousands_of_bad_messages_amid_good_ones_stop_none_of_them(make: Callable[..., Run]) -> None:
@@ -350,17 +351,17 @@ def test_thousands_of_bad_messages_amid_good_ones_stop_none_of_them(make: Callab
     with curating(run), curating(run, "1"):
         say(run, *mixed)
         until(lambda: len(kept(run)) == GOOD, "every good group")
-        until(lambda: len(listing(run)) == BAD, "every letter")
+        until(lambda: len(plain(listing(run))) == BAD, "every letter")
     assert kept(run) == list(range(GOOD))
     assert Counter(o.number for o in of(run, run.topics.outcomes("solver"), Outcome)) == Counter(range(GOOD))
-    places = Counter((one["topic"], one["partition"], one["source_offset"]) for one in listing(run))
+    places = Counter((one["topic"], one["partition"], one["source_offset"]) for one in plain(listing(run)))
     assert set(places.values()) == {1}
     begin = time.monotonic()
-    done = redrive(run, (), "undecodable")
+    done = plain(redrive(run, (), "undecodable"))
     assert time.monotonic() - begin < PATIENCE_S
     with curating(run):
-        until(lambda: len(listing(run)) == BAD + len(done["redriven"]), "what is still bad is a letter again")
-    letters = {one["offset"]: one for one in listing(run)}
+        until(lambda: len(plain(listing(run))) == BAD + len(done["redriven"]), "what is still bad is a letter again")
+    letters = {one["offset"]: one for one in plain(listing(run))}
     again = [one for one in letters.values() if one["copy_of"] is not None]
     assert len(again) == len(done["redriven"])
     assert all(letters[one["copy_of"]]["failed_again"] == one["offset"] for one in again)

@@ -29,6 +29,7 @@ from headrace.ops.audit.report import report
 from headrace.ops.discards import discards
 from headrace.ops.figures.status import status
 from headrace.ops.offline.retrain import retrain
+from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, Snapshot
 
@@ -127,7 +128,7 @@ def test_a_shadow_of_the_same_chain_and_settings_makes_the_very_same_weights(
     first, own = published(run)[0], published(run, TWIN)[0]
     assert (own.version, own.weights_hash, own.variant, first.variant) == (0, first.weights_hash, "twin", "")
     assert {batch.variant for batch in batches(run, TWIN)} == {"twin"}
-    found = report(run, rests=True)
+    found = plain(report(run, rests=True))
     assert found["ok"], found["problems"]
     assert found["curated"]["solver.twin"] == found["curated"]["solver"]
     counts = found["shadows"][TWIN]
@@ -136,7 +137,7 @@ def test_a_shadow_of_the_same_chain_and_settings_makes_the_very_same_weights(
         0,
         found["policies"]["solver"]["discarded"],
     )
-    assert retrain(run, TWIN, (None, None))["ok"]
+    assert plain(retrain(run, TWIN, (None, None)))["ok"]
 
 
 def test_a_shadow_that_is_killed_again_and_again_loses_nothing_and_changes_nothing_of_its_policy(  # noqa: PLR0913, PLR0917 - fixtures
@@ -172,7 +173,7 @@ def test_a_shadow_that_is_killed_again_and_again_loses_nothing_and_changes_nothi
         assert values(run, run.topics.curated(line)) == curated_offline(run, line)
     assert hashes(run, FREE)[0] != hashes(run)[0]
     run = join(run.address)
-    found = report(run, rests=True)
+    found = plain(report(run, rests=True))
     assert found["ok"], found["problems"]
     assert found["groups"]["trained"] == STEPS * BATCH, "no sum but of the policy counts the shadow in"
     counts = found["shadows"][FREE]
@@ -180,13 +181,13 @@ def test_a_shadow_that_is_killed_again_and_again_loses_nothing_and_changes_nothi
     assert counts["trained"] == trained
     assert (counts["kept"], counts["in_flight"], counts["doubled"]) == (NUMBERS, 0, 0)
     assert trained + sum(counts["discarded"].values()) == NUMBERS
-    told = status(run, rests=True)
+    told = plain(status(run, rests=True))
     shadow = told["shadows"][FREE]
     assert shadow["version"] == batches(run, FREE)[-1].version
     assert shadow["off_policy_gap"] == batches(run, FREE)[-1].metrics["off_policy_gap"] > 0
     assert told["versions"] == {"solver": STEPS}
     assert told["groups"]["in_flight"] == 0
-    assert discards(run, FREE)["policies"][FREE]["waiting"] == 0
+    assert plain(discards(run, FREE))["policies"][FREE]["waiting"] == 0
 
 
 def test_a_swap_of_the_policys_chain_leaves_the_shadow_its_own(
@@ -218,12 +219,12 @@ def test_a_swap_of_the_policys_chain_leaves_the_shadow_its_own(
         assert values(run, run.topics.curated(line)) == curated_offline(run, line)
     assert sum(outcome.verdict == "dropped" for outcome in outcomes(run)) == 5, "nothing but the first chain drops"
     assert sum(outcome.verdict == "dropped" for outcome in outcomes(run, FREE)) == 0
-    found = report(run, rests=True)
+    found = plain(report(run, rests=True))
     assert not found["problems"]
     assert found["policies"]["solver"]["trained"] == STEPS * BATCH
     assert (found["shadows"][FREE]["trained"], found["shadows"][FREE]["in_flight"]) == (28, 2)
-    assert retrain(run, "solver", (None, None))["ok"]
-    assert retrain(run, FREE, (None, None))["ok"]
+    assert plain(retrain(run, "solver", (None, None)))["ok"]
+    assert plain(retrain(run, FREE, (None, None)))["ok"]
 
 
 def test_what_nobody_can_read_is_a_letter_of_the_policy_and_an_outcome_of_the_shadow(
@@ -244,7 +245,7 @@ def test_what_nobody_can_read_is_a_letter_of_the_policy_and_an_outcome_of_the_sh
     assert [(letter.component, letter.number) for letter in letters] == [("curate.solver", 0)]
     lost = [one for one in outcomes(run, FREE) if one.verdict == "dropped"]
     assert [(one.number, one.reason, one.component) for one in lost] == [(0, "undecodable", "curate")]
-    found = report(run, rests=True)
+    found = plain(report(run, rests=True))
     assert found["ok"], found["problems"]
     assert found["policies"]["solver"]["dead"] == 1
     assert (found["shadows"][FREE]["dead"], found["shadows"][FREE]["discarded"]) == (0, {"undecodable": 1})

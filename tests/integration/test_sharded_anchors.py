@@ -22,6 +22,7 @@ from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensors import Tensor, weights_hash
 from headrace.ops.audit.report import report
 from headrace.ops.figures.weights_history import weights_history
+from headrace.ops.plain_json import plain
 from headrace.ops.retention.collector import Order, collect
 from headrace.ops.weights_export import export
 from headrace.schemas import codec
@@ -90,9 +91,9 @@ def test_a_worker_joins_by_the_files_of_an_anchor_and_a_folder_of_them_is_a_mode
 
 def test_audit_history_export_and_collection_know_all_files_of_an_anchor(run: Run, tmp_path: Path) -> None:
     events = publish(run, 5)
-    found = report(run, rests=True)
+    found = plain(report(run, rests=True))
     assert found["problems"] == []
-    told = weights_history(run, None)
+    told = plain(weights_history(run, None))
     assert [one["bytes"] for one in told["versions"]] == [size_of(event) for event in events]
     assert told["join"]["bytes"] == size_of(events[0]), "all anchors are of one size, deltas come on top"
     before = {one.key for one in run.store.listing()}
@@ -111,6 +112,6 @@ def test_a_file_of_an_anchor_that_is_missing_is_named_and_the_next_anchor_heals_
     held = PolicyWeights(run.weights_cache)
     with pytest.raises(BadWeights, match=f"the anchor of version 0: .*{claim.key} does not exist"):
         held.bring(events[:2], events[1])
-    said = "\n".join(report(run, rests=True)["problems"])
+    said = "\n".join(plain(report(run, rests=True))["problems"])
     assert f"{claim.key} does not exist" in said
     assert same(held.bring(events, events[2]), 2)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +21,10 @@ from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import KafkaAway
 from headrace.ops import opened_run
 from headrace.ops.compare import sweep
+from headrace.ops.dead_letters.redrive import Redriven, Refused
+from headrace.ops.offline.retrain import Compared
 from headrace.ops.opened_run import OpenedRun
+from headrace.ops.plain_json import plain
 
 FEED = "headrace.producers.feed.feeder.main"
 ROLLOUT = "headrace.producers.rollout.worker.main"
@@ -38,18 +42,35 @@ COMPONENTS = {
 }
 ADDRESS = "kafka://127.0.0.1:9092/demo"
 RUN = cast("Any", SimpleNamespace(line=lambda policy, _variant: policy))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a tool finds, as far as a command looks at it."""
+
+    ok: bool = True
+    comparable: bool = True
+    versions: tuple[Any, ...] = ()
+    refused: tuple[int, ...] = ()
+
+
+def retrained(*equal: bool | None) -> Found:
+    versions = tuple(Compared(number, 0, "a", equal=one) for number, one in enumerate(equal))
+    return Found(versions=versions, comparable=None not in equal)
+
+
 LOOKS = {
-    ("status",): ("headrace.ops.figures.status.status", {}),
-    ("audit",): ("headrace.ops.audit.report.report", {"ok": True}),
-    ("dead-letters",): ("headrace.ops.dead_letters.listing.listing", []),
-    ("dead-letters", "--offset", "1"): ("headrace.ops.dead_letters.listing.shown", {}),
-    ("redrive",): ("headrace.ops.dead_letters.redrive.redrive", {"refused": []}),
-    ("gc",): ("headrace.ops.retention.collector.command", {}),
-    ("lineage", "--version", "3"): ("headrace.ops.lineage.lineage.report_version", {}),
-    ("inspect", "--step", "3"): ("headrace.ops.lineage.inspection.report_step", {}),
-    ("retrain",): ("headrace.ops.offline.retrain.retrain", {"versions": [], "comparable": True}),
+    ("status",): "headrace.ops.figures.status.status",
+    ("audit",): "headrace.ops.audit.report.report",
+    ("dead-letters",): "headrace.ops.dead_letters.listing.listing",
+    ("dead-letters", "--offset", "1"): "headrace.ops.dead_letters.listing.shown",
+    ("redrive",): "headrace.ops.dead_letters.redrive.redrive",
+    ("gc",): "headrace.ops.retention.collector.command",
+    ("lineage", "--version", "3"): "headrace.ops.lineage.lineage.report_version",
+    ("inspect", "--step", "3"): "headrace.ops.lineage.inspection.report_step",
+    ("retrain",): "headrace.ops.offline.retrain.retrain",
 }
-"""Command to the tool that it calls, and what that finds."""
+"""Command to the tool that it calls."""
 
 
 @pytest.fixture(autouse=True)
@@ -163,40 +184,40 @@ def test_an_audit_that_cannot_be_made_is_another_end_than_one_that_does_not_clos
     assert refused(capsys, "audit", "--run", ADDRESS) == (3, "error: the broker is away: start it\n")
 
     monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
-    monkeypatch.setattr("headrace.ops.audit.report.report", lambda *_given, **_more: {"ok": False})
+    monkeypatch.setattr("headrace.ops.audit.report.report", lambda *_given, **_more: Found(ok=False))
     assert CliRunner().invoke(cli.app, ["audit", "--run", ADDRESS, "--json"]).exit_code == 1
 
 
 @pytest.mark.parametrize(
     ("found", "code"),
     [
-        ({"comparable": True, "versions": [{"equal": True}]}, 0),
-        ({"comparable": True, "versions": [{"equal": True}, {"equal": False}]}, 1),
-        ({"comparable": False, "versions": [{"equal": None}]}, 3),
+        (retrained(True), 0),
+        (retrained(True, False), 1),
+        (retrained(None), 3),
         (KafkaAway("the broker is away: start it"), 3),
         (UsageError("there is no version 99"), 2),
     ],
 )
 def test_a_retrain_that_cannot_be_made_is_another_end_than_one_that_differs(
-    found: dict[str, Any] | HeadraceError,
+    found: Found | HeadraceError,
     code: int,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def retrained(*_given: Any) -> Any:
+    def tool(*_given: Any) -> Any:
         if isinstance(found, HeadraceError):
             raise found
         return found
 
     monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
-    monkeypatch.setattr("headrace.ops.offline.retrain.retrain", retrained)
+    monkeypatch.setattr("headrace.ops.offline.retrain.retrain", tool)
 
     with pytest.raises(SystemExit) as caught:
         cli.main(["retrain", "--run", ADDRESS, "--json"])
 
     assert caught.value.code == code
     said = capsys.readouterr()
-    assert said.err == f"error: {found}\n" if isinstance(found, HeadraceError) else json.loads(said.out) == found
+    assert said.err == f"error: {found}\n" if isinstance(found, HeadraceError) else json.loads(said.out) == plain(found)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +270,8 @@ def test_the_answer_is_printed_before_the_servers_stop(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(opened_run, "opened_run", opened)
 
-    for words, (tool, found) in LOOKS.items():
-        monkeypatch.setattr(tool, lambda *_given, found=found, **_more: found)
+    for words, tool in LOOKS.items():
+        monkeypatch.setattr(tool, lambda *_given, **_more: Found())
         assert CliRunner().invoke(cli.app, [*words, "--run", ADDRESS, "--json"]).output.splitlines()[-1] == "stopped"
 
 
@@ -278,13 +299,13 @@ def test_what_a_plot_wrote_is_said_beside_an_answer_that_stays_pure(
 def test_a_redrive_of_a_letter_that_is_refused_fails(
     words: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = {"redriven": [], "already": [], "refused": [{"offset": 2, "why": "it is of another run"}]}
+    done = Redriven("demo", dry_run=False, redriven=(), already=(), refused=(Refused(2, "it is of another run"),))
     monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
     monkeypatch.setattr("headrace.ops.dead_letters.redrive.redrive", lambda *_given, **_more: done)
 
     result = CliRunner().invoke(cli.app, ["redrive", "--run", ADDRESS, "--json", *words])
 
-    assert (result.exit_code, json.loads(result.output)) == (code, done)
+    assert (result.exit_code, json.loads(result.output)) == (code, plain(done))
 
 
 def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

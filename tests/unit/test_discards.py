@@ -13,7 +13,8 @@ from rich.console import Console
 from headrace.app.views.discards_page import discards_page, verdict
 from headrace.app.views.discards_plot import areas, figure_of, plot
 from headrace.infra.errors import UsageError
-from headrace.ops.discards import Ledger, Moments, bias, told
+from headrace.ops.discards import Bias, Discards, Fates, Ledger, Moments, bias, told
+from headrace.ops.plain_json import plain
 from headrace.schemas.records import BatchTrained, Eviction, GroupUse, Outcome
 
 
@@ -56,36 +57,36 @@ def a_ledger() -> Ledger:
 
 def test_every_group_is_counted_once_under_what_became_of_it() -> None:
     found = told(a_ledger())
-    assert found["trained"]["groups"] == 3
-    assert {reason: row["groups"] for reason, row in found["discarded"].items()} == {
+    assert found.trained.groups == 3
+    assert {reason: row.groups for reason, row in found.discarded.items()} == {
         "stale": 2,
         "zero_variance": 1,
         "surplus": 1,
         "expired": 1,
     }
-    assert {reason: row["groups"] for reason, row in found["trajectories"].items()} == {"truncated": 1}
-    assert found["waiting"] == 1
-    assert found["trained"]["length"] == pytest.approx(6)
-    assert found["before_end"]["length"] == pytest.approx((3 + 40 + 60 + 20 + 30) / 5)
+    assert {reason: row.groups for reason, row in found.trajectories.items()} == {"truncated": 1}
+    assert found.waiting == 1
+    assert found.trained.length == pytest.approx(6)
+    assert found.before_end.length == pytest.approx((3 + 40 + 60 + 20 + 30) / 5)
 
 
 def test_what_was_left_at_the_end_of_the_run_is_apart_where_it_is_about_what_a_rule_chose() -> None:
     ledger = a_ledger()
     before = told(ledger)
-    assert before["before_end"]["bias"] == before["bias"]
+    assert before.before_end.bias == before.bias
     ledger.batch(batch(-1, gone={5: "run_end"}))
     found = told(ledger)
-    assert found["before_end"] == before["before_end"]
-    assert found["discarded"]["run_end"]["length"] == pytest.approx(50)
-    assert found["bias"]["ratio"] > before["bias"]["ratio"]
-    assert found["discarded"]["stale"]["length"] == pytest.approx(50)
+    assert found.before_end == before.before_end
+    assert found.discarded["run_end"].length == pytest.approx(50)
+    assert found.bias.ratio > before.bias.ratio
+    assert found.discarded["stale"].length == pytest.approx(50)
 
 
 def test_the_age_is_taken_when_the_fate_was_decided() -> None:
-    found = told(a_ledger())["discarded"]
-    assert found["stale"]["age"] == pytest.approx(5), "by the curator's clock"
-    assert (found["surplus"]["age"], found["expired"]["age"]) == (1, 2), "by the trainer's version"
-    assert told(a_ledger())["trained"]["age"] == pytest.approx(1 / 3)
+    found = told(a_ledger()).discarded
+    assert found["stale"].age == pytest.approx(5), "by the curator's clock"
+    assert (found["surplus"].age, found["expired"].age) == (1, 2), "by the trainer's version"
+    assert told(a_ledger()).trained.age == pytest.approx(1 / 3)
 
 
 def test_uses_after_the_first_and_letters_of_the_trainer_are_not_counted_again() -> None:
@@ -99,16 +100,16 @@ def test_uses_after_the_first_and_letters_of_the_trainer_are_not_counted_again()
 
 def test_lengths_rewards_and_ages_are_told_in_bins_that_add_up() -> None:
     found = told(a_ledger())
-    assert found["trained"]["cells"] == [[4, 0.25, 0, 2], [8, 0.25, 1, 1]]
-    assert found["discarded"]["stale"]["cells"] == [[32, 0.5, 4, 1], [32, 0.5, 6, 1]]
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found.trained.cells == ((4, 0.25, 0, 2), (8, 0.25, 1, 1))
+    assert found.discarded["stale"].cells == ((32, 0.5, 4, 1), (32, 0.5, 6, 1))
+    assert json.loads(json.dumps(plain(found), allow_nan=False)) == plain(found)
 
 
 def test_what_was_never_generated_has_no_age_and_what_was_never_judged_no_reward() -> None:
     ledger = Ledger()
     ledger.outcome(outcome(0, 0, reason="no_trajectories", lengths=(), rewards=(math.nan,), min_version=-1))
-    row = told(ledger)["discarded"]["no_trajectories"]
-    assert (row["length"], row["reward"], row["age"], row["cells"]) == (None, None, None, [[None, None, None, 1]])
+    row = told(ledger).discarded["no_trajectories"]
+    assert (row.length, row.reward, row.age, row.cells) == (None, None, None, ((None, None, None, 1),))
 
 
 def test_groups_of_which_nothing_came_back_do_not_count_as_short() -> None:
@@ -118,9 +119,9 @@ def test_groups_of_which_nothing_came_back_do_not_count_as_short() -> None:
         ledger.outcome(outcome(10 + number, 200 + number, reason="stale"))
         ledger.outcome(outcome(20 + number, 0, reason="timeout", lengths=(), rewards=(), min_version=-1))
     ledger.batch(batch(1, *range(10)))
-    found = told(ledger)["bias"]
-    assert found["ratio"] == pytest.approx(204.5 / 104.5)
-    assert found["low"] > 1.9
+    found = told(ledger).bias
+    assert found.ratio == pytest.approx(204.5 / 104.5)
+    assert found.low > 1.9
 
 
 def moments(values: list[float]) -> Moments:
@@ -136,8 +137,8 @@ def test_the_interval_of_a_ratio_covers_the_truth_about_as_often_as_it_says() ->
         long, short = draw.gamma(2, 15, 200), draw.gamma(2, 10, 300)
         found = bias(moments(long.tolist()), moments(short.tolist()))
         assert found is not None
-        assert found["ratio"] == pytest.approx(long.mean() / short.mean())
-        covered += found["low"] <= 1.5 <= found["high"]
+        assert found.ratio == pytest.approx(long.mean() / short.mean())
+        covered += found.low <= 1.5 <= found.high
     assert 0.92 <= covered / 400 <= 0.98
 
 
@@ -146,9 +147,9 @@ def test_no_ratio_is_told_where_none_follows() -> None:
     assert bias(moments([0.0, 0.0]), moments([5.0, 6.0])) is None
 
 
-def shown(found: dict[str, Any]) -> str:
+def shown(found: Fates) -> str:
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(discards_page({"run": "r", "run_id": "x", "policies": {"solver": found}}))
+    console.print(discards_page(Discards("r", "x", {"solver": found})))
     return console.export_text()
 
 
@@ -164,7 +165,7 @@ def test_the_page_names_the_bias() -> None:
     assert "Nothing was discarded." in shown(told_of_trained_alone())
 
 
-def told_of_trained_alone() -> dict[str, Any]:
+def told_of_trained_alone() -> Fates:
     ledger = Ledger()
     ledger.outcome(outcome(0, 5))
     ledger.batch(batch(1, 0))
@@ -193,7 +194,7 @@ def told_of_trained_alone() -> dict[str, Any]:
     ],
 )
 def test_a_bias_is_named_where_all_of_its_interval_matters(ratio: float, low: float, high: float, told: str) -> None:
-    assert told in verdict({"ratio": ratio, "low": low, "high": high}, 7)
+    assert told in verdict(Bias(ratio, low, high), 7)
 
 
 def test_a_narrow_interval_is_told_with_digits_that_keep_its_ends_apart() -> None:
@@ -215,7 +216,7 @@ def test_the_area_of_a_dot_is_as_the_number_of_its_groups_and_dots_at_one_place_
     ledger.outcome(outcome(400, 5, reason="invalid"))
     ledger.batch(batch(1, *range(200)))
 
-    lengths = figure_of({"run": "r", "policies": {"solver": told(ledger)}}).axes[0]
+    lengths = figure_of(Discards("r", "x", {"solver": told(ledger)})).axes[0]
 
     whole, half, other, speck = (float(dots.get_sizes()[0]) for dots in lengths.collections)
     assert (half, other) == (whole / 2, whole / 2)
@@ -229,7 +230,7 @@ def test_the_area_of_a_dot_is_as_the_number_of_its_groups_and_dots_at_one_place_
 
 
 def test_the_picture_is_drawn_and_a_bad_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    found = {"run": "r", "run_id": "x", "policies": {"solver": told(a_ledger()), "verifier": told(Ledger())}}
+    found = Discards("r", "x", {"solver": told(a_ledger()), "verifier": told(Ledger())})
     assert plot(found, tmp_path / "picture.png") == [tmp_path / "picture.png"]
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "folder.png").mkdir()

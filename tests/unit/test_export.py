@@ -16,6 +16,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.ops.offline import parquet_file
 from headrace.ops.offline.exporter import export
+from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.records import (
     BatchTrained,
@@ -94,7 +95,7 @@ def test_a_row_holds_the_tokens_of_a_sequence_and_what_became_of_it(tmp_path: Pa
         outcome(1, "expired", "expired"),
     ]
 
-    done = export(written(tmp_path / "a", words), None, tmp_path / "out.parquet")
+    done = plain(export(written(tmp_path / "a", words), None, tmp_path / "out.parquet"))
 
     assert (done["rows"], done["trajectories"], done["texts"], done["skipped"]) == (24, 24, False, {})
     assert done["outcomes"] == {"dropped": 5, "expired": 4, "repeated": 4, "trained": 7, "unknown": 4}
@@ -127,7 +128,7 @@ def test_curated_groups_serve_where_no_trajectories_are_archived_and_replays_are
     pyarrow_parquet()
     archive(tmp_path / "a", [[curated(0), curated(1), curated(0, use=1, back=2)]])
 
-    done = export(tmp_path / "a", "solver", tmp_path / "out.parquet")
+    done = plain(export(tmp_path / "a", "solver", tmp_path / "out.parquet"))
 
     assert (done["topic"], done["rows"]) == ("curated.solver", 8)
     assert {row["number"] for row in rows(tmp_path / "out.parquet")} == {0, 1}
@@ -146,7 +147,7 @@ def test_texts_are_those_of_the_tokenizer_beside_the_weights(tmp_path: Path) -> 
     event = WeightsPublished("run-1", "solver", files=(NamedObject("tokenizer.json", claim),))
     told = Message(WEIGHTS, 0, 0, b"", codec.encode(event))
 
-    done = export(written(tmp_path / "a", [played(0), told], {claim.key: text}), None, tmp_path / "out.parquet")
+    done = plain(export(written(tmp_path / "a", [played(0), told], {claim.key: text}), None, tmp_path / "out.parquet"))
 
     assert done["texts"] is True
     for row in rows(tmp_path / "out.parquet"):
@@ -167,7 +168,7 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_there(tmp_path: Path) ->
         replace(played(4), value=codec.encode(replace(group, claim=ClaimCheck("main", "gone", "0" * 64, 4)))),
     ]
 
-    done = export(written(tmp_path / "a", words), None, tmp_path / "out.parquet")
+    done = plain(export(written(tmp_path / "a", words), None, tmp_path / "out.parquet"))
 
     assert done["skipped"] == {"malformed": 1, "missing_object": 1, "other_run": 1, "undecodable": 1}
     assert len(rows(tmp_path / "out.parquet")) == done["rows"] == 7

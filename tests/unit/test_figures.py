@@ -10,6 +10,7 @@ import pytest
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.figures import Figures, RewardPoint, RunFigures, Selection
+from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.records import (
     BatchTrained,
@@ -131,7 +132,7 @@ def test_a_revision_is_in_force_once_the_feeder_issues_under_it() -> None:
         (4, {}, False),
     ]
     assert log.read().revisions[1].chain == ("replay_latest ratio=0.5 max_uses=2",), "settings in the recipe's order"
-    json.dumps(log.read().to_json())
+    json.dumps(plain(log.read()))
 
 
 def test_the_time_to_a_version_counts_from_the_first_recipe_to_when_it_was_made_last() -> None:
@@ -189,7 +190,7 @@ def test_groups_versions_and_evaluations() -> None:
     assert found.policies["solver"].produced == 1, "a curator saw one group; of the other only its batch tells"
     assert [result.avg_at_k for result in found.evals] == [0.3]
     assert log.figures.trainer_positions == {(TOPICS.curated("solver"), 2): 9}
-    json.dumps(found.to_json())
+    json.dumps(plain(found))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_an_evaluation_without_sound_figures_is_passed_over(spoilt: dict[str, An
     found = log.read()
     assert [result.problems for result in found.evals] == [10]
     assert found.delivered_tokens == 60
-    json.dumps(found.to_json(), allow_nan=False)
+    json.dumps(plain(found), allow_nan=False)
 
 
 def test_a_run_runs_while_a_worker_is_there_and_is_stopped_when_none_is() -> None:

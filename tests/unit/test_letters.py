@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -16,8 +16,9 @@ from headrace.infra.kafka.dead_letters import MOST_BYTES, REASONS, REDRIVEN, dea
 from headrace.infra.run.run import Run, RunEnded
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.dead_letters import redrive as redrives
-from headrace.ops.dead_letters.listing import Letter, Letters, decoded, of_reason
-from headrace.ops.dead_letters.redrive import choose, redrive, why_not
+from headrace.ops.dead_letters.listing import DecodedText, Letter, Letters, LetterShown, decoded, of_reason
+from headrace.ops.dead_letters.redrive import Redriven, Refused, SentBack, choose, redrive, why_not
+from headrace.ops.plain_json import plain
 from headrace.schemas import codec, records
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import DeadLetter, Task
@@ -160,7 +161,7 @@ def test_a_run_that_has_ended_takes_nothing_back_and_that_is_no_error_where_ther
     letters = fold(record(10), record(11, "poison"), back(0), record(12, "missing_object"))
     monkeypatch.setattr(redrives, "read_letters", lambda run: letters)
     done = redrive(ENDED, (0, 1), None, dry_run=dry_run)
-    assert (done["redriven"], done["already"], [one["offset"] for one in done["refused"]]) == ([], [0], [1])
+    assert (done.redriven, done.already, [one.offset for one in done.refused]) == ((), (0,), [1])
     with pytest.raises(RunEnded, match="has ended"):
         redrive(ENDED, (), None, dry_run=dry_run)
     with pytest.raises(UsageError, match="no dead letter at offset 9"):
@@ -169,17 +170,23 @@ def test_a_run_that_has_ended_takes_nothing_back_and_that_is_no_error_where_ther
         redrive(ENDED, (), "typo", dry_run=dry_run)
 
 
+def read(value: bytes) -> dict[str, Any]:
+    """What `--json` prints of a value."""
+    found: dict[str, Any] = plain(decoded(value))
+    return found
+
+
 def test_a_value_is_shown_as_far_as_it_can_be_read() -> None:
     whole = codec.encode(Task(run_id="r", stream="sums", number=7, payload="x" * 500, versions={"p": 3}))
-    assert decoded(whole)["record"] == "Task"
-    assert decoded(whole)["fields"]["number"] == 7
-    assert decoded(whole)["fields"]["payload"].endswith("…")
-    torn = decoded(whole[:40])
+    assert read(whole)["record"] == "Task"
+    assert read(whole)["fields"]["number"] == 7
+    assert read(whole)["fields"]["payload"].endswith("…")
+    torn = read(whole[:40])
     assert (torn["record"], torn["fields"]["stream"], torn["fields"]["number"]) == ("Task", "sums", 7)
     assert "payload" not in torn["fields"]
-    assert decoded(b"no \x00 task") == {"text": "no \\x00 task"}
-    assert "unknown" in decoded(b"\xc3\x01unknown schema")["text"]
-    assert decoded(b"") == {"text": ""}
+    assert read(b"no \x00 task") == {"text": "no \\x00 task"}
+    assert "unknown" in read(b"\xc3\x01unknown schema")["text"]
+    assert read(b"") == {"text": ""}
 
 
 def test_a_message_that_is_too_large_for_a_letter_leaves_its_beginning() -> None:
@@ -231,13 +238,18 @@ def test_only_the_header_of_a_redrive_tells_that_a_message_was_sent_back() -> No
     assert was_sent_back(replace(message, headers=[*message.headers, ("redrive", b"3")]))
 
 
-def row(**more: Any) -> dict[str, Any]:
-    plain = {
+def row(**more: Any) -> Letter:
+    usual: dict[str, Any] = {
         "offset": 3, "created_ms": 0, "component": "curate.solver", "reason": "missing_object", "detail": "gone",
         "topic": SOURCE, "partition": 2, "source_offset": 40, "policy": "solver", "stream": "sums", "number": 6,
         "value_bytes": 9, "cut_bytes": 0, "redriven": None, "failed_again": None, "copy_of": None, "redrives": None,
     }  # fmt: skip
-    return plain | more
+    return Letter(**usual | more)
+
+
+def shown(letter: Letter, **more: Any) -> LetterShown:
+    usual = {"key": "", "headers": {}, "hex": "", "decoded": DecodedText("")}
+    return LetterShown(**{one.name: getattr(letter, one.name) for one in fields(letter)}, **usual | more)
 
 
 def test_people_see_where_a_letter_is_from_and_what_became_of_it() -> None:
@@ -253,19 +265,19 @@ def test_people_see_where_a_letter_is_from_and_what_became_of_it() -> None:
     assert "everything that was written could be read" in drawn(letters_table([], None))
     assert "of reason other" in drawn(letters_table([], "other"))
     assert f"newest {MOST_ROWS}" in drawn(letters_table([row()] * (MOST_ROWS + 1), None))
-    one = row(key="sums:6", headers={"run_id": "run-1"}, hex="c3 01", decoded={"text": "[bold]"})
+    one = shown(row(), key="sums:6", headers={"run_id": "run-1"}, hex="c3 01", decoded=DecodedText("[bold]"))
     assert "[bold]" in drawn(letter_view(one)), "bytes are no markup"
     assert "run_id: run-1" in drawn(letter_view(one))
-    assert "7 bytes, so it cannot be sent back" in drawn(letter_view({**one, "cut_bytes": 7}))
+    assert "7 bytes, so it cannot be sent back" in drawn(letter_view(replace(one, cut_bytes=7)))
 
 
 def test_people_see_that_a_letter_was_sent_back_and_where_it_stands_now() -> None:
     notice = row(offset=7, reason=REDRIVEN, redrives=4, failed_again=8, value_bytes=0)
-    view = drawn(letter_view({**notice, "key": "", "headers": {}, "hex": "", "decoded": {"text": ""}}))
+    view = drawn(letter_view(shown(notice)))
     assert "letter 4; failed again as 8" in view
     assert "stands at  t.trajectories.solver[2]@40" in " ".join(view.split(" " * 3))
     assert "hex" not in view
-    empty = row(key="", headers={}, hex="", decoded={"text": ""}, value_bytes=0)
+    empty = shown(row(value_bytes=0))
     assert "0 bytes" in drawn(letter_view(empty))
 
 
@@ -276,13 +288,13 @@ def test_people_are_told_of_letters_that_no_count_of_groups_holds() -> None:
 
 
 def test_people_see_what_a_redrive_did() -> None:
-    one = {"offsets": [3, 5], **row(), "stands_at": 41}
-    done = {"run": "t", "dry_run": False, "redriven": [one], "already": [1], "refused": [{"offset": 2, "why": "old"}]}
+    one = SentBack((3, 5), SOURCE, 2, 40, 41, "missing_object", "sums", 6)
+    done = Redriven("t", dry_run=False, redriven=(one,), already=(1,), refused=(Refused(2, "old"),))
     said = drawn(redrive_table(done))
     assert "sent back: letter 3, 5, sums:6" in said
     assert "already sent back: letter 1" in said
     assert "refused: letter 2: old" in said
-    assert "would be" in drawn(redrive_table({**done, "dry_run": True}))
+    assert "would be" in drawn(redrive_table(replace(done, dry_run=True)))
     assert "nothing to send back" not in said
-    assert "nothing to send back" in drawn(redrive_table({**done, "redriven": []}))
-    assert "nothing to send back" in drawn(redrive_table({**done, "redriven": [], "already": [], "refused": []}))
+    assert "nothing to send back" in drawn(redrive_table(replace(done, redriven=())))
+    assert "nothing to send back" in drawn(redrive_table(replace(done, redriven=(), already=(), refused=())))

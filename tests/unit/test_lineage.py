@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from headrace.app.views.lineage_page import FATES, fate_in_words, group_page, version_page
-from headrace.ops.lineage.group_fate import Attempt, Concluded, GroupLineage, Letter, Use, fate_of, uses_of
+from headrace.ops.lineage.group_fate import Attempt, Concluded, GroupFate, GroupLineage, Letter, Use, fate_of, uses_of
 from headrace.ops.lineage.lineage import MadeOf, VersionLineage, no_such_version, version_shares
 from headrace.schemas.records import BatchTrained, GroupUse, Sequence, Trajectory
 
@@ -79,7 +79,7 @@ def test_an_unknown_version_is_told_which_there_are() -> None:
 
 @pytest.mark.parametrize("fate", FATES)
 def test_every_fate_has_a_sentence(fate: str) -> None:
-    words = fate_in_words(asdict(lineage(fate, reason="zero_variance", trained=(TRAINED,))))
+    words = fate_in_words(lineage(fate, reason="zero_variance", trained=(TRAINED,)))
 
     assert words.endswith(".")
     assert "{" not in words
@@ -89,7 +89,7 @@ def test_the_way_of_a_group_names_every_station_and_its_place() -> None:
     repeated = replace(ATTEMPT, offset=6, counts=False)
     found = lineage("trained", attempts=(ATTEMPT, repeated), concluded=(KEPT,), letters=(LETTER,), trained=(TRAINED,))
 
-    told = " ".join(drawn(group_page({"policies": {"solver": asdict(found)}})).split())
+    told = " ".join(drawn(group_page(GroupFate("demo", "sums:9", {"solver": found}))).split())
 
     assert "sums:9 for solver: it trained version 7." in told
     assert "produced trajectories[1]@5 by w-1 eu" in told
@@ -101,8 +101,8 @@ def test_the_way_of_a_group_names_every_station_and_its_place() -> None:
 
 
 def test_a_number_that_was_not_issued_is_told_which_were() -> None:
-    assert fate_in_words(asdict(lineage("never_issued"))) == "it was never issued: sums:0 to sums:39 were."
-    nothing = asdict(lineage("never_issued", issued_next=0))
+    assert fate_in_words(lineage("never_issued")) == "it was never issued: sums:0 to sums:39 were."
+    nothing = lineage("never_issued", issued_next=0)
     assert fate_in_words(nothing) == "it was never issued: no task of that stream was."
 
 
@@ -118,7 +118,7 @@ def test_a_version_shows_its_groups_in_order_also_those_that_are_gone() -> None:
     made = replace(made, min_version=5, max_version=6, version_shares={"5": 0.25, "6": 0.75})
     gone = MadeOf("sums", 8, 1, 0, 2, missing=True)
 
-    told = drawn(version_page(asdict(version(made, gone))), width=120)
+    told = drawn(version_page(version(made, gone)), width=120)
 
     rows = told[told.index("curated\n") :].splitlines()[1:]
     assert [row.split()[1] for row in rows[:2]] == ["sums:9", "sums:8"]
@@ -134,7 +134,7 @@ def test_a_version_fits_a_narrow_terminal_and_only_long_names_give_way() -> None
         head_version=104, min_version=103, max_version=104, version_shares={"103": 0.55, "104": 0.45},
     )  # fmt: skip
 
-    told = drawn(version_page(asdict(version(made))), width=80).splitlines()
+    told = drawn(version_page(version(made)), width=80).splitlines()
 
     assert max(map(len, told)) <= 80
     assert told[-2].split() == ["#", "group", "task", "reward", "tokens", "of", "head", "worker", "curated"]

@@ -36,17 +36,17 @@ def test_every_group_concludes_once_and_no_replay_counts_as_a_group_that_was_dis
         unread=4,
     )
     batches = [([0] * 8, 32), ([0] * 6 + [1, 2], 30)]
-    told = _summary(RECIPE, "solver", ({**CURATED, "again": 18}, found, []), batches)["groups"]
-    assert told["discarded"] == {"zero_variance": 9, "expired": 4, "unusable": 1, "run_end": 30 - 14 - 5}
-    assert told["trained"] + sum(told["discarded"].values()) + told["dead"] == told["issued"]
-    assert (told["trained"], told["replays"], told["replayed"]) == (14, 18, 2)
+    told = _summary(RECIPE, "solver", ({**CURATED, "again": 18}, found, []), batches).groups
+    assert told.discarded == {"zero_variance": 9, "expired": 4, "unusable": 1, "run_end": 30 - 14 - 5}
+    assert told.trained + sum(told.discarded.values()) + told.dead == told.issued
+    assert (told.trained, told.replays, told.replayed) == (14, 18, 2)
 
 
 def test_trajectories_are_those_that_were_trained_on() -> None:
     told = _summary(RECIPE, "solver", ({**CURATED, "again": 0}, trained(), []), [([0] * 4, 16), ([0] * 4, 13)])
-    block = told["policies"]["solver"]
-    assert block["trajectories"] == 29
-    assert block["progress"] == [[0, 0, 0.0], [1, 16, 1.0], [2, 29, 2.5]]
+    block = told.policies["solver"]
+    assert block.trajectories == 29
+    assert block.progress == [[0, 0, 0.0], [1, 16, 1.0], [2, 29, 2.5]]
 
 
 def test_an_archive_that_is_not_there_leaves_no_folder_behind(tmp_path: Path) -> None:

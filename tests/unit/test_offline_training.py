@@ -25,6 +25,7 @@ from headrace.infra.whole_folder import FolderBusy, new_folder
 from headrace.ops.offline.archived_groups import ArchivedFirstUses, archived_batches, arrivals
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.offline.offline_trainer import Wish, train_offline
+from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import (
@@ -125,7 +126,7 @@ def test_it_trains_all_that_there_is_and_the_folder_is_one_that_transformers_loa
     messages = [curated(number, number // 4) for number in range(14)]
     archive(tmp_path / "a", [messages[0::2], messages[1::2]])
 
-    found = train_offline(tmp_path / "a", tmp_path / "out", Wish())
+    found = plain(train_offline(tmp_path / "a", tmp_path / "out", Wish()))
 
     assert [one["version"] for one in found["versions"]] == [1, 2, 3]
     assert (found["read"], found["trained"], found["left"], found["evicted"]) == (14, 12, 2, {})
@@ -135,22 +136,22 @@ def test_it_trains_all_that_there_is_and_the_folder_is_one_that_transformers_loa
     assert model.config.hidden_size == TINY_MODEL["hidden_size"]
     report = json.loads((tmp_path / "out" / "training.json").read_text())
     assert report["weights_hash"] == found["weights_hash"]
-    again = train_offline(tmp_path / "a", tmp_path / "again", Wish())
+    again = plain(train_offline(tmp_path / "a", tmp_path / "again", Wish()))
     assert again["weights_hash"] == found["weights_hash"]
 
 
 def test_what_is_too_old_is_told_by_the_clock_of_the_log_and_not_by_the_version_that_is_made(tmp_path: Path) -> None:
     later = [curated(number, 40 + number // 4) for number in range(16)]
     archive(tmp_path / "a", [later])
-    found = train_offline(tmp_path / "a", tmp_path / "out", Wish())
+    found = plain(train_offline(tmp_path / "a", tmp_path / "out", Wish()))
     assert (len(found["versions"]), found["evicted"]) == (4, {}), "versions 1 to 4 of groups of versions 39 to 42"
     assert [one["clock"] for one in found["versions"]] == [40, 41, 42, 43]
 
     leaping = [curated(0, 1), curated(1, 1), *(curated(number, 9) for number in range(2, 6))]
     archive(tmp_path / "b", [leaping])
-    found = train_offline(tmp_path / "b", tmp_path / "leapt", Wish())
+    found = plain(train_offline(tmp_path / "b", tmp_path / "leapt", Wish()))
     assert (found["evicted"], found["trained"], found["left"]) == ({"expired": 2}, 4, 0)
-    found = train_offline(tmp_path / "b", tmp_path / "allowed", Wish(sets=("trainer.max_staleness=9",)))
+    found = plain(train_offline(tmp_path / "b", tmp_path / "allowed", Wish(sets=("trainer.max_staleness=9",))))
     assert (found["evicted"], found["trained"], found["left"]) == ({}, 4, 2)
 
 
@@ -160,7 +161,7 @@ def test_tokens_are_as_old_for_the_learner_as_by_the_clock(tmp_path: Path) -> No
     hashes = {}
     for name, (head, lag) in {"old": (5, 1), "older": (50, 1), "fresh": (5, 0)}.items():
         archive(tmp_path / name, [[curated(number, head + number // 4, lag) for number in range(8)]])
-        found = train_offline(tmp_path / name, tmp_path / f"of-{name}", Wish(sets=sets))
+        found = plain(train_offline(tmp_path / name, tmp_path / f"of-{name}", Wish(sets=sets)))
         hashes[name] = found["weights_hash"]
         assert found["versions"][1]["metrics"][f"staleness_{lag}"] == 1.0
 
@@ -177,7 +178,7 @@ def test_what_cannot_be_trained_on_is_counted_by_reason(tmp_path: Path) -> None:
     ]
     archive(tmp_path / "a", [[*odd, *(curated(number) for number in range(4))]])
 
-    found = train_offline(tmp_path / "a", tmp_path / "out", Wish())
+    found = plain(train_offline(tmp_path / "a", tmp_path / "out", Wish()))
 
     assert found["unusable"] == {"other_run": 1, "undecodable": 1, "unusable": 1}
     assert (found["evicted"], found["trained"]) == ({"missing": 1}, 4)
@@ -186,7 +187,7 @@ def test_what_cannot_be_trained_on_is_counted_by_reason(tmp_path: Path) -> None:
 def test_it_ends_at_the_last_step_and_what_it_did_not_read_is_told(tmp_path: Path) -> None:
     archive(tmp_path / "a", [[curated(number) for number in range(12)]])
 
-    found = train_offline(tmp_path / "a", tmp_path / "out", Wish(steps=2))
+    found = plain(train_offline(tmp_path / "a", tmp_path / "out", Wish(steps=2)))
 
     assert (len(found["versions"]), found["read"], found["unread"]) == (2, 8, 4)
     assert found["settings"] == ["trainer.steps: 50 -> 2"]
@@ -284,7 +285,7 @@ def test_of_two_that_curate_into_one_folder_at_once_one_is_refused(tmp_path: Pat
         with pytest.raises(FolderBusy):
             curate_offline(tmp_path / "a", None, None, tmp_path / "out")
         assert (growing / "mine").exists()
-    alone = curate_offline(tmp_path / "a", None, None, tmp_path / "other")
+    alone = plain(curate_offline(tmp_path / "a", None, None, tmp_path / "other"))
     assert alone["read"] == 4
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 

@@ -16,9 +16,11 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.figures.figures import Figures, Selection
+from headrace.ops.figures.figures import Figures, RunFigures, Selection
 from headrace.ops.figures.pulse import LONGEST_GAP_MS, Pulse
 from headrace.ops.figures.revision_figures import RevisionFigures
+from headrace.ops.figures.status import Status
+from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.records import (
     BatchTrained,
@@ -67,6 +69,11 @@ def drawn(renderable: Any) -> str:
     with console.capture() as captured:
         console.print(renderable)
     return captured.get()
+
+
+def status_of(figures: RunFigures) -> Status:
+    """What `headrace status` finds of a run whose workers are there."""
+    return Status(figures, (False,) * len(figures.workers), wasted_is_all=False)
 
 
 def signs(rewards: list[float], **more: Any) -> Signs:
@@ -239,8 +246,7 @@ def test_the_page_tells_what_a_selector_said_once_it_rejects(moment: Moment) -> 
     assert "selected" not in drawn(page(replace(moment, figures=figures)))
     figures = replace(moment.figures, selection={"sums": Selection(40, 300, 1)})
     assert "40 selected · 300 rejected · 1 forced" in drawn(page(replace(moment, figures=figures)))
-    status = {**figures.to_json(), "wasted_is_all": False}
-    assert "sums: 40 selected · 300 rejected · 1 forced" in drawn(status_table({**status, "workers": []}))
+    assert "sums: 40 selected · 300 rejected · 1 forced" in drawn(status_table(status_of(replace(figures, workers=()))))
 
 
 def test_replays_are_told_beside_the_fresh_groups(recipe: Recipe) -> None:
@@ -250,7 +256,7 @@ def test_replays_are_told_beside_the_fresh_groups(recipe: Recipe) -> None:
     def shown() -> tuple[str, str, str]:
         found = figures.figures({}, NOW_MS)
         moment = Moment(recipe, found, pulse, pulse.rates(NOW_MS), 0, NOW_MS, {})
-        return drawn(page(moment)), line(moment), drawn(status_table({**found.to_json(), "wasted_is_all": False}))
+        return drawn(page(moment)), line(moment), drawn(status_table(status_of(found)))
 
     uses = [GroupUse("sums", number, use) for number, use in ((0, 0), (1, 0), (2, 0), (0, 1))]
     for use in uses:
@@ -282,8 +288,8 @@ def test_the_status_tells_which_revision_is_in_force_and_from_which_task_on(mome
     )
 
     def shown(revisions: tuple[RevisionFigures, ...]) -> list[str]:
-        status = replace(moment.figures, revisions=revisions, workers=()).to_json()
-        lines = drawn(status_table({**status, "wasted_is_all": False})).splitlines()
+        status = status_of(replace(moment.figures, revisions=revisions, workers=()))
+        lines = drawn(status_table(status)).splitlines()
         return [line.partition("revision")[2].strip() for line in lines if line.startswith("revision")]
 
     assert shown(revisions) == [
@@ -300,15 +306,15 @@ def test_the_status_tells_which_revision_is_in_force_and_from_which_task_on(mome
 def test_the_status_of_a_short_run_tells_one_reward(moment: Moment) -> None:
     for first, words in (({}, "reward 0.42\n"), ({"solver": 0.31}, "reward 0.31 → 0.42\n")):
         figures = replace(moment.figures, reward_first=first, reward_last={"solver": 0.42}, workers=())
-        shown = drawn(status_table({**figures.to_json(), "wasted_is_all": False}))
+        shown = drawn(status_table(status_of(figures)))
         assert f"solver at version 20, {words}" in "\n".join(map(str.rstrip, shown.splitlines()))
 
 
 def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:
-    status = moment.figures.to_json()
-    here, gone = ({**worker, "gone": gone} for worker in status["workers"] for gone in (False, True))
+    [worker] = moment.figures.workers
+    twice = replace(moment.figures, workers=(worker, worker))
 
-    shown = drawn(status_table({**status, "workers": [here, gone], "wasted_is_all": False}))
+    shown = drawn(status_table(Status(twice, (False, True), wasted_is_all=False)))
 
     assert "at least 2.5% of 200 generated tokens: failed, cancelled or done twice" in shown
     assert "rollout-sums-0 behind (two versions), 200 tokens since it started" in shown
@@ -322,12 +328,12 @@ def test_a_dead_letter_of_no_number_is_shown_beside_the_groups(recipe: Recipe) -
     found = figures.figures({}, NOW_MS)
     moment = Moment(recipe, found, pulse, pulse.rates(NOW_MS), 0, NOW_MS, {})
     words = "1 dead letter of no training number (1 undecodable)"
-    assert found.to_json()["unnumbered_letters"] == {"undecodable": 1}
-    for shown in (drawn(page(moment)), line(moment), drawn(status_table(found.to_json()))):
+    assert plain(found)["unnumbered_letters"] == {"undecodable": 1}
+    for shown in (drawn(page(moment)), line(moment), drawn(status_table(status_of(found)))):
         assert words in shown
 
     log.say(recipe.topics.dead_letters, DeadLetter(run_id=RUN_ID, reason="redriven", redrives=0))
-    assert "dead letter" not in drawn(status_table(figures.figures({}, NOW_MS).to_json()))
+    assert "dead letter" not in drawn(status_table(status_of(figures.figures({}, NOW_MS))))
 
 
 def test_letters_that_were_sent_back_count_once(recipe: Recipe) -> None:

@@ -1,23 +1,16 @@
 from __future__ import annotations
 
-from typing import Any
-
 from rich.console import Console
 
 from headrace.app.views.retrain_page import METRICS, retrain_page
-from headrace.ops.offline.experiment import COMPARED, compared_metrics
+from headrace.ops.offline.experiment import COMPARED, Experiment, compared_metrics
+from headrace.ops.offline.retrain import Compared, Fingerprints, Retrained
 from headrace.schemas.records import BatchTrained
 
-FOUND: dict[str, Any] = {
-    "run": "sums",
-    "from": 2,
-    "to": 4,
-    "comparable": True,
-    "versions": [{"version": v, "epoch": 0, "expected": "a" * 64, "got": "b" * 64, "equal": v == 3} for v in (3, 4)],
-}
+VERSIONS = tuple(Compared(version, 0, "a" * 64, "b" * 64, equal=version == 3) for version in (3, 4))
 
 
-def drawn(found: dict[str, Any], *words: str) -> list[str]:
+def drawn(found: Retrained | Experiment, *words: str) -> list[str]:
     console = Console(width=80)
     with console.capture() as captured:
         console.print(retrain_page(found, *words))
@@ -29,10 +22,12 @@ def test_an_experiment_is_shown_beside_its_source_with_the_way_to_look_further()
     into = [BatchTrained(metrics={"loss": 0.5, "kl_k3": 0.0}), BatchTrained(metrics={"loss": 0.7})]
     metrics = compared_metrics(source, into)
 
-    shown = drawn(
-        {**FOUND, "into": "slower", "settings": ["trainer.clip_low: 0.2 -> 0.1"], "metrics": metrics},
-        "headrace", "--run slower --data x",
+    made = Experiment(
+        "sums", "slower", "solver", 2, 4, comparable=True, fingerprint=Fingerprints({}, {}),
+        settings=("trainer.clip_low: 0.2 -> 0.1",), metrics=metrics, versions=VERSIONS, ok=True,
     )  # fmt: skip
+
+    shown = drawn(made, "headrace", "--run slower --data x")
 
     assert metrics.keys() == {"loss"}, "what one step did not tell is not compared"
     assert shown[0].startswith("Run slower holds versions 3 to 4, made of the batches of sums; 1 have other")
@@ -43,7 +38,12 @@ def test_an_experiment_is_shown_beside_its_source_with_the_way_to_look_further()
 
 
 def test_a_re_training_shows_which_versions_differ() -> None:
-    shown = drawn(FOUND, "headrace", "")
+    again = Retrained(
+        "sums", "solver", 2, 4, comparable=True, fingerprint=Fingerprints({}, {}), differing=(), versions=VERSIONS,
+        ok=False,
+    )  # fmt: skip
+
+    shown = drawn(again, "headrace", "")
 
     assert "1 of 2 versions differ, the first is 4." in shown
     assert any("equal" in line for line in shown)

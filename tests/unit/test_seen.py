@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -143,9 +143,9 @@ def drawn(page: Any, width: int = 80) -> str:
     return captured.get()
 
 
-def step_of(whole: WholeGroup, texts: TokenTexts, count: int) -> dict[str, Any]:
+def step_of(whole: WholeGroup, texts: TokenTexts, count: int) -> StepSeen:
     seen = see_group(whole, taken(whole), texts, place=0)
-    return asdict(StepSeen("demo", "solver", 7, 0, 0, "a", "b", {"loss": 0.25, "tokens": 1234.0}, 32, (seen,) * count))
+    return StepSeen("demo", "solver", 7, 0, 0, "a", "b", {"loss": 0.25, "tokens": 1234.0}, 32, (seen,) * count)
 
 
 def test_a_step_shows_short_answers_in_a_table(tokenizer: Tokenizer, texts: TokenTexts) -> None:
@@ -177,7 +177,7 @@ def test_long_answers_stand_below_their_numbers_and_are_cut_only_among_others(
 def test_a_trajectory_is_shown_token_by_token(tokenizer: Tokenizer, texts: TokenTexts) -> None:
     whole = group(tokenizer, answer="a b\n")
     seen = see_group(whole, taken(whole), texts, place=0, only=3)
-    found = asdict(TrajectoryFound("demo", "solver", 7, "demo.curated.solver[1]@5", seen))
+    found = TrajectoryFound("demo", "solver", 7, "demo.curated.solver[1]@5", seen)
 
     told, cut = drawn(trajectory_page(found, 0)), drawn(trajectory_page(found, 3))
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,20 @@ from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops import discards
 from headrace.ops.audit.fold import Audit
+from headrace.ops.discards import BeforeEnd, Bias, Fates, TrainedGroups
 from headrace.ops.figures import summary as summaries
 from headrace.ops.figures.figures import RewardPoint
-from headrace.ops.figures.summary import eval_ends, lengths_of, log_cpu_share, mean_of, progress_of, summarize
+from headrace.ops.figures.summary import (
+    FeedSettings,
+    Summary,
+    eval_ends,
+    lengths_of,
+    log_cpu_share,
+    mean_of,
+    progress_of,
+    summarize,
+)
+from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.records import (
     BatchTrained,
@@ -121,7 +133,7 @@ def messages(run: Run) -> list[Message]:
 
 
 @pytest.fixture
-def summary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Summary:
     run = run_of()
 
     def read(_connection: Connection, topics: Iterable[str]) -> list[Message]:
@@ -139,7 +151,8 @@ def summary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     return summarize(run, Effort(12.34, CPU), DataFolder(tmp_path))
 
 
-def test_a_summary_says_what_came_of_the_run(summary: dict[str, Any]) -> None:
+def test_a_summary_says_what_came_of_the_run(found: Summary) -> None:
+    summary = plain(found)
     assert summary["run"] == "arithmetic"
     assert summary["versions"] == 10
     assert summary["wall_s"] == 12.3
@@ -165,8 +178,9 @@ def test_a_summary_says_what_came_of_the_run(summary: dict[str, Any]) -> None:
 
 
 def test_lengths_are_those_of_trained_and_of_discarded_groups() -> None:
-    fates = {"trained": {"length": 6.0}, "bias": {"ratio": 9.0}, "before_end": {"length": 30.0, "bias": None}}
-    assert lengths_of(fates) == {"trained": 6.0, "discarded": 30.0, "bias": None}
+    trained = TrainedGroups(1, 6.0, None, None, ())
+    fates = Fates(trained, {}, {}, 0, Bias(9.0, 8.0, 10.0), BeforeEnd(30.0, None))
+    assert plain(lengths_of(fates)) == {"trained": 6.0, "discarded": 30.0, "bias": None}
 
 
 def test_progress_counts_what_was_rolled_out_before_a_version_and_groups_of_no_known_version() -> None:
@@ -177,55 +191,55 @@ def test_progress_counts_what_was_rolled_out_before_a_version_and_groups_of_no_k
         RewardPoint(3, 1, 1, 8),
     ]
     seconds = {0: 4.5, 1: 6.004, 2: 7.0, 3: 9.0}
-    assert progress_of(points, seconds) == [[0, 2, 4.5], [1, 26, 6.0], [2, 34, 7.0], [3, 34, 9.0]]
+    assert progress_of(points, seconds) == ((0, 2, 4.5), (1, 26, 6.0), (2, 34, 7.0), (3, 34, 9.0))
 
 
-def test_a_summary_tells_what_each_version_took(summary: dict[str, Any]) -> None:
-    block = summary["policies"]["solver"]
-    assert block["trajectories"] == 40
-    assert block["progress"] == [[10, 40, 6.5]]
+def test_a_summary_tells_what_each_version_took(found: Summary) -> None:
+    block = found.policies["solver"]
+    assert block.trajectories == 40
+    assert block.progress == ((10, 40, 6.5),)
 
 
-def test_a_summary_is_plain_json(summary: dict[str, Any]) -> None:
-    assert json.loads(json.dumps(summary)) == summary
+def test_a_summary_is_plain_json(found: Summary) -> None:
+    assert json.loads(json.dumps(plain(found))) == plain(found)
 
 
-def test_the_closing_page_tells_of_dead_letters_of_no_number(summary: dict[str, Any]) -> None:
-    assert summary["unnumbered_letters"] == {"undecodable": 1}
+def test_the_closing_page_tells_of_dead_letters_of_no_number(found: Summary) -> None:
+    assert found.unnumbered_letters == {"undecodable": 1}
     console = Console(width=100, force_terminal=False)
     with console.capture() as captured:
-        show_summary(summary, console, "headrace", "headrace up arithmetic")
+        show_summary(found, console, "headrace", "headrace up arithmetic")
     assert "1 dead letter of no training number (1 undecodable)" in captured.get()
 
 
-def shown(summary: dict[str, Any]) -> str:
+def shown(found: Summary) -> str:
     console = Console(width=100, force_terminal=False)
     with console.capture() as captured:
-        show_summary(summary, console, "headrace", "headrace up arithmetic")
+        show_summary(found, console, "headrace", "headrace up arithmetic")
     return captured.get()
 
 
-def test_the_closing_page_tells_which_share_of_the_trained_groups_was_replayed(summary: dict[str, Any]) -> None:
-    assert "replays " not in shown(summary)
-    counts = {**summary["policies"]["solver"]["groups"], "replays": 12, "replayed": 10, "replays_discarded": 1}
-    solver = {**summary["policies"]["solver"], "groups": counts}
+def test_the_closing_page_tells_which_share_of_the_trained_groups_was_replayed(found: Summary) -> None:
+    assert "replays " not in shown(found)
+    counts = replace(found.policies["solver"].groups, replays=12, replayed=10, replays_discarded=1)
+    solver = replace(found.policies["solver"], groups=counts)
     words = "solver: 12 replays, 10 trained beside 10 fresh groups (50%)"
-    assert words in shown({**summary, "policies": {"solver": solver}})
+    assert words in shown(replace(found, policies={"solver": solver}))
 
 
-def test_the_closing_page_of_a_short_run_tells_no_reward_twice(summary: dict[str, Any]) -> None:
-    assert "held-out reward  0.25 " in shown(summary)
-    page = shown({**summary, "reward_first": None, "reward_last": 0.4, "eval_last": None})
+def test_the_closing_page_of_a_short_run_tells_no_reward_twice(found: Summary) -> None:
+    assert "held-out reward  0.25 " in shown(found)
+    page = shown(replace(found, reward_first=None, reward_last=0.4, eval_last=None))
     assert "training reward  0.40 " in page
     assert "held-out reward  not measured" in page
 
 
-def test_the_closing_page_gives_four_commands_unbroken(summary: dict[str, Any]) -> None:
+def test_the_closing_page_gives_four_commands_unbroken(found: Summary) -> None:
     console = Console(width=60, force_terminal=False)
     again = "headrace up arithmetic --data /some/where/quite/far/away --set trainer.steps=10"
 
     with console.capture() as captured:
-        show_summary(summary, console, "headrace", again)
+        show_summary(found, console, "headrace", again)
 
     page = captured.get()
     assert "0.20 → 0.70" in page
@@ -237,17 +251,17 @@ def test_the_closing_page_gives_four_commands_unbroken(summary: dict[str, Any]) 
     assert len([line for line in lines if line.startswith("headrace ")]) == 4
 
 
-def test_the_closing_page_of_a_solved_run_says_so_and_how_to_go_on(summary: dict[str, Any]) -> None:
-    def shown(feed: dict[str, Any]) -> str:
+def test_the_closing_page_of_a_solved_run_says_so_and_how_to_go_on(found: Summary) -> None:
+    def shown(feed: FeedSettings) -> str:
         console = Console(width=100, force_terminal=False)
         with console.capture() as captured:
-            show_summary({**summary, "ended": "solved", "feed": feed}, console, "headrace", "headrace up arithmetic")
+            show_summary(replace(found, ended="solved", feed=feed), console, "headrace", "headrace up arithmetic")
         return captured.get()
 
-    page = shown(summary["feed"])
+    page = shown(found.feed)
     assert "ended as solved" in page
     assert "more than 95.0% (feed.solved_share)" in page
     assert "headrace up arithmetic --set feed.raise_tier=true --new-recipe" in page
     assert "headrace up arithmetic --set feed.solved_share=0.975 --new-recipe" in page
     assert "trainer.steps" not in page
-    assert "raise_tier" not in shown({"solved_share": 0.9, "raise_tier": True})
+    assert "raise_tier" not in shown(FeedSettings(0.9, raise_tier=True))

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
 from headrace.app.views.weights_page import in_words, size, weights_page
 from headrace.ops.figures.weights_figures import WeightsFigures
+from headrace.ops.figures.weights_history import Join, MergedDelta, VersionWeights, WeightsHistory
+
+
+def version(number: int, kind: str, base: int, size: int, **more: Any) -> VersionWeights:
+    usual: dict[str, Any] = {
+        "epoch": 0, "full_bytes": 0, "density": None, "encode_s": None, "upload_s": None, "workers": 0,
+        "fetch_s": None, "verify_s": None, "apply_s": None, "pause_s": None, "weights_hash": "", "created_ms": 0,
+        "retired": number == 1, "ratio": None,
+    }  # fmt: skip
+    return VersionWeights(version=number, kind=kind, base_version=base, bytes=size, **usual | more)
+
+
+HISTORY = WeightsHistory(
+    run="r",
+    policy="p",
+    versions=(
+        version(0, "anchor", -1, 2_000_000, ratio=1.0, density=1.0, encode_s=0.01, upload_s=0.5),
+        version(
+            1, "delta", 0, 14_000, ratio=142.9, density=0.0104, encode_s=0.02, upload_s=0.1,
+            workers=2, fetch_s=1.25, verify_s=0.012, apply_s=0.0034, pause_s=0.0,
+        ),
+        version(3, "delta", 1, 900, full_bytes=2_000_000),
+    ),
+    left_out=(2,),
+    merged=(),
+    bytes={"anchor": 2_000_000, "delta": 14_900, "merged": 0},
+    join=Join(3, 2_014_900),
+    served={"a": 3, "b": 1},
+)  # fmt: skip
 
 
 def shown(**changes: Any) -> str:
-    versions = [
-        {"version": 0, "kind": "anchor", "base_version": -1, "bytes": 2_000_000, "ratio": 1.0, "density": 1.0,
-         "encode_s": 0.01, "upload_s": 0.5, "workers": 0},
-        {"version": 1, "kind": "delta", "base_version": 0, "bytes": 14_000, "ratio": 142.9, "density": 0.0104,
-         "encode_s": 0.02, "upload_s": 0.1, "workers": 2, "fetch_s": 1.25, "verify_s": 0.012, "apply_s": 0.0034,
-         "pause_s": 0.0},
-        {"version": 3, "kind": "delta", "base_version": 1, "bytes": 900, "ratio": None, "density": None,
-         "encode_s": None, "upload_s": None, "full_bytes": 2_000_000, "workers": 0},
-    ]  # fmt: skip
-    for one in versions:
-        one["retired"] = one["version"] == 1
-    found = {"run": "r", "policy": "p", "versions": versions, "left_out": [2], "served": {"a": 3, "b": 1}}
-    found |= {"merged": [], "join": {"objects": 3, "bytes": 2_014_900}}
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(weights_page({**found, "bytes": {"anchor": 2_000_000, "delta": 14_900, "merged": 0}, **changes}))
+        console.print(weights_page(replace(HISTORY, **changes)))
     return captured.get()
 
 
@@ -42,19 +58,19 @@ def test_every_version_has_a_line_that_fits_eighty_columns() -> None:
 def test_what_workers_told_of_a_version_has_a_line() -> None:
     (line,) = [line.split() for line in shown().splitlines() if line.split()[:2] == ["1", "2"]]
     assert line == ["1", "2", "1.2", "s", "12", "ms", "3.4", "ms", "0.0", "ms"]
-    assert "how workers took them" not in shown(versions=[])
+    assert "how workers took them" not in shown(versions=())
 
 
 def test_a_policys_figures_are_one_line() -> None:
     figures = WeightsFigures(published=3, ratio=142.4, density=0.0104, encode_s=0.02, fetch_s=1.5, behind=2, skew=1)
-    assert in_words(asdict(figures)) == (
+    assert in_words(figures) == (
         "3 published, deltas 1/142 of the whole, 1.04% changed, encode 20 ms, fetch 1.5 s, "
         "the last worker is 2 behind, workers 1 apart (at most 0)"
     )
 
 
 def test_deltas_that_are_hardly_smaller_than_the_whole_are_not_boasted_of() -> None:
-    assert "deltas" not in in_words(asdict(WeightsFigures(published=3, ratio=1.4, density=0.97)))
+    assert "deltas" not in in_words(WeightsFigures(published=3, ratio=1.4, density=0.97))
 
 
 def test_what_was_left_out_and_who_is_behind_is_said() -> None:
@@ -63,21 +79,21 @@ def test_what_was_left_out_and_who_is_behind_is_said() -> None:
     assert "b version 1, 2 behind" in said
     assert "2.0 MB whole, 14.9 kB as deltas" in said
     assert "1 version by `headrace gc`, whose objects are gone" in said
-    assert "left out" not in shown(left_out=[])
+    assert "left out" not in shown(left_out=())
 
 
 def test_what_was_merged_and_what_a_joiner_fetches_is_said() -> None:
     assert "to join   2.0 MB in 3 objects, 1.01 x whole" in shown()
     assert "merged" not in shown()
-    merged = {"merged": [{}], "bytes": {"anchor": 2_000_000, "delta": 14_900, "merged": 9_000}}
-    said = shown(**merged, join={"objects": 1, "bytes": 2_000_000})
+    sizes = {"anchor": 2_000_000, "delta": 14_900, "merged": 9_000}
+    said = shown(merged=(MergedDelta(0, 3, 9_000, 0),), bytes=sizes, join=Join(1, 2_000_000))
     assert "2.0 MB whole, 14.9 kB as deltas, 9.0 kB merged" in said
     assert "2.0 MB in 1 object, 1.00 x whole" in said
-    assert "no objects lead to the newest version" in shown(join={"objects": 0, "bytes": 0})
+    assert "no objects lead to the newest version" in shown(join=Join(0, 0))
 
 
 def test_a_run_that_published_nothing_says_so() -> None:
-    assert "No version is published yet." in shown(versions=[])
+    assert "No version is published yet." in shown(versions=())
 
 
 def test_sizes_are_in_the_largest_unit_of_which_there_is_one() -> None:

@@ -1,0 +1,86 @@
+"""What `headrace audit` found, field by field as `--json` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headrace.ops.audit.fold import GroupTotals, TaskCounts
+from headrace.ops.audit.numbers import PolicyAudit
+
+
+@dataclass(slots=True)
+class Deep:
+    """What was decoded beside the fold."""
+
+    records: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeepRates:
+    """What was decoded, and how fast."""
+
+    records: int
+    seconds: float
+    cpu_seconds: float
+    records_per_s: int
+
+    @classmethod
+    def of(cls, deep: Deep) -> DeepRates:
+        """Return those of what was decoded."""
+        rate = round(deep.records / max(deep.seconds, 1e-9))
+        return cls(deep.records, deep.seconds, deep.cpu_seconds, rate)
+
+
+@dataclass(frozen=True, slots=True)
+class CuratedCounts:
+    """The curated records of one policy or shadow."""
+
+    n: int
+    """First uses."""
+    again: int
+    """Replays."""
+    sha256: str
+    """Of all of them, as `CuratedDigest` takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """The verdict on a run, and what was read for it."""
+
+    ok: bool
+    run: str
+    source: str
+    """Of an offline experiment the run whose groups it trained; else empty."""
+    tasks: TaskCounts
+    groups: GroupTotals
+    lost: int
+    doubled: int
+    weights_chain_ok: bool
+    unreadable_letters: int
+    """Records on `dead-letters` that are none."""
+    unnumbered_letters: Mapping[str, int]
+    """Dead letters by reason that name no training number."""
+    problems: tuple[str, ...]
+    more_problems: int
+    """Beyond those that are listed."""
+    policies: Mapping[str, PolicyAudit]
+    shadows: Mapping[str, PolicyAudit]
+    """By `policy.variant`."""
+    curated: Mapping[str, CuratedCounts]
+    """By policy or shadow."""
+    revisions: Mapping[str, Sequence[Sequence[int]]]
+    """Stream to (recipe revision, first number issued under it)."""
+    store: str
+    """checked | left out | away."""
+    objects: int
+    """Those that were looked at."""
+    objects_seconds: float
+    records: int
+    """Read from the topics, in so many seconds without objects and decoding."""
+    seconds: float
+    records_per_s: int
+    deep: DeepRates | None
+    """With --deep."""
