@@ -58,8 +58,9 @@ DELETE_EVERY_S = 60.0
 class Feeder:
     """Implements the run loop's `Component`.
 
-    The offsets of tasks, by which it knows whether the workers committed past them, are known after a flush and are part of
-    the state. So `position` produces the tasks, flushes and only then adds the snapshot, all in the turn's transaction.
+    The offsets of tasks, by which it knows whether the workers committed past them, are known after a flush and are
+    part of the state. So `position` produces the tasks, flushes and only then adds the snapshot, all in the turn's
+    transaction.
     """
 
     def __init__(self, run: Run, own: OwnPositions, state: FeedState) -> None:

@@ -29,7 +29,7 @@ from headrace.producers.rollout.group_records import Encoded, encode_group, gene
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.producers.rollout.scoring import LimitedScoring
-from headrace.producers.rollout.task_intake import StartedTask
+from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.version_holds import VersionHolds
 from headrace.producers.rollout.worker_status import Tally
 from headrace.schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup
@@ -100,8 +100,7 @@ class Concluder:
             groups = await self._groups(started, started.task, ending)
             reach("rollout.played")
         finally:
-            if started.reservation is not None:
-                started.reservation.close()
+            started.give_places_back()
         self.delivering += 1
         try:
             if started.verdict == "poison":

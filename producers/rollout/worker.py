@@ -41,8 +41,9 @@ from headrace.producers.rollout.group_records import topic_of
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.producers.rollout.slots import Reservation, Slots
+from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.startup import WorkerStartup
-from headrace.producers.rollout.task_intake import Member, StartedTask, TaskIntake
+from headrace.producers.rollout.task_intake import Member, TaskIntake
 from headrace.producers.rollout.threads import EpisodeThreads
 from headrace.producers.rollout.version_holds import VersionHolds
 from headrace.producers.rollout.watchdog import EXIT_CODE, Stalled, StallWatch, Watchdog, stall_limit_s
@@ -251,7 +252,7 @@ class RolloutWorker:
     # ------------------------------------------------------------------------------------------------------- the tasks
 
     def admit(self, task: Task) -> Reservation | Literal["run_end", "unknown_revision"] | None:
-        """See `task_intake.Gate`; called in the intake's thread."""
+        """See `started_task.Gate`; called in the intake's thread."""
         is_training = task.purpose != "eval"
         if is_training and self.follower.ended:
             return "run_end"

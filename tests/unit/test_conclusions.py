@@ -18,7 +18,7 @@ from headrace.producers.rollout.conclusions import Concluder, workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Slots
-from headrace.producers.rollout.task_intake import StartedTask
+from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.version_holds import VersionHolds
 from headrace.producers.rollout.worker_status import Tally
 from headrace.schemas import codec
