@@ -798,10 +798,10 @@ MUTANTS = (
     Mutant(
         "done-too-early",
         "a task is done when its records are acknowledged",
-        "producers/rollout/worker.py",
-        "        await self._concluder.conclude(started, ending)\n        self._intake.done(started)\n",
-        "        self._intake.done(started)\n        await self._concluder.conclude(started, ending)\n",
-        ("tests/unit/test_rollout_parts.py::test_a_task_is_done_when_its_records_are_acknowledged_and_not_before",),
+        "producers/rollout/conclusions.py",
+        "        self.delivering += 1\n        try:\n",
+        "        done(started)\n        self.delivering += 1\n        try:\n",
+        ("tests/unit/test_conclusions.py::test_a_task_is_done_when_its_records_are_acknowledged_and_not_before",),
     ),
     Mutant(
         "done-again",
