@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Protocol
 
 import structlog
+from structlog.contextvars import bound_contextvars
 
 from headrace.infra.errors import Unavailable
 from headrace.infra.failpoints import reach
@@ -78,7 +79,10 @@ def run_loop(
         try:
             messages = component.poll(watch)  # 1
             with watch.measure("handle"):  # 2
-                outgoing = [record for message in messages for record in _handled(component, message)]
+                outgoing: list[Outgoing] = []
+                for message in messages:  # its place stands on every line that is logged meanwhile
+                    with bound_contextvars(topic=message.topic, partition=message.partition, offset=message.offset):
+                        outgoing += component.handle(message)
             outgoing += component.tick()
             if outgoing or component.moved:
                 reach(f"{writer.component}.handled")
@@ -98,13 +102,6 @@ def run_loop(
             _undo(component, writer, stop, pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
     return undone_at == math.inf
-
-
-def _handled(component: Component, message: Message) -> list[Outgoing]:
-    """Handle one record, with its place on every line that is logged meanwhile."""
-    place = {"topic": message.topic, "partition": message.partition, "offset": message.offset}
-    with structlog.contextvars.bound_contextvars(**place):
-        return list(component.handle(message))
 
 
 def _undo(component: Component, writer: TransactionalWriter, stop: threading.Event, pause_s: float) -> None:
