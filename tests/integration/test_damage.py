@@ -44,8 +44,8 @@ Weights = dict[str, Tensor]
 BEHIND = 3
 """Versions by which a worker is too far behind; some rows make it lack two."""
 HASTE = (
-    "from headrace.producers.rollout import follower, worker; "
-    "worker.STATUS_EVERY_S = 0.2; follower.LONGEST_PAUSE_S = 1.0"
+    "from headrace.producers.rollout import follower, worker_status; "
+    "worker_status.STATUS_EVERY_S = 0.2; follower.LONGEST_PAUSE_S = 1.0"
 )
 
 
