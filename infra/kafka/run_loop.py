@@ -16,6 +16,7 @@ from typing import Protocol
 import structlog
 from structlog.contextvars import bound_contextvars
 
+from headrace.infra.backoff import Backoff
 from headrace.infra.errors import Unavailable
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Message, Outgoing
@@ -74,7 +75,7 @@ def run_loop(
     the loop goes on. Nothing is retried from memory. Raises Fenced when another process took over, and whatever
     `rewind` raises.
     """
-    pause, undone_at = FIRST_PAUSE_S, math.inf
+    backoff, undone_at = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), math.inf
     while not stop.is_set():
         try:
             messages = component.poll(watch)  # 1
@@ -94,13 +95,13 @@ def run_loop(
                     writer.commit()  # 5
             if undone_at < math.inf:
                 log.info("turn.resumed", seconds=round(time.monotonic() - undone_at, 1))
-            pause, undone_at = FIRST_PAUSE_S, math.inf
+            undone_at = math.inf
+            backoff.reset()
         except Unavailable as error:
             if undone_at == math.inf:
                 undone_at = time.monotonic()
                 log.warning("turn.undone", error=str(error))
-            _undo(component, writer, stop, pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            _undo(component, writer, stop, backoff.next_s())
     return undone_at == math.inf
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from headrace.envs.registry import load_environment, load_workflow
+from headrace.infra.backoff import Backoff
 from headrace.infra.errors import UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Outgoing
@@ -183,14 +184,13 @@ class Concluder:
 
     async def _put(self, encoded: Encoded) -> ClaimCheck:
         """Store a large group, waiting as long as the store is away or refuses."""
-        pause_s = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             try:
                 stored = await asyncio.to_thread(self.run.store.put, encoded.value, "groups")
             except StoreError as error:
                 self.pauses.begin("object store", error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                await asyncio.sleep(backoff.next_s())
             else:
                 self.pauses.end("object store")
                 return ClaimCheck(STORE_NAME, stored.key, stored.sha256, stored.size_bytes)
