@@ -30,9 +30,10 @@ from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import stop_on_signals
 from headrace.infra.run.run import Run, join
 from headrace.infra.stopwatch import Stopwatch
+from headrace.producers.rollout.admission import MOST_UNDELIVERED
 from headrace.producers.rollout.group_records import encode_group, outgoing
 from headrace.producers.rollout.record_producer import RecordProducer
-from headrace.producers.rollout.worker import MOST_UNDELIVERED, group_partitions
+from headrace.producers.rollout.worker import group_partitions
 from headrace.schemas import codec
 from headrace.schemas.records import Outcome, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
 

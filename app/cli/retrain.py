@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +26,10 @@ from headrace.app.cli.options import (
 )
 from headrace.infra.errors import UsageError
 from headrace.schemas.topics import check_name
+
+if TYPE_CHECKING:
+    from headrace.ops.offline.experiment import Experiment
+    from headrace.ops.offline.retrain import Retrained
 
 
 def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
@@ -73,6 +77,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     log_quietly()
     _check_retrain((begin, end), into, sets or ())
+    found: Retrained | Experiment
     with _leading(), or_no_verdict(), opened_run(run, data, store=True) as opened:
         line = opened.run.line(policy, variant)
         with progress("versions trained again") as tell:

@@ -30,8 +30,8 @@ def archive_page(done: Archived) -> RenderableType:
     if done.raw:
         parts.append(Text(f"{done.raw:,} values are no record of a known schema, and are kept as bytes."))
     gone = Counter[str]()
-    for one in done.gone:
-        gone[one.topic] += one.end - one.begin
+    for deleted in done.gone:
+        gone[deleted.topic] += deleted.end - deleted.begin
     parts += [Text(_gone(topic, offsets), style="dim") for topic, offsets in gone.items()]
     return Group(*parts)
 

@@ -6,7 +6,6 @@ A member of the consumer group of its policy, or of a shadow; `curation.py` is w
 from __future__ import annotations
 
 import secrets
-import threading
 from contextlib import closing
 
 from headrace.consumers.curate.curation import CuratorPartition, Desk, chain_of, recipe_for
@@ -15,7 +14,7 @@ from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import whole_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.process.signals import JOIN_PATIENCE_S, attempts, stop_on_signals
 from headrace.infra.recipe.plug_in_sources import check_sources, curated
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.group_consumer import GroupConsumer, Membership
@@ -32,17 +31,14 @@ def main(run: str, policy: str | None = None, slot: str | None = None, variant: 
     configure_logging("curate", policy=policy or "", **({"variant": variant} if variant else {}))
     address, stop = parse_run(run), stop_on_signals()
 
-    def build_and_run(stop: threading.Event) -> None:
-        joined = join_to_write(address, JOIN_PATIENCE_S, stop)
-        name = joined.policy(joined.line(policy, variant))
-        place = slot or secrets.token_hex(4)
-        writer = TransactionalWriter(
-            joined.connection, f"{joined.topics.curate_group(name)}.{place}", joined.topic_names
-        )
-        with closing(writer), closing(curator(joined, name)) as consumer:
-            run_loop(consumer, writer, stop, Stopwatch())
-
-    keep_running(build_and_run, stop)
+    for attempt in attempts(stop):
+        with attempt:
+            joined = join_to_write(address, JOIN_PATIENCE_S, stop)
+            name = joined.policy(joined.line(policy, variant))
+            transactional_id = f"{joined.topics.curate_group(name)}.{slot or secrets.token_hex(4)}"
+            writer = TransactionalWriter(joined.connection, transactional_id, joined.topic_names)
+            with closing(writer), closing(curator(joined, name)) as consumer:
+                run_loop(consumer, writer, stop, Stopwatch())
 
 
 def curator(run: Run, line: str) -> GroupConsumer:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from functools import partial
 
 import structlog
 
@@ -18,14 +17,14 @@ from headrace.infra.kafka.decoding import MOST_EPISODES, Rejected, decode_own
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.log import configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.process.signals import JOIN_PATIENCE_S, attempts, stop_on_signals
 from headrace.infra.run.claimed_groups import with_trajectories
 from headrace.infra.run.own_positions import OwnPositions, Role
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
-from headrace.schemas.records import TrajectoryGroup
+from headrace.schemas.records import EvalResult, TrajectoryGroup
 
 log = structlog.get_logger()
 
@@ -58,8 +57,9 @@ class Evaluator:
             group = self._group(message.value, policy)
         except Rejected as rejected:
             lost = self._lost(message, policy) if rejected.reason != "other_run" else None
-            return [self._dead(message, rejected), *self._fold(lost)]
-        return self._fold(group)
+            concluded = self.fold.take(lost) if lost is not None else None
+            return [self._dead(message, rejected), *self._messages_of(concluded)]
+        return self._messages_of(self.fold.take(group))
 
     def _group(self, value: bytes, policy: str) -> TrajectoryGroup:
         """Return the group of a message, with its trajectories. Raises Rejected."""
@@ -76,8 +76,8 @@ class Evaluator:
             raise Rejected("undecodable", f"{len(group.trajectories)} trajectories of {group.n_asked} asked for")
         return group
 
-    def _fold(self, group: TrajectoryGroup | None) -> list[Outgoing]:
-        result = None if group is None else self.fold.take(group)
+    def _messages_of(self, result: EvalResult | None) -> list[Outgoing]:
+        """Return the message of a result; nothing when a group completed none."""
         if result is None:
             return []
         self._said = True
@@ -157,4 +157,7 @@ def main(run: str) -> None:
     """Run the evaluator of `kafka://host:port/run` until a signal."""
     address = parse_run(run)
     configure_logging(COMPONENT, run=address.run)
-    keep_running(partial(evaluate, address), stop_on_signals())
+    stop = stop_on_signals()
+    for attempt in attempts(stop):
+        with attempt:
+            evaluate(address, stop)

@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka import Message as RawMessage
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from headrace.infra.backoff import Backoff
 from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, environment
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
 from headrace.schemas.headers import Headers
@@ -243,7 +244,7 @@ def open_consumer(connection: Connection, name: str, group: str = "", **more: An
 def patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any:
     """Call until it succeeds, waiting out brokers that are away; raise the translated error at the end of patience."""
     end = time.monotonic() + timeout_s
-    pause = 0.02
+    backoff = Backoff(0.02, 1.0)
     while True:
         try:
             return call()
@@ -252,8 +253,7 @@ def patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any:
             if not (cause.retriable() or cause.code() in AWAY) or time.monotonic() > end:
                 raise translate(error, doing) from error
             log.debug("kafka.waiting", doing=doing, error=cause.str())
-            time.sleep(pause)
-            pause = min(pause * 2, 1.0)
+            time.sleep(backoff.next_s())
 
 
 def message_of(raw: RawMessage) -> Message:

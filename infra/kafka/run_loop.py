@@ -16,7 +16,9 @@ from contextlib import suppress
 from typing import Protocol
 
 import structlog
+from structlog.contextvars import bound_contextvars
 
+from headrace.infra.backoff import Backoff
 from headrace.infra.errors import Unavailable
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Message, Outgoing
@@ -87,12 +89,15 @@ def run_loop(
     the loop goes on. Nothing is retried from memory. Raises Fenced when another process took over, and whatever
     `rewind` raises.
     """
-    pause, undone_at = FIRST_PAUSE_S, math.inf
+    backoff, undone_at = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), math.inf
     while not stop.is_set():
         try:
             messages = component.poll(watch)  # 1
             with watch.measure("handle"):  # 2
-                handled = [record for message in messages for record in _handled(component, message)]
+                handled: list[Outgoing] = []
+                for message in messages:  # its place stands on every line that is logged meanwhile
+                    with bound_contextvars(topic=message.topic, partition=message.partition, offset=message.offset):
+                        handled += component.handle(message)
             ticked = list(component.tick())
             if handled or ticked or component.moved:
                 reach(f"{writer.component}.handled")
@@ -109,21 +114,14 @@ def run_loop(
                     writer.commit()  # 6
             if undone_at < math.inf:
                 log.info("turn.resumed", seconds=round(time.monotonic() - undone_at, 1))
-            pause, undone_at = FIRST_PAUSE_S, math.inf
+            undone_at = math.inf
+            backoff.reset()
         except Unavailable as error:
             if undone_at == math.inf:
                 undone_at = time.monotonic()
                 log.warning("turn.undone", error=str(error))
-            _undo(component, writer, stop, pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            _undo(component, writer, stop, backoff.next_s())
     return undone_at == math.inf
-
-
-def _handled(component: Component, message: Message) -> list[Outgoing]:
-    """Handle one record, with its place on every line that is logged meanwhile."""
-    place = {"topic": message.topic, "partition": message.partition, "offset": message.offset}
-    with structlog.contextvars.bound_contextvars(**place):
-        return list(component.handle(message))
 
 
 def _undo(component: Component, writer: TransactionalWriter, stop: threading.Event, pause_s: float) -> None:

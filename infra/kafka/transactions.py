@@ -14,6 +14,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as RawMessage
 
+from headrace.infra.backoff import Backoff
 from headrace.infra.errors import HeadraceError, Unavailable
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import (
@@ -205,7 +206,7 @@ class TransactionalWriter:
             self._closed.set()
 
     def _guarded(self, call: Callable[[], Any], doing: str) -> Any:
-        pause = 0.02
+        backoff = Backoff(0.02, 1.0)
         while True:
             try:
                 self._called_at, self._calling = time.monotonic(), doing
@@ -226,8 +227,7 @@ class TransactionalWriter:
                 if not (cause.retriable() or cause.code() in AWAY):
                     raise translate(error, doing) from error
                 log.info("kafka.waiting", doing=doing, error=cause.str(), transactional_id=self.transactional_id)
-                time.sleep(pause)
-                pause = min(2 * pause, 1.0)
+                time.sleep(backoff.next_s())
             finally:
                 self._called_at = math.inf
 

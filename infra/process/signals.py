@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
 
 import structlog
 
@@ -36,8 +36,27 @@ class ToldToStop(HeadraceError):
     """The process was told to stop in the middle of long work, which its successor begins again."""
 
 
-def keep_running(build_and_run: Callable[[threading.Event], None], stop: threading.Event) -> None:
-    """Build and run a component until it is told to stop; build it anew when its memory must be dropped.
+class Attempt:
+    """One life of a component, a block that builds and runs it; what another life may mend does not leave the block."""
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+        """What ended the block; None when it came to its own end."""
+        self.was_stopped = False
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        if not isinstance(error, ToldToStop | MustRestart | Unavailable):
+            return False
+        # Not the error itself: its frames hold what the next life builds anew.
+        self.why, self.was_stopped = str(error), isinstance(error, ToldToStop)
+        return True
+
+
+def attempts(stop: threading.Event) -> Iterator[Attempt]:
+    """Yield one life of a component after the other until it is told to stop: its memory must be dropped now and then.
 
     Servers that are away are waited for, which is said once. ToldToStop is an end like any. Every other error ends the
     process.
@@ -45,15 +64,22 @@ def keep_running(build_and_run: Callable[[threading.Event], None], stop: threadi
     said = ""
     while not stop.is_set():
         began = time.monotonic()
-        try:
-            build_and_run(stop)
-        except ToldToStop as error:
-            log.info("component.stopping", why=str(error))
-        except (MustRestart, Unavailable) as error:
-            if str(error) != said or time.monotonic() - began > LONG_LIFE_S:
-                log.warning("component.restarting", why=str(error))
-            said = str(error)
+        attempt = Attempt()
+        yield attempt
+        if attempt.was_stopped:
+            log.info("component.stopping", why=attempt.why)
+        elif attempt.why is not None:
+            if attempt.why != said or time.monotonic() - began > LONG_LIFE_S:
+                log.warning("component.restarting", why=attempt.why)
+            said = attempt.why
             stop.wait(RESTART_PAUSE_S)
+
+
+def keep_running(build_and_run: Callable[[threading.Event], None], stop: threading.Event) -> None:
+    """Make `attempts` with a function."""
+    for attempt in attempts(stop):
+        with attempt:
+            build_and_run(stop)
 
 
 def stop_on_signals() -> threading.Event:

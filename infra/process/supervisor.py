@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from headrace.infra.backoff import Backoff
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.process.child_process import ChildCommand, end_all, kill_session, spawn, wait_without_reaping
 from headrace.infra.process.cpu_account import CpuAccount
@@ -167,7 +168,7 @@ class Supervisor:
     def _keep(self, child: Child) -> None:
         """Run a child, life after life."""
         life = self._lives[child.name]
-        pause = self._patience.first_pause_s
+        backoff = Backoff(self._patience.first_pause_s, self._patience.longest_pause_s)
         short_lives = 0
         while not self._stop.is_set():
             began = time.monotonic()
@@ -183,13 +184,13 @@ class Supervisor:
             if self._is_over(child, life, short_lives):
                 return
             if lived >= self._patience.healthy_after_s:
-                pause = self._patience.first_pause_s
+                backoff.reset()
+            pause = backoff.next_s()
             life.state = "waiting"
             log.warning("child.died", child=child.name, exit_code=life.exit_code, again_in_s=pause)
             self._stop.wait(pause)
             if self._is_over(child, life, short_lives):  # a worker may see the end of the run before we do
                 return
-            pause = min(pause * 2, self._patience.longest_pause_s)
         life.state = "stopped"
 
     def _is_over(self, child: Child, life: _Life, short_lives: int) -> bool:

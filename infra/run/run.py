@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
+from headrace.infra.backoff import Backoff
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
 from headrace.infra.kafka.clients import (
@@ -181,7 +182,8 @@ def refuse_large_group(claim: ClaimCheck) -> None:
 
 def _waiting(call: Callable[[], T], patience_s: float, given_up: threading.Event | None = None) -> T:
     """Wait for a store that is away, which is said once; at the end of patience its error is raised."""
-    began, pause, said, given_up = time.monotonic(), 0.1, False, given_up or threading.Event()
+    began, said, given_up = time.monotonic(), False, given_up or threading.Event()
+    backoff = Backoff(0.1, LONGEST_PAUSE_S)
     while True:
         try:
             found = call()
@@ -191,9 +193,8 @@ def _waiting(call: Callable[[], T], patience_s: float, given_up: threading.Event
             if not said:
                 log.warning("store.waiting", error=str(error))
             said = True
-            if given_up.wait(pause):
+            if given_up.wait(backoff.next_s()):
                 raise
-            pause = min(2 * pause, LONGEST_PAUSE_S)
         else:
             if said:
                 log.info("store.resumed", seconds=round(time.monotonic() - began, 1))

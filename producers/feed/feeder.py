@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import structlog
@@ -27,7 +26,7 @@ from headrace.infra.kafka.group_offsets import commits, delete_before
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.log import configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, MustRestart, keep_running, stop_on_signals
+from headrace.infra.process.signals import JOIN_PATIENCE_S, MustRestart, attempts, stop_on_signals
 from headrace.infra.recipe.plug_in_sources import check_sources, fed
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import OwnPositions, Role
@@ -269,4 +268,7 @@ def main(run: str) -> None:
     """Run the feeder of `kafka://host:port/run` until a signal."""
     address = parse_run(run)
     configure_logging(COMPONENT, run=address.run)
-    keep_running(partial(feed, address), stop_on_signals())
+    stop = stop_on_signals()
+    for attempt in attempts(stop):
+        with attempt:
+            feed(address, stop)

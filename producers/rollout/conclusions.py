@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from headrace.envs.registry import load_environment, load_workflow
+from headrace.infra.backoff import Backoff
 from headrace.infra.errors import UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Outgoing
@@ -29,7 +31,7 @@ from headrace.producers.rollout.group_records import Encoded, encode_group, gene
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.producers.rollout.scoring import LimitedScoring
-from headrace.producers.rollout.task_intake import StartedTask
+from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.version_holds import VersionHolds
 from headrace.producers.rollout.worker_status import Tally
 from headrace.schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup
@@ -83,55 +85,64 @@ class Concluder:
     delivering: int = 0
     """Tasks that are played and not acknowledged."""
 
-    async def conclude(self, started: StartedTask, ending: asyncio.Event) -> None:
-        """Return when every record of the task is acknowledged.
+    async def conclude(
+        self, started: StartedTask, ending: asyncio.Event, done: Callable[[StartedTask], object]
+    ) -> None:
+        """Conclude a task.
+
+        1. play: one group per policy, whatever happens on the way.
+        2. deliver: every record is acknowledged.
+        3. done: its offset may be committed.
 
         Raises EngineError when the engine is dead, KafkaRefused when the broker does not take a record, and
         MustRestart when it is this worker, and not the task, that is of another run.
         """
-        if started.task is None:
-            topics, why = self.run.topics, started.why
-            if why[0] == "other_run":
-                await asyncio.to_thread(refuse_replaced, self.run)
-            await self.producer.send([dead_letter(topics, self.run.run_id, "rollout", started.message, why)])
+        task = started.task
+        if task is None:
+            await self._reject(started)
+            done(started)
             return
         try:
             reach("rollout.started")
-            groups = await self._groups(started, started.task, ending)
-            reach("rollout.played")
+            if started.verdict == "play":
+                try:
+                    spec = self._spec_of(task)
+                    wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
+                    async with self.holds.held(wanted):
+                        groups = await play_group(task, spec, self.context, ending, partial(self._free_place, started))
+                except VersionGone as error:
+                    groups = self._unplayed(task, Failure(0, "version_gone", one_line(error)))
+                except (UsageError, EngineError, ValueError) as error:
+                    groups = self._unplayed(task, Failure(0, "error", one_line(error)))
+                if all(group.reason == "failed" for group in groups.values()):
+                    await self._check_engine()
+            else:
+                groups = self._unplayed(task, Failure(0, *started.why))
+            reach("rollout.played")  # 1
         finally:
-            if started.reservation is not None:
-                started.reservation.close()
+            started.give_places_back()
         self.delivering += 1
         try:
             if started.verdict == "poison":
                 await self.producer.send([self._dead_letter_of_poison(started)])
-            await self._deliver(groups, self._recipe_of(started.task).rollout.inline_limit_bytes)
+            await self._deliver(groups, self._recipe_of(task).rollout.inline_limit_bytes)  # 2
             reach("rollout.delivered")
         finally:
             self.delivering -= 1
+        done(started)  # 3
 
-    async def _groups(self, started: StartedTask, task: Task, ending: asyncio.Event) -> Groups:
-        if started.verdict != "play":
-            return self._unplayed(task, Failure(0, *started.why))
+    async def _reject(self, started: StartedTask) -> None:
+        """Write the dead letter of a message that holds no task of ours."""
+        if started.why[0] == "other_run":
+            await asyncio.to_thread(refuse_replaced, self.run)
+        dead = dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.why)
+        await self.producer.send([dead])
 
-        def episode_ended(outcome: Outcome) -> None:
-            self.tally.episode_ended(outcome)
-            if started.reservation is not None:
-                started.reservation.give_one()
-
-        try:
-            spec = self._spec_of(task)
-            wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
-            async with self.holds.held(wanted):
-                groups = await play_group(task, spec, self.context, ending, episode_ended)
-        except VersionGone as error:
-            return self._unplayed(task, Failure(0, "version_gone", one_line(error)))
-        except (UsageError, EngineError, ValueError) as error:
-            groups = self._unplayed(task, Failure(0, "error", one_line(error)))
-        if all(group.reason == "failed" for group in groups.values()):
-            await self._check_engine()
-        return groups
+    def _free_place(self, started: StartedTask, outcome: Outcome) -> None:
+        """Count an episode that has ended, and let another one begin in its place."""
+        self.tally.episode_ended(outcome)
+        if started.reservation is not None:
+            started.reservation.give_one()
 
     def _dead_letter_of_poison(self, started: StartedTask) -> Outgoing:
         """Return the dead letter beside a poisoned task's groups: its bytes, for people.
@@ -173,14 +184,13 @@ class Concluder:
 
     async def _put(self, encoded: Encoded) -> ClaimCheck:
         """Store a large group, waiting as long as the store is away or refuses."""
-        pause_s = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             try:
                 stored = await asyncio.to_thread(self.run.store.put, encoded.value, "groups")
             except StoreError as error:
                 self.pauses.begin("object store", error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                await asyncio.sleep(backoff.next_s())
             else:
                 self.pauses.end("object store")
                 return ClaimCheck(STORE_NAME, stored.key, stored.sha256, stored.size_bytes)

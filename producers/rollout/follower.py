@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import structlog
 
+from headrace.infra.backoff import Backoff
 from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Message, end_offsets
@@ -74,7 +75,7 @@ class WeightFollower(threading.Thread):
         self._weights = {policy: PolicyWeights(run.weights_cache) for policy in policies}
         self._engine: Engine | None = None
         self._retry_at: defaultdict[str, float] = defaultdict(float)
-        self._pause_s: defaultdict[str, float] = defaultdict(lambda: FIRST_PAUSE_S)
+        self._backoffs: defaultdict[str, Backoff] = defaultdict(lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
         self._over, self._fetching = threading.Event(), threading.Lock()
 
     # ------------------------------------------------------------------------------------------ the other threads
@@ -262,14 +263,14 @@ class WeightFollower(threading.Thread):
             except (StoreError, WeightsError, BadWeights, EngineError) as error:
                 if record is newest:
                     self._pauses.begin(what, f"version {record.version}: {error}")
-                    self._retry_at[policy] = time.monotonic() + self._pause_s[policy]
-                    self._pause_s[policy] = min(2 * self._pause_s[policy], LONGEST_PAUSE_S)
+                    self._retry_at[policy] = time.monotonic() + self._backoffs[policy].next_s()
                 if isinstance(error, Unavailable):
                     return
             else:
                 if record.version >= newest.version:
                     self._pauses.end(what)
-                    self._retry_at[policy], self._pause_s[policy] = 0.0, FIRST_PAUSE_S
+                    self._retry_at[policy] = 0.0
+                    self._backoffs[policy].reset()
                 return
 
     def _say_taken(self, policy: str, version: int, pause_s: float) -> None:

@@ -10,6 +10,8 @@ import faulthandler
 import os
 import threading
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 import structlog
 
@@ -44,6 +46,8 @@ class StallWatch:
     """Counts the seconds in which a worker that holds tasks made nothing of them. Its clock is the caller's."""
 
     def __init__(self) -> None:
+        self.found = ""
+        """Why the worker has to end; empty while it need not."""
         self._made: object = None
         self._looked_s = 0.0
         self._silent_s = 0.0
@@ -61,6 +65,14 @@ class StallWatch:
         self._made = made
         return self._silent_s
 
+    def refuse_stall(self, silent_s: float, episode_limit_s: float, open_tasks: int) -> None:
+        """Raise Stalled when nothing was made for too long."""
+        if silent_s >= stall_limit_s(episode_limit_s):
+            self.found = f"no token for {silent_s:.0f} s with {open_tasks} tasks open: this process ends"
+            faulthandler.dump_traceback()
+            log.error("worker.stalled", why=self.found, remedy="its tasks are started again; one of them may be why")
+            raise Stalled(self.found)
+
 
 class Watchdog(threading.Thread):
     """Counts its own seconds since the last beat, so a suspended process is not taken for one that stands still."""
@@ -69,6 +81,13 @@ class Watchdog(threading.Thread):
         super().__init__(name="watchdog", daemon=True)
         self._limit_s, self._turn_s, self._end = limit_s, turn_s, end
         self._beaten, self._over = threading.Event(), threading.Event()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
 
     def beat(self) -> None:
         """Say that the loop goes round."""

@@ -7,14 +7,22 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import Engine, EngineStats
 from headrace.producers.rollout.episodes import Outcome
+from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.record_producer import RecordProducer
+from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import TakenWeights, WorkerStatus
 
+STATUS_EVERY_S = 1.0
+SILENCE_S = 5.0
+"""A status that is not acknowledged for so long means that Kafka is away."""
 NOTHING = EngineStats(generated_tokens=0, prompt_tokens=0, recomputed_tokens=0, running=0, waiting=0, busy_s=0.0)
 """Of a worker without an engine yet."""
 
@@ -100,6 +108,48 @@ class Reporter:
             started_ms=self.started_ms,
             updated_ms=now_ms(),
         )
+
+
+class StatusPosts:
+    """Posts the worker's status once a second, and notices by what is not acknowledged that Kafka is away.
+
+    Args:
+        reporter: Who reports.
+        producer: The worker's.
+        topic: Name of the `workers` topic.
+        pauses: Where waits are said.
+    """
+
+    def __init__(self, reporter: Reporter, producer: RecordProducer, topic: str, pauses: Pauses) -> None:
+        self._reporter, self._producer, self._topic, self._pauses = reporter, producer, topic, pauses
+        self._due_s = 0.0
+        self._posted: Future[None] | None = None
+        self._posted_at_s = 0.0
+
+    def is_due(self, now_s: float) -> bool:
+        """Return, once a second, that it is time for a status."""
+        if now_s < self._due_s:
+            return False
+        self._due_s = now_s + STATUS_EVERY_S
+        return True
+
+    def is_free(self) -> bool:
+        """Return whether the status before is acknowledged. Raises what the broker refused it for."""
+        if self._posted is None:
+            return True
+        if not self._posted.done():
+            if self._due_s > self._posted_at_s + SILENCE_S:
+                self._pauses.begin("Kafka", f"no acknowledgement for {SILENCE_S:g} s")
+            return False
+        self._posted.result()
+        self._pauses.end("Kafka")
+        return True
+
+    def post(self, state: State, tally: Tally, engine: Engine | None) -> None:
+        """Post the status of this moment."""
+        status = self._reporter.status(state, tally, engine)
+        record = Outgoing(self._topic, codec.encode(status), self._reporter.worker.encode(), partition=0)
+        self._posted, self._posted_at_s = self._producer.post(record), self._due_s
 
 
 def sum_up(watches: Iterable[Stopwatch]) -> dict[str, float]:

@@ -800,10 +800,10 @@ MUTANTS = (
     Mutant(
         "done-too-early",
         "a task is done when its records are acknowledged",
-        "producers/rollout/worker.py",
-        "        await self._concluder.conclude(started, ending)\n        self._intake.done(started)\n",
-        "        self._intake.done(started)\n        await self._concluder.conclude(started, ending)\n",
-        ("tests/unit/test_rollout_parts.py::test_a_task_is_done_when_its_records_are_acknowledged_and_not_before",),
+        "producers/rollout/conclusions.py",
+        "        self.delivering += 1\n        try:\n",
+        "        done(started)\n        self.delivering += 1\n        try:\n",
+        ("tests/unit/test_conclusions.py::test_a_task_is_done_when_its_records_are_acknowledged_and_not_before",),
     ),
     Mutant(
         "done-again",
@@ -831,9 +831,9 @@ MUTANTS = (
     Mutant(
         "ends-of-any-ownership",
         "the end of a task counts in the ownership of its partition that it was started in",
-        "producers/rollout/task_intake.py",
-        "if held is None or held.ownership != started.ownership:",
-        "if held is None:",
+        "producers/rollout/owned_partitions.py",
+        "if owned is None or owned.ownership != started.ownership:",
+        "if owned is None:",
         (f"{OWNERSHIPS}test_the_end_of_a_task_counts_in_the_ownership_of_its_start_and_in_no_later_one",),
     ),
     Mutant(
@@ -847,7 +847,7 @@ MUTANTS = (
     Mutant(
         "no-poison",
         "a task that killed its worker three times goes no more",
-        "producers/rollout/task_intake.py",
+        "producers/rollout/task_queue.py",
         "if starts >= POISON_STARTS:",
         "if False:",
         (f"{INTAKE}test_done_tasks_are_skipped_a_third_start_is_alone_and_a_deadly_task_goes_no_more",),
@@ -855,8 +855,8 @@ MUTANTS = (
     Mutant(
         "suspects-together",
         "nothing runs beside a task that one more death makes poison",
-        "producers/rollout/task_intake.py",
-        "if self._alone is not None or (alone and self._running):",
+        "producers/rollout/task_queue.py",
+        "if self._owned.alone is not None or (is_suspect and self._owned.running):",
         "if False:",
         (f"{INTAKE}test_done_tasks_are_skipped_a_third_start_is_alone_and_a_deadly_task_goes_no_more",),
     ),

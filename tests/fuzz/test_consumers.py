@@ -47,8 +47,7 @@ from headrace.producers.feed.task_source import TaskSource
 from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Reservation
-from headrace.producers.rollout.task_intake import Member, TaskIntake, _Held
-from headrace.producers.task_ledger import TaskLedger
+from headrace.producers.rollout.task_intake import Member, TaskIntake
 from headrace.schemas import codec
 from headrace.schemas.avro import schema_of
 from headrace.schemas.headers import HeaderError, Stamp, task_stamp
@@ -436,12 +435,14 @@ def test_a_worker_plays_a_task_waits_or_buries_it(fuzz: Fuzz, intake: TaskIntake
         return Message(*place, rng.randrange(1000), b"", data, task_stamp(valid).to_headers())
 
     def check(message: Message) -> None:
-        held = _Held(TaskLedger(0), 0)
-        intake._waiting, intake._starting, intake._held = [], [], {place: held}
-        if held.ledger.receive(message.offset):
-            intake._receive(held, message)
+        intake.owned.disown({place})
+        intake.queue.remove({place})
+        intake._starting = []
+        intake.owned.own(place, 0, "")
+        if intake.owned.receive(message):
+            intake._receive(message)
         intake._start()
-        assert len(intake._waiting) + len(intake._starting) == 1
+        assert len(intake.queue) + len(intake._starting) == 1
         for started in intake._starting:
             if started.task is None:
                 assert isinstance(fits(dead_letter(RUN.topics, "run-1", "rollout", message, started.why)), DeadLetter)

@@ -17,7 +17,8 @@ from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Slots
-from headrace.producers.rollout.task_intake import Member, StartedTask, TaskIntake
+from headrace.producers.rollout.started_task import StartedTask
+from headrace.producers.rollout.task_intake import Member, TaskIntake
 from headrace.schemas.records import Task
 
 
@@ -87,7 +88,7 @@ def test_done_tasks_are_skipped_a_third_start_is_alone_and_a_deadly_task_goes_no
     # Of seven tasks 0 and 2 were started twice and 3 three times, when their worker died; 1, 4 and 5 are done.
     commit(run, 0, '{"done":"1,4-5","started":"0:2,2:2,3:3"}')
     with taking_in(run, started.append) as intake:
-        until(lambda: started and len(started) + len(intake._waiting) == 4, "the first suspect, and all that wait")
+        until(lambda: started and len(started) + len(intake.queue) == 4, "the first suspect, and all that wait")
         assert len(started) == 1, "nothing runs beside a suspect"
         intake.done(started[0])
         until(lambda: committed(run)[0] == 2 and len(started) > 1, "the second suspect, and the commit of the first")

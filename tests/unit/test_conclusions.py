@@ -18,7 +18,7 @@ from headrace.producers.rollout.conclusions import Concluder, workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Slots
-from headrace.producers.rollout.task_intake import StartedTask
+from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.version_holds import VersionHolds
 from headrace.producers.rollout.worker_status import Tally
 from headrace.schemas import codec
@@ -83,7 +83,7 @@ def started(slots: Slots) -> StartedTask:
 def test_a_request_that_the_engine_refuses_is_a_failed_group() -> None:
     slots = Slots(8)
     works, sent = concluder(dead=False)
-    asyncio.run(works.conclude(started(slots), asyncio.Event()))
+    asyncio.run(works.conclude(started(slots), asyncio.Event(), lambda _: None))
     [record] = sent
     group = codec.decode(record.value, TrajectoryGroup)
     assert (group.reason, group.failures[0].detail, record.partition) == ("failed", "EngineError: too long", 2)
@@ -94,7 +94,7 @@ def test_a_dead_engine_ends_the_worker_and_concludes_nothing() -> None:
     slots = Slots(8)
     works, sent = concluder(dead=True)
     with pytest.raises(EngineError, match="crashed"):
-        asyncio.run(works.conclude(started(slots), asyncio.Event()))
+        asyncio.run(works.conclude(started(slots), asyncio.Event(), lambda _: None))
     assert sent == []
     assert slots.taken == 0
 
@@ -106,7 +106,9 @@ def test_a_poisoned_task_concludes_and_leaves_a_letter_that_concludes_nothing() 
     assert plain.task is not None
     stamped = replace(plain.message, offset=7, value=b"the task", headers=task_stamp(plain.task).to_headers())
     why = ("poison", "w:6 was started 3 times, and its worker died every time")
-    asyncio.run(works.conclude(replace(plain, message=stamped, verdict="poison", why=why), asyncio.Event()))
+    asyncio.run(
+        works.conclude(replace(plain, message=stamped, verdict="poison", why=why), asyncio.Event(), lambda _: None)
+    )
     letter, group = codec.decode(sent[0].value, DeadLetter), codec.decode(sent[1].value, TrajectoryGroup)
     assert (group.number, group.reason, group.failures[0].detail) == (6, "poison", why[1])
     assert (letter.reason, letter.detail, letter.component) == (*why, "rollout")
@@ -117,7 +119,7 @@ def test_a_poisoned_task_concludes_and_leaves_a_letter_that_concludes_nothing() 
 def test_a_revision_that_cannot_be_played_here_fails_its_tasks_and_says_why() -> None:
     works, sent = concluder(dead=False)
     works.follower.recipes[0] = recipe(tiers=["no such tier"])
-    asyncio.run(works.conclude(started(Slots(8)), asyncio.Event()))
+    asyncio.run(works.conclude(started(Slots(8)), asyncio.Event(), lambda _: None))
     group = codec.decode(sent[0].value, TrajectoryGroup)
     assert group.reason == "failed"
     assert "no such tier" in group.failures[1].detail
@@ -126,3 +128,27 @@ def test_a_revision_that_cannot_be_played_here_fails_its_tasks_and_says_why() ->
 def test_a_recipe_that_cannot_be_played_here_is_refused_at_the_start() -> None:
     with pytest.raises(UsageError, match="no such tier"):
         workflow_spec(recipe(tiers=["no such tier"]), "w")
+
+
+def test_a_task_is_done_when_its_records_are_acknowledged_and_not_before() -> None:
+    works, _ = concluder(dead=False)
+    order, acknowledged = list[str](), asyncio.Event()
+
+    async def send(_: object) -> None:
+        await acknowledged.wait()
+        order.append("acknowledged")
+
+    works.producer = cast("Any", SimpleNamespace(send=send))
+
+    async def play() -> None:
+        done = order.append
+        task = asyncio.create_task(works.conclude(started(Slots(8)), asyncio.Event(), lambda _: done("done")))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert works.delivering == 1
+        assert not order
+        acknowledged.set()
+        await task
+
+    asyncio.run(play())
+    assert order == ["acknowledged", "done"]

@@ -204,7 +204,7 @@ def test_of_several_versions_that_cannot_be_had_the_newest_is_told_of_and_the_pa
     assert scene.pauses.detail == (
         "weights of p: version 3: the anchor of version 3: weights/3 does not exist: the next anchor heals it"
     )
-    assert scene.follower._pause_s["p"] == 2 * FIRST_PAUSE_S
+    assert scene.follower._backoffs["p"].next_s() == 2 * FIRST_PAUSE_S
 
 
 def test_a_torn_object_and_weights_that_do_not_fit_are_refused() -> None:

@@ -24,7 +24,7 @@ from headrace.producers.rollout.threads import EpisodeThreads
 from headrace.producers.rollout.version_holds import VersionHolds
 from headrace.producers.rollout.watchdog import LONGEST_STEP_S, Stalled, StallWatch, Watchdog, stall_limit_s
 from headrace.producers.rollout.worker import RolloutWorker, choose_workflow
-from headrace.producers.rollout.worker_status import Reporter, Tally
+from headrace.producers.rollout.worker_status import Reporter, StatusPosts, Tally
 from headrace.schemas import codec
 from headrace.schemas.records import Failure, WorkerStatus
 from headrace.schemas.topics import Topics
@@ -211,7 +211,7 @@ def test_a_worker_that_makes_nothing_stalls_also_while_new_weights_cannot_be_had
         pauses=pauses,
         tally=Tally(),
         follower=SimpleNamespace(recipe=SimpleNamespace(rollout=SimpleNamespace(episode_limit_s=30.0))),
-        _open={"a task": ("t", 0)},
+        tasks={"a task": ("t", 0)},
         _engine=SimpleNamespace(stats=lambda: SimpleNamespace(generated_tokens=7)),
         _stall_watch=StallWatch(),
     )
@@ -233,11 +233,11 @@ def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:
         posted.append(codec.decode(record.value, WorkerStatus))
 
     intake = SimpleNamespace(partitions=0, watch=Stopwatch())
+    producer = cast("Any", SimpleNamespace(post=post))
     worker: Any = SimpleNamespace(
         pauses=Pauses(), tally=Tally(), watch=Stopwatch(), slots=Slots(4), follower=SimpleNamespace(taken={}),
-        run=SimpleNamespace(topics=Topics("r")), options=SimpleNamespace(name="w"), producer=SimpleNamespace(post=post),
-        _reporter=Reporter("r", "w", "sums", ""), _behind=lambda: "", _engine=None, _intake=intake, _open={},
-        _phase="waiting", _doing="imports the engine torch", _stalled="", _report_at=0.0,
+        _status=StatusPosts(Reporter("r", "w", "sums", ""), producer, Topics("r").workers, Pauses()), _engine=None,
+        _intake=intake, tasks={}, _phase="waiting", _doing="imports the engine torch", _stall_watch=StallWatch(),
     )  # fmt: skip
     RolloutWorker._post_status(worker)
     worker.pauses.begin("files of solver", "no version is published yet")
@@ -291,24 +291,3 @@ def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
         open_engine({}, Rollout(engine="torhc"), 1)
     with pytest.raises(UsageError, match="importing no_such_module failed"):
         open_engine({}, Rollout(engine="no_such_module:Engine"), 1)
-
-
-def test_a_task_is_done_when_its_records_are_acknowledged_and_not_before() -> None:
-    worker, order, acknowledged = RolloutWorker.__new__(RolloutWorker), list[str](), asyncio.Event()
-
-    async def conclude(*_: object) -> None:
-        await acknowledged.wait()
-        order.append("acknowledged")
-
-    worker._concluder = cast("Any", SimpleNamespace(conclude=conclude))
-    worker._intake = cast("Any", SimpleNamespace(done=lambda _: order.append("done")))
-
-    async def play() -> None:
-        task = asyncio.create_task(worker._conclude(cast("Any", None), asyncio.Event()))
-        await asyncio.sleep(0)
-        assert not order
-        acknowledged.set()
-        await task
-
-    asyncio.run(play())
-    assert order == ["acknowledged", "done"]

@@ -17,7 +17,8 @@ from headrace.infra.kafka.topic_reader import Place
 from headrace.producers.rollout import task_intake
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Reservation, Slots
-from headrace.producers.rollout.task_intake import Member, StartedTask, TaskIntake
+from headrace.producers.rollout.started_task import StartedTask
+from headrace.producers.rollout.task_intake import Member, TaskIntake
 from headrace.schemas import codec
 from headrace.schemas.records import Task
 
@@ -149,7 +150,7 @@ class Workers:
             for each in started:
                 assert each.task is not None
                 if each.verdict == "play":
-                    before = intake._held[each.place].ledger.starts_before(each.message.offset)
+                    before = intake.owned.ledger(each.place).starts_before(each.message.offset)
                     self.company.append((before, len(running) - 1))
                     self.alone |= running.keys() if (before, len(running)) == (2, 1) else set()
             self.handed += started
@@ -166,7 +167,7 @@ class Workers:
                     if each.reservation is not None:
                         each.reservation.close()
                     intake.done(each)
-            if not running and not intake._waiting:
+            if not running and not intake.queue:
                 intake.turn()
                 return True
         return True
@@ -280,4 +281,4 @@ def test_the_end_of_a_task_counts_in_the_ownership_of_its_start_and_in_no_later_
     intake.turn()
     intake.turn()
     assert made.committed == dict.fromkeys(made.logs, (0, '{"started":"0:2,1:2","run":"r"}'))
-    assert len(intake._running) == 4
+    assert len(intake.owned.running) == 4

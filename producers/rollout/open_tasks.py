@@ -1,0 +1,48 @@
+"""The tasks that a worker has started and not concluded, each a task of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+from headrace.infra.kafka.topic_reader import Place
+
+
+class OpenTasks:
+    """Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self.failure: BaseException | None = None
+        """What the first that failed has died of."""
+        self._open: dict[asyncio.Task[None], Place] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, place: Place, work: Coroutine[None, None, None]) -> None:
+        """Begin with a task of a partition."""
+        task = asyncio.create_task(work)
+        self._open[task] = place
+        task.add_done_callback(self._ended)
+
+    def cancel(self, places: frozenset[Place]) -> None:
+        """Cancel the tasks of partitions that are ours no more."""
+        for task, place in self._open.items():
+            if place in places:
+                task.cancel()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until all have ended, or so long."""
+        if self._open:
+            await asyncio.wait(self._open, timeout=timeout_s)
+
+    async def cancel_all(self) -> None:
+        """Cancel all, and wait until they have ended."""
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._open[task]
+        if not task.cancelled() and task.exception() is not None:
+            self.failure = self.failure or task.exception()

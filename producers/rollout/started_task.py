@@ -1,0 +1,43 @@
+"""What passes between the intake's thread and the event loop: a task whose start is committed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import Place
+from headrace.producers.rollout.slots import Reservation
+from headrace.schemas.records import Task
+
+Verdict = Literal["play", "run_end", "poison", "dead"]
+"""What is to be done with a task; all but `play` conclude it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedTask:
+    """A task whose start is committed. `task` is None for a dead letter, which `why` (reason, detail) explains."""
+
+    place: Place
+    message: Message
+    task: Task | None
+    verdict: Verdict
+    why: tuple[str, str] = ("", "")
+    reservation: Reservation | None = None
+    ownership: int = 0
+    """Which of the intake's ownerships it was started in; in a later one its offset may be another run's task."""
+
+    def give_places_back(self) -> None:
+        """Free the places of the episodes that have not ended."""
+        if self.reservation is not None:
+            self.reservation.close()
+
+
+class Gate(Protocol):
+    """Decides, in the intake's thread, what may start."""
+
+    def admit(self, task: Task) -> Reservation | Literal["run_end", "unknown_revision"] | None:
+        """Return places for the task's episodes, `run_end` to conclude it unplayed, or None: not now.
+
+        `unknown_revision`: its revision was not read yet, and perhaps never will be.
+        """

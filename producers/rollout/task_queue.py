@@ -1,0 +1,159 @@
+"""Tasks that were received and not started, and which of them may start now."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import structlog
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.decoding import LONGEST_NAME, MOST_EPISODES, Rejected, decode_own
+from headrace.infra.kafka.topic_reader import Place
+from headrace.producers.rollout.owned_partitions import OwnedPartitions
+from headrace.producers.rollout.slots import Reservation
+from headrace.producers.rollout.started_task import Gate, StartedTask, Verdict
+from headrace.producers.task_ledger import POISON_STARTS
+from headrace.schemas.records import Task
+
+log = structlog.get_logger()
+
+MOST_WAITING, FEW_WAITING = 64, 16
+"""Tasks of one partition that wait here: it is full at the first number, and read again at the second."""
+REVISION_PATIENCE_S = 30.0
+"""A task may be read before the revision of the recipe that it names; one that names none holds nobody up."""
+
+
+def read_task(value: bytes, run_id: str) -> Task:
+    """Return the task of a message. Raises Rejected for one that cannot be played."""
+    task = decode_own(value, Task, run_id, lambda task: f"the task is of run {task.run_id}, this is {run_id}")
+    longest = max(len(task.stream), len(task.task_id), len(task.tier))
+    if not 1 <= task.n_asked <= MOST_EPISODES or longest > LONGEST_NAME or task.number < 0:
+        detail = f"number {task.number}, {task.n_asked} episodes, a name of {longest} characters"
+        raise Rejected("unusable", detail)
+    return task
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingTask:
+    """A task that was received and not started. `task` is None for a dead letter, which `why` explains."""
+
+    message: Message
+    task: Task | None
+    why: tuple[str, str]
+    since_s: float
+    """When it was received, by the intake's clock."""
+
+    @property
+    def place(self) -> Place:
+        """Its partition."""
+        return self.message.topic, self.message.partition
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Dead letters first, then the oldest."""
+        return (self.task.issued_ms, self.task.number) if self.task else (0, 0)
+
+    def as_started(
+        self, verdict: Verdict, why: tuple[str, str] = ("", ""), reservation: Reservation | None = None
+    ) -> StartedTask:
+        """Return it as started; one that is dead has no task."""
+        task = self.task if verdict != "dead" else None
+        return StartedTask(self.place, self.message, task, verdict, why, reservation)
+
+
+class TaskQueue:
+    """Without I/O; its clock is the caller's.
+
+    Args:
+        owned: The partitions that tasks come from, and what was started of them.
+        gate: Has places for a task, or none.
+        topics: All that tasks come from.
+    """
+
+    def __init__(self, owned: OwnedPartitions, gate: Gate, topics: Collection[str]) -> None:
+        self._owned, self._gate, self._topics = owned, gate, topics
+        self._waiting: list[WaitingTask] = []
+        self._counts: Counter[Place] = Counter()
+        self._full: set[Place] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, task: WaitingTask) -> bool:
+        """Queue a task; True when its partition has become full by it, and is to be paused."""
+        insort(self._waiting, task, key=lambda waiting: waiting.order)
+        self._counts[task.place] += 1
+        if self._counts[task.place] < MOST_WAITING or task.place in self._full:
+            return False
+        self._full.add(task.place)
+        return True
+
+    def remove(self, places: Collection[Place]) -> None:
+        """Forget the tasks of partitions that are ours no more."""
+        self._waiting = [task for task in self._waiting if task.place not in places]
+        for place in places:
+            self._counts.pop(place, None)
+            self._full.discard(place)
+
+    def drained(self) -> list[Place]:
+        """Return, once, the partitions that were full and are to be read again."""
+        found = [place for place in self._full if self._counts[place] <= FEW_WAITING]
+        self._full.difference_update(found)
+        return found
+
+    def start(self, now_s: float) -> list[StartedTask]:
+        """Start what may, oldest first; where one task has no room, later ones of its topic do not overtake it.
+
+        One that has to run alone is not overtaken by any, or it would wait for ever.
+        """
+        found: list[StartedTask] = []
+        left: list[WaitingTask] = []
+        refused: set[str] = set()
+        """Topics."""
+        for task in self._waiting:
+            started = None if task.message.topic in refused else self._judge(task, refused, now_s)
+            if started is None:
+                left.append(task)
+                continue
+            self._counts[task.place] -= 1
+            found.append(replace(started, ownership=self._owned.start(task.place, task.message.offset)))
+        self._waiting = left
+        return found
+
+    def _judge(self, waiting: WaitingTask, refused: set[str], now_s: float) -> StartedTask | None:
+        """Return what is to be done with a task; None when it has to wait."""
+        place, offset, task = waiting.place, waiting.message.offset, waiting.task
+        if task is None:
+            return waiting.as_started("dead", waiting.why)
+        ledger = self._owned.ledger(place)
+        starts, is_suspect = ledger.starts_before(offset), ledger.must_run_alone(offset)
+        if starts >= POISON_STARTS:
+            why = f"{task.stream}:{task.number} was started {starts} times, and its worker died every time"
+            return waiting.as_started("poison", ("poison", why))
+        if self._owned.alone is not None or (is_suspect and self._owned.running):
+            refused.update(self._topics)
+            return None
+        admitted = self._gate.admit(task)
+        if isinstance(admitted, str):
+            return self._unplayed(waiting, task, admitted, now_s)
+        if admitted is None:
+            refused.add(waiting.message.topic)
+            return None
+        if is_suspect:
+            self._owned.alone = (place, offset)
+            log.warning("task.suspect", stream=task.stream, number=task.number, starts=starts)
+        return waiting.as_started("play", reservation=admitted)
+
+    def _unplayed(
+        self, waiting: WaitingTask, task: Task, verdict: Literal["run_end", "unknown_revision"], now_s: float
+    ) -> StartedTask | None:
+        if verdict == "run_end":
+            return waiting.as_started("run_end", ("run_end", "the run was over before it began"))
+        if now_s - waiting.since_s < REVISION_PATIENCE_S:
+            return None
+        detail = f"revision {task.revision} did not come within {REVISION_PATIENCE_S:.0f} s"
+        return waiting.as_started("dead", (verdict, detail))
