@@ -32,7 +32,7 @@ from headrace.trainers.batches.groups import WholeGroup, batch_sequences
 from headrace.trainers.batches.payloads import Payloads
 from headrace.trainers.batches.trained_groups import whole
 from headrace.trainers.batches.window import Eviction, Waiting, Window, next_batch
-from headrace.trainers.candidates import Candidate, candidate, candidate_of
+from headrace.trainers.candidates import Candidate, candidate
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.step_metrics import StepMetrics, group_metrics
 from headrace.trainers.versions.remake import hash_of, trained_again
@@ -163,10 +163,10 @@ class _Intake:
 
     def __init__(self, archive: Archive, topic: str, start: Start, counts: Counts) -> None:
         self.clock = 0
-        self._learner, self._settings = start.learner, start.learner.settings
+        self._limits, self._settings = start.learner.limits, start.learner.settings
         self._archive, self._counts, self._tokenizer_hash = archive, counts, start.tokenizer_hash
         capacity = (self._settings.max_staleness + 1) * self._settings.groups_per_batch
-        self._window = Window(capacity, self._settings.order, start.learner.seed)
+        self._window = Window[Candidate](capacity, self._settings.order, start.learner.seed)
         self._payloads = Payloads(ArchivedFirstUses(archive, topic))
 
     @property
@@ -214,7 +214,7 @@ class _Intake:
         if found is None:
             return None
         group = whole(self._archive, found)
-        return candidate(group, self._learner, self._settings, lambda: self._tokenizer_hash, self.clock)
+        return candidate(group, self._limits, self._settings, lambda: self._tokenizer_hash, self.clock)
 
     def _deadline(self, curated: CuratedGroup) -> int:
         """Return the last clock at which it may be trained on: as the settings say, of a replay as its chain said."""
@@ -224,8 +224,8 @@ class _Intake:
         """Return the next batch; nothing while it is to wait."""
         self._count(self._window.expire(self.clock))
         size = next_batch(self.waiting, self._settings.groups_per_batch, self._settings.minibatches, 0.0, 0.0)
-        return [candidate_of(entry) for entry in self._window.take(size) or ()]
+        return [entry.payload for entry in self._window.take(size) or ()]
 
-    def _count(self, evictions: Sequence[Eviction]) -> None:
+    def _count(self, evictions: Sequence[Eviction[Candidate]]) -> None:
         self._counts.evicted.update(eviction.verdict for eviction in evictions)
         self._counts.replays.update(eviction.verdict for eviction in evictions if eviction.entry.is_replay)

@@ -234,7 +234,7 @@ def test_routing_of_another_model_makes_no_version(experts: Any, message: str) -
     sequences = [replace(batch(1)[0], routing=experts)]
     one = learner(**REPLAY)
     with pytest.raises(BatchError, match=message):
-        one.check_routing(sequences[0])
+        one.limits.check_routing(sequences[0])
     with pytest.raises(BatchError, match=message):
         one.step(sequences, 1)
     learner().step(sequences, 1)  # which looks at none

@@ -21,12 +21,13 @@ from headrace.infra.weights.experts import compute_experts_plainly
 from headrace.infra.weights.lora import published_names
 from headrace.infra.weights.tensors import Tensor
 from headrace.schemas.records import NamedObject
-from headrace.trainers.batches.batch import BatchError, MicroBatch, Minibatch, TrainingSequence, minibatches, staleness
+from headrace.trainers.batches.batch import MicroBatch, Minibatch, TrainingSequence, minibatches, staleness
 from headrace.trainers.learner.backends.contract import Backend, SingleProcess
 from headrace.trainers.learner.backends.shards import read_parts
 from headrace.trainers.learner.checkpoint import Checkpoint, CheckpointError, Json, Storing, store_whole
 from headrace.trainers.learner.chosen_loss import objective_for
 from headrace.trainers.learner.layers import arrange_layers
+from headrace.trainers.learner.limits import Limits
 from headrace.trainers.learner.logprobs import Scorer
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.masters import Masters, State
@@ -109,19 +110,12 @@ class Learner:
         """The compute copy, holding the published values."""
         return self._model
 
-    def check_ids(self, ids: npt.NDArray[np.int32]) -> None:
-        """Raise BatchError for token ids, int32[T], that this model has no embedding or no position for."""
-        vocabulary = int(self._model.config.vocab_size)
-        positions = getattr(self._model.config, "max_position_embeddings", None) or ids.size
-        if ids.min() < 0 or ids.max() >= vocabulary or ids.size > positions:
-            raise BatchError(
-                f"{ids.size} tokens from id {ids.min()} to {ids.max()}: this model has {vocabulary} ids and "
-                f"{positions} positions"
-            )
-
-    def check_routing(self, sequence: TrainingSequence) -> None:
-        """Raise BatchError for recorded routing that is to be replayed and is not of this model."""
-        self._routers.check(sequence)
+    @property
+    def limits(self) -> Limits:
+        """What sequences this model can be given; other settings may change it."""
+        config = self._model.config
+        positions = getattr(config, "max_position_embeddings", None)
+        return Limits(int(config.vocab_size), positions, self._routers.limits)
 
     def published(self, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return the current version's weights as bf16, by HF name: a copy that later steps leave alone.
@@ -189,9 +183,9 @@ class Learner:
         """Raise UsageError for a version that is not the next, BatchError for a sequence that cannot be trained on."""
         if version != self.version + 1:
             raise UsageError(f"the learner is at version {self.version} and cannot make version {version}")
+        limits = self.limits
         for sequence in sequences:
-            self.check_ids(sequence.ids)
-            self.check_routing(sequence)
+            limits.check(sequence)
 
     def checkpoint(self, run: Run) -> Storing:
         """Copy all that a checkpoint holds; return what stores the copy, in this run's store."""
