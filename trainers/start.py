@@ -98,20 +98,20 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     return _publish_first(run, policy, learner, files, writer, stop)
 
 
-def _begin_beside(run: Run, line: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
+def _begin_beside(run: Run, shadow: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
     """Take version 0 of a shadow's policy, which `headrace gc` keeps for ever, for its own. Raises ToldToStop."""
-    policy, said = policy_of(line), False
+    policy, said = policy_of(shadow), False
     while True:
         beside = read_history(run, policy)
         if 0 in beside.checkpoints and beside.published is not None:
             break
         if not said:
-            log.info("shadow.waits", line=line, what=f"version 0 of {policy}")
+            log.info("shadow.waits", line=shadow, what=f"version 0 of {policy}")
             said = True
         if stop.wait(WAIT_S):
             raise ToldToStop(f"told to stop while waiting for version 0 of {policy}")
-    learner = learner_at(run, beside.checkpoints[0], beside.files, run.recipe, line)
-    return _publish_first(run, line, learner, beside.files, writer, stop)
+    learner = learner_at(run, beside.checkpoints[0], beside.files, run.recipe, shadow)
+    return _publish_first(run, shadow, learner, beside.files, writer, stop)
 
 
 def _publish_first(

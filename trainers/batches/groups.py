@@ -206,7 +206,7 @@ def loss_mask(sequence: Sequence) -> npt.NDArray[np.bool_]:
 
 
 def routed_experts(routing: Routing) -> Experts:
-    """Return the experts [tokens, layers, per_token], a view. Raises BatchError when its bytes are other than told."""
+    """Return the experts [tokens, layers, per_token], a view. Raises BatchError when its bytes are of another shape."""
     shape = (routing.tokens, routing.layers, routing.per_token)
     width = _ROUTING_BYTES.get(routing.dtype)
     if width is None or min(shape) < 0 or math.prod(shape) * width != len(routing.ids):
