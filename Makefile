@@ -11,16 +11,17 @@ BIN := .venv/bin
 STAMP := .venv/installed
 EXTRAS ?=
 COUNT ?= 1000000
-LANES ?= 3
+LANES ?= 4
+PYTEST := $(BIN)/pytest -q --no-loadscope-reorder
 
 # Compiled modules are kept: torch and transformers start in a third of the time.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint containers faults mutants soak fuzz check format clean distclean
+.PHONY: help install demo test test-all lint containers faults mutants soak fuzz check format clean distclean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 install: $(STAMP) ## make .venv and install Headrace with its tools into it
 
@@ -33,10 +34,13 @@ lint: $(STAMP) ## lint and types
 	@$(BIN)/mypy
 
 check: lint ## lint, types and unit tests, about a minute
-	@$(BIN)/pytest -q tests/unit
+	@$(PYTEST) -n 2 -m "not exhaustive" tests/unit
 
-test: $(STAMP) ## all tests, LANES=3 at once: most wait for time-outs; in containers too where those were built
-	@$(BIN)/pytest -q -n $(LANES) --no-loadscope-reorder
+test: $(STAMP) ## all tests but the exhaustive ones, LANES=4 at once: most wait for time-outs; ten minutes
+	@$(PYTEST) -n $(LANES) -m "not exhaustive"
+
+test-all: $(STAMP) ## the exhaustive tests; in containers too where those were built; twenty minutes
+	@$(PYTEST) -n $(LANES) -m exhaustive
 
 containers: $(STAMP) ## tests on Kafka and MinIO in containers, with faults on the way; needs Docker
 	@$(BIN)/python tests/containers/build_images.py

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
 from collections.abc import Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import hypothesis
+import hypothesis.configuration
 import pytest
 import structlog
 from xdist.scheduler import LoadScopeScheduling
 
 from headrace.schemas import codec
 
+ROOT = Path(__file__).parents[1]
+
+hypothesis.configuration.set_hypothesis_home_dir(ROOT / ".hypothesis")  # not where a test happens to be
 hypothesis.settings.register_profile(
     "headrace", deadline=None
 )  # how long an example takes says how busy the machine is
@@ -24,6 +29,15 @@ ORDER = ("e2e", "faults", "integration", "fuzz", "containers", "conformance", "u
 meanwhile."""
 TOGETHER = {"containers"}
 """Folders whose files share servers that one lane must have for itself."""
+EXHAUSTIVE = {"containers"}
+"""Folders of which `make test` takes nothing; of others, what is marked so. `make test-all` takes all of these."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _in_a_folder_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Leave the clone: a data folder that `make demo` left there would answer a command that names none."""
+    with contextlib.chdir(tmp_path_factory.mktemp("here")):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +60,11 @@ def folder(path: PurePath) -> str:
     return path.relative_to("tests").parts[0]
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if folder(item.path.relative_to(item.config.rootpath)) in EXHAUSTIVE:
+            item.add_marker("exhaustive")
     items.sort(key=lambda item: ORDER.index(folder(item.path.relative_to(item.config.rootpath))))
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import (
@@ -29,9 +29,10 @@ from headrace.infra.kafka.clients import (
     open_consumer,
     patiently,
 )
+from headrace.infra.kafka.decoding import read_record
+from headrace.infra.kafka.group_offsets import without_errors
 from headrace.infra.kafka.topic_reader import Place, read_all, read_one, read_range
 from headrace.infra.kafka.transactions import GroupOffsets, Ticket
-from headrace.infra.run.run import read_record
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
 from headrace.schemas.records import Snapshot
@@ -131,7 +132,7 @@ class GroupConsumer:
         """Return committed offsets with their metadata; waits for transactions that are pending."""
         asked = [TopicPartition(*place) for place in places]
         found: list[TopicPartition] = patiently(
-            lambda: _without_errors(self._consumer.committed(asked, timeout=10)),
+            lambda: without_errors(self._consumer.committed(asked, timeout=10)),
             f"asking for committed offsets of group {self.membership.group}",
             REBALANCE_S,
         )
@@ -299,10 +300,3 @@ def _names(partitions: Iterable[TopicPartition]) -> list[str]:
 def _exhaust(records: Iterable[Outgoing]) -> None:
     for _ in records:
         pass
-
-
-def _without_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
-    for tp in partitions:
-        if tp.error is not None:
-            raise KafkaException(tp.error)
-    return partitions

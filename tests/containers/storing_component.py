@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from counting_component import Counter, membership
 
-from headrace.infra.kafka import Connection, Message, Outgoing, transactions
+from headrace.infra.kafka import transactions
+from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import Place
 from headrace.infra.kafka.transactions import TransactionalWriter

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -62,6 +64,24 @@ def processes_of(data: Path) -> list[psutil.Process]:
     return found
 
 
+def free_port() -> int:
+    """Draw a port below those that the kernel gives to clients: between two commands nobody is given it."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as held:
+            try:
+                held.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def move_servers(data: Path) -> None:
+    """Have the servers of a folder that was copied start at ports of their own."""
+    for path in data.glob("*/ports.json"):
+        path.write_text(json.dumps({name: free_port() for name in json.loads(path.read_text())}))
+
+
 @dataclass(frozen=True)
 class Interrupted:
     """A run that was interrupted after its first version."""
@@ -71,6 +91,8 @@ class Interrupted:
     seconds: float
     """From Ctrl-C to the end of the last process."""
     code: int
+    left: Sequence[psutil.Process]
+    """What of it still ran then."""
 
 
 @dataclass(frozen=True)
@@ -82,3 +104,5 @@ class Finished:
     """The command line that made it, without --data."""
     output: str
     summary: dict[str, Any]
+    left: Sequence[psutil.Process]
+    """What of it still ran when its command had ended."""

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from command import ARITHMETIC, Finished, Interrupted, command, headrace, wait_for_version
+from command import (
+    ARITHMETIC,
+    Finished,
+    Interrupted,
+    command,
+    headrace,
+    move_servers,
+    processes_of,
+    wait_for_version,
+)
 
 from headrace.infra.run.run import Run
 from headrace.ops.opened_run import opened_run
@@ -24,7 +35,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
         began = time.monotonic()
         launcher.send_signal(signal.SIGINT)
         said, _ = launcher.communicate(timeout=30)
-        return Interrupted(data, said, time.monotonic() - began, launcher.returncode)
+        return Interrupted(data, said, time.monotonic() - began, launcher.returncode, processes_of(data))
 
 
 @pytest.fixture(scope="session")
@@ -33,11 +44,21 @@ def finished(interrupted: Interrupted) -> Finished:
     summary = interrupted.data.parent / "summary.json"
     done = headrace(*ARITHMETIC, "--data", interrupted.data, "--summary", summary)
     assert done.returncode == 0, done.stdout + done.stderr
-    return Finished(interrupted.data, ARITHMETIC, done.stdout, json.loads(summary.read_text()))
+    left = processes_of(interrupted.data)
+    return Finished(interrupted.data, ARITHMETIC, done.stdout, json.loads(summary.read_text()), left)
 
 
 @pytest.fixture
+def rested(finished: Finished, tmp_path: Path) -> Path:
+    """The data folder of the finished run, in a copy with no server of it."""
+    data = tmp_path / "rested"
+    shutil.copytree(finished.data, data)
+    move_servers(data)
+    return data
+
+
+@pytest.fixture(scope="session")
 def run(finished: Finished) -> Iterator[Run]:
-    """The finished run, its broker and store started again for the test."""
+    """The finished run, its broker and store started again: looks at it find them, and start none."""
     with opened_run(None, finished.data, store=True) as opened:
         yield opened.run

@@ -134,6 +134,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
+@pytest.mark.exhaustive
 def test_a_run_on_a_full_disk_waits_and_goes_on_when_there_is_room(small_disk: Path) -> None:
     with launched(small_disk / "run") as run:
         run.until(lambda: run.version >= 1, "the first version")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from command import UNLEARNED, headrace, processes_of
 
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
@@ -24,6 +25,7 @@ recipe = "efficient-data/ds-greso-replay-0.5"
 """
 
 
+@pytest.mark.exhaustive
 def test_variants_are_run_on_one_kafka_compared_and_not_run_again(tmp_path: Path) -> None:
     file, data, picture = tmp_path / "tiny.toml", tmp_path / "data", tmp_path / "tiny.png"
     file.write_text(SWEEP)

@@ -54,7 +54,7 @@ def test_ctrl_c_stops_everything_within_ten_seconds_and_tells_how_to_go_on(inter
     assert interrupted.code == 130
     assert interrupted.seconds < 12, "ten, and what a busy machine takes to start a command and to end it"
     assert f"up arithmetic --set trainer.steps={VERSIONS}" in interrupted.output
-    assert not processes_of(interrupted.data)
+    assert not interrupted.left
 
 
 def test_the_summary_says_what_the_run_did(finished: Finished) -> None:
@@ -73,7 +73,7 @@ def test_the_summary_says_what_the_run_did(finished: Finished) -> None:
     assert 0 < summary["log_cpu_share"] < 1
     assert min(summary[key] for key in ("wall_s", "tokens_per_s", "samples_per_s")) > 0
     assert f"inspect --step {VERSIONS} --data" in finished.output.partition("Try next")[2]
-    assert not processes_of(finished.data)
+    assert not finished.left
 
 
 def test_a_run_that_goes_on_begins_by_telling_what_it_has(finished: Finished) -> None:
@@ -83,9 +83,9 @@ def test_a_run_that_goes_on_begins_by_telling_what_it_has(finished: Finished) ->
     assert first
 
 
-def test_audit_and_status_agree_from_the_topics_alone(finished: Finished) -> None:
-    audit = headrace("audit", "--data", finished.data, "--json")
-    status = headrace("status", "--data", finished.data, "--json")
+def test_audit_and_status_agree_from_the_topics_alone(finished: Finished, rested: Path) -> None:
+    audit = headrace("audit", "--data", rested, "--json")
+    status = headrace("status", "--data", rested, "--json")
     assert audit.returncode == status.returncode == 0, audit.stderr + status.stderr
     assert json.loads(audit.stdout)["ok"] is True
     told = json.loads(status.stdout)
@@ -99,24 +99,26 @@ def test_audit_and_status_agree_from_the_topics_alone(finished: Finished) -> Non
     assert told["policies"]["solver"]["produced"] == told["groups"]["issued"]
     assert [worker["worker"] for worker in told["workers"]] == ["rollout-sums-0"], "a trainer is no worker"
     assert told.keys() >= {"run", "state", "versions", "groups", "lag", "workers"}
-    assert not processes_of(finished.data)
+    assert not processes_of(rested)
 
 
-def test_the_same_command_again_says_that_the_run_is_finished(finished: Finished, tmp_path: Path) -> None:
-    again = headrace(*finished.words, "--data", finished.data, "--summary", tmp_path / "s.json")
+def test_the_same_command_again_says_that_the_run_is_finished(finished: Finished, rested: Path, tmp_path: Path) -> None:
+    again = headrace(*finished.words, "--data", rested, "--summary", tmp_path / "s.json")
     assert again.returncode == 0, again.stderr
     assert "finished" in again.stdout
     assert {**json.loads((tmp_path / "s.json").read_text()), "data": None} == {**finished.summary, "data": None}
 
 
-def test_a_changed_recipe_on_an_old_folder_is_refused_with_what_differs(finished: Finished) -> None:
-    changed = headrace(*finished.words, "--set", "trainer.learning_rate=0.001", "--data", finished.data)
+def test_a_changed_recipe_on_an_old_folder_is_refused_with_what_differs(finished: Finished, rested: Path) -> None:
+    changed = headrace(*finished.words, "--set", "trainer.learning_rate=0.001", "--data", rested)
     assert changed.returncode == 2
     assert "trainer.learning_rate" in changed.stderr
     assert "--new-recipe" in changed.stderr
 
 
-def test_a_whole_run_trained_again_gives_every_hash_and_other_settings_give_others(finished: Finished) -> None:
+def test_a_whole_run_trained_again_gives_every_hash_and_other_settings_give_others(
+    finished: Finished, run: Run
+) -> None:
     again = headrace("retrain", "--data", finished.data, "--json")
     assert again.returncode == 0, again.stderr
     told = json.loads(again.stdout)
@@ -213,7 +215,7 @@ def test_a_version_is_followed_back_to_its_groups_and_to_every_token_of_one(fini
     assert re.fullmatch(r"[a-z]{2}=\d\+\d\?\\boxed{\d*}?.*", "".join(token.text for token in each))
 
 
-def test_what_made_a_version_is_told_as_json_and_an_unknown_one_in_a_sentence(finished: Finished) -> None:
+def test_what_made_a_version_is_told_as_json_and_an_unknown_one_in_a_sentence(finished: Finished, run: Run) -> None:
     told = headrace("lineage", "--data", finished.data, "--version", "3", "--json")
     unknown = headrace("inspect", "--data", finished.data, "--step", "99")
     assert told.returncode == 0, told.stderr
@@ -222,7 +224,9 @@ def test_what_made_a_version_is_told_as_json_and_an_unknown_one_in_a_sentence(fi
     assert f"no step 99: there are 1 to {VERSIONS}" in unknown.stderr
 
 
-def test_what_was_discarded_is_told_and_drawn_and_adds_up_to_the_summary(finished: Finished, tmp_path: Path) -> None:
+def test_what_was_discarded_is_told_and_drawn_and_adds_up_to_the_summary(
+    finished: Finished, run: Run, tmp_path: Path
+) -> None:
     told = headrace("discards", "--data", finished.data, "--plot", tmp_path / "discards.svg", "--json")
     assert told.returncode == 0, told.stderr
     ledger = json.loads(told.stdout)["policies"]["solver"]
@@ -234,7 +238,7 @@ def test_what_was_discarded_is_told_and_drawn_and_adds_up_to_the_summary(finishe
 
 
 def test_how_versions_were_published_is_told_and_one_is_a_folder_that_others_load(
-    finished: Finished, tmp_path: Path
+    finished: Finished, run: Run, tmp_path: Path
 ) -> None:
     told = json.loads(headrace("weights", "--data", finished.data, "--json").stdout)
     assert sorted([one["version"] for one in told["versions"]] + told["left_out"]) == list(range(VERSIONS + 1))
@@ -253,11 +257,9 @@ def test_how_versions_were_published_is_told_and_one_is_a_folder_that_others_loa
     assert abs(alone - in_the_run) < 0.15, "other draws of the same problems by the same weights"
 
 
-def test_chains_are_compared_over_the_archive_of_a_run_and_nothing_is_played(
-    finished: Finished, tmp_path: Path
-) -> None:
+def test_chains_are_compared_over_the_archive_of_a_run_and_nothing_is_played(rested: Path, tmp_path: Path) -> None:
     archive, data = tmp_path / "run.archive", tmp_path / "swept"
-    assert headrace("archive", "--data", finished.data, "--out", archive, "--with-weights").returncode == 0
+    assert headrace("archive", "--data", rested, "--out", archive, "--with-weights").returncode == 0
     (tmp_path / "offline.toml").write_text(OFFLINE)
     done = headrace("compare", tmp_path / "offline.toml", "--data", data, "--json")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
-import socket
 import tarfile
 from collections import defaultdict
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from typing import Any
 
 import fastavro
 import pytest
-from command import headrace
+from command import headrace, move_servers
 
 HERE = Path(__file__).parent / "first_release"
 RECIPE = HERE / "first.toml"
@@ -72,24 +70,11 @@ def lacking(then: Any, now: Any, at: str = "") -> list[str]:
     return [] if then == now else [f"{at}: {then!r} is now {now!r}"]
 
 
-def free_port() -> int:
-    """Draw a port below those that the kernel gives to clients: between two commands nobody is given it."""
-    while True:
-        port = 20_000 + secrets.randbelow(12_000)
-        with socket.socket() as held:
-            try:
-                held.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-
-
 def unpacked_data(into: Path) -> Path:
     """Unpack the run, its servers at other ports: several lanes and checkouts may do this on one machine."""
     with tarfile.open(HERE / "data.tar.xz") as packed:
         packed.extractall(into, filter="data")
-    for path in (into / "data").glob("*/ports.json"):
-        path.write_text(json.dumps({name: free_port() for name in json.loads(path.read_text())}))
+    move_servers(into / "data")
     return into / "data"
 
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from command import UNLEARNED, command, headrace, processes_of, wait_for_version
 
 STEPS = 24
@@ -57,6 +58,7 @@ def asked(*words: str | Path) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_on_through_two_swaps_and_its_audit_archive_and_retraining_agree(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with subprocess.Popen(

@@ -18,6 +18,7 @@ from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup, WeightsPublished
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.exhaustive
 Record = TypeVar("Record", WeightsPublished, BatchTrained)
 
 
@@ -38,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(folder: Path) -> Iterator[Run]:
     with opened_run(None, folder / "data") as opened:
         yield opened.run

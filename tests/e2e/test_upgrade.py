@@ -24,7 +24,7 @@ from headrace.schemas.headers import Stamp
 from headrace.schemas.records import Outcome, TrajectoryGroup
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.timeout(1200)  # seconds; two trees start one after the other
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1200)]  # seconds; two trees start one after the other
 
 STEPS = 24
 WORDS = (
@@ -106,7 +106,7 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory, newer: Path) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(upgraded: Path) -> Iterator[Run]:
     with opened_run(None, upgraded / "run") as opened:
         yield opened.run

@@ -1,4 +1,7 @@
-"""The demo, killed as a whole: `kill -9` of every process at once, servers included, then the same command again."""
+"""The demo, killed as a whole: `kill -9` of every process at once, servers included, then the same command again.
+
+Before each, somebody writes what nobody can read.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from launched import Launched, until
+
+from headrace.infra.kafka.clients import open_producer
 
 STEPS, GROUPS = 16, 16
 PATIENCE_S = 600.0
@@ -27,12 +32,22 @@ def trained(demo: Launched) -> int:
     return sum('"event": "version.trained"' in line for line in lines)
 
 
+def say_garbage(demo: Launched) -> None:
+    run = demo.joined()
+    vandal = open_producer(run.connection, "vandal")
+    vandal.produce(run.topics.trajectories("solver"), b"garbage", b"sums:0", 0)
+    assert vandal.flush(30) == 0
+
+
 @pytest.mark.faults
-def test_the_demo_killed_as_a_whole_twice_is_gone_on_with_to_its_end_and_its_audit_closes(demo: Launched) -> None:
+def test_the_demo_vandalised_and_killed_as_a_whole_twice_is_gone_on_with_to_its_end_and_its_audit_closes(
+    demo: Launched,
+) -> None:
     for version in (5, 10):
         demo.start()
         until(lambda wanted=version: trained(demo) >= wanted or demo.ended() is not None, "some versions", PATIENCE_S)
         assert demo.ended() is None, "it was killed at work"
+        say_garbage(demo)
         victims = demo.kill_all()
         assert victims.keys() >= {"broker", "store", "up", "feed", "train-solver", "rollout-sums-0", "evaluate"}
     demo.start()
@@ -42,5 +57,6 @@ def test_the_demo_killed_as_a_whole_twice_is_gone_on_with_to_its_end_and_its_aud
     audit, status = demo.asked("audit"), demo.asked("status")
     assert audit.said["ok"], audit
     assert (audit.said["lost"], audit.said["doubled"]) == (0, 0)
+    assert audit.said["unnumbered_letters"] == {"undecodable": 2}, "it stopped nobody, and has not disappeared"
     assert status.said["versions"] == {"solver": STEPS}
     assert status.said["groups"]["trained"] == STEPS * GROUPS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,11 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from forked import Forked, headrace
 
 from headrace.infra.kafka.clients import KafkaAway, KafkaRefused
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 PATIENCE_S = float(os.environ.get("HEADRACE_TEST_PATIENCE", "120"))
 """Less for mutants, which may make a test wait in vain."""
 
@@ -55,19 +53,13 @@ class Component:
         for point, action in (armed or {}).items():
             self.arm(point, action)
         self._env = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join((str(ROOT), str(HERE))),
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "passive",
             "HEADRACE_FAILPOINTS": str(self._points),
             "HEADRACE_KAFKA_CLIENT": json.dumps(client or {}),
         }
         self.process = self._spawn()
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "headrace", *self.words]
-            return subprocess.Popen(command, env=self._env, stderr=log, cwd=ROOT)
+    def _spawn(self) -> Forked:
+        return headrace(self.words, self.log, self._env)
 
     def arm(self, point: str, action: str = "stop") -> None:
         """Let the process stop the next time that it comes by."""

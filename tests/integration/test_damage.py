@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import re
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import Forked
 from made_records import say, tasks
 from made_run import TINY_MODEL, make_run, tiny_recipe
 from stoppable import until
@@ -43,10 +42,14 @@ from headrace.trainers.learner.model import build_model, character_tokenizer, pu
 Weights = dict[str, Tensor]
 BEHIND = 3
 """Versions by which a worker is too far behind; some rows make it lack two."""
-HASTE = (
-    "from headrace.producers.rollout import follower, worker; "
-    "worker.STATUS_EVERY_S = 0.2; follower.LONGEST_PAUSE_S = 1.0"
-)
+
+
+def play_in_haste(address: str) -> None:
+    """Be a worker that says often how it is, and asks often for what it lacks."""
+    from headrace.producers.rollout import follower, worker
+
+    worker.STATUS_EVERY_S, follower.LONGEST_PAUSE_S = 0.2, 1.0
+    worker.main(address, None, "w", "", 4)
 
 
 @dataclass(frozen=True)
@@ -180,10 +183,7 @@ def scene(bootstrap: str, store_address: StoreAddress, tmp_path_factory: pytest.
             run = make_run(bootstrap, theirs, tiny_recipe(name, trainer=trainer, store={"cache_gib": 0.1}))
         made = Scene(run, store, between, folder / "cache")
         made.publish(made.newest)
-        call = f"{HASTE}; rollout.main({str(run.address)!r}, None, 'w', '', 4)"
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "HEADRACE_CACHE": str(made.cache)}
-        with (folder / "log").open("wb") as log:
-            worker = subprocess.Popen([sys.executable, "-c", call], env=env, stderr=log)
+        worker = Forked(play_in_haste, (str(run.address),), folder / "log", {"HEADRACE_CACHE": str(made.cache)})
         try:
             until(lambda: made.serves(made.newest), "the worker plays")
             yield made

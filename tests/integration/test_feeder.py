@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -13,10 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
+from forked import Forked, headrace
 from made_run import TINY_MODEL, make_run, tiny_recipe
 
 from headrace.consumers.evaluate.evaluator import Evaluator, open_evaluator
@@ -390,17 +390,22 @@ def warm(**more: Any) -> dict[str, Any]:
     return {"solver": {"model": TINY_MODEL, "alphabet": ALPHABET, "warm_start": {"examples": 20, **more}}}
 
 
-def test_a_killed_process_is_taken_over_and_its_successor_ends_on_sigterm(make: Callable[..., Run]) -> None:
+def test_a_killed_process_is_taken_over_and_its_successor_ends_on_sigterm(
+    make: Callable[..., Run], tmp_path: Path
+) -> None:
     run = make()
-    command = [sys.executable, "-c", f"from headrace.producers.feed.feeder import main; main({str(run.address)!r})"]
-    first = subprocess.Popen(command)
+
+    def begun() -> Forked:
+        return headrace(["feed", "--run", str(run.address)], tmp_path / "log", {})
+
+    first = begun()
     second = None
     try:
         wait_until(lambda: len(numbers(run)) == QUOTA, first)
         first.kill()
         first.wait()
         say(run, outcome(run, 2), outcome(run, 3))
-        second = subprocess.Popen(command)
+        second = begun()
         wait_until(lambda: len(numbers(run)) == QUOTA + 2, second)
         assert numbers(run) == list(range(QUOTA + 2))
         second.send_signal(signal.SIGTERM)
@@ -412,7 +417,7 @@ def test_a_killed_process_is_taken_over_and_its_successor_ends_on_sigterm(make: 
                 process.wait()
 
 
-def wait_until(done: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def wait_until(done: Callable[[], bool], process: Forked) -> None:
     end = time.monotonic() + PATIENCE_S
     while not done():
         assert process.poll() is None, "the process ended"

@@ -212,7 +212,8 @@ def test_a_trainer_that_wakes_after_its_successor_has_finished_publishes_nothing
         pair.until(lambda first=pair.first: first.process.poll() is not None, "the first one ends")
         assert pair.first.process.returncode in (1, os.EX_TEMPFAIL)
         assert "\nerror: " in pair.first.log.read_text()
-        assert "another process has taken over" in pair.first.log.read_text()
+        assert "fenced by a newer instance" in pair.first.log.read_text()
+        assert "this process ends" in pair.first.log.read_text()
         topic = pair.run.topics.batches("solver")
         batches = [codec.decode(value, BatchTrained) for value in values(pair.run, topic)]
         assert [batch.version for batch in batches if batch.version >= 0] == [1, 2, 3, 4]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
+from forked import Forked
 from made_run import make_run, publish, tiny_recipe
 
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
@@ -40,8 +40,7 @@ from headrace.schemas.records import (
 from headrace.schemas.topics import eval_stream
 from headrace.trainers.learner.model import character_tokenizer
 
-Spawn = Callable[..., subprocess.Popen[bytes]]
-HERE = Path(__file__).parent
+Spawn = Callable[..., Forked]
 SLOW = {"sums": {"env": {"use": "arithmetic"}, "workflow": "played:slow", "policies": {"solver": "solver"}}}
 PATIENCE_S = 400
 
@@ -49,15 +48,10 @@ PATIENCE_S = 400
 @pytest.fixture
 def work(tmp_path: Path) -> Iterator[Spawn]:
     """Start a worker as a user does, its log in `<name>.log`; whatever still runs at the end is killed."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[Forked] = []
 
-    def start(run: Run, name: str, concurrency: int = 64, first: str = "") -> subprocess.Popen[bytes]:
-        entry = "from headrace.producers.rollout.worker import main; main"
-        call = f"{entry}({str(run.address)!r}, None, {name!r}, '', {concurrency})"
-        call = f"{first}; {call}" if first else call
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(HERE)}
-        with (tmp_path / f"{name}.log").open("wb") as log:
-            started.append(subprocess.Popen([sys.executable, "-c", call], env=env, stderr=log))
+    def start(run: Run, name: str, concurrency: int = 64, first: str = "") -> Forked:
+        started.append(Forked(play, (str(run.address), name, concurrency, first), tmp_path / f"{name}.log"))
         return started[-1]
 
     yield start
@@ -67,6 +61,14 @@ def work(tmp_path: Path) -> Iterator[Spawn]:
         process.wait()
     for log in sorted(tmp_path.glob("*.log")):
         sys.stderr.write(f"---- {log.name}\n{log.read_text()}")
+
+
+def play(address: str, name: str, concurrency: int, first: str) -> None:
+    """Be a worker, that runs some code first."""
+    from headrace.producers.rollout.worker import main
+
+    exec(first)  # noqa: S102 - a test's
+    main(address, None, name, "", concurrency)
 
 
 # ----------------------------------------------------------------------------------------------------- what others do

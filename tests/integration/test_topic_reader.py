@@ -8,7 +8,8 @@ import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import NewTopic
 
-from headrace.infra.kafka import Connection, open_admin, open_consumer, open_producer, topic_reader
+from headrace.infra.kafka import topic_reader
+from headrace.infra.kafka.clients import Connection, open_admin, open_consumer, open_producer
 from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all
 
 LIMIT_S = 15.0

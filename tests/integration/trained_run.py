@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
+from forked import process as forked
 
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.topic_reader import read_all
@@ -31,11 +30,6 @@ from headrace.schemas.records import (
     WeightsPublished,
 )
 
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(
-    ["headrace.trainers.component", "headrace.trainers.start", "transformers.models.qwen3.modeling_qwen3"]
-)
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -50,10 +44,7 @@ def start_trainer(
     run: Run, failpoints: Path | None = None, threads: int = 1, variant: str | None = None
 ) -> BaseProcess:
     """Start a trainer in a process of its own, forked from one that has imported torch already."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # of the process that all are forked from
-    process = _PROCESSES.Process(target=_train, args=(str(run.address), str(failpoints or ""), threads, variant))
-    process.start()
-    return process
+    return forked(_train, str(run.address), str(failpoints or ""), threads, variant)
 
 
 def _train(address: str, failpoints: str, threads: int, variant: str | None) -> None:
@@ -70,8 +61,7 @@ def _train(address: str, failpoints: str, threads: int, variant: str | None) -> 
 def command(folder: Path, *words: str, failpoints: Path | None = None) -> Answer:
     """Run the command line in such a process, which computes with two threads unless the command sees to it."""
     out, err = folder / "out.txt", folder / "err.txt"
-    process = _PROCESSES.Process(target=_command, args=(words, str(out), str(err), str(failpoints or "")))
-    process.start()
+    process = forked(_command, words, str(out), str(err), str(failpoints or ""))
     process.join(240)
     assert process.exitcode is not None, f"{words} still runs"
     return Answer(process.exitcode, out.read_text(), err.read_text())

@@ -21,6 +21,8 @@ from headrace.infra.weights.tensors import weights_hash
 from headrace.trainers.learner.shard_index import decode_index
 
 HERE = Path(__file__).parent
+needs_two = pytest.mark.exhaustive
+"""What needs the two processes, a minute for all cases; `make test` trains on two in tests/integration."""
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,7 @@ def made_by(processes: int, folder: Folder, device: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
+@needs_two
 def test_two_processes_have_the_losses_and_all_other_metrics_of_one(two: dict[str, Any], case: str) -> None:
     one, sequences = made(alone(CASES[case])), sequences_of(CASES[case])
     # Over a large vocabulary gradients are so small that the rounding of sums is more of them.
@@ -57,6 +60,7 @@ def test_two_processes_have_the_losses_and_all_other_metrics_of_one(two: dict[st
 
 
 @pytest.mark.parametrize("case", CASES)
+@needs_two
 def test_two_processes_make_the_very_same_bits_again_from_a_checkpoint(two: dict[str, Any], case: str) -> None:
     found = two[case]
     assert found["again"] == found["metrics"][-1]
@@ -65,6 +69,7 @@ def test_two_processes_make_the_very_same_bits_again_from_a_checkpoint(two: dict
 
 
 @pytest.mark.parametrize("case", CASES)
+@needs_two
 def test_each_process_stores_about_half_of_a_checkpoint_and_reads_what_it_needs(
     two: dict[str, Any], folder: Folder, case: str
 ) -> None:
@@ -86,6 +91,7 @@ def test_each_process_stores_about_half_of_a_checkpoint_and_reads_what_it_needs(
 
 
 @pytest.mark.parametrize("case", CASES)
+@needs_two
 def test_one_process_goes_on_from_the_checkpoint_of_two(two: dict[str, Any], folder: Folder, case: str) -> None:
     found = two[case]
     one, sequences = made(alone(CASES[case])), sequences_of(CASES[case])
@@ -117,6 +123,7 @@ def by_hand(folder: Folder, first: dict[str, Any]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("case", TAKEN_OVER)
+@needs_two
 def test_the_checkpoint_of_one_process_is_the_same_bits_after_two_had_it(
     two: dict[str, Any], folder: Folder, case: str
 ) -> None:
@@ -125,6 +132,7 @@ def test_the_checkpoint_of_one_process_is_the_same_bits_after_two_had_it(
     assert encoded(one) == found["whole"]
 
 
+@needs_two
 def test_a_part_that_is_gone_or_altered_is_told_by_the_leader_and_changes_nothing(two: dict[str, Any]) -> None:
     found = two["troubles"]
     names = {name for name, _ in found["errors"]}
@@ -134,6 +142,7 @@ def test_a_part_that_is_gone_or_altered_is_told_by_the_leader_and_changes_nothin
     assert found["healed"]
 
 
+@needs_two
 def test_a_store_that_is_away_for_one_process_holds_up_no_step_and_is_given_up_by_all(two: dict[str, Any]) -> None:
     found = two["troubles"]
     assert found["stopped"] == "StoreUnavailable"
@@ -142,6 +151,7 @@ def test_a_store_that_is_away_for_one_process_holds_up_no_step_and_is_given_up_b
     assert found["anew"]
 
 
+@needs_two
 def test_what_two_processes_make_is_told_apart(two: dict[str, Any]) -> None:
     one = made({})
     one.step(batch(1), 1)

@@ -1,8 +1,11 @@
 """What every engine promises (`producers/engines/contract.py`), of those that are shipped."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,8 +13,10 @@ import pytest
 import transformers
 
 from headrace.infra.recipe.settings import Rollout
+from headrace.producers.engines import scripted
 from headrace.producers.engines.contract import Engine, EngineError, EngineStats, Generation, Sampling, VersionGone
 from headrace.producers.engines.registry import open_engine
+from headrace.producers.engines.weight_set import Ended, WeightSet
 from headrace.trainers.learner.model import character_tokenizer
 
 ALPHABET = "0123456789/=?"
@@ -34,13 +39,14 @@ WEIGHTS: dict[str, Any] = dict(transformers.Qwen3ForCausalLM(CONFIG).named_param
 PROMPT: list[int] = TOKENIZER.encode("1/17=4?")
 LONG = Sampling(max_tokens=50)
 """An answer of the scripted engine is as long as this allows, and takes half a second."""
+SECONDS_PER_TOKEN = 0.01
 ENGINES: dict[str, dict[str, object]] = {
     "torch": {"use": "torch"},
     "scripted": {
         "use": "scripted",
         "difficulties": [0.0, 0.0],
         "tokens": [4, 50],
-        "seconds_per_token": 0.01,
+        "seconds_per_token": SECONDS_PER_TOKEN,
     },
 }
 Make = Callable[..., Engine]
@@ -73,6 +79,45 @@ def engine(make: Make) -> Engine:
     return make("p")
 
 
+class Pace:
+    """Lets an engine make so many tokens and no more: what a test does meanwhile does not come too late.
+
+    The engine of a model makes no step beyond them; for the scripted one, and its event loop, no time passes.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def step(self, weights: WeightSet) -> Ended:
+        if weights.generated_tokens < self.tokens:
+            return STEP(weights)
+        time.sleep(0.0005)
+        return []
+
+    def clock(self) -> float:
+        return self.tokens * SECONDS_PER_TOKEN
+
+
+STEP = WeightSet.step
+
+
+@pytest.fixture
+def pace(monkeypatch: pytest.MonkeyPatch) -> Pace:
+    made = Pace()
+    monkeypatch.setattr(WeightSet, "step", lambda weights: made.step(weights))  # noqa: PLW0108 - it takes `self`
+    monkeypatch.setattr(scripted, "time", SimpleNamespace(monotonic=made.clock))
+    monkeypatch.setattr(scripted, "_Request", partial(scripted._Request, began=0.0))
+    return made
+
+
+async def begun(engine: Engine, pace: Pace) -> asyncio.Task[Generation]:
+    """Ask for a long answer, of which nothing is made yet."""
+    asyncio.get_running_loop().time = pace.clock  # type: ignore[method-assign]
+    task = asyncio.create_task(engine.generate("p", PROMPT, LONG, seed=0))
+    await until(engine, lambda now: now.running + now.waiting == 1)
+    return task
+
+
 def run(*calls: Awaitable[Generation]) -> list[Generation]:
     async def gather() -> list[Generation]:
         return list(await asyncio.gather(*calls))
@@ -81,9 +126,8 @@ def run(*calls: Awaitable[Generation]) -> list[Generation]:
 
 
 async def until(engine: Engine, holds: Callable[[EngineStats], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds(engine.stats()):  # noqa: ASYNC110 - an engine has no event to wait for
-            await asyncio.sleep(0.0005)
+    while not holds(engine.stats()):  # an engine has no event to wait for
+        await asyncio.to_thread(time.sleep, 0.0005)  # by the time of the machine, whatever the loop's is
 
 
 def test_an_answer_has_an_id_a_log_probability_and_a_version_for_every_token(engine: Engine) -> None:
@@ -100,19 +144,20 @@ def test_an_answer_has_an_id_a_log_probability_and_a_version_for_every_token(eng
     assert (stats.generated_tokens, stats.prompt_tokens, stats.running) == (24, 3 * len(PROMPT), 0)
 
 
-def test_a_token_carries_the_version_that_made_it_and_a_swap_ends_no_request(engine: Engine) -> None:
+def test_a_token_carries_the_version_that_made_it_and_a_swap_ends_no_request(engine: Engine, pace: Pace) -> None:
     async def swap_twice() -> Generation:
-        task = asyncio.create_task(engine.generate("p", PROMPT, LONG, seed=0))
+        task = await begun(engine, pace)
         for version in (1, 2):
-            await until(engine, lambda now, least=15 * version: now.generated_tokens >= least)  # type: ignore[misc]
+            pace.tokens = 15 * version
+            await until(engine, lambda now: now.generated_tokens == pace.tokens)
             await asyncio.to_thread(engine.load, "p", version, WEIGHTS)
+        pace.tokens = 50
         return await task
 
     result = asyncio.run(swap_twice())
     assert engine.versions() == {"p": 2}
-    assert [version for version, _ in result.version_runs] == [0, 1, 2]
-    assert result.version_runs[0][1] >= 15
-    assert sum(length for _, length in result.version_runs) == len(result.ids) == 50
+    assert result.version_runs == ((0, 15), (1, 15), (2, 20))
+    assert len(result.ids) == 50
 
 
 def test_a_held_version_is_played_over_swaps_until_it_is_released(engine: Engine) -> None:
@@ -150,9 +195,10 @@ def test_two_policies_have_versions_of_their_own(make: Make) -> None:
     assert [result.version_runs for result in results] == [((0, 4),), ((2, 4),)]
 
 
-def test_a_cancelled_request_leaves_its_place_and_its_tokens_stay_counted(engine: Engine) -> None:
+def test_a_cancelled_request_leaves_its_place_and_its_tokens_stay_counted(engine: Engine, pace: Pace) -> None:
     async def scenario() -> None:
-        task = asyncio.create_task(engine.generate("p", PROMPT, LONG, seed=0))
+        task = await begun(engine, pace)
+        pace.tokens = 4
         await until(engine, lambda now: now.generated_tokens > 3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -160,10 +206,11 @@ def test_a_cancelled_request_leaves_its_place_and_its_tokens_stay_counted(engine
         await until(engine, lambda now: now.running == 0)
 
     asyncio.run(scenario())
-    assert 3 < engine.stats().generated_tokens < 50
+    assert engine.stats().generated_tokens == 4
 
 
-def test_a_deadline_that_has_passed_ends_a_request_as_cancelled(engine: Engine) -> None:
+def test_a_deadline_that_has_passed_ends_a_request_as_cancelled(engine: Engine, pace: Pace) -> None:
+    pace.tokens = 4
     (result,) = run(engine.generate("p", PROMPT, LONG, seed=0, deadline_s=0.0))
     assert result.finish_reason == "cancelled"
     assert len(result.ids) == len(result.logprobs) == sum(length for _, length in result.version_runs) < 50
@@ -205,9 +252,10 @@ def test_any_engine_answers_the_one_token_by_which_a_worker_asks_whether_it_live
     assert len(result.ids) == 1
 
 
-def test_closing_fails_open_requests_and_later_ones(engine: Engine) -> None:
+def test_closing_fails_open_requests_and_later_ones(engine: Engine, pace: Pace) -> None:
     async def scenario() -> None:
-        task = asyncio.create_task(engine.generate("p", PROMPT, LONG, seed=0))
+        task = await begun(engine, pace)
+        pace.tokens = 4
         await until(engine, lambda now: now.running == 1)
         await asyncio.to_thread(engine.close)
         with pytest.raises(EngineError, match="closed"):

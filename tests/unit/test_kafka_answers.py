@@ -12,7 +12,8 @@ import pytest
 from headrace.infra.kafka import clients as kafka
 from headrace.infra.kafka.clients import Connection, KafkaAway, RunAddress, end_offsets, partitions_of
 from headrace.infra.process.signals import ToldToStop
-from headrace.infra.run import NoSuchRun, join, run
+from headrace.infra.run import run
+from headrace.infra.run.run import NoSuchRun, join
 
 CONNECTION = Connection("127.0.0.1:1")
 

@@ -8,7 +8,8 @@ from contextlib import closing
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from headrace.infra.kafka import Connection, Fenced, KafkaAway, KafkaRefused, transactions, translate
+from headrace.infra.kafka import transactions
+from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, KafkaRefused, translate
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.process.signals import MustRestart
 
