@@ -11,20 +11,19 @@ from typing import TypeAlias
 import structlog
 
 from headrace.infra.kafka.clients import Message, Outgoing
+from headrace.infra.kafka.decoding import Rejected, decode_own
 from headrace.infra.kafka.topic_reader import TopicReader
 from headrace.infra.kafka.transactions import Ticket
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.run.run import Run, read_revision
 from headrace.infra.stopwatch import Stopwatch
-from headrace.schemas import codec
-from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import CuratedGroup, WeightsPublished
 from headrace.trainers.batches.groups import batch_sequences
 from headrace.trainers.batches.window import Eviction, Waiting, Window, next_batch
 from headrace.trainers.candidates import Candidate
-from headrace.trainers.intake import UNUSABLE, Intake
+from headrace.trainers.intake import Intake
 from headrace.trainers.learner.step_metrics import group_metrics, sampled_by
-from headrace.trainers.messages import Messages
+from headrace.trainers.messages import UNKNOWN, Messages
 from headrace.trainers.version_metrics import VersionMetrics
 from headrace.trainers.versions.pipeline import Made, Order, Pipeline
 from headrace.trainers.versions.resume import Incarnation
@@ -117,18 +116,16 @@ class Trainer:
 
     def take_group(self, message: Message) -> Iterable[Outgoing]:
         """Take a curated group into the window."""
+        key = UNKNOWN
         try:
             with self._watch.measure("decode"):
-                curated = codec.decode(message.value, CuratedGroup)
-        except SchemaError as error:
-            return self._messages.dead(message, ("undecodable", str(error)))
-        if curated.run_id != self.run.run_id:
-            return self._messages.dead(message, ("other_run", f"a group of run {curated.run_id}"))
-        try:
-            found = self._intake.entry(message, curated)
-        except UNUSABLE as error:
+                curated = decode_own(
+                    message.value, CuratedGroup, self.run.run_id, lambda one: f"a group of run {one.run_id}"
+                )
             key = (curated.stream, curated.number, curated.use)
-            return self._messages.dead(message, ("unusable", str(error)), key)
+            found = self._intake.entry(message, curated)
+        except Rejected as rejected:
+            return self._messages.dead(message, rejected.why, key)
         self._evict(self.window.add(found) if isinstance(found, Waiting) else [found])
         return ()
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from blake3 import blake3
 
 from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.decoding import Rejected
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
@@ -27,7 +28,7 @@ from headrace.trainers.candidates import Candidate, candidate
 from headrace.trainers.learner.limits import Limits
 
 UNUSABLE = (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError)
-"""What `Intake.entry` raises for a group that cannot be trained on."""
+"""What decoding raises for a group that cannot be trained on."""
 
 
 class Intake:
@@ -69,10 +70,16 @@ class Intake:
     def entry(self, message: Message, curated: CuratedGroup) -> Waiting[Candidate] | Eviction[Candidate]:
         """Return a group as it waits in the window; a replay gets the group of its first use.
 
-        A replay whose first use has left the log is evicted as `missing`. Raises UNUSABLE.
+        A replay whose first use has left the log is evicted as `missing`. Raises Rejected as `unusable`.
         """
         self._arrivals += 1
         self.arrived_at = time.monotonic()
+        try:
+            return self._entry(message, curated)
+        except UNUSABLE as error:
+            raise Rejected("unusable", str(error)) from error
+
+    def _entry(self, message: Message, curated: CuratedGroup) -> Waiting[Candidate] | Eviction[Candidate]:
         with self._watch.measure("consume"):
             found = self._payloads.whole(message, curated)
         if found is None:

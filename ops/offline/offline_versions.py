@@ -12,8 +12,8 @@ import numpy as np
 from headrace.infra.archive.reading import Archive
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.decoding import Rejected, decode_own
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.ops.offline.archived_groups import (
     ArchivedFirstUses,
     Arrived,
@@ -22,17 +22,14 @@ from headrace.ops.offline.archived_groups import (
     arrivals,
 )
 from headrace.ops.offline.archived_start import Start
-from headrace.schemas import codec
-from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import BatchTrained, CuratedGroup
-from headrace.trainers.advantages import RewardError
-from headrace.trainers.batches.batch import BatchError, TrainingSequence
-from headrace.trainers.batches.estimator import AdvantageError
+from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.batches.groups import WholeGroup, batch_sequences
 from headrace.trainers.batches.payloads import Payloads
 from headrace.trainers.batches.trained_groups import whole
 from headrace.trainers.batches.window import Eviction, Waiting, Window, next_batch
 from headrace.trainers.candidates import Candidate, candidate
+from headrace.trainers.intake import UNUSABLE
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.step_metrics import StepMetrics, group_metrics
 from headrace.trainers.versions.remake import hash_of, trained_again
@@ -180,16 +177,13 @@ class _Intake:
         self.clock = max(self.clock, arrived.clock)
         counts.read += 1
         try:
-            curated = codec.decode(message.value, CuratedGroup)
-        except SchemaError:
-            counts.unusable["undecodable"] += 1
-            return
-        if curated.run_id != self._archive.manifest.run_id:
-            counts.unusable["other_run"] += 1
+            curated = decode_own(message.value, CuratedGroup, self._archive.manifest.run_id)
+        except Rejected as rejected:
+            counts.unusable[rejected.reason] += 1
             return
         try:
             found = self._candidate(message, curated)
-        except (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError):
+        except UNUSABLE:
             counts.unusable["unusable"] += 1
             counts.replays["unusable"] += curated.use > 0
             return
