@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
+from types import SimpleNamespace
 from typing import TypeAlias
 
 import numpy as np
@@ -185,29 +186,28 @@ def curate(load: Load, _reports: Reports, _go: Event) -> None:
 
 def take_in(load: Load, reports: Reports, _go: Event) -> None:
     """Be the trainer up to a batch: poll, decode, window, cut, decode the groups inside."""
-    from headrace.trainers.batches.window import Waiting
-    from headrace.trainers.candidates import candidate_of
     from headrace.trainers.component import Trainer
+    from headrace.trainers.learner.limits import Limits
     from headrace.trainers.versions.resume import Incarnation
-
-    class Learner:
-        version = 0
 
     class Intake(Trainer):
         """A trainer that has its batch and makes nothing of it."""
 
         taken = 0
 
-        def _make_version(self, batch: list[Waiting]) -> list[Outgoing]:
-            wholes = [candidate_of(entry).whole for entry in batch]
-            assert {len(w.group.trajectories) for w in wholes} == {SAMPLES}  # noqa: S101 - or it was not this task
-            self.taken += len(wholes)
-            _tell(reports, load, self.taken)
+        def tick(self) -> list[Outgoing]:
+            while batch := self.window.take(self.settings.groups_per_batch):
+                wholes = [entry.payload.whole for entry in batch]
+                assert {len(w.group.trajectories) for w in wholes} == {SAMPLES}  # noqa: S101 - or it was not this task
+                self.taken += len(wholes)
+                _tell(reports, load, self.taken)
             return []
 
+    learner = SimpleNamespace(version=0, limits=Limits(1 << 31), fingerprint=dict)
     (run, stop), watch = _begin(load), Stopwatch()
     places = whole_topics(run.connection, [run.topics.curated(POLICY)])
-    intake = Intake(run, POLICY, Incarnation(Learner(), (), 0, "", places), watch)  # type: ignore[arg-type]  # no model
+    begun = Incarnation(learner, SimpleNamespace(files=()), 0, "", places)  # type: ignore[arg-type]  # no model
+    intake = Intake(run, POLICY, begun, watch)
     writer = TransactionalWriter(run.connection, f"{run.address.run}.train.{POLICY}")
     run_loop(intake, writer, stop, watch)
     intake.close()

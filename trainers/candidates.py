@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from headrace.infra.recipe.settings import Trainer
 from headrace.trainers.batches.batch import BatchError
-from headrace.trainers.batches.groups import PreparedGroup, WholeGroup, batch_sequences, prepared
-from headrace.trainers.batches.window import Waiting
-from headrace.trainers.learner.learner import Learner
+from headrace.trainers.batches.groups import PreparedGroup, WholeGroup, prepared, tried
+from headrace.trainers.learner.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +22,13 @@ class Candidate:
 
 
 def candidate(
-    group: WholeGroup, learner: Learner, settings: Trainer, tokenizer_hash: Callable[[], str], newest_version: float
+    group: WholeGroup, limits: Limits, settings: Trainer, tokenizer_hash: Callable[[], str], newest_version: float
 ) -> Candidate:
     """Return a group that can be trained on.
 
     Args:
         group: With its trajectories.
-        learner: Whose vocabulary and experts it must fit.
+        limits: Of the model that it must fit.
         settings: Of the batch that it would be in.
         tokenizer_hash: Returns the BLAKE3 of the policy's tokenizer, empty where there is none; asked of a group that
             names one, as it may have to be fetched.
@@ -39,20 +38,12 @@ def candidate(
     """
     if group.group.tokenizer_hash and group.group.tokenizer_hash != tokenizer_hash():
         raise BatchError(f"its tokens are of tokenizer {group.group.tokenizer_hash[:16]!r}, which is another one's")
-    ready = prepared(group)
-    sequences = batch_sequences([ready], settings)
-    if not any(sequence.mask.any() for sequence in sequences):
+    ready = tried(prepared(group), settings)
+    if not any(sequence.mask.any() for sequence in ready.sequences):
         raise BatchError("it has no token to train on")
-    for sequence in sequences:
-        learner.check_ids(sequence.ids)
-        learner.check_routing(sequence)
-    newest = max(int(sequence.versions.max()) for sequence in sequences)
+    for sequence in ready.sequences:
+        limits.check(sequence)
+    newest = max(int(sequence.versions.max()) for sequence in ready.sequences)
     if newest > newest_version:
         raise BatchError(f"it has tokens of version {newest}, and {newest_version} is the newest there is")
     return Candidate(group, ready, newest)
-
-
-def candidate_of(entry: Waiting) -> Candidate:
-    """Return what an entry of the trainer's window holds."""
-    assert isinstance(entry.payload, Candidate)  # noqa: S101 - what is put there
-    return entry.payload

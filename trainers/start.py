@@ -25,11 +25,11 @@ from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
 from headrace.trainers.learner.warm_start import WarmStartSettings, WorkedExample, warm_start
+from headrace.trainers.versions.heartbeat import heartbeat
 from headrace.trainers.versions.history import History, read_history, wait_for_examples
 from headrace.trainers.versions.publisher import Publisher, WindowMark, checkpoint, upload_files
 from headrace.trainers.versions.remake import learner_at
 from headrace.trainers.versions.resume import Incarnation, resume
-from headrace.trainers.versions.telling import told
 
 log = structlog.get_logger()
 
@@ -100,20 +100,20 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     return _publish_first(run, policy, learner, files, writer, stop)
 
 
-def _begin_beside(run: Run, line: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
+def _begin_beside(run: Run, shadow: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
     """Take version 0 of a shadow's policy, which `headrace gc` keeps for ever, for its own. Raises ToldToStop."""
-    policy, said = policy_of(line), False
+    policy, said = policy_of(shadow), False
     while True:
         beside = read_history(run, policy)
         if 0 in beside.checkpoints and beside.published is not None:
             break
         if not said:
-            log.info("shadow.waits", line=line, what=f"version 0 of {policy}")
+            log.info("shadow.waits", line=shadow, what=f"version 0 of {policy}")
             said = True
         if stop.wait(WAIT_S):
             raise ToldToStop(f"told to stop while waiting for version 0 of {policy}")
-    learner = learner_at(run, beside.checkpoints[0], beside.files, run.recipe, line)
-    return _publish_first(run, line, learner, beside.files, writer, stop)
+    learner = learner_at(run, beside.checkpoints[0], beside.files, run.recipe, shadow)
+    return _publish_first(run, shadow, learner, beside.files, writer, stop)
 
 
 def _publish_first(
@@ -181,7 +181,7 @@ def _warm_start(
         seed=run.recipe.seed,
     )
     to_learn_from = [example for example in examples if example not in apart]
-    with told(run, policy, "warming up") as tell:
+    with heartbeat(run, policy, "warming up") as beat:
 
         def after_step(step: int, reward: float | None) -> None:
             if stop.is_set():
@@ -189,9 +189,9 @@ def _warm_start(
             if reward is None:
                 return
             wanted = f"{settings.reward_low:.2f}-{settings.reward_high:.2f}"
-            tell(f"held-out reward {reward:.2f} after {step} supervised steps, wanted {wanted}")
+            beat(f"held-out reward {reward:.2f} after {step} supervised steps, wanted {wanted}")
 
-        tell(f"{len(to_learn_from)} worked examples")
+        beat(f"{len(to_learn_from)} worked examples")
         result = warm_start(model, tokenizer, to_learn_from, distinct[:cut], warm, after_step)
     log.info("warm_start.done", policy=policy, steps=result.steps, reward=round(result.reward, 3))
 

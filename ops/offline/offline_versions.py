@@ -11,8 +11,8 @@ import numpy as np
 from headrace.infra.archive.reading import Archive
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.decoding import Rejected, decode_own
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.ops.offline.archived_groups import (
     ArchivedFirstUses,
     Arrived,
@@ -21,17 +21,14 @@ from headrace.ops.offline.archived_groups import (
     arrivals,
 )
 from headrace.ops.offline.archived_start import Start
-from headrace.schemas import codec
-from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import BatchTrained, CuratedGroup
-from headrace.trainers.advantages import RewardError
-from headrace.trainers.batches.batch import BatchError, TrainingSequence
-from headrace.trainers.batches.estimator import AdvantageError
+from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.batches.groups import WholeGroup, batch_sequences
 from headrace.trainers.batches.payloads import Payloads
 from headrace.trainers.batches.trained_groups import whole
 from headrace.trainers.batches.window import Eviction, Waiting, Window, next_batch
-from headrace.trainers.candidates import Candidate, candidate, candidate_of
+from headrace.trainers.candidates import Candidate, candidate
+from headrace.trainers.intake import UNUSABLE
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.step_metrics import StepMetrics, group_metrics
 from headrace.trainers.versions.remake import hash_of, trained_again
@@ -189,10 +186,10 @@ class _Intake:
 
     def __init__(self, archive: Archive, topic: str, start: Start, counts: Counts) -> None:
         self.clock = 0
-        self._learner, self._settings = start.learner, start.learner.settings
+        self._limits, self._settings = start.learner.limits, start.learner.settings
         self._archive, self._counts, self._tokenizer_hash = archive, counts, start.tokenizer_hash
         capacity = (self._settings.max_staleness + 1) * self._settings.groups_per_batch
-        self._window = Window(capacity, self._settings.order, start.learner.seed)
+        self._window = Window[Candidate](capacity, self._settings.order, start.learner.seed)
         self._payloads = Payloads(ArchivedFirstUses(archive, topic))
 
     @property
@@ -206,16 +203,13 @@ class _Intake:
         self.clock = max(self.clock, arrived.clock)
         counts.read += 1
         try:
-            curated = codec.decode(message.value, CuratedGroup)
-        except SchemaError:
-            counts.unusable["undecodable"] += 1
-            return
-        if curated.run_id != self._archive.manifest.run_id:
-            counts.unusable["other_run"] += 1
+            curated = decode_own(message.value, CuratedGroup, self._archive.manifest.run_id)
+        except Rejected as rejected:
+            counts.unusable[rejected.reason] += 1
             return
         try:
             found = self._candidate(message, curated)
-        except (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError):
+        except UNUSABLE:
             counts.unusable["unusable"] += 1
             counts.replays["unusable"] += curated.use > 0
             return
@@ -240,7 +234,7 @@ class _Intake:
         if found is None:
             return None
         group = whole(self._archive, found)
-        return candidate(group, self._learner, self._settings, lambda: self._tokenizer_hash, self.clock)
+        return candidate(group, self._limits, self._settings, lambda: self._tokenizer_hash, self.clock)
 
     def _deadline(self, curated: CuratedGroup) -> int:
         """Return the last clock at which it may be trained on: as the settings say, of a replay as its chain said."""
@@ -250,8 +244,8 @@ class _Intake:
         """Return the next batch; nothing while it is to wait."""
         self._count(self._window.expire(self.clock))
         size = next_batch(self.waiting, self._settings.groups_per_batch, self._settings.minibatches, 0.0, 0.0)
-        return [candidate_of(entry) for entry in self._window.take(size) or ()]
+        return [entry.payload for entry in self._window.take(size) or ()]
 
-    def _count(self, evictions: Sequence[Eviction]) -> None:
+    def _count(self, evictions: Sequence[Eviction[Candidate]]) -> None:
         self._counts.evicted.update(eviction.verdict for eviction in evictions)
         self._counts.replays.update(eviction.verdict for eviction in evictions if eviction.entry.is_replay)

@@ -239,9 +239,9 @@ MUTANTS = (
     Mutant(
         "shadow-own-clock",
         "a shadow's groups grow old by the versions that their tokens name",
-        "trainers/component.py",
-        "return self._head if self.settings.is_shadow else self.learner.version",
-        "return self.learner.version",
+        "trainers/intake.py",
+        "return self._head if self._settings.is_shadow else self._newest_version()",
+        "return self._newest_version()",
         (f"{SHADOWS}test_a_shadows_groups_grow_old_by_the_versions_of_its_policy",),
     ),
     Mutant(
@@ -255,8 +255,8 @@ MUTANTS = (
     Mutant(
         "shadow-trainer-letters",
         "what a shadow's trainer cannot read concludes no number of its policy",
-        "trainers/component.py",
-        "        if self.settings.is_shadow:\n            outcome = lost_to_shadow(",
+        "trainers/messages.py",
+        "        if variant_of(self.policy_variant):\n            outcome = lost_to_shadow(",
         "        if False:\n            outcome = lost_to_shadow(",
         (f"{SHADOWS}test_what_a_shadows_trainer_cannot_read_is_an_outcome_and_a_place_in_its_batches",),
     ),
@@ -973,11 +973,11 @@ MUTANTS = (
     Mutant(
         "outcomes-outside",
         "outcomes are part of the trainer's transaction",
-        "trainers/component.py",
-        "return [self._batch_message(record), *(self._outcome(e) for e in evicted)]",
+        "trainers/messages.py",
+        "return [self._batch_message(record), *(self._outcome(e) for e in evictions)]",
         "import headrace.infra.kafka.clients\n"
         '        outside = headrace.infra.kafka.clients.open_producer(self.run.connection, "outside")\n'
-        "        for one in map(self._outcome, evicted):\n"
+        "        for one in map(self._outcome, evictions):\n"
         "            outside.produce(one.topic, one.value, one.key, one.partition, headers=list(one.headers))\n"
         "        outside.flush(10)\n"
         "        return [self._batch_message(record)]",
@@ -1059,8 +1059,8 @@ MUTANTS = (
         "routing-of-any-model",
         "routing that is not of the model makes no version",
         "trainers/candidates.py",
-        "learner.check_routing(sequence)",
-        "pass",
+        "limits.check(sequence)",
+        "limits.check_ids(sequence.ids)",
         ("tests/fuzz/test_consumers.py::test_what_would_have_stopped_a_trainer_is_buried",),
     ),
     Mutant(
@@ -1098,7 +1098,7 @@ MUTANTS = (
     Mutant(
         "letter-alone",
         "how far a trainer is goes with a letter",
-        "trainers/component.py",
+        "trainers/messages.py",
         "return [*said, self._batch_message(dead)]",
         "return said",
         (f"{EVICTIONS_FILE}test_a_letter_is_written_once_by_incarnations_of_which_each_does_nothing_else",),
@@ -1106,7 +1106,7 @@ MUTANTS = (
     Mutant(
         "letter-without-place",
         "a record that was refused stays out, though it can be read now",
-        "trainers/component.py",
+        "trainers/messages.py",
         'dead = replace(self._record(), evictions=(records.Eviction(use, "dead"),))',
         "dead = self._record()",
         (f"{EVICTIONS_FILE}test_a_group_that_could_not_be_read_before_a_fix_is_trained_once_when_it_is_sent_back",),
@@ -1218,17 +1218,17 @@ MUTANTS = (
     Mutant(
         "replays-missing",
         "a replay whose first use is gone is evicted",
-        "trainers/component.py",
-        "            if found is None:\n",
-        "            if False:\n",
+        "trainers/intake.py",
+        "        if found is None:\n",
+        "        if False:\n",
         (f"{REPLAYED}test_a_replay_whose_first_use_has_left_the_log_is_evicted_and_the_trainer_goes_on",),
     ),
     Mutant(
         "replays-at-the-end",
         "a trainer that stops after the end tells of the replays that it holds",
         "trainers/component.py",
-        "        if self._evicted:\n            return self._report_evictions()\n        self._finished.set()",
-        "        self._finished.set()",
+        "        if self._evicted:\n            return self._report_evictions()\n        finished.set()",
+        "        finished.set()",
         (f"{REPLAYED}test_a_trainer_that_stops_after_the_end_says_first_what_became_of_the_replays_that_it_holds",),
     ),
     Mutant(

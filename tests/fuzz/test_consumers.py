@@ -76,10 +76,11 @@ from headrace.trainers.batches.batch import minibatches
 from headrace.trainers.batches.groups import batch_sequences
 from headrace.trainers.batches.payloads import Payloads
 from headrace.trainers.batches.window import Window
-from headrace.trainers.candidates import candidate_of
-from headrace.trainers.component import Trainer
-from headrace.trainers.learner.learner import Learner
+from headrace.trainers.component import Trainer, handlers
+from headrace.trainers.intake import Intake
+from headrace.trainers.learner.limits import Limits
 from headrace.trainers.learner.routing import Routers
+from headrace.trainers.messages import Messages
 
 pytestmark = pytest.mark.timeout(1200)  # seconds, on a machine that does nothing else
 
@@ -316,19 +317,14 @@ ROUTERS = routers()
 
 def trainer() -> Trainer:
     """A trainer without a model or a topic: all that taking groups in needs."""
-    config = SimpleNamespace(vocab_size=32, max_position_embeddings=64)
-    learner = SimpleNamespace(version=3, _model=SimpleNamespace(config=config), _routers=ROUTERS)
-    learner.check_ids = lambda ids: Learner.check_ids(cast("Learner", learner), ids)
-    learner.check_routing = lambda sequence: Learner.check_routing(cast("Learner", learner), sequence)
-    made = Trainer.__new__(Trainer)
-    made.run, made.line, made.settings = RUN, "solver", RECIPE.trainer_of("solver")
-    made.learner, made._watch = cast("Learner", learner), Stopwatch()
-    made._evicted, made._arrivals, made._epoch = [], 0, 0
-    made._curated, made._reader = RUN.topics.curated("solver"), cast("Any", SimpleNamespace(positions={}))
-    made.window, made._ended = Window(64), ""
-    made._publisher = cast("Any", SimpleNamespace(files=()))
-    made._payloads = Payloads(RUN, "solver")
-    made._payloads._read = lambda *_: None  # type: ignore[method-assign]  # no log to look for a first use in
+    made, limits = Trainer.__new__(Trainer), Limits(32, 64, ROUTERS.limits)
+    made.run, made.policy_variant, made.settings = RUN, "solver", RECIPE.trainer_of("solver")
+    made._watch, made._evicted, made.window = Stopwatch(), [], Window(64)
+    made._messages = Messages(RUN, "solver", 0, {}, "", {})
+    made._intake = Intake(RUN, "solver", limits, (), made._watch, lambda: 3)
+    made._intake._payloads = Payloads(RUN, "solver")
+    made._intake._payloads._read = lambda *_: None  # type: ignore[method-assign]  # no log to look for a first use in
+    made._handlers = handlers(made)
     return made
 
 
@@ -342,13 +338,13 @@ def test_a_trainer_takes_in_what_can_be_trained_on_and_buries_the_rest(fuzz: Fuz
         made = CuratedGroup("run-1", "sums", number, 0, whole, 5, 3, 0, (0, 1, 2), (0.0, 1.0, 2.0))
         made = distorted(rng, made) if rng.random() < 0.6 else made
         data = codec.encode(made)
-        return Message(one._curated, 0, number, b"", altered(rng, data) if rng.random() < 0.1 else data)
+        return Message(RUN.topics.curated("solver"), 0, number, b"", altered(rng, data) if rng.random() < 0.1 else data)
 
     def check(message: Message) -> None:
         told = [fits(outgoing) for outgoing in one.handle(message)]
         assert all(isinstance(record, DeadLetter | BatchTrained) for record in told)
         for entry in one.window.take(len(one.window)) or []:
-            sequences = batch_sequences([candidate_of(entry).prepared], one.settings)
+            sequences = batch_sequences([entry.payload.prepared], one.settings)
             assert minibatches(sequences, 1, 4096, seed=1, version=4)
 
     fuzz.run("trainer", 0.02, make, check)
@@ -391,7 +387,7 @@ def of_sequence(**changed: Any) -> TrajectoryGroup:
 def test_what_would_have_stopped_a_trainer_is_buried(made: TrajectoryGroup, changed: dict[str, Any]) -> None:
     one = trainer()
     whole = CuratedGroup("run-1", "sums", 0, 0, codec.encode(made), 5, 3, 0, (0, 1, 2), (0.0, 1.0, 2.0))
-    given = Message(one._curated, 0, 0, b"", codec.encode(replace(whole, **changed)))
+    given = Message(RUN.topics.curated("solver"), 0, 0, b"", codec.encode(replace(whole, **changed)))
 
     with memory_limit(1 << 30):
         told = [fits(outgoing) for outgoing in one.handle(given)]

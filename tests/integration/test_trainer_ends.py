@@ -15,6 +15,7 @@ from tcp_proxy import TcpProxy
 from trained_run import batches, curated, feed, published
 
 from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
@@ -24,7 +25,6 @@ from headrace.schemas.records import WeightsPublished
 from headrace.trainers import component
 from headrace.trainers.component import Trainer
 from headrace.trainers.start import begin_or_resume
-from headrace.trainers.train import drive
 from headrace.trainers.versions.pipeline import Made
 from headrace.trainers.versions.resume import Incarnation
 
@@ -83,7 +83,8 @@ class Life:
             self._wait_at_the_gate(self.incarnation.publisher.publish)
             with closing(Trainer(self.run, POLICY, self.incarnation, Stopwatch())) as trainer:
                 self._ready.set()
-                drive(trainer, writer, self.stop, Stopwatch())
+                if run_loop(trainer, writer, self.stop, Stopwatch()):
+                    run_loop(trainer, writer, trainer.finish(), Stopwatch())
 
     def _wait_at_the_gate(self, publish: Publish) -> None:
         def gated(*args: object, **more: object) -> WeightsPublished:

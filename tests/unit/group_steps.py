@@ -71,7 +71,7 @@ def alone(changed: dict[str, Any]) -> dict[str, Any]:
 
 def encoded(learner: Learner) -> str:
     """The hash of the whole checkpoint of a learner of one process."""
-    return sha256(b"".join(encode_checkpoint(learner.state()))).hexdigest()
+    return sha256(b"".join(encode_checkpoint(learner.trained.copy()))).hexdigest()
 
 
 def sequences_of(changed: dict[str, Any]) -> Callable[[int], list[TrainingSequence]]:
@@ -112,7 +112,7 @@ def taken_over(changed: dict[str, Any], folder: Folder) -> dict[str, Any]:
     """The checkpoint of one process, as two load it and store it again."""
     one, two = Learner(*parts_of(alone(changed))), made(changed)
     one.step(sequences_of(changed)(1), 1)
-    two.load_state(one.state())
+    two.load_state(one.trained.copy())
     return {"whole": encoded(one), "stored": asdict(two.checkpoint(folder.run)(None))}
 
 

@@ -60,7 +60,7 @@ class LogicalRun:
         source = TaskSource(workflow, lambda _: load_environment(env.use, recipe.seed, env.settings), selector)
         self.feed = FeedState(recipe, revision, {workflow: source})
         self._curators = [self._curator(partition) for partition in range(recipe.kafka.partitions)]
-        self._window = Window((trainer.max_staleness + 1) * trainer.groups_per_batch, trainer.order, recipe.seed)
+        self._window = Window[None]((trainer.max_staleness + 1) * trainer.groups_per_batch, trainer.order, recipe.seed)
         self._batch, self._steps = trainer.groups_per_batch, trainer.steps
         self._script, self._version_s = ScriptedSettings(**recipe.rollout.engine.settings), version_s
         self._playing: list[tuple[int, int, int, Task]] = []
@@ -150,10 +150,10 @@ class LogicalRun:
     def _wait(self, curated: CuratedGroup, partition: int) -> None:
         self._arrivals += 1
         key = (curated.stream, curated.number, curated.use)
-        entry = Waiting(key, curated.min_version, curated.deadline_version, self._arrivals, partition, 0)
+        entry = Waiting(key, curated.min_version, curated.deadline_version, self._arrivals, partition, 0, None)
         self._evict(self._window.add(entry))
 
-    def _evict(self, gone: list[window.Eviction]) -> None:
+    def _evict(self, gone: list[window.Eviction[None]]) -> None:
         for one in gone:
             stream, number, use = one.entry.key
             told = Outcome(

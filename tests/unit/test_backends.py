@@ -98,7 +98,9 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(two: dict[str, Any], fol
     one.step(sequences(99), 1)  # what loading must replace
     load(one, folder, stored(found["first"]))
     assert (one.version, weights_hash(one.published())) == (1, found["first_hash"])
-    assert {name: bytes(tensor.data) for name, tensor in one.state().tensors.items()} == by_hand(folder, found["first"])
+    assert {name: bytes(tensor.data) for name, tensor in one.trained.copy().tensors.items()} == by_hand(
+        folder, found["first"]
+    )
     assert one.step(sequences(2), 2) == pytest.approx(found["metrics"][1], rel=1e-5, abs=1e-5)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.infra.recipe.settings import Trainer, Use
 from headrace.schemas.records import CuratedGroup, Failure, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
-from headrace.trainers.advantages import ADVANTAGES
+from headrace.trainers.advantages import ADVANTAGES, RewardError
 from headrace.trainers.batches.batch import BatchError, pack
 from headrace.trainers.batches.groups import (
     WholeGroup,
@@ -19,6 +19,7 @@ from headrace.trainers.batches.groups import (
     prepared,
     token_versions,
     training_sequences,
+    tried,
 )
 from headrace.trainers.learner.step_metrics import group_metrics
 
@@ -179,6 +180,25 @@ def test_a_group_alone_has_the_advantages_that_it_has_in_a_batch_where_groups_do
     together = batch_sequences(map(prepared, groups), Trainer())
     alone = [one for group in groups for one in training_sequences(group, Trainer())]
     assert [one.advantage for one in together] == [one.advantage for one in alone]
+
+
+@pytest.mark.parametrize("use", ["grpo", "dr_grpo", "gae"])
+def test_advantages_that_are_taken_when_a_group_comes_in_are_those_of_its_batch_to_the_bit(use: str) -> None:
+    draw, settings = np.random.default_rng(4), Trainer(advantage=Use(use=use))
+    groups = [prepared(whole(tuple(draw.normal(size=4)), (0, 2, 3))) for _ in range(5)]
+    early = [tried(group, settings) for group in groups]
+    assert all(group.has_advantages for group in early)
+    then, now = batch_sequences(early, settings), batch_sequences(groups, settings)
+    assert [one.advantages.tobytes() for one in then] == [one.advantages.tobytes() for one in now]
+    assert [one.group for one in then] == [one.group for one in now]
+
+
+def test_advantages_that_depend_on_the_whole_batch_are_only_tried_when_a_group_comes_in() -> None:
+    for settings in (Trainer(advantage=Use(use="lite_ppo")), Trainer(batch_norm=True)):
+        group = prepared(whole((1.0, 0.0), (0, 1)))
+        assert tried(group, settings) is group
+        with pytest.raises(RewardError):
+            tried(prepared(whole((float("inf"), 0.0), (0, 1))), settings)
 
 
 def test_a_group_whose_spans_do_not_cover_its_tokens_is_refused() -> None:

@@ -68,15 +68,15 @@ def test_a_resumed_learner_makes_the_very_same_weights(changed: dict[str, Any]) 
     first = learner(**changed)
     for version in (1, 2):
         first.step(batch(version), version)
-    data = b"".join(encode_checkpoint(first.state()))
+    data = b"".join(encode_checkpoint(first.trained.copy()))
     second = learner(**changed)
     second.step(batch(99), 1)  # state that loading must replace
     second.load_state(decode_checkpoint(data))
     assert second.version == 2
-    assert b"".join(encode_checkpoint(second.state())) == data
+    assert b"".join(encode_checkpoint(second.trained.copy())) == data
     second.step(batch(3), 3)
     assert weights_hash(second.published()) == weights_hash(straight.published())
-    assert b"".join(encode_checkpoint(second.state())) == b"".join(encode_checkpoint(straight.state()))
+    assert b"".join(encode_checkpoint(second.trained.copy())) == b"".join(encode_checkpoint(straight.trained.copy()))
 
 
 @pytest.mark.parametrize("objective", named(OBJECTIVES, *FEW))
@@ -85,11 +85,11 @@ def test_a_version_made_again_from_a_checkpoint_has_the_very_same_bits_whatever_
 ) -> None:
     straight, resumed = learner(**objective), learner(**objective)
     straight.step(batch(1), 1)
-    data = b"".join(encode_checkpoint(straight.state()))
+    data = b"".join(encode_checkpoint(straight.trained.copy()))
     metrics = straight.step(batch(2), 2)
     resumed.load_state(decode_checkpoint(data))
     assert resumed.step(batch(2), 2) == metrics
-    assert b"".join(encode_checkpoint(resumed.state())) == b"".join(encode_checkpoint(straight.state()))
+    assert b"".join(encode_checkpoint(resumed.trained.copy())) == b"".join(encode_checkpoint(straight.trained.copy()))
     plain = learner()
     plain.step(batch(1), 1)
     plain.step(batch(2), 2)
@@ -98,7 +98,7 @@ def test_a_version_made_again_from_a_checkpoint_has_the_very_same_bits_whatever_
 
 def test_a_copy_taken_before_a_step_does_not_change_with_it() -> None:
     one = learner()
-    published, state = one.published(), one.state()
+    published, state = one.published(), one.trained.copy()
     before = weights_hash(published), b"".join(encode_checkpoint(state))
     one.step(batch(1), 1)
     assert (weights_hash(published), b"".join(encode_checkpoint(state))) == before
@@ -123,7 +123,7 @@ def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut(objective: dict[
 def test_on_a_gpu_a_resumed_learner_makes_the_very_same_weights(changed: dict[str, Any]) -> None:
     straight, resumed = learner(device="cuda", **changed), learner(device="cuda", **changed)
     straight.step(batch(1), 1)
-    resumed.load_state(straight.state())
+    resumed.load_state(straight.trained.copy())
     assert resumed.step(batch(2), 2) == straight.step(batch(2), 2)
     assert weights_hash(resumed.published()) == weights_hash(straight.published())
 
@@ -141,17 +141,20 @@ def test_an_optimizer_step_whose_loss_is_not_finite_is_skipped_and_the_others_ar
 def test_a_version_without_a_finite_step_has_the_weights_of_the_one_before() -> None:
     one = learner()
     one.step(batch(1), 1)
-    before = b"".join(encode_checkpoint(replace(one.state(), metadata={}))), weights_hash(one.published())
+    before = b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))), weights_hash(one.published())
     metrics = one.step([replace(sequence, advantage=3e38) for sequence in batch(5)], 2)
     assert metrics["steps_skipped"] == 3
     assert one.version == 2
-    assert (b"".join(encode_checkpoint(replace(one.state(), metadata={}))), weights_hash(one.published())) == before
+    assert (
+        b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))),
+        weights_hash(one.published()),
+    ) == before
 
 
 def test_weights_that_an_optimizer_step_made_infinite_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     one = learner()
     one.step(batch(1), 1)
-    before = b"".join(encode_checkpoint(replace(one.state(), metadata={}))), weights_hash(one.published())
+    before = b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))), weights_hash(one.published())
     take = Masters.step
 
     def overflowing(masters: Masters, rate: float) -> None:
@@ -161,12 +164,15 @@ def test_weights_that_an_optimizer_step_made_infinite_are_not_kept(monkeypatch: 
     monkeypatch.setattr(Masters, "step", overflowing)
     metrics = one.step(batch(2), 2)
     assert (metrics["optimizer_steps"], metrics["steps_skipped"], one.version) == (0, 3, 2)
-    assert (b"".join(encode_checkpoint(replace(one.state(), metadata={}))), weights_hash(one.published())) == before
+    assert (
+        b"".join(encode_checkpoint(replace(one.trained.copy(), metadata={}))),
+        weights_hash(one.published()),
+    ) == before
 
 
 def test_a_step_that_fails_leaves_the_whole_version_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     one, untouched = learner(), learner()
-    before = b"".join(encode_checkpoint(one.state())), weights_hash(one.published())
+    before = b"".join(encode_checkpoint(one.trained.copy())), weights_hash(one.published())
     compute = [parameter.clone() for parameter in one.model.parameters()]
     steps: list[float] = []
 
@@ -180,7 +186,7 @@ def test_a_step_that_fails_leaves_the_whole_version_as_it_was(monkeypatch: pytes
         patched.setattr(one.masters, "step", fails)
         with pytest.raises(RuntimeError, match="out of memory"):
             one.step(batch(5), 1)
-    assert (b"".join(encode_checkpoint(one.state())), weights_hash(one.published())) == before
+    assert (b"".join(encode_checkpoint(one.trained.copy())), weights_hash(one.published())) == before
     assert one.version == 0
     assert all(torch.equal(old, new) for old, new in zip(compute, one.model.parameters(), strict=True))
     one.step(batch(5), 1)
@@ -199,7 +205,7 @@ def test_a_step_that_fails_leaves_the_reference_as_it_was(monkeypatch: pytest.Mo
             one.step(batch(2), 2)
     for each in (one, untouched):
         each.step(batch(2), 2)
-    assert b"".join(encode_checkpoint(one.state())) == b"".join(encode_checkpoint(untouched.state()))
+    assert b"".join(encode_checkpoint(one.trained.copy())) == b"".join(encode_checkpoint(untouched.trained.copy()))
 
 
 def test_a_recipe_of_another_seed_orders_the_groups_by_it() -> None:
@@ -244,10 +250,10 @@ def test_recomputed_activations_change_no_bit_and_hold_less_memory() -> None:
 def test_settings_that_change_on_the_way_give_what_a_learner_of_those_settings_gives() -> None:
     other = {"packing": False, "activation_checkpointing": True, "fused_optimizer": True}
     one, two = learner(), learner(**other)
-    one.state()
+    one.trained.copy()
     one.use(one.settings, 1)  # before there are any moments
     one.step(batch(1), 1)
-    two.load_state(one.state())
+    two.load_state(one.trained.copy())
     one.use(two.settings, 1)
     two.step(batch(2), 2)
     one.step(batch(2), 2)
@@ -337,17 +343,17 @@ def test_a_version_out_of_order_is_refused() -> None:
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing() -> None:
     one = learner()
-    before = b"".join(encode_checkpoint(one.state()))
+    before = b"".join(encode_checkpoint(one.trained.copy()))
     with pytest.raises(CheckpointError, match="another model"):
-        one.load_state(Learner(tiny(hidden=16), SETTINGS).state())
-    assert b"".join(encode_checkpoint(one.state())) == before
+        one.load_state(Learner(tiny(hidden=16), SETTINGS).trained.copy())
+    assert b"".join(encode_checkpoint(one.trained.copy())) == before
 
 
 def test_bytes_that_are_no_checkpoint_are_refused() -> None:
     with pytest.raises(CheckpointError, match="no checkpoint"):
         decode_checkpoint(write_safetensors(learner().published()))
     with pytest.raises(WeightsError):
-        decode_checkpoint(b"".join(encode_checkpoint(learner().state()))[:-1])
+        decode_checkpoint(b"".join(encode_checkpoint(learner().trained.copy()))[:-1])
 
 
 def test_the_fingerprint_names_what_numerics_depend_on() -> None:

@@ -103,7 +103,7 @@ def test_only_the_adapter_has_masters_moments_and_checkpoint_entries(publish: st
     expected = {f"base_model.model.{name}.lora_{one}.weight" for name in ADAPTED for one in "AB"}
     assert learner.masters.values.keys() == expected
     kinds = ("masters", "exp_avg", "exp_avg_sq", "step")
-    assert learner.state().tensors.keys() == {f"{kind}/{name}" for kind in kinds for name in expected}
+    assert learner.trained.copy().tensors.keys() == {f"{kind}/{name}" for kind in kinds for name in expected}
     after = dict(learner.model.named_parameters())
     assert all(torch.equal(after[name], value) for name, value in before.items()), "the base is frozen"
 
@@ -135,13 +135,13 @@ def test_a_learner_that_comes_back_makes_the_very_same_weights(
     straight, adapter = made(publish, **changed)
     folder = written(adapter, tmp_path)
     step(straight, 1)
-    data = b"".join(encode_checkpoint(straight.state()))
+    data = b"".join(encode_checkpoint(straight.trained.copy()))
     step(straight, 2)
     again = come_back(folder, publish, **changed)
     again.load_state(decode_checkpoint(data))
     step(again, 2)
     assert weights_hash(again.published()) == weights_hash(straight.published())
-    assert b"".join(encode_checkpoint(again.state())) == b"".join(encode_checkpoint(straight.state()))
+    assert b"".join(encode_checkpoint(again.trained.copy())) == b"".join(encode_checkpoint(straight.trained.copy()))
 
 
 def test_the_adapter_begins_as_the_seed_says_and_as_the_base(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_checkpoint_of_another_rank_is_refused() -> None:
     model = tiny()
     other = Learner(model, SETTINGS, 1, Adapter(model, LORA.model_copy(update={"rank": 2}), 1))
     with pytest.raises(CheckpointError, match="another model's"):
-        made()[0].load_state(other.state())
+        made()[0].load_state(other.trained.copy())
 
 
 def changed_tensors(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
@@ -312,7 +312,7 @@ def test_an_adapter_on_a_mixture_of_experts_has_its_base_as_hugging_face_files_h
     again = build_model({**shape, "moe_intermediate_size": 24}, TOKENIZER, seed=9)
     load_base(again, folder)
     back = Learner(again, SETTINGS, 1, Adapter(again, Lora(rank=4), 9))
-    back.load_state(learner.state())
+    back.load_state(learner.trained.copy())
     for one in (learner, back):
         step(one, 2)
     assert weights_hash(back.published()) == weights_hash(learner.published())

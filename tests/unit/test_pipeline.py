@@ -41,7 +41,7 @@ class Scene:
         """All memory that published values were copied into."""
         self.may_publish = threading.Semaphore(0)
         self.broken = 0
-        learner = SimpleNamespace(step=self.step, published=self.copy, state=lambda: None)
+        learner = SimpleNamespace(version=0, step=self.step, published=self.copy, state=lambda: None)
         self.publisher = SimpleNamespace(publish=self.publish, base=None)
         self.pipeline = Pipeline(cast("Run", None), cast("Learner", learner), cast("Publisher", self.publisher))
 

@@ -234,7 +234,7 @@ def test_routing_of_another_model_makes_no_version(experts: Any, message: str) -
     sequences = [replace(batch(1)[0], routing=experts)]
     one = learner(**REPLAY)
     with pytest.raises(BatchError, match=message):
-        one.check_routing(sequences[0])
+        one.limits.check_routing(sequences[0])
     with pytest.raises(BatchError, match=message):
         one.step(sequences, 1)
     learner().step(sequences, 1)  # which looks at none
@@ -259,7 +259,7 @@ def test_replay_of_what_the_routers_choose_anyway_changes_no_bit(
     recorded: list[tuple[list[int], Made]], layout: Any
 ) -> None:
     one, micro = learner(**REPLAY), layout(training_sequences(recorded))
-    with torch.no_grad(), one._routers.following(micro, torch.device("cpu")):
+    with torch.no_grad(), one._passes.routers.following(micro, torch.device("cpu")):
         replayed, _ = token_logprobs(one.model, micro)
     plain, _ = token_logprobs(one.model, micro)
     assert torch.equal(replayed, plain)
@@ -281,7 +281,7 @@ def test_replay_keeps_to_the_engines_experts_where_other_weights_choose_others(
     for sequence in training_sequences(recorded):
         seen.clear()
         micro = pack([sequence])
-        with torch.no_grad(), one._routers.following(micro, torch.device("cpu")):
+        with torch.no_grad(), one._passes.routers.following(micro, torch.device("cpu")):
             token_logprobs(one.model, micro)
         assert sequence.routing is not None
         np.testing.assert_array_equal(torch.stack(seen, 1).numpy(), sequence.routing)
@@ -291,7 +291,7 @@ def test_replay_keeps_to_the_engines_experts_where_other_weights_choose_others(
 
 def gap(one: Learner, sequences: list[TrainingSequence]) -> float:
     micro = pack(sequences)
-    with torch.no_grad(), one._routers.following(micro, torch.device("cpu")):
+    with torch.no_grad(), one._passes.routers.following(micro, torch.device("cpu")):
         logprobs, _ = token_logprobs(one.model, micro)
     return float((logprobs - torch.from_numpy(micro.behaviour)).abs().max())
 
@@ -339,13 +339,13 @@ def test_a_resumed_learner_of_experts_makes_the_very_same_weights(packing: bool)
     changed: dict[str, Any] = {**REPLAY, **BALANCE, "packing": packing}
     straight, resumed = learner(**changed), learner(**changed)
     straight.step(batch(1), 1)
-    data = b"".join(encode_checkpoint(straight.state()))
+    data = b"".join(encode_checkpoint(straight.trained.copy()))
     metrics = straight.step(batch(2), 2)
     resumed.step(batch(9), 1)
     resumed.load_state(decode_checkpoint(data))
     assert resumed.step(batch(2), 2) == metrics
     assert weights_hash(resumed.published()) == weights_hash(straight.published())
-    assert b"".join(encode_checkpoint(resumed.state())) == b"".join(encode_checkpoint(straight.state()))
+    assert b"".join(encode_checkpoint(resumed.trained.copy())) == b"".join(encode_checkpoint(straight.state()))
 
 
 def test_recomputed_activations_replay_the_same_experts_to_the_bit() -> None:

@@ -6,16 +6,17 @@ import pytest
 from headrace.trainers.batches.window import Order, Waiting, Window, next_batch
 
 
-def waiting(min_version: int, arrival: int, bound: int = 8) -> Waiting:
-    return Waiting(("sums", arrival, 0), min_version, min_version + bound, arrival, partition=0, offset=arrival)
+def waiting(min_version: int, arrival: int, bound: int = 8) -> Waiting[None]:
+    key = ("sums", arrival, 0)
+    return Waiting(key, min_version, min_version + bound, arrival, partition=0, offset=arrival, payload=None)
 
 
-def versions(entries: list[Waiting] | None) -> list[int]:
+def versions(entries: list[Waiting[None]] | None) -> list[int]:
     return [entry.min_version for entry in entries or []]
 
 
 def test_the_earliest_deadline_is_served_first_and_the_expired_never() -> None:
-    window = Window(8)
+    window = Window[None](8)
     for arrival, version in enumerate([5, 3, 4]):
         window.add(waiting(version, arrival))
     (expired,) = window.expire(12)
@@ -25,14 +26,14 @@ def test_the_earliest_deadline_is_served_first_and_the_expired_never() -> None:
 
 
 def test_version_zero_grows_stale_like_any_other() -> None:
-    window = Window(8)
+    window = Window[None](8)
     window.add(waiting(0, 0, bound=1))
     assert window.expire(1) == []
     assert [eviction.entry.min_version for eviction in window.expire(2)] == [0]
 
 
 def test_a_replay_lives_as_long_as_its_own_bound() -> None:
-    window = Window(8)
+    window = Window[None](8)
     window.add(waiting(3, 0, bound=1))
     window.add(waiting(3, 1, bound=20))
     assert [eviction.entry.arrival for eviction in window.expire(5)] == [0]
@@ -40,7 +41,7 @@ def test_a_replay_lives_as_long_as_its_own_bound() -> None:
 
 
 def test_replays_and_fresh_groups_take_no_room_of_each_other() -> None:
-    window = Window(2)
+    window = Window[None](2)
     for arrival in (0, 1):
         assert window.add(waiting(5, arrival)) == []
     replays = [replace(waiting(version, 2 + version), key=("sums", 9, version + 1)) for version in range(3)]
@@ -51,21 +52,21 @@ def test_replays_and_fresh_groups_take_no_room_of_each_other() -> None:
 
 
 def test_equal_deadlines_are_served_in_order_of_arrival() -> None:
-    window = Window(8)
+    window = Window[None](8)
     for arrival in (2, 0, 1):
         window.add(waiting(4, arrival))
     assert [entry.arrival for entry in window.leftovers()] == [0, 1, 2]
 
 
 def test_a_batch_that_comes_up_short_takes_nothing() -> None:
-    window = Window(8)
+    window = Window[None](8)
     window.add(waiting(1, 0))
     assert window.take(2) is None
     assert len(window) == 1
 
 
 def test_beyond_its_capacity_the_most_stale_group_leaves_even_if_it_is_the_newcomer() -> None:
-    window = Window(2)
+    window = Window[None](2)
     assert window.add(waiting(5, 0)) == []
     assert window.add(waiting(3, 1)) == []
     (old,) = window.add(waiting(4, 2))
@@ -76,7 +77,7 @@ def test_beyond_its_capacity_the_most_stale_group_leaves_even_if_it_is_the_newco
 
 
 def served(order: Order, *entries: Waiting, current: int = 12, seed: int = 1) -> list[int]:
-    window = Window(8, order, seed)
+    window = Window[None](8, order, seed)
     for entry in entries:
         assert window.add(entry) == []
     window.expire(current)
@@ -103,7 +104,7 @@ def test_lots_depend_on_the_seed_and_on_nothing_that_happens() -> None:
     ("order", "left"), [("edf", [1, 3, 0]), ("fifo", [0, 1, 2]), ("lifo", [0, 1, 2])], ids=["edf", "fifo", "lifo"]
 )
 def test_beyond_the_capacity_each_order_has_its_own_that_leaves(order: Order, left: list[int]) -> None:
-    window, gone = Window(2, order), []
+    window, gone = Window[None](2, order), []
     for arrival, version in enumerate([5, 2, 9, 3, 8]):
         gone += [eviction.entry.arrival for eviction in window.add(waiting(version, arrival))]
     assert gone == left
@@ -112,14 +113,14 @@ def test_beyond_the_capacity_each_order_has_its_own_that_leaves(order: Order, le
 
 def test_by_lot_the_last_in_order_leaves() -> None:
     whole = [entry.arrival for entry in sorted_by_lot(range(5))]
-    window, gone = Window(2, "random"), set()
+    window, gone = Window[None](2, "random"), set()
     for arrival in range(5):
         gone |= {eviction.entry.arrival for eviction in window.add(waiting(4, arrival))}
     assert gone == set(whole[2:])
 
 
 def sorted_by_lot(arrivals: range) -> tuple[Waiting, ...]:
-    window = Window(8, "random")
+    window = Window[None](8, "random")
     for arrival in arrivals:
         window.add(waiting(4, arrival))
     return window.leftovers()
@@ -144,7 +145,7 @@ def test_a_batch_waits_to_be_whole_or_for_so_long_and_is_never_empty(
 
 @pytest.mark.parametrize("order", ["edf", "fifo", "lifo", "random"])
 def test_who_leaves_a_full_window_is_found_without_looking_at_all_that_wait(order: Order) -> None:
-    window, draw, looked = Window(20, order), np.random.default_rng(5), 0
+    window, draw, looked = Window[None](20, order), np.random.default_rng(5), 0
     leaves = window._leaves
 
     def counted(entry: Waiting) -> tuple[int, int]:

@@ -35,9 +35,11 @@ class PreparedGroup:
     members: tuple[Member, ...]
     """Its sequences, kept or not, but for those that validation refused."""
     sequences: tuple[TrainingSequence, ...]
-    """Those that are kept, in the same order; their advantage is 0 so far."""
+    """Those that are kept, in the same order; their advantage is 0 until it is taken."""
     weight: float = 1.0
     """Factor on their advantages: how much less a replay counts that was drawn more often than others."""
+    has_advantages: bool = False
+    """Whether they are taken: they depend on no other group of the batch."""
 
 
 def prepared(whole: WholeGroup) -> PreparedGroup:
@@ -76,12 +78,33 @@ def prepared(whole: WholeGroup) -> PreparedGroup:
 def batch_sequences(groups: Iterable[PreparedGroup], settings: Trainer) -> list[TrainingSequence]:
     """Return the sequences of a whole batch, group after group, with their advantages and their groups' places.
 
-    The one place where advantages are taken: a pure function of groups and settings, so that a version made again gets
-    the same ones. A group's weight scales them at last, as importance weights scale the gradient of a prioritised
-    replay (Schaul et al. 2016, arXiv 1511.05952): it takes no part in statistics. Raises RewardError for what no
-    advantage follows from, and what `estimator_of` raises.
+    A pure function of groups and settings, so that a version made again gets the same ones. What `tried` has taken is
+    not taken again. Raises RewardError for what no advantage follows from, and what `estimator_of` raises.
     """
     batch = list(groups)
+    if not all(group.has_advantages for group in batch):
+        return _with_advantages(batch, settings)
+    return [replace(sequence, group=place) for place, group in enumerate(batch) for sequence in group.sequences]
+
+
+def tried(group: PreparedGroup, settings: Trainer) -> PreparedGroup:
+    """Return a group of which it is known that advantages follow from it.
+
+    It has them already, unless they depend on the other groups of its batch: then they were only taken to see that they
+    can be. Raises as `batch_sequences`.
+    """
+    sequences = _with_advantages([group], settings)
+    if estimator_of(settings).whole_batch:
+        return group
+    return replace(group, sequences=tuple(sequences), has_advantages=True)
+
+
+def _with_advantages(batch: list[PreparedGroup], settings: Trainer) -> list[TrainingSequence]:
+    """Return a batch's sequences with their advantages: the one place where these are taken.
+
+    A group's weight scales them at last, as importance weights scale the gradient of a prioritised replay (Schaul et
+    al. 2016, arXiv 1511.05952): it takes no part in statistics.
+    """
     members = [replace(member, group=place) for place, group in enumerate(batch) for member in group.members]
     advantages = estimator_of(settings)(members)
     kept = (each for each, member in zip(advantages, members, strict=True) if member.kept)
@@ -183,7 +206,7 @@ def loss_mask(sequence: Sequence) -> npt.NDArray[np.bool_]:
 
 
 def routed_experts(routing: Routing) -> Experts:
-    """Return the experts [tokens, layers, per_token], a view. Raises BatchError when its bytes are other than told."""
+    """Return the experts [tokens, layers, per_token], a view. Raises BatchError when its bytes are of another shape."""
     shape = (routing.tokens, routing.layers, routing.per_token)
     width = _ROUTING_BYTES.get(routing.dtype)
     if width is None or min(shape) < 0 or math.prod(shape) * width != len(routing.ids):

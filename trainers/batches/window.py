@@ -8,18 +8,21 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal, TypeAlias
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 Order = Literal["edf", "fifo", "lifo", "random"]
 Rank: TypeAlias = tuple[int, int]
 Key: TypeAlias = tuple[str, int, int]
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+"""What waits, beside what the order needs to know of it."""
 SLACK = 64
 """Entries that wait no more and may stand in a heap beside as many as wait."""
 Verdict = Literal["surplus", "expired", "run_end", "dead", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Generic[T_co]):
     """A curated group in the window, with all that its outcome and the lineage need."""
 
     key: Key
@@ -32,7 +35,7 @@ class Waiting:
     """Running number in the order of arrival; breaks ties and is kept by checkpoints."""
     partition: int
     offset: int
-    payload: object = None
+    payload: T_co
 
     @property
     def is_replay(self) -> bool:
@@ -41,17 +44,17 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Eviction:
+class Eviction(Generic[T_co]):
     """A group that leaves the window untrained, and why."""
 
-    entry: Waiting
+    entry: Waiting[T_co]
     verdict: Verdict
 
 
-_Ranked: TypeAlias = Callable[[Waiting], Rank]
+_Ranked: TypeAlias = Callable[[Waiting[object]], Rank]
 
 
-class Window:
+class Window(Generic[T]):
     """At most `capacity` fresh groups, and as many replays, in one order; what has expired is never served.
 
     Args:
@@ -71,10 +74,10 @@ class Window:
             raise ValueError(f"a window holds at least 1 group, got capacity {capacity}")
         self._capacity = capacity
         self._rank, self._leaves = _rules(order, seed)
-        self._entries: list[Waiting] = []
+        self._entries: list[Waiting[T]] = []
         self._inside: dict[bool, set[Key]] = {False: set(), True: set()}
         """The fresh groups and the replays that wait."""
-        self._leaving: dict[bool, list[tuple[Rank, Key, Waiting]]] = {False: [], True: []}
+        self._leaving: dict[bool, list[tuple[Rank, Key, Waiting[T]]]] = {False: [], True: []}
         """Of each kind a heap, who leaves first on top; some in it wait no more."""
         self._earliest: float = math.inf
         """No entry's deadline is before it."""
@@ -82,7 +85,7 @@ class Window:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: Waiting) -> list[Eviction]:
+    def add(self, entry: Waiting[T]) -> list[Eviction[T]]:
         """Take one group in; return what leaves as `surplus` for want of room."""
         bisect.insort(self._entries, entry, key=self._rank)
         self._earliest = min(self._earliest, entry.deadline_version)
@@ -101,7 +104,7 @@ class Window:
         inside.remove(gone.key)
         return [Eviction(gone, "surplus")]
 
-    def expire(self, current_version: int) -> list[Eviction]:
+    def expire(self, current_version: int) -> list[Eviction[T]]:
         """Evict what the trainer, now at `current_version`, may no longer train on.
 
         That is current_version > deadline_version, the same as current_version - min_version > max_staleness.
@@ -114,7 +117,7 @@ class Window:
         self._earliest = min((entry.deadline_version for entry in self._entries), default=math.inf)
         return [Eviction(entry, "expired") for entry in expired]
 
-    def take(self, n: int) -> list[Waiting] | None:
+    def take(self, n: int) -> list[Waiting[T]] | None:
         """Take the next n groups, in order; None, and nothing taken, while fewer wait."""
         if len(self._entries) < n:
             return None
@@ -122,11 +125,11 @@ class Window:
         self._forget(taken)
         return taken
 
-    def _forget(self, gone: Iterable[Waiting]) -> None:
+    def _forget(self, gone: Iterable[Waiting[T]]) -> None:
         for entry in gone:
             self._inside[entry.is_replay].remove(entry.key)
 
-    def leftovers(self) -> tuple[Waiting, ...]:
+    def leftovers(self) -> tuple[Waiting[T], ...]:
         """Show what waits now, in the order in which it would be served; the window keeps it."""
         return tuple(self._entries)
 
@@ -153,7 +156,7 @@ def _last_first(rank: Rank) -> Rank:
 def _rules(order: Order, seed: int) -> tuple[_Ranked, _Ranked]:
     """Return how a window is sorted, and by what the largest leaves it first."""
 
-    def lot(entry: Waiting) -> Rank:
+    def lot(entry: Waiting[object]) -> Rank:
         stream, number, use = entry.key
         drawn = blake2b(f"{seed} {stream} {number} {use}".encode(), digest_size=8).digest()
         return int.from_bytes(drawn, "big"), entry.arrival
@@ -167,17 +170,17 @@ def _rules(order: Order, seed: int) -> tuple[_Ranked, _Ranked]:
     return rules[order]
 
 
-def _deadline(entry: Waiting) -> Rank:
+def _deadline(entry: Waiting[object]) -> Rank:
     return entry.deadline_version, entry.arrival
 
 
-def _age(entry: Waiting) -> Rank:
+def _age(entry: Waiting[object]) -> Rank:
     return -entry.min_version, -entry.arrival
 
 
-def _arrival(entry: Waiting) -> Rank:
+def _arrival(entry: Waiting[object]) -> Rank:
     return 0, entry.arrival
 
 
-def _lateness(entry: Waiting) -> Rank:
+def _lateness(entry: Waiting[object]) -> Rank:
     return 0, -entry.arrival

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Recipe, Trainer
 from headrace.infra.weights.experts import routers_of
-from headrace.trainers.batches.batch import BatchError, MicroBatch, TrainingSequence
+from headrace.trainers.batches.batch import MicroBatch
+from headrace.trainers.learner.limits import RoutingLimits
 from headrace.trainers.learner.model import config_of
 from headrace.trainers.losses.auxiliary import load_balance
 
@@ -56,21 +56,12 @@ class Routers:
                 f"{self._kind} weigh experts in another way: leave both out"
             )
 
-    def check(self, sequence: TrainingSequence) -> None:
-        """Raise BatchError for routing that is to be replayed and is not this model's."""
-        routing = sequence.routing
-        if not self._replays or routing is None:
-            return
-        experts, expected = self._routers[0].num_experts, (len(self._routers), self._routers[0].top_k)
-        if routing.shape[1:] != expected:
-            raise BatchError(
-                f"routing of {routing.shape[1]} layers with {routing.shape[2]} experts per token; this model has "
-                f"{expected[0]} with {expected[1]}"
-            )
-        if routing.size and routing.max() >= experts:
-            raise BatchError(f"routing names expert {routing.max()}; this model has {experts} in a layer")
-        if (np.diff(np.sort(routing, axis=2), axis=2) == 0).any():
-            raise BatchError("routing sends a token to one expert twice")
+    @property
+    def limits(self) -> RoutingLimits | None:
+        """What routing this model can follow; None where none is replayed."""
+        if not self._replays:
+            return None
+        return RoutingLimits(len(self._routers), self._routers[0].num_experts, self._routers[0].top_k)
 
     @contextmanager
     def following(self, micro: MicroBatch, device: torch.device, *, counts: bool = True) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What is told of a version's making: sums on the device over its optimizer steps, read once at the end."""
+"""Metrics of a version's making: sums on the device over its optimizer steps, read once at the end."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class StepSums:
         if not self._norms:
             return {"tokens": 0.0, **counts}
         norms = torch.stack(self._norms)
-        told = means(self._sums) | {"grad_norm_mean": norms.mean(), "grad_norm_max": norms.max()}
-        told["ess_share"] = told.pop("ess_ratio").square() / told.pop("ess_square")
-        gap_share = told.pop("gap_tokens")
-        told["logprob_gap_tokens"] = gap_share * told["tokens"]
-        names = tuple(told)
-        metrics = dict(zip(names, torch.stack([told[name].double() for name in names]).tolist(), strict=True))
+        found = means(self._sums) | {"grad_norm_mean": norms.mean(), "grad_norm_max": norms.max()}
+        found["ess_share"] = found.pop("ess_ratio").square() / found.pop("ess_square")
+        gap_share = found.pop("gap_tokens")
+        found["logprob_gap_tokens"] = gap_share * found["tokens"]
+        names = tuple(found)
+        metrics = dict(zip(names, torch.stack([found[name].double() for name in names]).tolist(), strict=True))
         gaps = ("logprob_gap_mean", "logprob_gap_max", "logprob_gap_kl")
         if metrics["logprob_gap_tokens"]:
             share = metrics["logprob_gap_tokens"] / metrics["tokens"]

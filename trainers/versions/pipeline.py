@@ -1,4 +1,4 @@
-"""From a batch to a version that can be committed: the step in one thread, its publication beside the next step.
+"""From a batch to a version that can be committed: the learner's step in its thread, publishing beside the next step.
 
 The learner waits for no network: after a step the published values are copied, and it is free. Hash, delta, upload and
 checkpoint are made of the copies. A version that is made while the one before is still on its way waits for that, and
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -23,6 +24,7 @@ from headrace.infra.weights.tensors import Tensor, weights_hash
 from headrace.schemas.records import WeightsPublished
 from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.batches.window import Waiting
+from headrace.trainers.candidates import Candidate
 from headrace.trainers.learner.checkpoint import Stored, Storing
 from headrace.trainers.learner.lane import Lane
 from headrace.trainers.learner.learner import Learner
@@ -44,7 +46,7 @@ class Order:
     must_publish: bool
     """Whether somebody waits for just this version."""
     checkpoint: bool
-    batch: Sequence[Waiting] = ()
+    batch: Sequence[Waiting[Candidate]] = ()
     """The groups that the sequences are of."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What is known before the step."""
@@ -91,11 +93,13 @@ class Pipeline:
     Args:
         run: Whose store takes checkpoints.
         learner: Nobody else may touch it until `close`.
-        publisher: Likewise.
+        publisher: Nobody else may call its `publish`.
     """
 
     def __init__(self, run: Run, learner: Learner, publisher: Publisher) -> None:
         self._run, self._learner, self._publisher = run, learner, publisher
+        self.version = learner.version
+        """The newest that the learner has made; set in its thread."""
         threads = torch.get_num_threads()
         self._steps = Lane("step", lambda: pin_threads(threads))
         self._publications = Lane("publish")
@@ -126,9 +130,9 @@ class Pipeline:
         return not self._flights
 
     def begin(self, order: Order) -> None:
-        """Let the learner take a step."""
+        """Let the learner make a version, in its thread: `_step`."""
         self.held_up_s = 0.0
-        self._flights.append((order, self._steps.submit(lambda: self._step(order))))
+        self._flights.append((order, self._steps.submit(partial(self._step, order))))
 
     def under_way(self) -> Iterator[Order]:
         """Yield the orders of all versions that were begun and have not come out, oldest first."""
@@ -157,27 +161,28 @@ class Pipeline:
         self._steps.close(wait=True)
 
     def _step(self, order: Order) -> _Stepped:
-        """In the thread of the learner."""
+        """Make a version and copy it, in the learner's thread; then the learner is free."""
         try:
-            return self._stepped(order)
+            begin = time.monotonic()
+            metrics = self._learner.step(order.sequences, order.version)
+            self.version = order.version
+            reach("train.stepped")
+            stepped = time.monotonic()
+            snapshot = self._learner.published(self._spare())
+            storing = self._learner.checkpoint(self._run) if order.checkpoint else None
+            reach("train.copied")
+            metrics |= {"step_s": stepped - begin, "blocked_s": time.monotonic() - stepped}
+            return self._depart(_Copied(order, snapshot, storing, Future()), metrics)
         finally:
             self.free_since = time.monotonic()
 
-    def _stepped(self, order: Order) -> _Stepped:
-        begin = time.monotonic()
-        metrics = self._learner.step(order.sequences, order.version)
-        reach("train.stepped")
-        stepped = time.monotonic()
-        snapshot = self._learner.published(self._spare())
-        storing = self._learner.checkpoint(self._run) if order.checkpoint else None
-        reach("train.copied")
-        metrics |= {"step_s": stepped - begin, "blocked_s": time.monotonic() - stepped}
-        version = _Copied(order, snapshot, storing, Future())
+    def _depart(self, version: _Copied, metrics: StepMetrics) -> _Stepped:
+        """Let a version be published next, or wait for the one on its way; leave out the one that waited."""
         with self._lock:
             left_out, self._waiting = self._waiting, None
             if left_out is not None:
                 self._publications.submit(lambda: self._leave_out(left_out))
-            if self._on_their_way and not order.must_publish and storing is None:
+            if self._on_their_way and not version.order.must_publish and version.storing is None:
                 self._waiting = version
             else:
                 self._set_out(version)

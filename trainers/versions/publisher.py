@@ -50,19 +50,20 @@ class Publisher:
 
     Args:
         run: Whose store and topic.
-        line: Which.
+        policy_variant: Which.
         files: Config and tokenizer, and an adapter's base, which go beside every anchor.
         base: The newest published version; None publishes the next one whole.
         anchor_offset: Where the newest anchor's record stands on its topic.
         shard_bytes: Larger anchors are cut into several files, as Hugging Face's tools do it.
 
-    `publish` may run in a thread of its own; the others belong to the one that writes the records.
+    `publish` may run in a thread of its own, and has `base` to itself; `message` and `announced` belong to the thread
+    that writes the records.
     """
 
     def __init__(
         self,
         run: Run,
-        line: str,
+        policy_variant: str,
         files: tuple[NamedObject, ...],
         base: Base | None = None,
         anchor_offset: int = -1,
@@ -74,8 +75,8 @@ class Publisher:
         """What the next delta is taken on; no longer needed when `publish` has returned."""
         self._anchor_offset = anchor_offset
         self._shard_bytes = shard_bytes
-        self._run, self._line = run, line
-        self._settings = run.recipe.trainer_of(line)
+        self._run, self._policy_variant = run, policy_variant
+        self._settings = run.recipe.trainer_of(policy_variant)
         self._find = find_changes_for(self._settings.device)
 
     def publish(
@@ -98,8 +99,8 @@ class Publisher:
         reach("train.after_upload")
         event = WeightsPublished(
             run_id=self._run.run_id,
-            policy=policy_of(self._line),
-            variant=variant_of(self._line),
+            policy=policy_of(self._policy_variant),
+            variant=variant_of(self._policy_variant),
             version=version,
             epoch=epoch,
             weights_hash=found,
@@ -123,7 +124,7 @@ class Publisher:
         if event.kind == DELTA:
             event = replace(event, anchor_offset=self._anchor_offset)
         key = f"{event.version}".encode()
-        return Outgoing(self._run.topics.weights(self._line), codec.encode(event), key, partition=0)
+        return Outgoing(self._run.topics.weights(self._policy_variant), codec.encode(event), key, partition=0)
 
     def announced(self, event: WeightsPublished, offset: int) -> None:
         """Take in where an event stands on its topic."""
@@ -135,11 +136,11 @@ class Publisher:
         base, settings = self.base, self._settings
         if base is None or base.epoch != epoch or base.anchor.versions + 1 >= settings.anchor_every:
             return None
-        label = Label(policy_of(self._line), epoch, base.version, version)
+        label = Label(policy_of(self._policy_variant), epoch, base.version, version)
         try:
             delta = encode_delta(base.tensors, named, label, hashes=(base.weights_hash, found), find=self._find)
         except NeedsAnchor as error:
-            log.warning("anchor.needed", policy=self._line, version=version, why=str(error))
+            log.warning("anchor.needed", policy=self._policy_variant, version=version, why=str(error))
             return None
         spent = base.anchor.delta_bytes + len(delta)
         return delta if spent <= settings.anchor_share * base.anchor.size_bytes else None
@@ -185,28 +186,28 @@ def upload_checkpoint(storing: Storing, given_up: threading.Event | None = None)
 
 
 def checkpoint(
-    run: Run, line: str, learner: Learner, window: WindowMark, given_up: threading.Event | None = None
+    run: Run, policy_variant: str, learner: Learner, window: WindowMark, given_up: threading.Event | None = None
 ) -> Outgoing:
     """Store a learner's state; return the pointer, for a transaction. Raises as `upload_checkpoint`."""
     stored = upload_checkpoint(learner.checkpoint(run), given_up)
-    return pointer(run, line, learner, replace(window, version=learner.version), stored)
+    return pointer(run, policy_variant, learner.fingerprint(), replace(window, version=learner.version), stored)
 
 
-def pointer(run: Run, line: str, learner: Learner, window: WindowMark, stored: Stored) -> Outgoing:
+def pointer(run: Run, policy_variant: str, fingerprint: dict[str, str], window: WindowMark, stored: Stored) -> Outgoing:
     """Return the record of a checkpoint that is stored, for a transaction."""
     record = CheckpointPointer(
         run_id=run.run_id,
-        policy=policy_of(line),
-        variant=variant_of(line),
+        policy=policy_of(policy_variant),
+        variant=variant_of(policy_variant),
         version=window.version,
         epoch=window.epoch,
         checkpoint=stored.claim,
         parts=stored.parts,
         weights_hash=window.weights_hash,
         positions=window.positions,
-        fingerprint=learner.fingerprint(),
+        fingerprint=fingerprint,
     )
-    return Outgoing(run.topics.state, codec.encode(record), checkpoint_key(line, window.version), partition=0)
+    return Outgoing(run.topics.state, codec.encode(record), checkpoint_key(policy_variant, window.version), partition=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,9 @@ class Remade:
 
 
 def learner_at(
-    objects: Objects, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe, line: str = ""
+    objects: Objects, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe, variant: str = ""
 ) -> Learner:
-    """Return a learner as it was at a checkpoint, to go on under a recipe, as its own line or as another of its policy.
+    """Return a learner as it was at a checkpoint, to go on under a recipe: as the same policy variant, or as another.
 
     `files` hold the model's config, and the base of its adapter where it has one. Raises ObjectMissing, ObjectCorrupt,
     WeightsError, FilesError, and CheckpointError when the checkpoint's weights are not those that its pointer names.
@@ -53,7 +53,7 @@ def learner_at(
     lora = recipe.policies[pointer.policy].lora
     model = _model(objects, files, is_base=lora is not None)
     adapter = Adapter(model, lora, recipe.seed) if lora is not None else None
-    settings = recipe.trainer_of(line or line_of(pointer.policy, pointer.variant))
+    settings = recipe.trainer_of(variant or line_of(pointer.policy, pointer.variant))
     learner = new_learner(model, settings, recipe.seed, adapter)
     if isinstance(state, Index):
         learner.load_stored(objects, state, pointer.parts)

@@ -21,10 +21,10 @@ from headrace.trainers.health import LOOK_BACK
 from headrace.trainers.learner.checkpoint import CheckpointError
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.numerics import other_parts
+from headrace.trainers.versions.heartbeat import heartbeat
 from headrace.trainers.versions.history import History, what_waited
 from headrace.trainers.versions.publisher import Base, Publisher
 from headrace.trainers.versions.remake import hash_of, learner_at, remake
-from headrace.trainers.versions.telling import told
 
 log = structlog.get_logger()
 
@@ -56,8 +56,8 @@ def resume(run: Run, policy: str, history: History, stop: threading.Event) -> In
     published = history.published
     assert published is not None  # noqa: S101 - the caller looked
     learner = _from_newest_checkpoint(run, policy, history, history.files)
-    with told(run, policy, "resuming") as tell:
-        _train_again(run, policy, learner, history, _Progress(policy, stop, tell))
+    with heartbeat(run, policy, "resuming") as beat:
+        _train_again(run, policy, learner, history, _Progress(policy, stop, beat))
     if learner.version < published.version:
         raise LineageBroken(f"{run.topics.batches(policy)} holds no version {learner.version + 1}")
     learner.use(run.recipe.trainer_of(policy), run.recipe.seed)
@@ -92,7 +92,7 @@ class _Progress:
 
     policy: str
     stop: threading.Event
-    tell: Callable[[str], None]
+    beat: Callable[[str], None]
     _said: float = field(default_factory=time.monotonic)
 
     def at(self, version: int, last: int) -> None:
@@ -101,7 +101,7 @@ class _Progress:
             raise ToldToStop(f"told to stop while training version {version} of {last} again")
         if time.monotonic() - self._said > SAY_EVERY_S:
             self._said = time.monotonic()
-            self.tell(f"version {version} of {last} is trained again")
+            self.beat(f"version {version} of {last} is trained again")
             log.info("trainer.resuming", policy=self.policy, version=version, last=last)
 
 

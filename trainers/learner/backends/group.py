@@ -33,9 +33,7 @@ from headrace.infra.recipe.plug_in_sources import check_sources, hashes_of, trai
 from headrace.infra.recipe.settings import Lora, Trainer
 from headrace.infra.run.run import Objects, Run
 from headrace.infra.store.object_store import StoreUnavailable
-from headrace.infra.weights.tensors import Tensor
 from headrace.schemas.records import NamedObject
-from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.learner.backends.contract import Backend
 from headrace.trainers.learner.backends.fsdp import FullyShardedBackend
 from headrace.trainers.learner.backends.shards import read_parts, store_parts
@@ -47,7 +45,6 @@ from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.model import empty_model, pin_threads, to_torch
 from headrace.trainers.learner.numerics import numerics, plug_in_parts
 from headrace.trainers.learner.shard_index import Index
-from headrace.trainers.learner.step_metrics import StepMetrics
 
 log = structlog.get_logger()
 
@@ -128,47 +125,35 @@ class LeadingLearner(Learner):
         _say("build", model.config, settings, seed, lora, torch.get_num_threads(), hashes_of(trained(settings)))
         super().__init__(model, settings, seed, adapter, backend=_backend(settings))
 
-    def _say(self, *command: object) -> None:
+    def _announce(self, command: str, *arguments: object) -> None:
         assert LeadingLearner._newest is self, "the others have built another learner since"  # noqa: S101 - a mistake
-        _say(*command)
+        _say(command, *arguments)
 
     def use(self, settings: Trainer, seed: int) -> None:
         """As a learner's."""
         if settings.tensor_parallel != self.settings.tensor_parallel:
             raise UsageError("trainer.tensor_parallel is fixed for a trainer's life: start it again")
-        self._say("use", settings, seed)
         super().use(settings, seed)
-
-    def published(self, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """As a learner's."""
-        self._say("published")
-        return super().published(into)
-
-    def step(self, sequences: Sequence[TrainingSequence], version: int) -> StepMetrics:
-        """As a learner's."""
-        self.check(sequences, version)
-        self._say("make", list(sequences), version)
-        return self.make(sequences, version)
 
     def checkpoint(self, run: Run) -> Storing:
         """As a learner's: each process copies and stores what it holds."""
-        self._say("checkpoint", replace(run))
+        self._announce("checkpoint", replace(run))
         return partial(_stored, _uploads().begin(run, self))
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """As a learner's."""
         shapes = {path: tensor.shape for path, tensor in checkpoint.tensors.items()}
-        version = self.check_state(shapes, checkpoint.metadata)
+        version = self.trained.check(shapes, checkpoint.metadata)
         whole = {path: to_torch(tensor) for path, tensor in checkpoint.tensors.items()}
-        self._say("load_outline", version, {path: (one.dtype, one.shape) for path, one in whole.items()})
-        self.load_tensors(version, list(whole), whole.__getitem__)
+        self._announce("load_outline", version, {path: (one.dtype, one.shape) for path, one in whole.items()})
+        self.trained.load_whole(version, list(whole), whole.__getitem__)
 
     def load_stored(self, objects: Objects, index: Index, parts: Sequence[NamedObject]) -> None:
         """As a learner's: each process reads what it will hold."""
         run = cast("Run", objects)  # from an archive one process learns, alone
-        version = self.check_state(index.shapes, index.metadata)
-        self._say("load_ours", replace(run), version, index, parts)
-        self.load_parts(version, read_parts(run, index, parts, self.room(index), _commands()))
+        version = self.trained.check(index.shapes, index.metadata)
+        self._announce("load_ours", replace(run), version, index, parts)
+        self.trained.load(version, read_parts(run, index, parts, self.trained.room(index), _commands()))
 
 
 class _FollowingLearner(Learner):
@@ -176,7 +161,12 @@ class _FollowingLearner(Learner):
 
     def load_outline(self, version: int, outline: _Outline) -> None:
         """Take our parts of the tensors that the leader reads."""
-        self.load_tensors(version, list(outline), lambda path: torch.empty(outline[path][1], dtype=outline[path][0]))
+
+        def room(path: str) -> torch.Tensor:
+            dtype, shape = outline[path]
+            return torch.empty(shape, dtype=dtype)
+
+        self.trained.load_whole(version, list(outline), room)
 
     def checkpoint(self, run: Run) -> Storing:
         """Copy and store what we hold. What fails is the leader's to say."""
@@ -185,7 +175,7 @@ class _FollowingLearner(Learner):
     def load_ours(self, run: Run, version: int, index: Index, parts: Sequence[NamedObject]) -> None:
         """Read our parts of a checkpoint."""
         with suppress(HeadraceError):  # the leader raises the same, and may know of another checkpoint
-            self.load_parts(version, read_parts(run, index, parts, self.room(index), _commands()))
+            self.trained.load(version, read_parts(run, index, parts, self.trained.room(index), _commands()))
 
 
 class _Uploads:
@@ -198,7 +188,7 @@ class _Uploads:
 
     def begin(self, run: Run, learner: Learner) -> Future[Stored | None]:
         """Copy what a learner holds here, and store it in its turn."""
-        parts, metadata, given_up = learner.parts(), {"version": learner.version}, self._given_up
+        parts, metadata, given_up = learner.trained.parts(), {"version": learner.version}, self._given_up
         return self._lane.submit(lambda: store_parts(run, parts, metadata, self._group, given_up))
 
     def give_up(self) -> None:

@@ -9,7 +9,7 @@ from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.records import WorkerStatus
 from headrace.schemas.topics import Topics
-from headrace.trainers.versions import telling
+from headrace.trainers.versions import heartbeat
 
 
 class Log:
@@ -31,17 +31,17 @@ class Log:
         pass
 
 
-def test_a_trainer_takes_back_what_it_told_when_the_long_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_takes_its_heartbeat_back_when_the_long_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
-    monkeypatch.setattr(telling, "open_producer", lambda *_given: log)
+    monkeypatch.setattr(heartbeat, "open_producer", lambda *_given: log)
     run = cast("Run", cast("Any", log))
 
-    with telling.told(run, "solver", "resuming"):
+    with heartbeat.heartbeat(run, "solver", "resuming"):
         pass
-    assert log.written == [], "nothing told, nothing to take back"
+    assert log.written == [], "nothing written, nothing to take back"
 
-    with telling.told(run, "solver", "warming up") as tell:
-        tell("held-out reward 0.12")
+    with heartbeat.heartbeat(run, "solver", "warming up") as beat:
+        beat("held-out reward 0.12")
     (said, key), end = log.written
     status = codec.decode(said or b"", WorkerStatus)
     assert (status.worker, status.state, status.detail) == ("train-solver", "warming up", "held-out reward 0.12")

@@ -1,0 +1,116 @@
+"""From a record of the curated topic to a group that waits in the window, or to the reason why it does not."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import cached_property
+
+from blake3 import blake3
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.decoding import Rejected
+from headrace.infra.run.run import Run
+from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import CuratedGroup, NamedObject, TrajectoryGroup
+from headrace.trainers.advantages import RewardError
+from headrace.trainers.batches.batch import BatchError
+from headrace.trainers.batches.estimator import AdvantageError
+from headrace.trainers.batches.groups import PreparedGroup, WholeGroup
+from headrace.trainers.batches.payloads import LoggedFirstUses, Payloads
+from headrace.trainers.batches.token_texts import TOKENIZER_FILE
+from headrace.trainers.batches.trained_groups import whole
+from headrace.trainers.batches.window import Eviction, Waiting
+from headrace.trainers.candidates import Candidate, candidate
+from headrace.trainers.learner.limits import Limits
+
+UNUSABLE = (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError)
+"""What decoding raises for a group that cannot be trained on."""
+
+
+class Intake:
+    """Decodes curated groups as they arrive, so that one that cannot be trained on is known before its batch.
+
+    Args:
+        run: Whose curated topic and store hold the groups.
+        policy_variant: Whose trainer this is.
+        limits: Of its model.
+        files: Config and tokenizer of the policy.
+        watch: Takes the time of fetching and decoding.
+        newest_version: Returns the newest version that the trainer has made.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        policy_variant: str,
+        limits: Limits,
+        files: tuple[NamedObject, ...],
+        watch: Stopwatch,
+        newest_version: Callable[[], int],
+    ) -> None:
+        self._run, self._limits, self._files, self._watch = run, limits, files, watch
+        self._settings = run.recipe.trainer_of(policy_variant)
+        self._newest_version = newest_version
+        self._payloads = Payloads(LoggedFirstUses(run, policy_variant))
+        self._arrivals = 0
+        self.arrived_at = time.monotonic()
+        """When a group arrived last."""
+        self._head = -1
+        """Of a shadow: the newest version that a worker knew who played a group that was read."""
+
+    @property
+    def version_now(self) -> int:
+        """The version by which groups are old: the trainer's; of a shadow, that of the engines that play for it."""
+        return self._head if self._settings.is_shadow else self._newest_version()
+
+    def entry(self, message: Message, curated: CuratedGroup) -> Waiting[Candidate] | Eviction[Candidate]:
+        """Return a group as it waits in the window; a replay gets the group of its first use.
+
+        A replay whose first use has left the log is evicted as `missing`. Raises Rejected as `unusable`.
+        """
+        self._arrivals += 1
+        self.arrived_at = time.monotonic()
+        try:
+            return self._entry(message, curated)
+        except UNUSABLE as error:
+            raise Rejected("unusable", str(error)) from error
+
+    def _entry(self, message: Message, curated: CuratedGroup) -> Waiting[Candidate] | Eviction[Candidate]:
+        with self._watch.measure("consume"):
+            found = self._payloads.whole(message, curated)
+        if found is None:
+            nothing = Candidate(WholeGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
+            return Eviction(self._waiting(message, curated, nothing), "missing")
+        with self._watch.measure("decode"):
+            return self._waiting(message, curated, self._candidate(found))
+
+    def _waiting(self, message: Message, curated: CuratedGroup, payload: Candidate) -> Waiting[Candidate]:
+        return Waiting(
+            key=(curated.stream, curated.number, curated.use),
+            min_version=curated.min_version,
+            deadline_version=curated.deadline_version,
+            arrival=self._arrivals,
+            partition=message.partition,
+            offset=message.offset,
+            payload=payload,
+        )
+
+    def _candidate(self, curated: CuratedGroup) -> Candidate:
+        """Return the decoded group. Raises what makes it unusable."""
+        group = whole(self._run, curated)
+        known = math.inf if self._settings.is_shadow else self._newest_version()
+        found = candidate(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)
+        if self._settings.is_shadow:
+            self._head = max(self._head, found.newest, group.group.head_version)
+        return found
+
+    @cached_property
+    def _tokenizer_hash(self) -> str:
+        """BLAKE3 of the policy's tokenizer; empty where none was published."""
+        found = (file.claim for file in self._files if file.name == TOKENIZER_FILE)
+        claim = next(found, None)
+        return "" if claim is None else blake3(self._run.get(claim)).hexdigest()

@@ -1,0 +1,63 @@
+"""What a model can be given to train on: fixed while its learner works, so that any thread may ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.trainers.batches.batch import BatchError, Experts, TrainingSequence
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingLimits:
+    """The experts of a model that replays recorded routing."""
+
+    layers: int
+    experts: int
+    """Of each layer."""
+    per_token: int
+
+    def check(self, routing: Experts) -> None:
+        """Raise BatchError for routing [n, layers, experts per token] that this model cannot follow."""
+        if routing.shape[1:] != (self.layers, self.per_token):
+            raise BatchError(
+                f"routing of {routing.shape[1]} layers with {routing.shape[2]} experts per token; this model has "
+                f"{self.layers} with {self.per_token}"
+            )
+        if routing.size and routing.max() >= self.experts:
+            raise BatchError(f"routing names expert {routing.max()}; this model has {self.experts} in a layer")
+        if (np.diff(np.sort(routing, axis=2), axis=2) == 0).any():
+            raise BatchError("routing sends a token to one expert twice")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of a model and of what its trainer's settings make of a sequence."""
+
+    vocabulary: int
+    """Token ids that have an embedding: 0..vocabulary-1."""
+    positions: int | None = None
+    """Tokens of the longest sequence; None for any number."""
+    routing: RoutingLimits | None = None
+    """None where recorded routing is not replayed."""
+
+    def check_ids(self, ids: npt.NDArray[np.int32]) -> None:
+        """Raise BatchError for token ids, int32[T], that this model has no embedding or no position for."""
+        positions = self.positions or ids.size
+        if ids.min() < 0 or ids.max() >= self.vocabulary or ids.size > positions:
+            raise BatchError(
+                f"{ids.size} tokens from id {ids.min()} to {ids.max()}: this model has {self.vocabulary} ids and "
+                f"{positions} positions"
+            )
+
+    def check_routing(self, sequence: TrainingSequence) -> None:
+        """Raise BatchError for recorded routing that is to be replayed and is not of this model."""
+        if self.routing is not None and sequence.routing is not None:
+            self.routing.check(sequence.routing)
+
+    def check(self, sequence: TrainingSequence) -> None:
+        """Raise BatchError for a sequence that this model cannot be trained on."""
+        self.check_ids(sequence.ids)
+        self.check_routing(sequence)

@@ -1,0 +1,139 @@
+"""Forward passes of the compute copy over the micro-batches of a minibatch, shared by all processes of a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+import torch
+import transformers
+
+from headrace.infra.recipe.settings import Trainer
+from headrace.trainers.batches.batch import MicroBatch, Minibatch
+from headrace.trainers.learner.backends.contract import Backend
+from headrace.trainers.learner.layers import arrange_layers
+from headrace.trainers.learner.logprobs import Scorer
+from headrace.trainers.learner.masters import Masters
+from headrace.trainers.learner.reference import ReferencePolicy
+from headrace.trainers.learner.routing import Routers
+from headrace.trainers.losses import TrainedTokens
+
+log = structlog.get_logger()
+
+
+class Passes:
+    """Evaluates tokens under a model; `use` must be called before the first pass."""
+
+    def __init__(self, model: transformers.PreTrainedModel, backend: Backend) -> None:
+        self._model, self._backend, self._device = model, backend, backend.device
+        self.scorer = Scorer(model)
+        self.routers = Routers(model)
+        self.is_packed = False
+        """Whether micro-batches are to be packed rather than padded."""
+        self._arrangement = (False, False, False)
+
+    def use(self, settings: Trainer) -> None:
+        """Go on with other settings: make the model pack, checkpoint activations and compile as they say.
+
+        Micro-batches are padded, which is logged, where the model cannot be packed. Raises UsageError for what this
+        model's routers cannot do.
+        """
+        self.routers.use(settings)
+        self._settings = settings
+        arrangement = settings.packing, settings.activation_checkpointing, settings.compile
+        if arrangement == self._arrangement:
+            return
+        self._arrangement, self.is_packed = arrangement, settings.packing
+        arrange_layers(self._model, checkpointing=False, compiled=False)
+        if settings.packing and (reason := self.scorer.try_packing()):
+            self.is_packed = False
+            log.warning("learner.pads", reason=reason)
+        arrange_layers(self._model, checkpointing=settings.activation_checkpointing, compiled=settings.compile)
+
+    @torch.no_grad()
+    def known(
+        self,
+        steps: Sequence[Minibatch],
+        sampled_by: int,
+        masters: Masters,
+        reference: ReferencePolicy | None,
+        *,
+        proximal: bool,
+    ) -> list[TrainedTokens]:
+        """Return all trained tokens of each minibatch, with what is known of them when the version begins.
+
+        Args:
+            steps: The minibatches of a version.
+            sampled_by: The newest version that the tokens can be of.
+            masters: Of the model, which computes with their values.
+            reference: Under which log-probabilities are taken as well; None for none.
+            proximal: Whether those of the weights before the first step are.
+        """
+        known = [self._given(step.micro_batches, sampled_by) for step in steps]
+        if proximal:
+            before = [self.logprobs(step.micro_batches) for step in steps]
+            known = [replace(tokens, proximal=one) for tokens, one in zip(known, before, strict=True)]
+        if reference is not None:
+            with reference.in_place_of(masters):
+                referred = [self.logprobs(step.micro_batches) for step in steps]
+            known = [replace(tokens, reference=one) for tokens, one in zip(known, referred, strict=True)]
+        return known
+
+    def _given(self, micro_batches: Sequence[MicroBatch], sampled_by: int) -> TrainedTokens:
+        def joined(parts: Iterable[npt.NDArray[Any]]) -> torch.Tensor:
+            return torch.from_numpy(np.concatenate(list(parts))).to(self._device)
+
+        firsts = np.cumsum([0, *(micro.sequences[-1] + 1 for micro in micro_batches)])
+        behaviour = joined(micro.behaviour for micro in micro_batches)
+        return TrainedTokens(
+            logprobs=behaviour,  # until they are evaluated, as the entropies
+            entropies=torch.zeros_like(behaviour),
+            behaviour=behaviour,
+            advantages=joined(micro.advantages for micro in micro_batches),
+            sequences=joined(micro.sequences + first for micro, first in zip(micro_batches, firsts, strict=False)),
+            versions=joined(micro.versions for micro in micro_batches),
+            version=sampled_by,
+        )
+
+    @torch.no_grad()
+    def logprobs(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """Return log-probabilities, float32[N], of all trained tokens, from whichever process evaluates them."""
+        logprobs = torch.zeros(sum(micro.targets.size for micro in micro_batches), device=self._device)
+        for part, micro, counts in self.ours(micro_batches):
+            evaluated, _ = self.evaluated(micro, counts=counts)
+            if counts:
+                logprobs[part] = evaluated
+        return self._backend.total(logprobs)
+
+    def evaluated(self, micro: MicroBatch, *, counts: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities and entropies, float32[N] each, of a micro-batch's trained tokens."""
+        with self.routers.following(micro, self._device, counts=counts):
+            scores: tuple[torch.Tensor, torch.Tensor] = self.scorer(
+                micro, self._settings.logits_mib, self._settings.entropy > 0
+            )
+        return scores
+
+    def ours(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[slice, MicroBatch, bool]]:
+        """Yield our micro-batches, where their tokens stand among all, and whether they count.
+
+        All processes meet in every pass, so each takes as many: one that has none left takes another's, for nothing.
+        """
+        rank, ranks = self._backend.share
+        ends = np.cumsum([micro.targets.size for micro in micro_batches]).tolist()
+        for first in range(0, len(micro_batches), ranks):
+            place = min(first + rank, len(micro_batches) - 1)
+            micro = micro_batches[place]
+            yield slice(ends[place] - micro.targets.size, ends[place]), micro, first + rank == place
+
+    def pooled(self, sums: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return metrics of all processes' micro-batches, as `added` puts two together."""
+        pooled: dict[str, torch.Tensor] = {}
+        for largest in (False, True):
+            names = [name for name in sums if name.endswith("_max") == largest]
+            values = self._backend.total(torch.stack([sums[name].double() for name in names]), largest=largest)
+            pooled |= dict(zip(names, values.unbind(), strict=True))
+        return pooled

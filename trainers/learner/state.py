@@ -1,0 +1,91 @@
+"""What a learner has learnt, as a checkpoint holds it: masters, moments, reference policy and version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from headrace.trainers.learner.backends.contract import Backend
+from headrace.trainers.learner.checkpoint import Checkpoint, CheckpointError, Json
+from headrace.trainers.learner.masters import Masters, State
+from headrace.trainers.learner.model import TORCH_DTYPES, from_torch
+from headrace.trainers.learner.reference import ReferencePolicy
+from headrace.trainers.learner.shard_index import Index
+
+
+class TrainedState:
+    """All that a later version depends on beside its batch and the settings.
+
+    Args:
+        masters: Of the model.
+        parameters: The compute copy's, by the masters' names: as they lie on processes, so do the checkpoint's tensors.
+        backend: Which spreads what is read.
+    """
+
+    def __init__(self, masters: Masters, parameters: Mapping[str, torch.Tensor], backend: Backend) -> None:
+        self.version = 0
+        self.masters = masters
+        self.reference: ReferencePolicy | None = None
+        """None where the objective needs none."""
+        self._parameters, self._backend = parameters, backend
+
+    def copy(self) -> Checkpoint:
+        """Copy all that `load` needs, of a learner of one process."""
+        tensors = {path: from_torch(part) for path, part in self.parts().items()}
+        return Checkpoint(tensors, {"version": self.version})
+
+    def parts(self) -> dict[str, torch.Tensor]:
+        """Copy what this process holds of a checkpoint's tensors, `kind/name`; on a CPU."""
+        state = self.masters.state()
+        if self.reference is not None:
+            state["reference"] = {name: value.clone() for name, value in self.reference.values.items()}
+        return {f"{kind}/{name}": one.cpu() for kind, named in state.items() for name, one in named.items()}
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, Json]) -> int:
+        """Return the version of a checkpoint. Raises CheckpointError when it names none, or is of another model."""
+        own = {name: tuple(master.shape) for name, master in self.masters.values.items()}
+        found: dict[str, dict[str, tuple[int, ...]]] = {"masters": {}}
+        for path, shape in shapes.items():
+            kind, _, name = path.partition("/")
+            found.setdefault(kind, {})[name] = shape
+        counts = dict.fromkeys(own, ())
+        known = {**dict.fromkeys(("masters", "reference", "exp_avg", "exp_avg_sq"), own), "step": counts}
+        moments = {"exp_avg", "exp_avg_sq", "step"} & found.keys()
+        if any(named != known.get(kind) for kind, named in found.items()) or len(moments) not in {0, 3}:
+            raise CheckpointError("the checkpoint's weights differ from the model's in name or shape: another model's")
+        version = metadata.get("version")
+        if not isinstance(version, int) or isinstance(version, bool):
+            raise CheckpointError(f"the checkpoint names no version: {version!r}")
+        return version
+
+    def load_whole(self, version: int, paths: Sequence[str], read: Callable[[str], torch.Tensor]) -> None:
+        """Go on from whole tensors of a checkpoint that was checked; `read` is asked for each, one after the other."""
+        self.load(version, {path: self._backend.spread(read(path), self._template(path)) for path in paths})
+
+    def load(self, version: int, parts: Mapping[str, torch.Tensor]) -> None:
+        """Go on from our parts of the tensors of a checkpoint that was checked."""
+        state: State = {}
+        for path, part in parts.items():
+            kind, _, name = path.partition("/")
+            state.setdefault(kind, {})[name] = part
+        reference = state.pop("reference", None)
+        self.masters.load(state)
+        self.reference = None if reference is None else ReferencePolicy(reference)
+        self.version = version
+
+    def room(self, index: Index) -> dict[str, torch.Tensor]:
+        """Return tensors for our parts of a checkpoint's, whose values are anything."""
+        room: dict[str, torch.Tensor] = {}
+        for path, cut in index.tensors.items():
+            template, dtype = self._template(path), TORCH_DTYPES[cut.dtype]
+            if template is None:
+                room[path] = torch.empty(cut.shape, dtype=dtype)
+            else:
+                room[path] = torch.empty_like(template, dtype=dtype, requires_grad=False)
+        return room
+
+    def _template(self, path: str) -> torch.Tensor | None:
+        """Return the sharding template of a checkpoint's tensor; None for what every process has whole."""
+        kind, _, name = path.partition("/")
+        return None if kind == "step" else self._parameters[name]

@@ -1,0 +1,153 @@
+"""The records that a trainer writes, as messages for their topics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from headrace.infra.kafka.clients import Message, Outgoing
+from headrace.infra.kafka.dead_letters import dead_letter, lost_to_shadow
+from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.run.run import Run
+from headrace.schemas import codec, records
+from headrace.schemas.headers import outcome_stamp
+from headrace.schemas.records import BatchTrained, GroupUse, Outcome, Position
+from headrace.schemas.topics import policy_of, variant_of
+from headrace.trainers.batches.window import Eviction, Key, Waiting
+from headrace.trainers.candidates import Candidate
+from headrace.trainers.versions.pipeline import Made
+from headrace.trainers.versions.publisher import WindowMark, pointer
+
+UNKNOWN: Key = ("", -1, 0)
+"""Of a record that cannot be read."""
+
+
+@dataclass(slots=True)
+class Messages:
+    """Written for one policy variant, under one epoch."""
+
+    run: Run
+    policy_variant: str
+    epoch: int
+    fingerprint: dict[str, str]
+    """Of the learner."""
+    weights_hash: str
+    """Of the newest version that was written."""
+    positions: Mapping[Place, int]
+    """Next offsets of the topics that are read, as they are at any moment."""
+
+    def dead(self, message: Message, why: tuple[str, str], key: Key = UNKNOWN) -> list[Outgoing]:
+        """Return a record's dead letter and, beside how far we are, its place as dead; `why` is (reason, detail).
+
+        By these no successor writes the letter again, or takes the record in once it can read it: what is sent back
+        stands at another place. A shadow writes an outcome instead of a letter.
+        """
+        if variant_of(self.policy_variant):
+            outcome = lost_to_shadow(self.run.run_id, self.policy_variant, message, why)
+            said = [] if outcome is None else [self._outcome_message(outcome, message.partition)]
+            key = UNKNOWN if outcome is None else (outcome.stream, outcome.number, outcome.use)
+        else:
+            component = f"train.{self.policy_variant}"
+            said = [dead_letter(self.run.topics, self.run.run_id, component, message, why)]
+        use = GroupUse(*key, message.partition, message.offset)
+        dead = replace(self._record(), evictions=(records.Eviction(use, "dead"),))
+        return [*said, self._batch_message(dead)]
+
+    def evicted(self, evictions: Sequence[Eviction[Candidate]]) -> list[Outgoing]:
+        """Return a record of evictions, which makes no version, and their outcomes."""
+        record = replace(self._record(), evictions=tuple(_eviction(e) for e in evictions))
+        return [self._batch_message(record), *(self._outcome(e) for e in evictions)]
+
+    def version(
+        self,
+        made: Made,
+        metrics: dict[str, float],
+        evictions: Sequence[Eviction[Candidate]],
+        window: Mapping[int, int],
+    ) -> list[Outgoing]:
+        """Return the records of a version's transaction, but for its event.
+
+        Args:
+            made: The version.
+            metrics: Of it.
+            evictions: Since the record before.
+            window: By partition, the first offset that a successor must read to have the window again.
+        """
+        order, published = made.order, made.published
+        record = replace(
+            self._record(),
+            version=order.version,
+            revision=self.run.revision,
+            groups=tuple(_use(entry) for entry in order.batch),
+            evictions=tuple(_eviction(e) for e in evictions),
+            base_hash=self.weights_hash,
+            weights_hash=published.weights_hash,
+            fingerprint=self.fingerprint,
+            metrics=metrics,
+        )
+        outgoing = [self._batch_message(record), *(self._outcome(e) for e in evictions)]
+        if published.checkpoint is not None:
+            mark = WindowMark(order.version, self.epoch, published.weights_hash, _positions(window))
+            outgoing.append(pointer(self.run, self.policy_variant, self.fingerprint, mark, published.checkpoint))
+        self.weights_hash = published.weights_hash
+        return outgoing
+
+    def _record(self) -> BatchTrained:
+        return BatchTrained(
+            run_id=self.run.run_id,
+            policy=policy_of(self.policy_variant),
+            variant=variant_of(self.policy_variant),
+            epoch=self.epoch,
+            positions=_positions(self.curated_positions()),
+            created_ms=time.time_ns() // 1_000_000,
+        )
+
+    def curated_positions(self) -> dict[int, int]:
+        """Return, by partition, the next offset of the curated topic."""
+        curated = self.run.topics.curated(self.policy_variant)
+        return {partition: offset for (topic, partition), offset in self.positions.items() if topic == curated}
+
+    def _batch_message(self, record: BatchTrained) -> Outgoing:
+        key = f"{record.version}".encode()
+        return Outgoing(self.run.topics.batches(self.policy_variant), codec.encode(record), key, partition=0)
+
+    def _outcome(self, eviction: Eviction[Candidate]) -> Outgoing:
+        held = eviction.entry.payload.whole
+        curated, group = held.curated, held.group
+        outcome = Outcome(
+            run_id=self.run.run_id,
+            stream=curated.stream,
+            number=curated.number,
+            use=curated.use,
+            policy=policy_of(self.policy_variant),
+            verdict=eviction.verdict,
+            reason=eviction.verdict,
+            revision=curated.revision,
+            task_id=group.task_id,
+            tier=group.tier,
+            rewards=tuple(t.reward for t in group.trajectories),
+            n_asked=group.n_asked,
+            failures=len(group.failures),
+            min_version=curated.min_version,
+            head_version=group.head_version,
+        )
+        return self._outcome_message(outcome, eviction.entry.partition)
+
+    def _outcome_message(self, outcome: Outcome, partition: int) -> Outgoing:
+        outcome = replace(outcome, component="train")
+        topic, stamp = self.run.topics.outcomes(self.policy_variant), outcome_stamp(outcome)
+        return Outgoing(topic, codec.encode(outcome), stamp.key, stamp.to_headers(), partition)
+
+
+def _use(entry: Waiting[Candidate]) -> GroupUse:
+    stream, number, use = entry.key
+    return GroupUse(stream, number, use, entry.partition, entry.offset)
+
+
+def _eviction(eviction: Eviction[Candidate]) -> records.Eviction:
+    return records.Eviction(_use(eviction.entry), eviction.verdict)
+
+
+def _positions(offsets: Mapping[int, int]) -> tuple[Position, ...]:
+    return tuple(Position(partition, offset) for partition, offset in offsets.items())

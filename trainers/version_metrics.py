@@ -1,0 +1,50 @@
+"""The metrics of a version's record, and what they say of the run's health."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+import structlog
+
+from headrace.infra.stopwatch import Stopwatch, log_share
+from headrace.trainers.health import ENTROPY_FIRST, LOOK_BACK, findings
+from headrace.trainers.versions.pipeline import Made
+
+log = structlog.get_logger()
+
+
+class VersionMetrics:
+    """Gathers them, one version after the other.
+
+    Args:
+        policy_variant: Whose trainer this is.
+        recent: Metrics of the newest versions, oldest first.
+        watch: Of the trainer's loop.
+    """
+
+    def __init__(self, policy_variant: str, recent: Iterable[Mapping[str, float]], watch: Stopwatch) -> None:
+        self._policy_variant, self._watch = policy_variant, watch
+        self._recent = deque(recent, maxlen=LOOK_BACK)
+
+    def of(self, made: Made) -> dict[str, float]:
+        """Return a version's metrics: of its step, of what was known before it, and of the loop's time."""
+        self._watch.seconds["train"] += made.metrics["step_s"] + made.metrics["blocked_s"]
+        metrics = {**made.metrics, **made.order.metrics, "log_share": log_share(self._watch.seconds)}
+        metrics |= {f"seconds_{activity}": spent for activity, spent in self._watch.seconds.items()}
+        metrics |= self._first_entropy(metrics)
+        return {name: float(value) for name, value in metrics.items()}
+
+    def _first_entropy(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return that of the first version that had one: a slow collapse shows beside no newer one."""
+        entropies = (one.get(ENTROPY_FIRST, one.get("entropy")) for one in (*self._recent, metrics))
+        first = next((entropy for entropy in entropies if entropy is not None), None)
+        return {} if first is None else {ENTROPY_FIRST: first}
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Take in a version's metrics; log what is not well and was before it."""
+        before = {finding.name for finding in findings(self._recent)}
+        self._recent.append(metrics)
+        for finding in findings(self._recent):
+            if finding.name not in before:
+                log.warning("health.found", policy=self._policy_variant, what=finding.name, detail=finding.sentence)

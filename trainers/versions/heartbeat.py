@@ -1,0 +1,49 @@
+"""The trainer's heartbeat: progress on `workers` during long work, while nothing else of the run moves."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import Producer
+
+from headrace.infra.kafka.clients import open_producer
+from headrace.infra.run.run import Run
+from headrace.schemas import codec
+from headrace.schemas.records import WorkerStatus
+
+
+@contextmanager
+def heartbeat(run: Run, policy_variant: str, state: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that writes how far the trainer is, in a sentence; `state` is the word for what it does.
+
+    At the end a null record takes the heartbeat back: a trainer at work is known by its versions.
+    """
+    opened: list[Producer] = []
+
+    def beat(detail: str) -> None:
+        if not opened:
+            opened.append(open_producer(run.connection, f"train.{policy_variant}"))
+        _write(opened[0], run, policy_variant, (state, detail))
+
+    try:
+        yield beat
+    finally:
+        for producer in opened:
+            producer.produce(run.topics.workers, None, _name(policy_variant), 0)
+            producer.flush(5)
+
+
+def _write(producer: Producer, run: Run, policy_variant: str, progress: tuple[str, str]) -> None:
+    name, now = _name(policy_variant), time.time_ns() // 1_000_000
+    status = WorkerStatus(
+        run_id=run.run_id, worker=name.decode(), state=progress[0], detail=progress[1], pid=os.getpid(), updated_ms=now
+    )
+    producer.produce(run.topics.workers, codec.encode(status), name, 0)
+    producer.poll(0)
+
+
+def _name(policy_variant: str) -> bytes:
+    return f"train-{policy_variant}".encode()
