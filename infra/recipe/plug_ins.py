@@ -67,7 +67,7 @@ def plug_in(where: str, use: str) -> Callable[..., Any]:
         raise UsageError(f"{where}: {_why(module, error)}") from error
     if not hasattr(found, attribute):
         file = getattr(found, "__file__", None) or "built into Python"
-        raise UsageError(f"{where}: module {module} ({file}) has no {attribute!r}{_hidden(module)}")
+        raise UsageError(f"{where}: module {module} has no {attribute!r} ({file}){_hidden(module)}")
     named: Callable[..., Any] = getattr(found, attribute)
     if not callable(named):
         raise UsageError(f"{where}: {use!r} is no function and no class but {named!r}")

@@ -251,7 +251,7 @@ def test_an_algorithm_that_takes_a_seed_gets_the_recipes(settings: dict[str, Any
         ("headrace.consumers.algorithms.sizes:SMALLEST_GROUP", {}, "is no function and no class but 2"),
         ("builtins:object", {}, "it has no process and no snapshot and no restore"),
         ("builtins:dict", {}, "no signature found for builtin type"),
-        ("no_such_module:Name", {}, "importing no_such_module failed"),
+        ("no_such_module:Name", {}, "there is no module no_such_module"),
         (
             "headrace.consumers.algorithms.validate:Nothing",
             {},

@@ -85,6 +85,7 @@ class Scene:
         run = SimpleNamespace(
             revisions=(RECIPE,), ended="", topics=Topics("r"), weights_cache=self.store, run_id="one", connection=None
         )
+        run.plug_ins = {}
         self.follower = WeightFollower(cast("Run", run), ("p",), "test", self.pauses)
         self.follower.serve(cast("Engine", self.engine))
 

@@ -191,7 +191,7 @@ def test_an_installed_module_that_hides_the_users_is_told(tmp_path: Path, here: 
     written(tmp_path, "mine_hidden.py", "")
     sys.path.insert(0, str(tmp_path))
 
-    with pytest.raises(UnknownAlgorithm, match=r"has no 'Mine'; it hides .*, which comes after") as refused:
+    with pytest.raises(UnknownAlgorithm, match=r"has no 'Mine' \(.*\); it hides .*, which comes after") as refused:
         load_chain([("mine_hidden:Mine", {})])
 
     assert str(mine) in str(refused.value)

@@ -200,7 +200,7 @@ def test_metrics_add_up_over_parts_of_a_minibatch() -> None:
         ({"use": "dppo", "threshold": -2.0}, "dppo: threshold is of a change in probability"),
         ({"correction": {"use": "icepop", "low": 5.0, "high": 0.2}}, "icepop: low 5.0 is above high 0.2"),
         ({"correction": {"use": "rejection", "high": 0.5}}, "rejection: low 2.0 is above high 0.5"),
-        ({"use": "no.such.module:loss"}, "loss: importing no.such.module failed"),
+        ({"use": "no.such.module:loss"}, "loss: there is no module no: "),
         ({"use": "headrace.trainers.losses:nothing"}, "loss: module headrace.trainers.losses has no 'nothing'"),
     ],
 )

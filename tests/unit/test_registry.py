@@ -39,7 +39,7 @@ def test_one_of_your_own_is_named_by_module_and_name(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     assert load_environment("my_worlds:Mine", 3, {"depth": 2}).name == "mine 3 2"
     assert load_workflow("my_worlds:play").__name__ == "play"
-    with pytest.raises(UnknownEnvironment, match=r"module my_worlds \(.*my_worlds\.py\) has no 'Yours'"):
+    with pytest.raises(UnknownEnvironment, match=r"module my_worlds has no 'Yours' \(.*my_worlds\.py\)"):
         load_environment("my_worlds:Yours", 3, {})
     with pytest.raises(UnknownEnvironment, match="not_async is no async function"):
         load_workflow("my_worlds:not_async")

@@ -289,5 +289,5 @@ def test_the_only_workflow_is_taken_and_of_several_one_must_be_named() -> None:
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="take one of torch"):
         open_engine({}, Rollout(engine="torhc"), 1)
-    with pytest.raises(UsageError, match="importing no_such_module failed"):
+    with pytest.raises(UsageError, match="there is no module no_such_module"):
         open_engine({}, Rollout(engine="no_such_module:Engine"), 1)

@@ -235,7 +235,7 @@ def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: P
     place = place_of(tmp_path, run)
     words = command_of(run, place, ['kafka.bootstrap="h:1"'])
     folder = tmp_path / "s-a-1"
-    assert words[1:5] == ["-m", "headrace", "up", "arithmetic"]
+    assert words[1:6] == ["-P", "-m", "headrace", "up", "arithmetic"]
     sets = [value for word, value in pairwise(words) if word == "--set"]
     assert sets == ["seed=1", 'name="s-a-1"', 'kafka.bootstrap="h:1"']
     assert words[-5:] == ["--data", str(folder), "--summary", str(folder / "summary.json"), "--plain"]

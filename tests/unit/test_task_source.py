@@ -197,7 +197,7 @@ def test_two_selectors_of_one_name_or_that_both_choose_are_refused() -> None:
     ("name", "said"),
     [
         ("accept_al", "no 'accept_al'; take one of accept_all"),
-        ("no.such.module:Name", "importing no.such.module failed"),
+        ("no.such.module:Name", "there is no module no: "),
         (
             "headrace.producers.feed.selectors.registry:Nobody",
             "headrace.producers.feed.selectors.registry has no 'Nobody'",
