@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.infra.embedded.data_folder import LOOK, SUMMARY, DataFolder, RunNotes, only_folder
-from headrace.infra.embedded.kafka_server import EmbeddedKafka
-from headrace.infra.embedded.servers import await_leaders
-from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.kafka.clients import RunAddress, parse_run
 from headrace.infra.run.run import NoSuchRun, Run, join, require_run, run_names
@@ -58,6 +55,8 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
             started.enter_context(folder.owned(LOOK))
         run = _woken(folder, notes, started)
         if store and not run.recipe.store.endpoint:
+            from headrace.infra.embedded.store_server import EmbeddedStore
+
             server = started.enter_context(EmbeddedStore(folder.store))
             run = replace(run, store_address=server.address(run.recipe.store.bucket, run.store_address.prefix))
         yield OpenedRun(run, rests=True)
@@ -77,6 +76,11 @@ def _woken(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:
     """Join a run that rests, its broker started where that is an embedded one."""
     if not notes.embedded_kafka:
         return _joined(parse_run(notes.address), folder)
+    from headrace.infra.embedded.kafka_server import (
+        EmbeddedKafka,  # for a run that goes on these would be imported in vain
+    )
+    from headrace.infra.embedded.servers import await_leaders
+
     kafka = started.enter_context(EmbeddedKafka(folder.kafka, for_a_look=True))
     resting = parse_run(f"kafka://{kafka.bootstrap}/{notes.run}")
     await_leaders(resting.connection)

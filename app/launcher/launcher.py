@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import structlog
 from rich.console import Console
 from rich.markup import escape
 
+from headrace.app.launcher import fork_imports
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.embedded.servers import Servers
@@ -23,8 +25,9 @@ from headrace.infra.errors import HeadraceError, Unavailable, UsageError
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.log import configure_logging
 from headrace.infra.process.child_process import PYTHON
+from headrace.infra.process.fork_client import ForkServer
 from headrace.infra.process.signals import INTERRUPTED, STOP_WITHIN_S, signals_ignored, signals_interrupt
-from headrace.infra.process.supervisor import Child, Patience, Supervisor
+from headrace.infra.process.supervisor import Child, Patience, Supervisor, child_environment
 from headrace.infra.recipe.plug_ins import places
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import first_message, settled, write_revision
@@ -209,15 +212,32 @@ class Launch:
         environment[PLUG_INS_VARIABLE] = os.pathsep.join(places())
         if client := self._servers.client:
             environment[KAFKA_CLIENT_VARIABLE] = json.dumps(client)
+        children = components_of(self._recipe, str(self._servers.address), self._folder.logs)
+        forks = self._fork_server(children, environment)
         self._supervisor = Supervisor(
-            components_of(self._recipe, str(self._servers.address), self._folder.logs),
+            children,
             self._folder.logs,
             environment,
             patience=Patience(most_short_lives=self._recipe.launch.most_short_lives),
             is_over=lambda: self._run_is_over,
             also=lambda: {**self._servers.pids(), "up": os.getpid()},
+            forks=forks,
         )
         self._supervisor.start()
+
+    def _fork_server(self, children: Sequence[Child], environment: Mapping[str, str]) -> ForkServer | None:
+        """Start what the components are forked from; None where none is to be forked, or it cannot be started."""
+        if sys.platform != "linux" or not self._recipe.launch.fork or not any(child.imports for child in children):
+            return None
+        threads = sum(child.torch_processes for child in children)
+        self._folder.logs.mkdir(parents=True, exist_ok=True)
+        forks = ForkServer(child_environment(environment, threads), self._folder.logs / "forks.log")
+        try:
+            forks.start()
+        except OSError as error:
+            log.warning("forks.not_started", why=str(error))
+            return None
+        return forks
 
     # --------------------------------------------------------------------------------------------------- while it runs
 
@@ -325,34 +345,38 @@ def is_drained(page: Page, since_end_s: float) -> bool:
 
 
 def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
-    """Return the component processes of a run on one machine, as the recipe's `launch` says."""
+    """Return the component processes of a run on one machine, as the recipe's `launch` says.
 
-    def child(name: str, *words: str, torch_processes: int = 0) -> Child:
+    What needs no torch comes first, as it is forked before torch is imported.
+    """
+
+    def child(name: str, *words: str, imports: Sequence[str], torch_processes: int = 0) -> Child:
         together: list[str] = []
         if torch_processes > 1:  # without a folder for it, torchrun leaves one in /tmp
             folder = ("--log-dir", str(logs / "torchrun"), "--no-python", "--")
             together = [*PYTHON, *TORCHRUN, str(torch_processes), *folder]
-        return Child(name, [*together, *PYTHON, "-m", "headrace", *words, "--run", address], torch_processes)
+        command = [*together, *PYTHON, "-m", "headrace", *words, "--run", address]
+        return Child(name, command, torch_processes, imports)
 
-    trainers = {line: recipe.trainer_of(line).processes for line in recipe.lines}
-    children = [
-        child(f"train-{line}", "train", *_options_of(line), torch_processes=processes)
-        for line, processes in trainers.items()
-        if processes
-    ]
+    children = [child("feed", "feed", imports=fork_imports.FEED)]
     children += [
-        child(name, "rollout", "--workflow", workflow, "--name", name, torch_processes=1)
-        for workflow in recipe.workflows
-        for name in (f"rollout-{workflow}-{n}" for n in range(recipe.launch.workers))
-    ]
-    children.append(child("feed", "feed"))
-    children += [
-        child(f"curate-{line}-{n}", "curate", *_options_of(line), "--slot", str(n))
+        child(f"curate-{line}-{n}", "curate", *_options_of(line), "--slot", str(n), imports=fork_imports.CURATE)
         for line in recipe.lines
         for n in range(1 if variant_of(line) else recipe.launch.curators)
     ]
     if recipe.evaluate.every:
-        children.append(child("evaluate", "evaluate"))
+        children.append(child("evaluate", "evaluate", imports=fork_imports.EVALUATE))
+    for line in recipe.lines:
+        trainer, words = recipe.trainer_of(line), ("train", *_options_of(line))
+        imports = fork_imports.of_trainer(trainer)
+        if trainer.processes:
+            children.append(child(f"train-{line}", *words, imports=imports, torch_processes=trainer.processes))
+    imports = fork_imports.of_worker(recipe)
+    children += [
+        child(name, "rollout", "--workflow", workflow, "--name", name, imports=imports, torch_processes=1)
+        for workflow in recipe.workflows
+        for name in (f"rollout-{workflow}-{n}" for n in range(recipe.launch.workers))
+    ]
     return children
 
 

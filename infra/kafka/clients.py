@@ -189,24 +189,21 @@ def translate(error: KafkaException, doing: str) -> HeadraceError:
 
 
 def open_producer(connection: Connection, name: str, **more: Any) -> Producer:
-    """Return an idempotent producer; it reports each record by its delivery callback.
+    """Return a producer, idempotent unless `more` says otherwise; it reports each record by its delivery callback.
 
     It has one request under way at a time. Of two, a broker may refuse the first and take the second, as when it is
     just becoming the leader: it knows the producer of no earlier record on the partition, so any number begins one.
     librdkafka then holds the first for delivered as well, and it is lost.
     """
-    return Producer(
-        connection.config(
-            client_id=name,
-            enable_idempotence=True,
-            max_in_flight=1,
-            linger_ms=5,
-            batch_size=1_000_000,
-            message_max_bytes=MESSAGE_BYTES,
-            compression_type=connection.compression,
-            **more,
-        ),
-    )
+    settings = {
+        "enable_idempotence": True,
+        "max_in_flight": 1,
+        "linger_ms": 5,
+        "batch_size": 1_000_000,
+        "message_max_bytes": MESSAGE_BYTES,
+        "compression_type": connection.compression,
+    }
+    return Producer(connection.config(client_id=name, **{**settings, **more}))
 
 
 def open_transactional_producer(connection: Connection, transactional_id: str, timeout_s: float = 60) -> Producer:

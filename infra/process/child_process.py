@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 POLL_S = 0.02
 PYTHON = (sys.executable, "-P")
@@ -39,6 +40,17 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
+class ChildProcess(Protocol):
+    """A child of this process, however it was started."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id, its own until it is waited for."""
+
+    def wait(self) -> int:
+        """Wait for its end; return its exit code, negative for a signal."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChildCommand:
     """What to run: program first, by path."""
@@ -51,6 +63,8 @@ class ChildCommand:
     """What the kernel sends at our death."""
     folder: Path | None = None
     """Where it runs; None for where we do."""
+    stdin: int = subprocess.DEVNULL
+    """A file descriptor, or nothing to read."""
 
 
 def spawn(child: ChildCommand) -> subprocess.Popen[bytes]:
@@ -65,7 +79,7 @@ def spawn(child: ChildCommand) -> subprocess.Popen[bytes]:
             [*shim, *child.command],
             cwd=child.folder,
             env=dict(child.environment),
-            stdin=subprocess.DEVNULL,
+            stdin=child.stdin,
             stdout=out,
             stderr=out,
             start_new_session=True,

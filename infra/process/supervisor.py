@@ -7,7 +7,6 @@ parent-death signal needs.
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,17 @@ import structlog
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.process.child_process import ChildCommand, end_all, kill_session, spawn, wait_without_reaping
+from headrace.infra.process.child_process import (
+    ChildCommand,
+    ChildProcess,
+    end_all,
+    kill_session,
+    spawn,
+    wait_without_reaping,
+)
 from headrace.infra.process.cpu_account import CpuAccount
+from headrace.infra.process.fork_client import ForkServer
+from headrace.infra.process.fork_server import CannotFork, Order
 from headrace.infra.process.log_lines import last_lines
 
 FINISHED = 0
@@ -50,6 +58,8 @@ class Child:
     command: Sequence[str]
     torch_processes: int = 0
     """How many processes of it compute: they share the cores."""
+    imports: Sequence[str] = ()
+    """Modules that the fork server imports before it forks the component; none for one that is never forked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,7 @@ class Patience:
 class _Life:
     """What the supervisor knows of one child."""
 
-    process: subprocess.Popen[bytes] | None = None
+    process: ChildProcess | None = None
     starts: int = 0
     exit_code: int | None = None
     state: str = "starting"
@@ -99,9 +109,11 @@ class Supervisor:
         is_over: Whether a child that ends in good order has finished. Before, somebody told it to stop from outside,
             and it is started again.
         also: Names and pids of further processes whose CPU time is to be counted.
+        forks: Forks children that say what they import; it is stopped with them. Without one, and where it cannot, they
+            are started as programs of their own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the first three by name
         self,
         children: Sequence[Child],
         logs: Path,
@@ -110,6 +122,7 @@ class Supervisor:
         patience: Patience,
         is_over: Callable[[], bool],
         also: Callable[[], Mapping[str, int]] = dict,
+        forks: ForkServer | None = None,
     ) -> None:
         self.children = tuple(children)
         self.logs = logs
@@ -117,6 +130,7 @@ class Supervisor:
         self._patience = patience
         self._run_is_over = is_over
         self._also = also
+        self._forks = forks
         self._cpu = CpuAccount()
         self._lives = {child.name: _Life() for child in children}
         self._lock = threading.Lock()
@@ -126,19 +140,27 @@ class Supervisor:
         self._sampler: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start all children, each in its own thread."""
+        """Start all children in their order, each in its own thread."""
         self.logs.mkdir(parents=True, exist_ok=True)
+        turn = threading.Event()
+        turn.set()
         for child in self.children:
-            keeper = threading.Thread(target=self._keep, args=(child,), name=f"keep-{child.name}", daemon=True)
+            begun = threading.Event()
+            keeper = threading.Thread(
+                target=self._keep, args=(child, turn, begun), name=f"keep-{child.name}", daemon=True
+            )
             self._keepers.append(keeper)
             keeper.start()
+            turn = begun
         self._sampler = threading.Thread(target=self._sample, name="cpu-account", daemon=True)
         self._sampler.start()
 
     def stop(self, timeout_s: float = 8) -> None:
         """End all children: SIGTERM, up to `timeout_s`, SIGKILL. Nothing they started is left when this returns."""
         self._stop.set()
-        with self._lock:  # from here on nobody is started
+        if self._forks is not None:
+            self._forks.stop()
+        with self._lock:  # from here on nobody is taken in
             pids = [life.process.pid for life in self._lives.values() if life.process is not None]
         killed = end_all(pids, timeout_s)
         for keeper in self._keepers:
@@ -165,15 +187,22 @@ class Supervisor:
         """Return by name the CPU seconds of `process` and, as a part of them, of `librdkafka`."""
         return self._cpu.seconds()
 
-    def _keep(self, child: Child) -> None:
-        """Run a child, life after life."""
+    def _keep(self, child: Child, turn: threading.Event, begun: threading.Event) -> None:
+        """Run a child, life after life; begin when it is its turn, and say so when it has begun."""
+        turn.wait()
+        try:
+            self._live_on(child, begun)
+        finally:
+            begun.set()
+
+    def _live_on(self, child: Child, begun: threading.Event) -> None:
         life = self._lives[child.name]
         backoff = Backoff(self._patience.first_pause_s, self._patience.longest_pause_s)
         short_lives = 0
         while not self._stop.is_set():
             began = time.monotonic()
             try:
-                self._live(child, life)
+                self._live(child, life, begun)
             except OSError as error:
                 self._failures.append(GaveUp(f"{child.name} cannot be started ({child.command[0]}): {error}"))
                 life.state = "failed"
@@ -206,13 +235,17 @@ class Supervisor:
             return False
         return True
 
-    def _live(self, child: Child, life: _Life) -> None:
+    def _live(self, child: Child, life: _Life, begun: threading.Event) -> None:
         """Run a child once. Raises OSError when it cannot be started."""
-        command = ChildCommand(child.command, self._environment, self.logs / f"{child.name}.log")
+        try:
+            process = self._begin(child)
+        finally:
+            begun.set()
+        if process is None:
+            return
         with self._lock:
-            if self._stop.is_set():
-                return
-            process = spawn(command)
+            if self._stop.is_set():  # `stop` looked too early to see it
+                kill_session(process.pid)
             life.process, life.state = process, "running"
             life.starts += 1
         wait_without_reaping(process.pid)
@@ -221,6 +254,17 @@ class Supervisor:
         with self._lock:
             life.exit_code = process.wait()
             life.process = None
+
+    def _begin(self, child: Child) -> ChildProcess | None:
+        """Return a child's new process, forked where it may be; None when all are to stop. Raises OSError."""
+        path = self.logs / f"{child.name}.log"
+        if self._forks is not None and child.imports:
+            try:
+                return self._forks.fork(Order(child.imports, child.name, child.command, str(path)))
+            except CannotFork as error:
+                if not self._stop.is_set():
+                    log.warning("child.not_forked", child=child.name, why=str(error))
+        return None if self._stop.is_set() else spawn(ChildCommand(child.command, self._environment, path))
 
     def _give_up(self, child: Child, life: _Life) -> GaveUp:
         path = self.logs / f"{child.name}.log"
@@ -242,6 +286,8 @@ class Supervisor:
 
     def _sample_all(self) -> None:
         pids = {name: state.pid for name, state in self.states().items()}
+        if self._forks is not None:
+            pids["forks"] = self._forks.pid
         for name, pid in {**pids, **self._also()}.items():
             if pid is not None:
                 self._cpu.sample(name, pid)
@@ -258,6 +304,7 @@ def child_environment(environment: Mapping[str, str], torch_processes: int, core
     ours = {
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": "1",  # of numpy, which starts them when it is imported; torch has its own
         "OMP_WAIT_POLICY": "passive",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",

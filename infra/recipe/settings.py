@@ -400,6 +400,9 @@ class Launch(Settings):
     most_short_lives: int = Field(8, ge=1)
     """A component that dies so often in a row, each time within a minute of its start, is given up; the run stops. The
     default is more than it takes to find two tasks that kill their worker, three deaths each."""
+    fork: bool = True
+    """Components are forked from a process that has imported what they need, which saves each some seconds. Those on
+    CUDA and trainers of several processes are programs of their own in any case."""
 
 
 class Recipe(Settings):

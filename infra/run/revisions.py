@@ -154,7 +154,9 @@ def write_revision(connection: Connection, topic: str, revision: RecipeRevision,
             can read this one, and learns from it the schemas of all that follows.
     """
     value = codec.encode(revision) if first is None else codec.encode_like(revision, first)
-    producer = open_producer(connection, "launcher")
+    # An idempotent producer waits a second for its id from a broker that has just started, and everybody waits for the
+    # first revision. Written twice it says the same; a later one must not come again after what others wrote since.
+    producer = open_producer(connection, "launcher", acks="all", enable_idempotence=first is not None)
     refused: list[str] = []
     producer.produce(
         topic,

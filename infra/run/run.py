@@ -31,7 +31,6 @@ from headrace.infra.kafka.topic_reader import read_all, read_range
 from headrace.infra.process.signals import MustRestart, ToldToStop
 from headrace.infra.recipe.plug_in_sources import known_sources
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.store.access import find_keys
 from headrace.infra.store.object_cache import ObjectCache, Uncached
 from headrace.infra.store.object_store import Content, Kind, ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
 from headrace.schemas import codec
@@ -357,7 +356,10 @@ def store_of(revision: RecipeRevision) -> StoreAddress:
             f"revision {revision.revision} of the recipe names no store ({type(error).__name__}: {error}): it was not "
             "written by `headrace up`"
         ) from error
-    find_keys(access_key, secret_key)  # who has none learns it now, and not at its first object
+    if not access_key:
+        from headrace.infra.store.access import find_keys
+
+        find_keys()  # who has none learns it now, and not at its first object
     return address
 
 

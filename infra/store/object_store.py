@@ -27,16 +27,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, Self, TypeVar
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-import urllib3
-from minio import Minio
-from minio.error import InvalidResponseError, S3Error, ServerError
-from urllib3.exceptions import HTTPError, ProtocolError, SSLError
-
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
-from headrace.infra.store.access import KEY_PLACES, StoreKeys, connections, find_keys, tls_refusal
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the client takes a third of a second to import: many commands look at topics alone
+    import urllib3
     from _typeshed import WriteableBuffer
+    from minio import Minio
+
+    from headrace.infra.store.access import StoreKeys
 
 Kind = Literal["weights", "files", "checkpoints", "groups", "examples"]
 """Folder of an object; who may read and write which stands in `store_policy.py`."""
@@ -127,6 +125,8 @@ class StoreAddress:
         parts = urlsplit(url)
         bucket, _, prefix = parts.path.lstrip("/").partition("/")
         if parts.scheme not in {"http", "https"} or not parts.hostname or not bucket or "@" in parts.netloc:
+            from headrace.infra.store.access import KEY_PLACES
+
             shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
             raise UsageError(
                 f"{shown!r} is no address of an object store: write http[s]://host:port/bucket/prefix, and the keys "
@@ -164,6 +164,8 @@ class ObjectStore:
     def __init__(self, address: StoreAddress, *, timeout_s: float = TIMEOUT_S) -> None:
         self.address = address
         self._timeout_s = timeout_s
+        from headrace.infra.store.access import connections, find_keys
+
         self._keys = find_keys(address.access_key, address.secret_key)
         self._http = connections(timeout_s, timeout_s, secure=address.secure)
         try:
@@ -346,6 +348,8 @@ class ObjectStore:
             raise ObjectMissing(f"{self.address.endpoint}/{self.address.bucket} can hold no object {key[:200]!r}")
 
     def _make_bucket(self) -> None:
+        from minio.error import S3Error
+
         def make() -> None:
             try:
                 self._client.make_bucket(bucket_name=self.address.bucket)
@@ -385,6 +389,8 @@ class ObjectStore:
             return
         # A store may join the parts only at the end, and answers when it has.
         join_s = JOIN_S + stored.size_bytes / SLOWEST_JOIN_BYTES_PER_S
+        from headrace.infra.store.access import connections
+
         http = connections(self._timeout_s, join_s, secure=self.address.secure)
         try:
             self._ask(lambda: send(_client(self.address, self._keys, http)), stored.key)
@@ -434,6 +440,9 @@ class ObjectStore:
 
         A connection that the store closed while it was idle (a restart) says so at once, hence the second attempt.
         """
+        from minio.error import InvalidResponseError, S3Error, ServerError
+        from urllib3.exceptions import HTTPError, ProtocolError
+
         try:
             try:
                 return call()
@@ -443,6 +452,10 @@ class ObjectStore:
             raise self._translated(error, key) from error
 
     def _translated(self, error: Exception, key: str) -> HeadraceError:
+        from urllib3.exceptions import SSLError
+
+        from headrace.infra.store.access import KEY_PLACES, tls_refusal
+
         where = self._where(key)
         code = _s3_code(error)
         if code in _MISSING:
@@ -496,6 +509,8 @@ class _Viewed(io.RawIOBase):
 
 
 def _client(address: StoreAddress, keys: StoreKeys, http: urllib3.PoolManager) -> Minio:
+    from minio import Minio
+
     return Minio(
         endpoint=address.endpoint,
         credentials=keys,
@@ -507,6 +522,8 @@ def _client(address: StoreAddress, keys: StoreKeys, http: urllib3.PoolManager) -
 
 def _s3_code(error: Exception) -> str | None:
     """Read S3's code of an error, also from rclone's, whose content type the client does not take for XML."""
+    from minio.error import InvalidResponseError, S3Error
+
     if isinstance(error, S3Error):
         return error.code
     if isinstance(error, InvalidResponseError):

@@ -352,7 +352,7 @@ MUTANTS = (
         "two-requests",
         "what a broker refused is not held for delivered",
         "infra/kafka/clients.py",
-        "            max_in_flight=1,\n",
+        '        "max_in_flight": 1,\n',
         "",
         (f"{PRODUCER}test_a_record_that_was_refused_is_not_held_for_delivered_because_a_later_one_was",),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from headrace.app.launcher import launcher
 from headrace.app.launcher.launcher import Order, components_of
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.recipe.settings import Rollout, Use
 from headrace.ops.recipe_check import check_names
 
 ADDRESS = "kafka://127.0.0.1:9092/demo"
@@ -49,6 +51,37 @@ def test_what_a_shadow_names_is_looked_for_before_anything_is_started(word: str,
     check_names(load_recipe("arithmetic-shadow"))
     with pytest.raises((UsageError, ValueError), match=why):
         check_names(load_recipe("arithmetic-shadow", [word]))
+
+
+@pytest.mark.parametrize(
+    ("sets", "forked"),
+    [
+        ((), {"feed", "curate", "evaluate", "train", "rollout"}),
+        (("trainer.device=cuda",), {"feed", "curate", "evaluate", "rollout"}),
+        (("rollout.device=cuda",), {"feed", "curate", "evaluate", "train"}),
+        (("trainer.processes=2",), {"feed", "curate", "evaluate", "rollout"}),
+    ],
+)
+def test_what_is_on_cuda_and_what_torchrun_starts_is_not_forked(sets: tuple[str, ...], forked: set[str]) -> None:
+    children = components_of(load_recipe("arithmetic", sets), ADDRESS, Path("logs"))
+
+    assert {child.name.partition("-")[0] for child in children if child.imports} == forked
+
+
+def test_what_needs_no_torch_is_forked_before_torch_is_imported() -> None:
+    children = components_of(load_recipe("arithmetic-shadow"), ADDRESS, Path("logs"))
+    heavy = ["headrace.trainers.component" in child.imports or child.torch_processes > 0 for child in children]
+
+    assert heavy == sorted(heavy)
+
+
+@pytest.mark.parametrize("engine", ["torch", "scripted"])
+def test_what_is_imported_for_forks_is_there_and_with_torch_only_where_that_plays(engine: str) -> None:
+    recipe = load_recipe("arithmetic").model_copy(update={"rollout": Rollout(engine=Use(use=engine))})
+    imports = {child.name: child.imports for child in components_of(recipe, ADDRESS, Path("logs"))}
+
+    assert all(find_spec(name) is not None for names in imports.values() for name in names)
+    assert any("torch_engine" in name for name in imports["rollout-sums-0"]) is (engine == "torch")
 
 
 @pytest.mark.parametrize("begun", [True, False])

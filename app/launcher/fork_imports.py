@@ -1,0 +1,37 @@
+"""What the fork server imports before it forks a component: what would take long in every process.
+
+Nothing of a user's is among it: environments, engines and algorithms of their own are imported by components alone.
+"""
+
+from __future__ import annotations
+
+from headrace.infra.recipe.settings import Recipe, Trainer
+
+CPU = "cpu"
+"""The device with which a component may be forked: what a fork has of CUDA's state is not known to be none."""
+
+_ALL = (
+    "headrace.app.cli.main",
+    "headrace.infra.run.revisions",
+    "headrace.infra.store.access",
+    "headrace.infra.kafka.run_loop",
+)
+_MODELS = ("transformers.models.auto.modeling_auto", "transformers.generation.utils")
+FEED = (*_ALL, "headrace.producers.feed.feeder")
+CURATE = (*_ALL, "headrace.consumers.curate.curator")
+EVALUATE = (*_ALL, "headrace.consumers.evaluate.evaluator")
+ROLLOUT = (*_ALL, "headrace.producers.rollout.worker")
+ROLLOUT_WITH_TORCH = (*ROLLOUT, *_MODELS, "headrace.producers.engines.torch_engine")
+TRAIN = (*_ALL, "headrace.trainers.train", "headrace.trainers.start", "headrace.trainers.component", *_MODELS)
+
+
+def of_trainer(trainer: Trainer) -> tuple[str, ...]:
+    """Return a trainer's; none where it is not forked: on CUDA, and several processes, which torchrun starts."""
+    return TRAIN if trainer.processes == 1 and trainer.device == CPU else ()
+
+
+def of_worker(recipe: Recipe) -> tuple[str, ...]:
+    """Return a rollout worker's; none where it is not forked: on CUDA. A user's engine imports what it wants itself."""
+    if recipe.rollout.device != CPU:
+        return ()
+    return ROLLOUT_WITH_TORCH if recipe.rollout.engine.use == "torch" else ROLLOUT

@@ -1,0 +1,184 @@
+"""The launcher's side of the fork server: start it, have it fork components, end it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import queue
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from headrace.infra.process.child_process import PYTHON, ChildCommand, spawn
+from headrace.infra.process.fork_server import CannotFork, Order
+
+IMPORT_S = 90.0
+"""How long imports may take, on a busy machine."""
+FORK_S = 10.0
+PR_SET_CHILD_SUBREAPER = 36
+"""Of prctl(2)."""
+
+log = structlog.get_logger()
+
+
+class ForkedProcess:
+    """A component that the fork server forked: a child of this process, as one that it started itself."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self) -> int:
+        """Wait for its end; return its exit code, negative for a signal."""
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+
+class ForkServer:
+    """One fork server, for any number of threads. Constructing starts nothing.
+
+    When it dies it stays dead: what is started later is started as a program of its own, as without it.
+
+    Args:
+        environment: What it, and so every fork, gets.
+        log: Takes what it says.
+    """
+
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        self._environment = environment
+        self._log = log
+        self._lock = threading.Lock()
+        """Over orders: one at a time."""
+        self._line: socket.socket | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+        self._waiter: threading.Thread | None = None
+        self._imported: set[str] = set()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, for as long as it runs."""
+        return self._server.pid if self._server is not None and self._server.returncode is None else None
+
+    def start(self) -> None:
+        """Start the process; it imports nothing before the first order. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [*PYTHON, "-m", "headrace.infra.process.fork_server", str(os.getpid())]
+            self._spawn(ChildCommand(command, self._environment, self._log, stdin=theirs.fileno()))
+        self._line = ours
+
+    def _spawn(self, command: ChildCommand) -> None:
+        """Start it from a thread that waits for it, as `spawn` wants; so it is reaped whenever it ends."""
+        spawned: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
+
+        def spawn_and_wait() -> None:
+            try:
+                server = spawn(command)
+            except OSError as error:
+                spawned.put(error)
+                return
+            spawned.put(server)
+            server.wait()
+
+        self._waiter = threading.Thread(target=spawn_and_wait, name="fork-server-parent", daemon=True)
+        self._waiter.start()
+        server = spawned.get()
+        if isinstance(server, OSError):
+            raise server
+        self._server = server
+
+    def fork(self, order: Order) -> ForkedProcess:
+        """Return a new process, which is what the order says. Raises CannotFork: then nothing of it has begun."""
+        with self._lock:
+            self._have_imported(order.imports)
+            with _adopting():
+                told = self._ask(order, FORK_S)
+        if "error" in told:
+            if "pid" in told:
+                with suppress(ChildProcessError):
+                    os.waitpid(told["pid"], 0)
+            raise CannotFork(told["error"])
+        return ForkedProcess(told["pid"])
+
+    def _have_imported(self, names: Sequence[str]) -> None:
+        missing = [name for name in names if name not in self._imported]
+        if not missing:
+            return
+        told = self._ask(Order(missing), IMPORT_S)
+        if "error" in told:  # what is imported stays so: it would refuse every order
+            self._end()
+            raise CannotFork(told["error"])
+        self._imported.update(missing)
+
+    def _ask(self, order: Order, patience_s: float) -> dict[str, Any]:
+        """Return the answer to an order. Raises CannotFork when there is none: then the server is ended."""
+        if self._line is None:
+            raise CannotFork("there is no fork server")
+        try:
+            self._line.settimeout(patience_s)
+            self._line.sendall(order.line())
+            told = _line_of(self._line)
+            why = "" if told else "the fork server has ended"
+        except TimeoutError:
+            # Nothing comes in after this, so whatever answers later ends, and has not begun.
+            self._line.shutdown(socket.SHUT_RD)
+            told, why = _line_of(self._line), f"the fork server did not answer within {patience_s:g} s"
+        except OSError as error:
+            told, why = b"", f"the fork server does not listen: {error}"
+        if why:
+            self._end()
+        if not told:
+            raise CannotFork(why)
+        answer: dict[str, Any] = json.loads(told)
+        return answer
+
+    def _end(self) -> None:
+        self._kill()
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def _kill(self) -> None:
+        if self._server is not None and self._waiter is not None:
+            self._server.kill()
+            self._waiter.join()
+
+    def stop(self) -> None:
+        """End the process, if need be in the middle of an order, which then fails. It holds nothing that is lost."""
+        self._kill()
+        with self._lock:
+            self._end()
+
+
+def _line_of(line: socket.socket) -> bytes:
+    """Return the next line; what there is of it when the other end has hung up. Raises OSError."""
+    told = b""
+    while not told.endswith(b"\n"):
+        part = line.recv(4096)
+        if not part:
+            break
+        told += part
+    return told
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Have the kernel make orphans below this process its children, as long as the block lasts.
+
+    No longer: what a component leaves behind when it dies is init's, which reaps it.
+    """
+    _set_subreaper(on=True)
+    try:
+        yield
+    finally:
+        _set_subreaper(on=False)
+
+
+def _set_subreaper(*, on: bool) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
