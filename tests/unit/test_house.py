@@ -321,6 +321,24 @@ def test_the_environment_on_the_page_keeps_the_contract() -> None:
         found["Echo"](seed=1, count=0)
 
 
+def functions_in(path: Path) -> set[str]:
+    """Return the functions and classes of a file, and the methods as `Class.method`."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{member.name}" for member in node.body if hasattr(member, "name")}
+    return found
+
+
+def test_every_hop_of_the_walk_is_a_function_of_its_file() -> None:
+    hops = re.findall(r"\[`([\w.]+)`\]\(\.\./([\w/]+\.py)\)", (ROOT / "docs" / "walk.md").read_text())
+
+    assert len(hops) > 20
+    assert not [(name, file) for name, file in hops if name not in functions_in(ROOT / file)]
+
+
 # ---------------------------------------------------------------------------------------------- the tree in the README
 
 
