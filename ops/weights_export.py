@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace.infra.errors import UsageError
+from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.retired import WEIGHTS, in_words, read_retired
-from headrace.infra.run.run import Run, read_record
+from headrace.infra.run.run import Run
 from headrace.infra.weights.files import ADAPTER_WEIGHTS, files_to_serve, is_adapter, write_files
 from headrace.infra.weights.folder import write_adapter, write_weights
 from headrace.infra.weights.paths import is_version

@@ -83,8 +83,8 @@ class TaskLedger:
         if offset >= self._base:
             self._done.add(offset)
 
-    def forgive(self) -> None:
-        """Take back this owner's starts of what is still open: it leaves in good order, no task is to blame."""
+    def reset_starts(self) -> None:
+        """Take back this owner's starts of open tasks: it leaves in good order, so no task is to blame."""
         for offset in self._mine:
             self._starts[offset] -= 1
             if not self._starts[offset]:

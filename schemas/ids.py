@@ -1,8 +1,14 @@
-"""Seeds that follow from names alone: the same on every machine, for every attempt."""
+"""Seeds that follow from names alone, the same on every machine and for every attempt, and the clock of all records."""
 
 from __future__ import annotations
 
 import hashlib
+import time
+
+
+def now_ms() -> int:
+    """Return wall time in ms since the epoch, as records carry it."""
+    return time.time_ns() // 1_000_000
 
 
 def derived_seed(*parts: object) -> int:

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -17,7 +17,7 @@ from blake3 import blake3
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import dead_letter, lost_to_shadow
 from headrace.infra.kafka.topic_reader import TopicReader
-from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.kafka.transactions import Ticket
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.run.run import Run, read_revision
 from headrace.infra.stopwatch import Stopwatch, log_share
@@ -250,16 +250,15 @@ class Trainer:
         self._finished.set()
         return []
 
-    def position(self, writer: TransactionalWriter) -> None:
-        """Write the event of a version, to learn where it stands: later deltas name the place of an anchor.
-
-        How far the trainer is, BatchTrained says.
-        """
+    def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:
+        """Learn where a version's event stands, the tick's last record: later deltas name the place of an anchor."""
         if self._announced is not None:
             event, self._announced = self._announced, None
-            (ticket,) = writer.produce([self._publisher.message(event)])
-            writer.flush()
-            self._publisher.announced(event, ticket.offset)
+            self._publisher.announced(event, ticked[-1].offset)
+        return ()
+
+    def offsets(self, before: Sequence[Ticket]) -> None:
+        """None: how far the trainer is, BatchTrained says."""
 
     @property
     def moved(self) -> bool:
@@ -372,7 +371,7 @@ class Trainer:
         self._pipeline.begin(order)
 
     def _version(self, made: Made) -> list[Outgoing]:
-        """Return the records of a version's transaction, but for its event, which `position` writes."""
+        """Return the records of a version's transaction, its event last."""
         order, version, published = made.order, made.order.version, made.published
         self._watch.seconds["train"] += made.metrics["step_s"] + made.metrics["blocked_s"]
         metrics = {**made.metrics, **order.metrics, "log_share": log_share(self._watch.seconds)}
@@ -393,7 +392,9 @@ class Trainer:
         if published.checkpoint is not None:
             mark = WindowMark(version, self._epoch, published.weights_hash, self._window_positions())
             outgoing.append(pointer(self.run, self.line, self.learner, mark, published.checkpoint))
-        self._announced = published.event
+        if published.event is not None:
+            self._announced = published.event
+            outgoing.append(self._publisher.message(published.event))
         self._weights_hash = published.weights_hash
         self._evicted = []
         self._say_what_is_not_well(record.metrics)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from headrace.app import workers
+from headrace.infra.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+
+T = TypeVar("T")
 
 RUN_ADDRESS = typer.Option("--run", metavar="ADDRESS", help="kafka://HOST:PORT/RUN, as `up` prints it.")
 RunOption = Annotated[str, RUN_ADDRESS]
@@ -40,16 +46,25 @@ VariantChoice = Annotated[
 ]
 FAILED = 1
 """Exit code of a command that found something wrong."""
+NO_VERDICT = 3
 JSON = "--json"
 JsonOption = Annotated[bool, typer.Option(JSON, help='Print JSON for programs; an error too, as {"error": "…"}.')]
 
 
-def answer(found: Any, show: str, *more: Any, as_json: bool) -> None:
-    """Print what was asked for, as JSON or by the page of that name."""
+class NoVerdict(HeadraceError):
+    """A run could not be read, so nothing is proven of it."""
+
+    exit_code = NO_VERDICT
+
+
+def answer(found: T, page: Callable[[T], RenderableType], *, as_json: bool) -> None:
+    """Print what was asked for, as JSON or as the page that shows it."""
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        from headrace.ops.plain_json import plain
+
+        typer.echo(json.dumps(plain(found), indent=1))
     else:
-        open_console().print(workers.find(show)(found, *more))
+        open_console().print(page(found))
 
 
 def tell_written(files: Iterable[Path]) -> None:
@@ -69,3 +84,22 @@ def log_quietly() -> None:
     from headrace.infra.log import warn_in_sentences
 
     warn_in_sentences()
+
+
+@contextmanager
+def or_no_verdict() -> Iterator[None]:
+    """End with NO_VERDICT where the block could not say what was asked for."""
+    try:
+        yield
+    except (UsageError, BrokenPipeError):
+        raise
+    except (HeadraceError, OSError) as error:
+        raise NoVerdict(str(error)) from error
+
+
+def program_name() -> str:
+    """Return how this user calls the command: by its name where the shell finds it, else as it was called now."""
+    called = Path(sys.argv[0])
+    if called.suffix == ".py":
+        return shlex.join([sys.executable, "-m", "headrace"])
+    return called.name if shutil.which(called.name) else str(called)

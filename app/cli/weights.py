@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
+from headrace.app.cli.options import DataChoice, JsonOption, PolicyChoice, RunChoice, VariantChoice, answer, log_quietly
+
 app = typer.Typer(
     help="How a run's versions were published; one of them as a folder; deltas between folders, with no run needed.",
     rich_markup_mode="rich",
 )
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+PlainJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 @app.command()
@@ -23,7 +25,7 @@ def encode(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
     policy: Annotated[str, typer.Option(help="Name to write into the delta.")] = "",
     version: Annotated[int, typer.Option(help="Version to write into the delta, made from the one before.")] = -1,
-    as_json: JsonOption = False,
+    as_json: PlainJsonOption = False,
 ) -> None:
     """Write what changed between two folders as one delta object.
 
@@ -52,7 +54,7 @@ def apply(
     base: Annotated[Path, typer.Argument(metavar="BASE_DIR", help="Folder of weights that the first delta is on.")],
     deltas: Annotated[list[Path], typer.Argument(metavar="DELTA...", help="Deltas, in order.")],
     out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write, whole or not at all.")],
-    as_json: JsonOption = False,
+    as_json: PlainJsonOption = False,
 ) -> None:
     """Apply deltas to a folder of weights and write the result as another, checked before and after.
 
@@ -74,7 +76,7 @@ def apply(
 @app.command()
 def verify(
     place: Annotated[Path, typer.Argument(metavar="OBJECT", help="Delta, safetensors file or folder of weights.")],
-    as_json: JsonOption = False,
+    as_json: PlainJsonOption = False,
 ) -> None:
     """Read a delta object, a safetensors file or a folder to its last byte; exit 1 and one sentence on any damage.
 
@@ -96,3 +98,54 @@ def verify(
     else:
         checked = "as it says" if found.promised else "well formed; it carries no hash of its own to compare with"
         typer.echo(f"{place}: weights hash {found.weights_hash}, {checked}")
+
+
+@app.callback(invoke_without_command=True)
+def weights(
+    context: typer.Context,
+    run: RunChoice = None,
+    data: DataChoice = None,
+    policy: PolicyChoice = None,
+    variant: VariantChoice = None,
+    as_json: JsonOption = False,
+) -> None:
+    """How a run's versions were published: whole or as deltas, how large, how long it took, and who serves which.
+
+    The commands below make one version a folder, and deltas between folders with no run needed.
+
+    Example: [bold]headrace weights --data .headrace/arithmetic[/]
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from headrace.app.views.weights_page import weights_page
+    from headrace.ops.figures.weights_history import weights_history
+    from headrace.ops.opened_run import opened_run
+
+    log_quietly()
+    with opened_run(run, data) as opened:
+        line = opened.run.line(policy, variant)
+        answer(weights_history(opened.run, line), weights_page, as_json=as_json)
+
+
+@app.command()
+def export(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to write, whole or not at all.")],
+    version: Annotated[int | None, typer.Option("--version", help="Which version; the newest if not given.")] = None,
+    run: RunChoice = None,
+    data: DataChoice = None,
+    policy: PolicyChoice = None,
+    variant: VariantChoice = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write one version of a run as a folder in Hugging Face's layout, config and tokenizer beside the weights.
+
+    Example: [bold]headrace weights export trained/ --data .headrace/arithmetic[/]
+    """
+    from headrace.ops.opened_run import opened_run
+    from headrace.ops.weights_export import export
+
+    log_quietly()
+    with opened_run(run, data, store=True) as opened:
+        found = export(opened.run, opened.run.line(policy, variant), version, out)
+    told = {"version": found.version, "weights_hash": found.weights_hash}
+    typer.echo(json.dumps(told) if as_json else f"{out}: version {found.version}, weights hash {found.weights_hash}")

@@ -6,22 +6,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 from rich.console import Console
 from rich.markup import escape
 
-from headrace.app.workers import (
-    PAGE,
-    SHOW_SUMMARY,
-    SUMMARIZE,
-    find,
-)
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.embedded.servers import Servers
@@ -227,11 +221,13 @@ class Launch:
 
     def _follow(self, run: Run) -> int:
         """Show the run until it has ended and drained, or should have; return how many numbers are in flight then."""
+        from headrace.app.views.live import LivePage
+
         assert self._supervisor is not None  # noqa: S101 - started by `run`
         states = self._supervisor.states
         before = self._before.effort.wall_s if self._before and self._before.run_id == run.run_id else 0.0
         page: Page = self._patiently(
-            lambda: find(PAGE)(
+            lambda: LivePage(
                 run,
                 self._console,
                 plain=self._order.plain,
@@ -296,11 +292,14 @@ class Launch:
 
     def _summarize(self, run: Run) -> None:
         """Write the summary file and show the summary, both from the topics."""
+        from headrace.app.views.closing import show_summary
+        from headrace.ops.figures.summary import summarize
+
         assert self._notes is not None  # noqa: S101 - written by `run`
-        summary: Mapping[str, Any] = find(SUMMARIZE)(run, self._notes.effort, self._folder)
+        summary = summarize(run, self._notes.effort, self._folder)
         if self._order.summary is not None:
             write_atomically(self._order.summary, (json.dumps(summary, indent=1) + "\n").encode())
-        find(SHOW_SUMMARY)(summary, self._console, self._order.program, self._order.again)
+        show_summary(summary, self._console, self._order.program, self._order.again)
 
     def _say(self, words: str) -> None:
         self._console.print(f"[dim]headrace:[/] {words}", highlight=False, soft_wrap=True)

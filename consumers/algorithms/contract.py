@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from headrace.schemas.records import GroupUse, Trajectory, TrajectoryGroup
+from headrace.schemas.records import GroupUse, TrajectoryGroup
+from headrace.schemas.versions import version_range
 
 
 class Rejection(NamedTuple):
@@ -149,26 +150,6 @@ class Stateless:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Forget nothing."""
-
-
-def version_range(trajectories: Iterable[Trajectory]) -> tuple[int, int]:
-    """Return the oldest and the newest version that generated a token, or (-1, -1); version 0 is one like any other."""
-    oldest, newest = _NEVER, -1
-    for trajectory in trajectories:
-        for sequence in trajectory.sequences:
-            runs = sequence.version_runs.tolist()
-            for at in range(0, len(runs) - 1, 2):
-                version = runs[at]
-                if version >= 0 and runs[at + 1] > 0:
-                    if version < oldest:  # noqa: PLR1730 - a call costs more than all the rest
-                        oldest = version
-                    if version > newest:  # noqa: PLR1730
-                        newest = version
-    return (oldest, newest) if newest >= 0 else (-1, -1)
-
-
-_NEVER = 1 << 31
-"""Newer than any version."""
 
 
 def generated_lengths(group: TrajectoryGroup) -> tuple[int, ...]:

@@ -24,25 +24,19 @@ from headrace.consumers.curate.dedupe import Dedupe
 from headrace.consumers.curate.uses import Uses
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import dead_letter, lost_to_shadow, was_sent_back
+from headrace.infra.kafka.decoding import LARGEST_LEAP, LONGEST_NAME, MOST_EPISODES, Rejected, decode_record, stamp_own
 from headrace.infra.kafka.topic_reader import Place
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.run.claimed_groups import with_trajectories
 from headrace.schemas import codec
-from headrace.schemas.avro import SchemaError
-from headrace.schemas.headers import HeaderError, Stamp, outcome_stamp
+from headrace.schemas.headers import Stamp, outcome_stamp
 from headrace.schemas.records import ClaimCheck, CuratedGroup, Outcome, TrajectoryGroup
 from headrace.schemas.topics import Topics, policy_of
 
 log = structlog.get_logger()
 
-LARGEST_LEAP = 1000
-"""A head_version this far ahead of the partition's clock is no clock."""
 LARGEST_MESSAGE = 7 << 20
 """A group that came inline in more bytes makes a curated record that the broker refuses."""
-MOST_TRAJECTORIES = 4096
-LONGEST_NAME = 1000
-"""Characters of a group's task id, tier and reason: every outcome of it, its trajectories' too, repeats them. Of a
-trajectory's id no more are repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +64,6 @@ class Desk:
 
 class UnknownRevision(LookupError):
     """No such revision stands on the recipe topic."""
-
-
-class _Unreadable(Exception):
-    """A message that becomes a dead letter."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
 
 
 def chain_of(recipe: Recipe, line: str) -> Chain:
@@ -150,67 +135,55 @@ class CuratorPartition:
         self.was_unread = False
         try:
             stamp = self._stamp(message)
-        except _Unreadable as why:
-            # A misrouted number stays open: without its headers the letter concludes nothing.
-            named = replace(message, headers=[]) if why.reason == "misrouted" else message
-            return self._dead(named, why)
+        except Rejected as rejected:
+            # A misrouted number stays open: without its headers the dead letter concludes nothing.
+            named = replace(message, headers=[]) if rejected.reason == "misrouted" else message
+            return self._dead(named, rejected)
         stream, number = stamp.stream, stamp.number
         is_new, is_back = self._dedupe.conclude(stream, number), was_sent_back(message) and not self._desk.is_shadow
         if not is_new and not (is_back and self._dedupe.revive(stream, number)):
             if is_back and self._dedupe.forgot(stream):
                 # The word that it was sent back opened its number, which this letter concludes again.
                 detail = "more numbers of its stream are dead than are remembered: it may be a repetition"
-                return self._dead(message, _Unreadable("forgotten", detail))
+                return self._dead(message, Rejected("forgotten", detail))
             log.debug("group.repeated", stream=stream, number=number, attempt=stamp.attempt)
             return []
         try:
             group = self._group(message.value, stamp)
-        except _Unreadable as why:
+        except Rejected as rejected:
             self._dedupe.bury(stream, number)
-            return self._dead(message, why)
+            return self._dead(message, rejected)
         self._clock = max(self._clock, group.head_version)
         outgoing = self._curate(group, message.value)
         self._end_chains(group)
         return outgoing
 
     def _stamp(self, message: Message) -> Stamp:
-        try:
-            stamp = Stamp.from_headers(message.headers)
-        except HeaderError as error:
-            raise _Unreadable("undecodable", str(error)) from error
-        if stamp.run_id != self._desk.run_id:
-            raise _Unreadable("other_run", f"run {stamp.run_id} wrote to a topic of run {self._desk.run_id}")
+        stamp = stamp_own(message, self._desk.run_id)
         if stamp.policy != self._desk.policy:
-            raise _Unreadable("misrouted", f"a group of policy {stamp.policy!r} is on the topic of {self._desk.policy}")
+            raise Rejected("misrouted", f"a group of policy {stamp.policy!r} is on the topic of {self._desk.policy}")
         if not self._dedupe.belongs(stamp.number):
-            raise _Unreadable("misrouted", f"number {stamp.number} does not belong on partition {self._partition}")
+            raise Rejected("misrouted", f"number {stamp.number} does not belong on partition {self._partition}")
         if not self._dedupe.has_room(stamp.stream, stamp.number):
-            raise _Unreadable("misrouted", f"number {stamp.number} of {stamp.stream} is one gap too many")
+            raise Rejected("misrouted", f"number {stamp.number} of {stamp.stream} is one gap too many")
         return stamp
 
     def _group(self, value: bytes, stamp: Stamp) -> TrajectoryGroup:
         if len(value) > LARGEST_MESSAGE:
-            raise _Unreadable("unusable", f"a group of {len(value)} bytes inline: put it behind a claim check")
-        try:
-            group = codec.decode(value, TrajectoryGroup)
-            if group.claim is not None:
-                group = codec.decode(self._desk.fetch(group.claim), TrajectoryGroup)
-        except SchemaError as error:
-            raise _Unreadable("undecodable", str(error)) from error
-        except (ObjectMissing, ObjectCorrupt) as error:
-            raise _Unreadable("missing_object", str(error)) from error
+            raise Rejected("unusable", f"a group of {len(value)} bytes inline: put it behind a claim check")
+        group = with_trajectories(decode_record(value, TrajectoryGroup), self._desk.fetch)
         ours = (self._desk.run_id, stamp.stream, stamp.number, self._desk.policy, stamp.revision)
         if (group.run_id, group.stream, group.number, group.policy, group.revision) != ours:
-            raise _Unreadable("undecodable", "the headers name another group, or revision, than the record")
+            raise Rejected("undecodable", "the headers name another group, or revision, than the record")
         names = max(len(group.task_id), len(group.tier), len(group.reason))
-        if names > LONGEST_NAME or len(group.trajectories) > MOST_TRAJECTORIES:
-            raise _Unreadable("unusable", f"{len(group.trajectories)} trajectories, a name of {names} characters")
+        if names > LONGEST_NAME or len(group.trajectories) > MOST_EPISODES:
+            raise Rejected("unusable", f"{len(group.trajectories)} trajectories, a name of {names} characters")
         if group.head_version > max(self._clock, 0) + LARGEST_LEAP:
-            raise _Unreadable("time_travel", f"head_version {group.head_version} at clock {self._clock}")
+            raise Rejected("time_travel", f"head_version {group.head_version} at clock {self._clock}")
         try:
             self._chain(group.revision)
         except UnknownRevision as error:
-            raise _Unreadable("unknown_revision", str(error)) from error
+            raise Rejected("unknown_revision", str(error)) from error
         return group
 
     def _curate(self, group: TrajectoryGroup, value: bytes) -> list[Outgoing]:
@@ -285,12 +258,12 @@ class CuratorPartition:
         topic = self._desk.topics.outcomes(self._desk.line)
         return Outgoing(topic, codec.encode(outcome), stamp.key, stamp.to_headers(), self._partition)
 
-    def _dead(self, message: Message, why: _Unreadable) -> list[Outgoing]:
+    def _dead(self, message: Message, rejected: Rejected) -> list[Outgoing]:
         self.was_unread = True
-        desk, said = self._desk, (why.reason, why.detail)
+        desk = self._desk
         if not desk.is_shadow:
-            return [dead_letter(desk.topics, desk.run_id, f"curate.{desk.line}", message, said)]
-        outcome = lost_to_shadow(desk.run_id, desk.line, message, said)
+            return [dead_letter(desk.topics, desk.run_id, f"curate.{desk.line}", message, rejected.why)]
+        outcome = lost_to_shadow(desk.run_id, desk.line, message, rejected.why)
         return [self._outcome_message(replace(outcome, component="curate"))] if outcome is not None else []
 
     def _chain(self, revision: int) -> Chain:

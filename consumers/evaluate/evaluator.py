@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -14,17 +14,17 @@ import structlog
 from headrace.consumers.evaluate.evaluation import EvaluationFold, stamp_of_lost
 from headrace.infra.kafka.clients import Message, Outgoing, RunAddress, parse_run
 from headrace.infra.kafka.dead_letters import dead_letter
+from headrace.infra.kafka.decoding import MOST_EPISODES, Rejected, decode_own
 from headrace.infra.kafka.run_loop import run_loop
-from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.run.claimed_groups import with_trajectories
 from headrace.infra.run.own_positions import OwnPositions, Role
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
-from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
-from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import TrajectoryGroup
 
 log = structlog.get_logger()
@@ -32,7 +32,6 @@ log = structlog.get_logger()
 COMPONENT = "evaluate"
 TURN_S = 0.2
 SNAPSHOT_EVERY_S = 5.0
-MOST_SAMPLES = 4096
 
 
 class Evaluator:
@@ -56,18 +55,26 @@ class Evaluator:
         self._changed = True
         policy = self._policies[message.topic]
         try:
-            group = codec.decode(message.value, TrajectoryGroup)
-            if group.run_id != self.run.run_id or group.policy != policy:
-                why = f"a group of run id {group.run_id!r} and policy {group.policy!r}"
-                return [self._dead(message, "other_run", f"{why}, expected {self.run.run_id!r} and {policy!r}")]
-            if group.claim is not None:
-                group = codec.decode(self.run.get_group(group.claim), TrajectoryGroup)
-            _check_counts(group)
-        except SchemaError as error:
-            return [self._dead(message, "undecodable", str(error)), *self._fold(self._lost(message, policy))]
-        except (ObjectMissing, ObjectCorrupt) as error:
-            return [self._dead(message, "missing_object", str(error)), *self._fold(self._lost(message, policy))]
+            group = self._group(message.value, policy)
+        except Rejected as rejected:
+            lost = self._lost(message, policy) if rejected.reason != "other_run" else None
+            return [self._dead(message, rejected), *self._fold(lost)]
         return self._fold(group)
+
+    def _group(self, value: bytes, policy: str) -> TrajectoryGroup:
+        """Return the group of a message, with its trajectories. Raises Rejected."""
+
+        def describe(group: TrajectoryGroup) -> str:
+            found = f"a group of run id {group.run_id!r} and policy {group.policy!r}"
+            return f"{found}, expected {self.run.run_id!r} and {policy!r}"
+
+        group = decode_own(value, TrajectoryGroup, self.run.run_id, describe)
+        if group.policy != policy:
+            raise Rejected("other_run", describe(group))
+        group = with_trajectories(group, self.run.get_group)
+        if not 0 <= group.n_asked <= MOST_EPISODES or len(group.trajectories) > MOST_EPISODES:
+            raise Rejected("undecodable", f"{len(group.trajectories)} trajectories of {group.n_asked} asked for")
+        return group
 
     def _fold(self, group: TrajectoryGroup | None) -> list[Outgoing]:
         result = None if group is None else self.fold.take(group)
@@ -85,9 +92,9 @@ class Evaluator:
         key = f"{result.workflow}|{result.version}".encode()
         return [Outgoing(self.run.topics.evals(result.policy), codec.encode(result), key, partition=0)]
 
-    def _dead(self, message: Message, reason: str, detail: str) -> Outgoing:
+    def _dead(self, message: Message, rejected: Rejected) -> Outgoing:
         self._said = True
-        return dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, (reason, detail))
+        return dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.why)
 
     def _lost(self, message: Message, policy: str) -> TrajectoryGroup | None:
         """Return a group without answers for one that is unreadable; None when its headers do not tell which."""
@@ -111,8 +118,12 @@ class Evaluator:
         self._snapshot_due = now + SNAPSHOT_EVERY_S
         return [self.own.snapshot(json.dumps(self.fold.snapshot()).encode())]
 
-    def position(self, writer: TransactionalWriter) -> None:
-        """Nothing beside the snapshot."""
+    def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:  # noqa: ARG002 - nothing rests on it
+        """Nothing: the snapshot follows from the tick."""
+        return ()
+
+    def offsets(self, before: Sequence[Ticket]) -> None:
+        """None: positions stand in the snapshot."""
 
     @property
     def moved(self) -> bool:
@@ -126,11 +137,6 @@ class Evaluator:
     def close(self) -> None:
         """Leave."""
         self.own.close()
-
-
-def _check_counts(group: TrajectoryGroup) -> None:
-    if not 0 <= group.n_asked <= MOST_SAMPLES or len(group.trajectories) > MOST_SAMPLES:
-        raise SchemaError(f"{len(group.trajectories)} trajectories of {group.n_asked} asked for")
 
 
 def open_evaluator(run: Run) -> Evaluator:

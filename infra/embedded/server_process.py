@@ -16,12 +16,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -37,22 +34,13 @@ import structlog
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.loopback_ports import draw_port, hold_port, port_user
 from headrace.infra.errors import HeadraceError
+from headrace.infra.process.child_process import ChildCommand, spawn_from_own_thread
+from headrace.infra.process.log_lines import lines_from
 
 PROBE_INTERVAL_S = 0.03
 LEFTOVER_STOP_S = 15.0
 
 _log = structlog.get_logger()
-
-# Runs before the server in its own process. Safe where a preexec_fn is not (it may deadlock in a process with threads),
-# and there is nothing to install, as there would be for setpriv. The signal survives exec.
-_DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the parent died before the server began")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 class ServerError(HeadraceError):
@@ -165,7 +153,10 @@ class ServerProcess(ABC):
             self._reserve_ports()
             launch = self._launch()
             log_starts = {log: log.stat().st_size if log.exists() else 0 for log in launch.logs}
-            self._process = _spawn(launch, self.folder)
+            log = self.folder / "stdout.log"
+            self._process = spawn_from_own_thread(
+                ChildCommand(launch.command, launch.environment, log, signal.SIGTERM, self.folder)
+            )
             self._write_pid(self._process.pid)
             self._wait_until_it_answers(time.monotonic() + timeout_s, timeout_s, log_starts)
         except OSError as error:
@@ -274,13 +265,13 @@ class ServerProcess(ABC):
         while process is not None and time.monotonic() < deadline:
             if (code := process.poll()) is not None:
                 raise ServerFailed(
-                    f"the {self.what} in {self.folder} exited with {code} while starting; {_last_lines(log_starts)}"
+                    f"the {self.what} in {self.folder} exited with {code} while starting; {_what_logs_say(log_starts)}"
                 )
             if self._answers():
                 return
             time.sleep(PROBE_INTERVAL_S)
         raise ServerFailed(
-            f"the {self.what} in {self.folder} did not answer within {timeout_s:g} s; {_last_lines(log_starts)}"
+            f"the {self.what} in {self.folder} did not answer within {timeout_s:g} s; {_what_logs_say(log_starts)}"
         )
 
     def _drop_reservations(self) -> None:
@@ -293,40 +284,6 @@ class ServerProcess(ABC):
         if self._owner is not None:
             os.close(self._owner)
             self._owner = None
-
-
-def _spawn(launch: Launch, folder: Path) -> subprocess.Popen[bytes]:
-    """Start the process from a thread that waits for it.
-
-    The kernel sends the parent-death signal when the *thread* that forked ends, so that thread has to live as long as
-    the server does.
-    """
-    spawned: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
-    shim = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
-
-    def spawn_and_wait() -> None:
-        try:
-            with (folder / "stdout.log").open("ab") as out:
-                process = subprocess.Popen(
-                    [*shim, *launch.command],
-                    cwd=folder,
-                    env=dict(launch.environment),
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    start_new_session=True,  # Ctrl-C is for the launcher, which stops the servers last
-                )
-        except OSError as error:
-            spawned.put(error)
-            return
-        spawned.put(process)
-        process.wait()
-
-    threading.Thread(target=spawn_and_wait, name="server-parent", daemon=True).start()
-    process = spawned.get()
-    if isinstance(process, OSError):
-        raise process
-    return process
 
 
 def _stop_tree(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) -> bool:
@@ -358,22 +315,12 @@ def _recorded_process(pid_file: Path, folder: Path) -> psutil.Process | None:
     return process if same and ours else None
 
 
-def _last_lines(log_starts: Mapping[Path, int], n_lines: int = 8) -> str:
+def _what_logs_say(log_starts: Mapping[Path, int], n_lines: int = 8) -> str:
     """Tell what the logs said since the start: the first errors, then the last lines."""
     told = []
     for log, start in log_starts.items():
-        lines = _read_from(log, start)
+        lines = [line for line in lines_from(log, start) if not line.startswith("\tat ")]  # of a Java stack
         if lines:
             errors = [line for line in lines[:-n_lines] if any(word in line for word in _TELLING)][:4]
             told.append("\n  ".join([f"{log} ends with:", *errors, *lines[-n_lines:]]))
     return "\n".join(told) if told else f"its logs say nothing: {', '.join(map(str, log_starts))}"
-
-
-def _read_from(log: Path, start: int) -> list[str]:
-    try:
-        with log.open("rb") as file:
-            file.seek(start)
-            text = file.read(1_000_000).decode(errors="replace")
-    except OSError:
-        return []
-    return [line[:400] for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]

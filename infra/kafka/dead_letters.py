@@ -6,7 +6,6 @@ reason `redriven`: the number is open again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ import structlog
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.schemas import codec
 from headrace.schemas.headers import HeaderError, Stamp
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import DeadLetter, Outcome
 from headrace.schemas.topics import Topics, policy_of
 
@@ -83,7 +83,7 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
         headers=headers,
         value=message.value,
         cut_bytes=_size(whole.key, whole.headers, whole.value) - _size(message.key, headers.items(), message.value),
-        created_ms=time.time_ns() // 1_000_000,
+        created_ms=now_ms(),
     )
     return Outgoing(topics.dead_letters, codec.encode(letter), message.key[:MOST_KEY_BYTES])
 

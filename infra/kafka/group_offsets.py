@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from headrace.infra.kafka.clients import Connection, kafka_errors, open_admin, open_consumer, partitions_of
 
@@ -18,6 +18,14 @@ class Commit:
 
     offset: int
     metadata: str = ""
+
+
+def without_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
+    """Return what a consumer answered, or raise KafkaException for the first partition that it has no answer for."""
+    for tp in partitions:
+        if tp.error is not None:
+            raise KafkaException(tp.error)
+    return partitions
 
 
 def committed_offsets(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], int]:

@@ -1,5 +1,7 @@
 """The run loop of every component that turns records into records: handle, produce, commit.
 
+Only the loop writes: a component returns what is to be written, and is told at which offsets it stands.
+
 A component with partitions of a group (curator, evaluator) is a `GroupConsumer`; one that keeps its own positions
 (feeder, trainer) implements `Component` itself. Both run here, so the order of the steps is written once.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -18,7 +20,7 @@ import structlog
 from headrace.infra.errors import Unavailable
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Message, Outgoing
-from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.kafka.transactions import GroupOffsets, Ticket, TransactionalWriter
 from headrace.infra.stopwatch import Stopwatch
 
 log = structlog.get_logger()
@@ -38,12 +40,23 @@ class Component(Protocol):
     def tick(self) -> Iterable[Outgoing]:
         """Return what follows from time or memory rather than from one record; called once a turn."""
 
-    def position(self, writer: TransactionalWriter) -> None:
-        """Write, inside the transaction, how far this component is."""
+    def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:
+        """Return what can be written only now that the turn's records have their offsets, such as a snapshot.
+
+        Args:
+            ticked: Where the records stand that `tick` returned in this turn, in their order.
+        """
+
+    def offsets(self, before: Sequence[Ticket]) -> GroupOffsets | None:
+        """Return the offsets of a consumer group; None for a component that keeps its positions in its own records.
+
+        Args:
+            before: Where the records stand that `before_commit` returned in this turn, in their order.
+        """
 
     @property
     def moved(self) -> bool:
-        """True when positions must be committed even if nothing is produced."""
+        """True when there is something to commit even if nothing followed from this turn."""
 
     def rewind(self) -> None:
         """Drop records and memory that ran ahead of the last commit, and stand where that left off.
@@ -65,9 +78,10 @@ def run_loop(
     1. poll: up to 64 records or 150 ms. Rebalances happen in here, and partitions that are new are restored. A
        group's metadata is taken right after; no other poll lies before the commit.
     2. handle: every record, then the tick. No step after this one changes the component's memory.
-    3. produce: all that followed, in one transaction.
-    4. position: snapshots that are due, a flush (it yields their offsets), then the group's offsets.
-    5. commit.
+    3. produce: all that followed, in one transaction, and flush: it yields their offsets.
+    4. before_commit: what rests on these offsets and snapshots that are due, in the same transaction, and flush.
+    5. offsets: those of the consumer group, in the same transaction.
+    6. commit.
 
     When the transaction is aborted, or a server is away, nothing of the turn has happened: the component rewinds and
     the loop goes on. Nothing is retried from memory. Raises Fenced when another process took over, and whatever
@@ -78,16 +92,21 @@ def run_loop(
         try:
             messages = component.poll(watch)  # 1
             with watch.measure("handle"):  # 2
-                outgoing = [record for message in messages for record in _handled(component, message)]
-            outgoing += component.tick()
-            if outgoing or component.moved:
+                handled = [record for message in messages for record in _handled(component, message)]
+            ticked = list(component.tick())
+            if handled or ticked or component.moved:
                 reach(f"{writer.component}.handled")
                 with watch.measure("produce"):  # 3
                     writer.begin()
-                    writer.produce(outgoing)
+                    writer.produce(handled)
+                    tickets = writer.produce(ticked)
                 with watch.measure("commit"):
-                    component.position(writer)  # 4
-                    writer.commit()  # 5
+                    writer.flush()
+                    before = writer.produce(component.before_commit(tickets))  # 4
+                    writer.flush()
+                    if (offsets := component.offsets(before)) is not None:  # 5
+                        writer.send_offsets(offsets)
+                    writer.commit()  # 6
             if undone_at < math.inf:
                 log.info("turn.resumed", seconds=round(time.monotonic() - undone_at, 1))
             pause, undone_at = FIRST_PAUSE_S, math.inf

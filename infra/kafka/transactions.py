@@ -52,6 +52,16 @@ class Ticket:
     offset: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class GroupOffsets:
+    """How far a consumer group is, as one of its members commits it."""
+
+    positions: list[TopicPartition]
+    """Next offsets, with the metadata that a restore reads."""
+    member: Any
+    """The group's metadata, of the poll that returned the records: the broker refuses those of an older epoch."""
+
+
 class TransactionalWriter:
     """Writes records and consumer offsets all at once or not at all (KIP-98, KIP-447).
 
@@ -162,10 +172,10 @@ class TransactionalWriter:
             self._abort(KafkaException(self._failure), "delivering records")
         reach(f"{self.component}.produced")
 
-    def send_offsets(self, positions: list[TopicPartition], metadata: Any) -> None:
+    def send_offsets(self, offsets: GroupOffsets) -> None:
         """Add a consumer group's positions; refused when the member's epoch is no longer the group's."""
         self._guarded(
-            lambda: self._producer.send_offsets_to_transaction(positions, metadata, CALL_S),
+            lambda: self._producer.send_offsets_to_transaction(offsets.positions, offsets.member, CALL_S),
             "sending offsets",
         )
         reach(f"{self.component}.offsets_sent")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -45,6 +47,8 @@ class ChildCommand:
     """Takes standard output and standard error."""
     death_signal: signal.Signals = signal.SIGKILL
     """What the kernel sends at our death."""
+    folder: Path | None = None
+    """Where it runs; None for where we do."""
 
 
 def spawn(child: ChildCommand) -> subprocess.Popen[bytes]:
@@ -57,12 +61,33 @@ def spawn(child: ChildCommand) -> subprocess.Popen[bytes]:
     with child.log.open("ab") as out:
         return subprocess.Popen(
             [*shim, *child.command],
+            cwd=child.folder,
             env=dict(child.environment),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             start_new_session=True,
         )
+
+
+def spawn_from_own_thread(child: ChildCommand) -> subprocess.Popen[bytes]:
+    """`spawn` from a thread that lives as long as the child does, for a caller that may not. Raises OSError."""
+    spawned: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
+
+    def spawn_and_wait() -> None:
+        try:
+            process = spawn(child)
+        except OSError as error:
+            spawned.put(error)
+            return
+        spawned.put(process)
+        process.wait()
+
+    threading.Thread(target=spawn_and_wait, name="child-parent", daemon=True).start()
+    process = spawned.get()
+    if isinstance(process, OSError):
+        raise process
+    return process
 
 
 def wait_without_reaping(pid: int) -> None:

@@ -19,6 +19,7 @@ import structlog
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.process.child_process import ChildCommand, end_all, kill_session, spawn, wait_without_reaping
 from headrace.infra.process.cpu_account import CpuAccount
+from headrace.infra.process.log_lines import last_lines
 
 FINISHED = 0
 USAGE_ERROR = 2
@@ -222,7 +223,7 @@ class Supervisor:
 
     def _give_up(self, child: Child, life: _Life) -> GaveUp:
         path = self.logs / f"{child.name}.log"
-        lines = last_lines(path)
+        lines = last_lines(path, LAST_LINES)
         if life.exit_code == USAGE_ERROR:
             told = [n for n, line in enumerate(lines) if line.startswith(ERROR_MARK)]
             sentence = "\n".join(lines[told[-1] :]).removeprefix(ERROR_MARK) if told else "\n".join(lines)
@@ -262,14 +263,3 @@ def child_environment(environment: Mapping[str, str], torch_processes: int, core
     }
     kept = {key: value for key, value in environment.items() if key != "PYTHONDONTWRITEBYTECODE"}
     return {**ours, **kept}
-
-
-def last_lines(path: Path, count: int = LAST_LINES, most_bytes: int = 16_384) -> list[str]:
-    """Return the last lines of a log, each cut at 400 characters; none when it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - most_bytes))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    return [line[:400] for line in text.splitlines() if line.strip()][-count:]

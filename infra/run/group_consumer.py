@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import (
@@ -29,9 +29,10 @@ from headrace.infra.kafka.clients import (
     open_consumer,
     patiently,
 )
+from headrace.infra.kafka.decoding import read_record
+from headrace.infra.kafka.group_offsets import without_errors
 from headrace.infra.kafka.topic_reader import Place, read_all, read_one, read_range
-from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
-from headrace.infra.run.run import read_record
+from headrace.infra.kafka.transactions import GroupOffsets, Ticket
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
 from headrace.schemas.records import Snapshot
@@ -100,6 +101,8 @@ class GroupConsumer:
         self._make_state = make_state
         self._held: dict[Place, _Held] = {}
         self._owned: set[Place] = set()
+        self._due: list[Place] = []
+        """Partitions whose snapshots stand in the transaction that is being written."""
         self._metadata: Any = None
         self._consumer: Consumer = open_consumer(membership.connection, membership.component, membership.group)
         self._consumer.subscribe(
@@ -129,7 +132,7 @@ class GroupConsumer:
         """Return committed offsets with their metadata; waits for transactions that are pending."""
         asked = [TopicPartition(*place) for place in places]
         found: list[TopicPartition] = patiently(
-            lambda: _without_errors(self._consumer.committed(asked, timeout=10)),
+            lambda: without_errors(self._consumer.committed(asked, timeout=10)),
             f"asking for committed offsets of group {self.membership.group}",
             REBALANCE_S,
         )
@@ -226,26 +229,24 @@ class GroupConsumer:
         """Whether records were handled since the last commit."""
         return any(held.handled for held in self._held.values())
 
-    def position(self, writer: TransactionalWriter) -> None:
-        """Write due snapshots, then every moved partition's offset with the offset of its newest snapshot."""
-        moved = {place: held for place, held in self._held.items() if held.handled}
-        tickets = self._snapshots(writer, moved)
-        writer.flush()
-        offsets = []
-        for place, held in moved.items():
-            if place in tickets:
-                held.snapshot_offset = tickets[place].offset
-                held.snapshot_due = time.monotonic() + self.membership.snapshot_every_s
-            held.handled = False
-            offsets.append(TopicPartition(*place, held.position, json.dumps({"snapshot": held.snapshot_offset})))
-        if offsets:
-            writer.send_offsets(offsets, self._metadata)
-
-    def _snapshots(self, writer: TransactionalWriter, moved: dict[Place, _Held]) -> dict[Place, Ticket]:
+    def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:  # noqa: ARG002 - nothing rests on it
+        """Return the snapshots that are due, of partitions that moved."""
         now = time.monotonic()
-        due = [(place, held) for place, held in moved.items() if now >= held.snapshot_due]
-        records = [self._snapshot_record(place, held) for place, held in due]
-        return dict(zip([place for place, _ in due], writer.produce(records), strict=True))
+        self._due = [place for place, held in self._held.items() if held.handled and now >= held.snapshot_due]
+        return [self._snapshot_record(place, self._held[place]) for place in self._due]
+
+    def offsets(self, before: Sequence[Ticket]) -> GroupOffsets | None:
+        """Return every moved partition's offset with that of its newest snapshot; `before` are those just written."""
+        for place, ticket in zip(self._due, before, strict=True):
+            held = self._held[place]
+            held.snapshot_offset = ticket.offset
+            held.snapshot_due = time.monotonic() + self.membership.snapshot_every_s
+        offsets = []
+        for place, held in self._held.items():
+            if held.handled:
+                held.handled = False
+                offsets.append(TopicPartition(*place, held.position, json.dumps({"snapshot": held.snapshot_offset})))
+        return GroupOffsets(offsets, self._metadata) if offsets else None
 
     def _snapshot_record(self, place: Place, held: _Held) -> Outgoing:
         topic, partition = place
@@ -273,7 +274,7 @@ class GroupConsumer:
 
 
 def _snapshot_offset(committed: TopicPartition) -> int:
-    """Read what `position` wrote beside an offset. Raises StateLost when somebody else wrote it."""
+    """Read what `offsets` wrote beside an offset. Raises StateLost when somebody else wrote it."""
     metadata = committed.metadata or ""
     try:
         return int(json.loads(metadata)["snapshot"])
@@ -299,10 +300,3 @@ def _names(partitions: Iterable[TopicPartition]) -> list[str]:
 def _exhaust(records: Iterable[Outgoing]) -> None:
     for _ in records:
         pass
-
-
-def _without_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
-    for tp in partitions:
-        if tp.error is not None:
-            raise KafkaException(tp.error)
-    return partitions

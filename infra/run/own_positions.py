@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
+from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import TopicReader, read_all, whole_topics
 from headrace.infra.process.signals import MustRestart
-from headrace.infra.run.run import read_record
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
 from headrace.schemas.records import Snapshot

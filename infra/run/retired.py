@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import read_all
-from headrace.infra.run.run import Run, read_record
+from headrace.infra.run.run import Run
 from headrace.schemas.records import ObjectsRetired
 from headrace.schemas.topics import line_of, retired_prefix
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,6 +28,7 @@ from headrace.infra.run.run import (
 )
 from headrace.infra.store.object_store import StoreAddress
 from headrace.schemas import codec
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import RecipeRevision
 from headrace.schemas.topics import Topics
 
@@ -67,7 +67,7 @@ def settled(
         return replace(revision_of(newest.run_id, newest.revision + 1, recipe, store), swapped=swapped)
     if newest.store != store or untold(before):
         # The recipe's own text: another build may not know the keys that this one has.
-        return replace(newest, store=store, schemas=codec.schema_texts(), created_ms=time.time_ns() // 1_000_000)
+        return replace(newest, store=store, schemas=codec.schema_texts(), created_ms=now_ms())
     return None
 
 
@@ -132,7 +132,7 @@ def revision_of(run_id: str, number: int, recipe: Recipe, store: str, ended: str
         schemas=codec.schema_texts(),
         store=store,
         ended=ended,
-        created_ms=time.time_ns() // 1_000_000,
+        created_ms=now_ms(),
     )
 
 

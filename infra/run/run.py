@@ -25,6 +25,7 @@ from headrace.infra.kafka.clients import (
     open_admin,
     patiently,
 )
+from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import read_all, read_range
 from headrace.infra.process.signals import MustRestart, ToldToStop
 from headrace.infra.recipe.settings import Recipe
@@ -324,15 +325,6 @@ def _read_and_learn(message: Message) -> RecipeRevision | None:
         log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
         return None
     return revision
-
-
-def read_record(message: Message, kind: type[T]) -> T | None:
-    """Return the record that a component wrote for itself; None, and a warning, for what is none of its."""
-    try:
-        return codec.decode(message.value, kind)
-    except SchemaError as error:
-        log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
-        return None
 
 
 def read_revisions(address: RunAddress) -> list[RecipeRevision]:

@@ -11,6 +11,7 @@ from headrace.infra.weights.tensor_file import is_plain_file_name
 from headrace.infra.weights.tensors import WeightsError
 from headrace.schemas.records import ClaimCheck, NamedObject, WeightsPublished
 
+TOKENIZER_FILE = "tokenizer.json"
 ADAPTER_CONFIG = "adapter_config.json"
 """Beside weights that are an adapter: peft's name of what says how it is put on its base."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

@@ -13,10 +13,9 @@ from blake3 import blake3
 
 from headrace.infra.store.object_cache import Uncached
 from headrace.infra.store.object_store import ObjectStore
-from headrace.infra.weights.files import FilesError, files_to_serve, write_files
+from headrace.infra.weights.files import TOKENIZER_FILE, FilesError, files_to_serve, write_files
 from headrace.schemas.records import WeightsPublished
 
-TOKENIZER_FILE = "tokenizer.json"
 NAMES_OF_EOS = ("config.json", "generation_config.json")
 
 

@@ -21,11 +21,12 @@ from confluent_kafka import KafkaError, KafkaException
 
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import KafkaAway, Message, open_producer, translate
+from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import TopicReader, whole_topics
 from headrace.infra.log import configure_logging, warn_in_sentences
 from headrace.infra.process.signals import JOIN_PATIENCE_S, keep_running, stop_on_signals
 from headrace.infra.run.revisions import join_to_write
-from headrace.infra.run.run import Run, read_record
+from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.delta import Delta, read_delta
 from headrace.infra.weights.merging import merge_deltas

@@ -27,8 +27,8 @@ from headrace.infra.environment import ACCESS_KEY_VARIABLE, KAFKA_CLIENT_VARIABL
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.topic_admin import delete_topics
 from headrace.infra.process.child_process import ChildCommand, end_all, spawn
+from headrace.infra.process.log_lines import last_lines
 from headrace.infra.process.signals import STOP_WITHIN_S, signals_ignored, signals_interrupt
-from headrace.infra.process.supervisor import last_lines
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import differences
 from headrace.infra.store.object_store import ObjectStore

@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, partitions_of
+from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import read_all, read_key
 from headrace.infra.run.own_positions import newest_snapshot
 from headrace.infra.run.run import Run
@@ -25,8 +26,6 @@ from headrace.schemas.topics import is_eval, policy_of, variant_of
 
 FEEDER = "feed"
 """Component whose snapshots say, as `next`, how many numbers of every stream were issued."""
-REDRIVEN = "redriven"
-"""Reason of a letter that says that another one's message was sent back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,12 @@ from tokenizers import Tokenizer
 from headrace.infra.archive.reading import Archive
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import Place
 from headrace.infra.progress import progress
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.run import read_record
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.ops.offline.parquet_file import ParquetFile
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
@@ -38,7 +39,6 @@ from headrace.schemas.records import (
     WeightsPublished,
 )
 
-TOKENIZER_FILE = "tokenizer.json"
 TELL_EVERY = 500
 REPEATED, UNKNOWN, TRAINED = "repeated", "unknown", "trained"
 """What became of a group that had come before; of which the archive says nothing; that was learnt from."""

@@ -20,8 +20,8 @@ from headrace.infra.weights.policy_files import Tokenizer
 from headrace.infra.weights.tensors import WeightsError
 from headrace.producers.engines.contract import EngineError
 from headrace.producers.engines.registry import open_engine
-from headrace.producers.rollout.conclusions import make_script
-from headrace.producers.rollout.episodes import Cast, Script, play_group
+from headrace.producers.rollout.conclusions import workflow_spec
+from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, play_group
 from headrace.schemas.ids import task_seed
 from headrace.schemas.records import Task, TrajectoryGroup
 from headrace.schemas.topics import eval_stream
@@ -74,8 +74,8 @@ def play_held_out(
     """
     if missing := [policy for policy in recipe.policies if policy not in folders]:
         raise UsageError(f"policy {missing[0]} of the recipe has no weights: name a folder for each policy")
-    scripts = {workflow: make_script(recipe, workflow) for workflow in recipe.workflows}
-    asked = [(task, script) for workflow, script in scripts.items() for task in _tasks(recipe, workflow, script)]
+    specs = {workflow: workflow_spec(recipe, workflow) for workflow in recipe.workflows}
+    asked = [(task, spec) for workflow, spec in specs.items() for task in _tasks(recipe, workflow, spec)]
     try:
         tokenizers = {policy: Tokenizer(folders[policy]) for policy in recipe.policies}
         engine, build = open_engine(folders, recipe.rollout, AT_ONCE * recipe.evaluate.samples)
@@ -83,38 +83,42 @@ def play_held_out(
             for policy in recipe.policies:
                 engine.load(policy, 0, open_weights(folders[policy]).tensors)
                 engine.hold(policy, 0)
-            cast = Cast(engine, recipe.rollout.engine.use, build, tokenizers, "held-out", "", lambda _policy: 0)
-            return asyncio.run(_play_all(asked, cast, tell))
+            context = RolloutContext(
+                engine, recipe.rollout.engine.use, build, tokenizers, "held-out", "", lambda _policy: 0
+            )
+            return asyncio.run(_play_all(asked, context, tell))
     except (FilesError, WeightsError, EngineError, OSError, ValueError) as error:
         where = ", ".join(map(str, folders.values()))
         raise UsageError(f"{where}: {error}; a folder has config, tokenizer and weights beside each other") from error
 
 
-async def _play_all(asked: Sequence[tuple[Task, Script]], cast: Cast, tell: Tell) -> list[TrajectoryGroup]:
+async def _play_all(
+    asked: Sequence[tuple[Task, WorkflowSpec]], context: RolloutContext, tell: Tell
+) -> list[TrajectoryGroup]:
     room, ending = asyncio.Semaphore(AT_ONCE), asyncio.Event()
     done = 0
 
-    async def play(task: Task, script: Script) -> list[TrajectoryGroup]:
+    async def play(task: Task, spec: WorkflowSpec) -> list[TrajectoryGroup]:
         nonlocal done
         async with room:
-            groups = await play_group(task, script, cast, ending, lambda _outcome: None)
+            groups = await play_group(task, spec, context, ending, lambda _outcome: None)
         done += 1
         tell(done, len(asked))
         return list(groups.values())
 
-    played = await asyncio.gather(*(play(task, script) for task, script in asked))
+    played = await asyncio.gather(*(play(task, spec) for task, spec in asked))
     return [group for groups in played for group in groups]
 
 
-def _tasks(recipe: Recipe, workflow: str, script: Script) -> Iterator[Task]:
-    stream, size = eval_stream(workflow), script.environment.size("held_out")
+def _tasks(recipe: Recipe, workflow: str, spec: WorkflowSpec) -> Iterator[Task]:
+    stream, size = eval_stream(workflow), spec.environment.size("held_out")
     if size is not None and size < recipe.evaluate.problems:
         raise UsageError(
             f"evaluate.problems is {recipe.evaluate.problems}, and workflow {workflow} holds out {size}: "
             f"--set evaluate.problems={size}"
         )
     for number in range(recipe.evaluate.problems):
-        problem = script.environment.problem("held_out", number)
+        problem = spec.environment.problem("held_out", number)
         yield Task(
             stream=stream,
             number=number,
@@ -125,5 +129,5 @@ def _tasks(recipe: Recipe, workflow: str, script: Script) -> Iterator[Task]:
             payload=problem_to_json(problem),
             n_asked=recipe.evaluate.samples,
             seed=task_seed(recipe.seed, stream, number),
-            versions=dict.fromkeys(script.policies, 0),
+            versions=dict.fromkeys(spec.policies, 0),
         )

@@ -1,4 +1,4 @@
-"""Which experts a model sent its tokens to, told by its routers."""
+"""Which experts a model sent its tokens to, as its routers say."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class RoutingRecord:
         copied._chosen = {}  # noqa: SLF001 - it is one of us
         return copied
 
-    def _take(self, layer: int, _router: Any, _given: Any, told: Any) -> None:
-        self._chosen[layer] = told[-1]
+    def _take(self, layer: int, _router: Any, _given: Any, found: Any) -> None:
+        self._chosen[layer] = found[-1]
 
     def _try_out(self, model: Any) -> None:
         model.base_model(input_ids=torch.tensor([[0, 1]], device=model.device), use_cache=False)
-        for told in self._chosen.values():
-            if told.shape != (2, self.shape[1]) or told.is_floating_point():
+        for found in self._chosen.values():
+            if found.shape != (2, self.shape[1]) or found.is_floating_point():
                 raise EngineError(
                     f"routers of {model.config.model_type} do not say which experts they choose: leave "
                     "rollout.record_routing out"

@@ -6,7 +6,6 @@ positions of its inputs restores it exactly.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,20 +15,19 @@ import structlog
 from headrace.envs.contract import Problem
 from headrace.envs.payload import problem_to_json
 from headrace.infra.kafka.dead_letters import REDRIVEN
+from headrace.infra.kafka.decoding import LARGEST_LEAP
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.paths import is_version
 from headrace.producers.feed.evaluation_schedule import Evaluation, EvaluationSchedule
 from headrace.producers.feed.pacing import OpenTask, Pacing, Quota
 from headrace.producers.feed.solved import SolvedWatch
 from headrace.producers.feed.task_source import TaskSource
-from headrace.schemas.ids import task_seed
+from headrace.schemas.ids import now_ms, task_seed
 from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, RecipeRevision, Task, WeightsPublished
 from headrace.schemas.topics import eval_stream
 
 log = structlog.get_logger()
 
-LARGEST_LEAP = 1000
-"""A version this far ahead of the newest known is none."""
 MOST_TASKS = 256
 """Tasks planned in one turn, and so in one transaction; evaluations come on top."""
 
@@ -68,7 +66,7 @@ class FeedState:
         self.evaluations = EvaluationSchedule(policies_of, steps, recipe.evaluate.every)
         self.watches = {workflow: SolvedWatch(recipe.feed.solved_share) for workflow in policies_of}
         self.ended = ""
-        """Why the run is over, once that was said; empty while it goes on."""
+        """Why the run is over, once that was announced; empty while it goes on."""
         self._next_evaluation = dict.fromkeys(policies_of, 0)
         self._begins: dict[str, list[tuple[int, int]]] = {stream: [(revision.revision, 0)] for stream in policies_of}
         """By stream (revision, the first number issued under it), in order."""
@@ -80,7 +78,7 @@ class FeedState:
         if outcome.level != "group" or outcome.use or outcome.stream not in self.sources:
             return
         stream, number, policy = outcome.stream, outcome.number, outcome.policy
-        if self.pacing.heard(stream, number, policy) and outcome.component == "curate":
+        if self.pacing.acknowledged(stream, number, policy) and outcome.component == "curate":
             self._learn(stream, outcome)
         if outcome.verdict != "kept":
             self.pacing.conclude(stream, number, policy)
@@ -120,19 +118,19 @@ class FeedState:
             return False
         return record.version > max(self.pacing.versions.get(record.policy, 0), 0) + LARGEST_LEAP
 
-    def take_letter(self, letter: DeadLetter) -> None:
+    def take_dead_letter(self, dead: DeadLetter) -> None:
         """Learn of a number that is dead: for one policy, or for all when the task itself could not be read.
 
-        A letter of reason `redriven` opens it again. One about a replay says nothing of its number.
+        One of reason `redriven` opens it again. One about a replay says nothing of its number.
         """
-        if letter.use:
+        if dead.use:
             return
-        stream, number, policy = letter.stream, letter.number, letter.policy
-        if letter.reason != REDRIVEN:
-            self.pacing.bury(stream, number, policy)
+        stream, number, policy = dead.stream, dead.number, dead.policy
+        if dead.reason != REDRIVEN:
+            self.pacing.mark_dead(stream, number, policy)
         elif stream in self.sources:
-            is_task = letter.topic == self.recipe.topics.tasks(stream)
-            self.pacing.reopen(stream, number, policy, (letter.partition, letter.offset) if is_task else None)
+            is_task = dead.topic == self.recipe.topics.tasks(stream)
+            self.pacing.reopen(stream, number, policy, (dead.partition, dead.offset) if is_task else None)
 
     def _version(self, policy: str, version: int) -> None:
         newest = {
@@ -187,9 +185,9 @@ class FeedState:
         return found
 
     def end(self) -> str:
-        """Return why the run is over when that is to be said now, once; empty otherwise.
+        """Return why the run is over when that is to be announced now, once; empty otherwise.
 
-        It is said when the last versions are published and their evaluations are planned.
+        It is announced when the last versions are published and their evaluations are planned.
         """
         why = "" if self.ended else self.pacing.ended()
         if why == "solved":
@@ -239,7 +237,7 @@ class FeedState:
             tier=problem.tier,
             payload=problem_to_json(problem),
             seed=task_seed(self.recipe.seed, stream, number),
-            issued_ms=time.time_ns() // 1_000_000,
+            issued_ms=now_ms(),
         )
 
     # ----------------------------------------------------------------------------------------------------------- state

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -22,9 +22,10 @@ from headrace.envs.registry import load_environment
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import Message, Outgoing, RunAddress, parse_run
 from headrace.infra.kafka.dead_letters import dead_letter
+from headrace.infra.kafka.decoding import Rejected, decode_own
 from headrace.infra.kafka.group_offsets import commits, delete_before
 from headrace.infra.kafka.run_loop import run_loop
-from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, MustRestart, keep_running, stop_on_signals
 from headrace.infra.recipe.settings import Recipe
@@ -39,8 +40,8 @@ from headrace.producers.feed.task_source import TaskSource
 from headrace.producers.feed.worked_examples import send_examples
 from headrace.producers.task_ledger import is_of_run
 from headrace.schemas import codec
-from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import task_key, task_stamp
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, RecipeRevision, WeightsPublished
 
 log = structlog.get_logger()
@@ -57,8 +58,8 @@ DELETE_EVERY_S = 60.0
 class Feeder:
     """Implements the run loop's `Component`.
 
-    The offsets of tasks, which tell whether the workers committed past them, are known after a flush and are part of
-    the state. So `position` produces the tasks, flushes and only then adds the snapshot, all in the turn's transaction.
+    The offsets of tasks are part of the state: they say whether the workers committed past them. So the snapshot is
+    taken before the commit, when the turn's tasks have their offsets, and stands in the same transaction.
     """
 
     def __init__(self, run: Run, own: OwnPositions, state: FeedState) -> None:
@@ -68,12 +69,12 @@ class Feeder:
         self._take = _takers(run, state)
         self._commits = TaskCommits(run)
         self._planned: list[Planned] = []
-        self._saying: list[Outgoing] = []
+        self._announcements: list[Outgoing] = []
         self._caught_up = self._changed = False
         self._snapshot_due = 0.0
 
     def poll(self, watch: Stopwatch) -> list[Message]:
-        """Return the next records; at first all that came since the snapshot, so that nothing looks lost."""
+        """Return the next records; the first time all that came since the snapshot, so that nothing looks lost."""
         if not self._caught_up:
             self._caught_up = True
             return list(self.own.catch_up())
@@ -83,23 +84,26 @@ class Feeder:
         """Learn from a record; what cannot be read becomes a dead letter."""
         self._changed = True
         if message.topic == self.run.topics.recipe:
-            self._hear(read_revision(message))
+            self._follow(read_revision(message))
             return ()
         kind, take = self._take[message.topic]
         try:
-            record = codec.decode(message.value, kind)
-        except SchemaError as error:
-            return self._dead(message, kind, "undecodable", str(error))
-        if record.run_id != self.run.run_id:
-            return self._dead(message, kind, "other_run", f"run id {record.run_id!r}, this run is {self.run.run_id!r}")
-        if kind is not DeadLetter and record.policy not in self.run.recipe.policies:
-            return self._dead(message, kind, "misrouted", f"policy {record.policy[:80]!r} is none of this run's")
-        if self.state.is_leap(record):
-            return self._dead(message, kind, "time_travel", f"version {record.version} is no next one")
+            record = self._record(message.value, kind)
+        except Rejected as rejected:
+            return self._dead(message, kind, rejected)
         take(record)
         return ()
 
-    def _hear(self, revision: RecipeRevision | None) -> None:
+    def _record(self, value: bytes, kind: type[Any]) -> Any:
+        """Return the record of a message. Raises Rejected."""
+        record = decode_own(value, kind, self.run.run_id)
+        if kind is not DeadLetter and record.policy not in self.run.recipe.policies:
+            raise Rejected("misrouted", f"policy {record.policy[:80]!r} is none of this run's")
+        if self.state.is_leap(record):
+            raise Rejected("time_travel", f"version {record.version} is no next one")
+        return record
+
+    def _follow(self, revision: RecipeRevision | None) -> None:
         """Follow a later revision of the recipe. Raises MustRestart for one that changes more than the chain."""
         known = self.state.revision
         if revision is None or revision.run_id != known.run_id or revision.revision <= known.revision:
@@ -110,47 +114,46 @@ class Feeder:
         self.state.swap(revision, recipe)
         log.info("chain.swapped", revision=revision.revision, begins=dict(self.state.pacing.next))
         if self.state.ended:
-            self._say_ended(self.state.ended)  # the newest revision is what says whether a run is over
+            self._announce_end(self.state.ended)  # the newest revision is what says whether a run is over
 
-    def _dead(self, message: Message, kind: type, reason: str, detail: str) -> Iterable[Outgoing]:
+    def _dead(self, message: Message, kind: type, rejected: Rejected) -> Iterable[Outgoing]:
         if kind is DeadLetter:
-            # A letter about a letter would be read here again, without end.
-            log.warning("letter.ignored", offset=message.offset, reason=reason, detail=detail)
+            # A dead letter about a dead letter would be read here again, without end.
+            log.warning("letter.ignored", offset=message.offset, reason=rejected.reason, detail=rejected.detail)
             return ()
-        return [dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, (reason, detail))]
+        return [dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.why)]
 
     def tick(self) -> Iterable[Outgoing]:
-        """Plan tasks; `position` produces them."""
+        """Plan tasks; return them, and the word that the run is over."""
         self._planned += self.state.plan()
         self._planned += self.state.again(self._commits.overdue(self.state))
         if why := self.state.end():
             log.info("run.ended", why=why)
-            self._say_ended(why)
-        return ()
+            self._announce_end(why)
+        announcements, self._announcements = self._announcements, []
+        return [*(self._outgoing(planned) for planned in self._planned), *announcements]
 
-    def _say_ended(self, why: str) -> None:
-        said = replace(self.state.revision, ended=why, created_ms=time.time_ns() // 1_000_000)
-        topic, key = self.run.topics.recipe, str(said.revision).encode()
-        self._saying.append(Outgoing(topic, codec.encode(said), key, partition=0))
+    def _announce_end(self, why: str) -> None:
+        ended = replace(self.state.revision, ended=why, created_ms=now_ms())
+        topic, key = self.run.topics.recipe, str(ended.revision).encode()
+        self._announcements.append(Outgoing(topic, codec.encode(ended), key, partition=0))
 
     @property
     def moved(self) -> bool:
-        """Whether there is something to produce, or a snapshot is due."""
-        due = self._changed and time.monotonic() >= self._snapshot_due
-        return bool(self._planned or self._saying or due)
+        """Whether a snapshot is due."""
+        return self._changed and time.monotonic() >= self._snapshot_due
 
-    def position(self, writer: TransactionalWriter) -> None:
-        """Produce what was planned, and the state with the offsets that the tasks got."""
-        tickets = writer.produce([self._outgoing(planned) for planned in self._planned])
-        writer.produce(self._saying)
-        writer.flush()
-        for planned, ticket in zip(self._planned, tickets, strict=True):
+    def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:
+        """Return the state with the offsets that the planned tasks got: the tick's first records."""
+        for planned, ticket in zip(self._planned, ticked[: len(self._planned)], strict=True):
             if planned.open is not None:
                 planned.open.offset = ticket.offset
-        writer.produce([self.own.snapshot(json.dumps(self.state.snapshot()).encode())])
-        self._planned, self._saying = [], []
-        self._changed = False
+        self._planned, self._changed = [], False
         self._snapshot_due = time.monotonic() + SNAPSHOT_EVERY_S
+        return [self.own.snapshot(json.dumps(self.state.snapshot()).encode())]
+
+    def offsets(self, before: Sequence[Ticket]) -> None:
+        """None: positions stand in the snapshot."""
 
     def _outgoing(self, planned: Planned) -> Outgoing:
         task = planned.task
@@ -205,7 +208,7 @@ class TaskCommits:
 def _takers(run: Run, state: FeedState) -> dict[str, tuple[type[Any], Callable[[Any], None]]]:
     """Return, by topic, the record class and what takes it."""
     takers: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
-        run.topics.dead_letters: (DeadLetter, state.take_letter)
+        run.topics.dead_letters: (DeadLetter, state.take_dead_letter)
     }
     for policy in run.recipe.policies:
         takers[run.topics.outcomes(policy)] = (Outcome, state.take_outcome)
@@ -247,7 +250,7 @@ def _source(run: Run, workflow: str) -> TaskSource:
 
 
 def feed(address: RunAddress, stop: threading.Event) -> None:
-    """Feed a run until told to stop. Raises MustRestart or Unavailable when it is to be built anew."""
+    """Feed a run until `stop` is set. Raises MustRestart or Unavailable when it is to be built anew."""
     run = join_to_write(address, JOIN_PATIENCE_S, stop)
     writer = TransactionalWriter(run.connection, f"{address.run}.{COMPONENT}", run.topic_names)
     with closing(writer), closing(open_feeder(run, writer)) as feeder:

@@ -55,8 +55,8 @@ class OpenTask:
     attempt: int = 0
     offset: int = -1
     """Offset of the newest attempt; -1 before its transaction was flushed."""
-    unheard: set[str] = field(default_factory=set)
-    """Policies of which nothing is known yet: the number is outstanding at the workers or the curator."""
+    unacknowledged: set[str] = field(default_factory=set)
+    """Policies whose group is not known to be past the curator: the number is outstanding at the workers or there."""
     open: set[str] = field(default_factory=set)
     """Policies that it is open for."""
 
@@ -84,12 +84,12 @@ class Pacing:
         self.next: dict[str, int] = dict.fromkeys(policies_of, 0)
         """Next number by stream."""
         self.versions: dict[str, int] = {}
-        """Newest version of each policy that a trainer told of."""
+        """Newest version of each policy that a trainer has made."""
         self.closed: set[str] = set()
         """Streams that are issued no more: their tasks are solved."""
         self.tasks: dict[Numbered, OpenTask] = {}
         self.dead: dict[Numbered, OpenTask] = {}
-        """Numbers that a dead letter concluded, oldest first; `open` and `unheard` are those they would have again."""
+        """Numbers that a dead letter concluded, oldest first, with what would be open and unacknowledged again."""
         self._fresh: dict[str, deque[tuple[int, int]]] = {p: deque(maxlen=LOOK_BACK) for p in quotas}
         """Fresh groups, and all, of each policy's newest batches."""
         self._turn = 0
@@ -142,13 +142,13 @@ class Pacing:
         return "" if alive & set(left) else "solved"
 
     def passed(self, committed: Mapping[tuple[str, int], int]) -> Iterator[tuple[str, int, int]]:
-        """Yield (stream, number, attempt) of what the workers committed past and nobody has told of.
+        """Yield (stream, number, attempt) of what the workers committed past and nobody has acknowledged.
 
         Args:
             committed: (stream, partition) to the next offset of the workers' group.
         """
         for (stream, number), task in self.tasks.items():
-            if task.unheard and 0 <= task.offset < committed.get((stream, task.partition), 0):
+            if task.unacknowledged and 0 <= task.offset < committed.get((stream, task.partition), 0):
                 yield stream, number, task.attempt
 
     # ---------------------------------------------------------------------------------------------------------- events
@@ -156,7 +156,7 @@ class Pacing:
     def issue(self, stream: str, index: int, tier: str) -> tuple[int, OpenTask]:
         """Give the next number to a problem; it goes to the partition with the fewest outstanding."""
         number, policies = self.next[stream], self.policies_of[stream]
-        task = OpenTask(index, tier, self._least(stream), unheard=set(policies), open=set(policies))
+        task = OpenTask(index, tier, self._least(stream), unacknowledged=set(policies), open=set(policies))
         self.next[stream] = number + 1
         self._keep(stream, number, task)
         return number, task
@@ -164,42 +164,42 @@ class Pacing:
     def reissue(self, stream: str, number: int) -> OpenTask:
         """Send an open number again, as another attempt."""
         task = self.tasks[stream, number]
-        self._outstanding[stream][task.partition] -= bool(task.unheard)
+        self._outstanding[stream][task.partition] -= bool(task.unacknowledged)
         task.partition, task.attempt, task.offset = self._least(stream), task.attempt + 1, -1
-        self._outstanding[stream][task.partition] += bool(task.unheard)
+        self._outstanding[stream][task.partition] += bool(task.unacknowledged)
         return task
 
-    def heard(self, stream: str, number: int, policy: str) -> bool:
+    def acknowledged(self, stream: str, number: int, policy: str) -> bool:
         """Note that a policy's group is past the curator; True the first time."""
         dead, task = self.dead.get((stream, number)), self.tasks.get((stream, number))
-        if dead is not None and policy in dead.unheard:
-            dead.unheard.discard(policy)  # it was sent back and curated; the word of that has yet to come here
+        if dead is not None and policy in dead.unacknowledged:
+            dead.unacknowledged.discard(policy)  # sent back and curated; the notice of that is still to come
             return True
-        if task is None or policy not in task.unheard:
+        if task is None or policy not in task.unacknowledged:
             return False
-        task.unheard.discard(policy)
-        if not task.unheard:
+        task.unacknowledged.discard(policy)
+        if not task.unacknowledged:
             self._outstanding[stream][task.partition] -= 1
         return True
 
     def conclude(self, stream: str, number: int, policy: str = "") -> bool:
         """Close a number for a policy, or for all when none is named; False when it was closed before.
 
-        A dead number that concludes was sent back, and the word of it has yet to come: it is no longer to be opened.
+        A dead number that concludes was sent back, and the notice of that is still to come: it is not opened any more.
         """
-        self._exhume(stream, number, policy)
+        self._take_dead(stream, number, policy)
         return bool(self._close(stream, number, policy))
 
-    def bury(self, stream: str, number: int, policy: str = "") -> None:
+    def mark_dead(self, stream: str, number: int, policy: str = "") -> None:
         """Close a number by a dead letter, for a policy, or for all when none is named."""
         task = self.tasks.get((stream, number))
-        unheard = set(task.unheard) if task is not None else set()
+        unacknowledged = set(task.unacknowledged) if task is not None else set()
         closed = self._close(stream, number, policy)
         if task is None or not closed:
             return
-        dead = self.dead.setdefault((stream, number), replace(task, unheard=set(), open=set()))
+        dead = self.dead.setdefault((stream, number), replace(task, unacknowledged=set(), open=set()))
         dead.open |= closed
-        dead.unheard |= closed & unheard
+        dead.unacknowledged |= closed & unacknowledged
         while len(self.dead) > MOST_DEAD:
             del self.dead[next(iter(self.dead))]
 
@@ -212,29 +212,29 @@ class Pacing:
             policy: Whose; empty for all that it is dead for.
             again_at: Partition and offset of the task that was sent back, where it was the task.
         """
-        found = self._exhume(stream, number, policy)
+        found = self._take_dead(stream, number, policy)
         if found is None:
             return False
         task = self.tasks.get((stream, number), found)
         if task is not found:  # another policy has it open
-            self._outstanding[stream][task.partition] -= bool(task.unheard)
+            self._outstanding[stream][task.partition] -= bool(task.unacknowledged)
             self._open.subtract(task.open)
             task.open |= found.open
-            task.unheard |= found.unheard
+            task.unacknowledged |= found.unacknowledged
         if again_at is not None:
             task.partition, task.offset = again_at
         self._keep(stream, number, task)
         return True
 
-    def _exhume(self, stream: str, number: int, policy: str) -> OpenTask | None:
+    def _take_dead(self, stream: str, number: int, policy: str) -> OpenTask | None:
         """Take a number from the dead for a policy, or for all when none is named; None when it was not among them."""
         dead = self.dead.get((stream, number))
         found = set() if dead is None else {policy} & dead.open if policy else set(dead.open)
         if dead is None or not found:
             return None
-        task = replace(dead, open=found, unheard=found & dead.unheard)
+        task = replace(dead, open=found, unacknowledged=found & dead.unacknowledged)
         dead.open -= found
-        dead.unheard -= found
+        dead.unacknowledged -= found
         if not dead.open:
             del self.dead[stream, number]
         return task
@@ -246,7 +246,7 @@ class Pacing:
         if task is None or not closing:
             return set()
         for name in closing:
-            self.heard(stream, number, name)
+            self.acknowledged(stream, number, name)
             self._open[name] -= 1
         task.open -= closing
         if not task.open:
@@ -272,7 +272,7 @@ class Pacing:
     def _keep(self, stream: str, number: int, task: OpenTask) -> None:
         self.tasks[stream, number] = task
         self._open.update(task.open)
-        self._outstanding[stream][task.partition] += bool(task.unheard)
+        self._outstanding[stream][task.partition] += bool(task.unacknowledged)
 
     # ----------------------------------------------------------------------------------------------------------- state
 
@@ -304,14 +304,14 @@ class Pacing:
 
 def _rows(tasks: Mapping[Numbered, OpenTask]) -> list[list[Any]]:
     return [
-        [stream, number, t.index, t.tier, t.partition, t.attempt, t.offset, sorted(t.unheard), sorted(t.open)]
+        [stream, number, t.index, t.tier, t.partition, t.attempt, t.offset, sorted(t.unacknowledged), sorted(t.open)]
         for (stream, number), t in tasks.items()
     ]
 
 
 def _tasks(rows: Iterable[list[Any]]) -> Iterator[tuple[Numbered, OpenTask]]:
-    for stream, number, index, tier, partition, attempt, offset, unheard, is_open in rows:
-        task = OpenTask(index, tier, partition, attempt, offset, set(unheard), set(is_open))
+    for stream, number, index, tier, partition, attempt, offset, unacknowledged, is_open in rows:
+        task = OpenTask(index, tier, partition, attempt, offset, set(unacknowledged), set(is_open))
         yield (stream, number), task
 
 

@@ -13,7 +13,7 @@ WINDOW = 500
 ZERO_VARIANCE = "zero_variance"
 """Reason of `drop_zero_variance`, the filter that this watches."""
 EASY_ABOVE = 0.5
-"""Mean reward that tells a task that all episodes solve from one that none solves."""
+"""Mean reward above which a task counts as one that all episodes solve, and not as one that none solves."""
 
 Verdict = Literal["", "solved", "too_hard"]
 

@@ -52,7 +52,7 @@ class TaskSource:
         self._open = open_environment
         self._environments: dict[str, Environment] = {"": open_environment({})}
         self._cursors: Counter[str] = Counter()
-        self._tell_size()
+        self._pass_size_on()
 
     @property
     def environment(self) -> Environment:
@@ -98,7 +98,7 @@ class TaskSource:
         after = order[order.index(hardest) + 1 :]
         if after:
             self.tier = after[0]
-            self._tell_size()
+            self._pass_size_on()
         return bool(after)
 
     def _choose(self) -> str:
@@ -107,7 +107,7 @@ class TaskSource:
         environment = self.environment
         return self.selector.choose(environment.asked() if isinstance(environment, HasTiers) else ()) or self.tier
 
-    def _tell_size(self) -> None:
+    def _pass_size_on(self) -> None:
         if isinstance(self.selector, KnowsSize):
             self.selector.on_size(self._environment(self.tier).size("train"))
 
@@ -152,5 +152,5 @@ class TaskSource:
         """Take the state that `snapshot` returned."""
         self._cursors, self.tier = Counter(state["cursors"]), state["tier"]
         self.selected, self.rejected, self.forced = state["selected"], state["rejected"], state["forced"]
-        self._tell_size()
+        self._pass_size_on()
         self.selector.restore(state["selector"])

@@ -16,7 +16,14 @@ from headrace.infra.run.run import STORE_NAME, Run, refuse_replaced
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import StoreError
 from headrace.producers.engines.contract import EngineError, VersionGone
-from headrace.producers.rollout.episodes import Cast, Outcome, Script, conclude_unplayed, one_line, play_group
+from headrace.producers.rollout.episodes import (
+    Outcome,
+    RolloutContext,
+    WorkflowSpec,
+    conclude_unplayed,
+    one_line,
+    play_group,
+)
 from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.group_records import Encoded, encode_group, generated_tokens, outgoing
 from headrace.producers.rollout.pauses import Pauses
@@ -35,7 +42,7 @@ SCORE_LIMIT_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 
 
-def make_script(recipe: Recipe, workflow: str) -> Script:
+def workflow_spec(recipe: Recipe, workflow: str) -> WorkflowSpec:
     """Return what a revision of the recipe says of playing. Raises UsageError when it cannot be built here."""
     wanted, rollout, evaluate = recipe.workflows[workflow], recipe.rollout, recipe.evaluate
     try:
@@ -43,7 +50,7 @@ def make_script(recipe: Recipe, workflow: str) -> Script:
         play = load_workflow(wanted.workflow)
     except ValueError as error:
         raise UsageError(f"workflow {workflow!r} of the recipe cannot be played here: {error}") from error
-    return Script(
+    return WorkflowSpec(
         workflow=play,
         environment=LimitedScoring(environment, min(SCORE_LIMIT_S, rollout.episode_limit_s)),
         roles=wanted.policies,
@@ -62,12 +69,12 @@ class Concluder:
 
     run: Run
     workflow: str
-    cast: Cast
+    context: RolloutContext
     follower: WeightFollower
     producer: RecordProducer
     partitions: Mapping[str, int]
     """Of each topic that groups go to."""
-    scripts: dict[int, Script]
+    specs: dict[int, WorkflowSpec]
     """By revision; further ones are made when a task needs them."""
     holds: VersionHolds
     tally: Tally
@@ -98,7 +105,7 @@ class Concluder:
         self.delivering += 1
         try:
             if started.verdict == "poison":
-                await self.producer.send([self._poison_letter(started)])
+                await self.producer.send([self._dead_letter_of_poison(started)])
             await self._deliver(groups, self._recipe_of(started.task).rollout.inline_limit_bytes)
             reach("rollout.delivered")
         finally:
@@ -114,10 +121,10 @@ class Concluder:
                 started.reservation.give_one()
 
         try:
-            script = self._script_of(task)
-            wanted = {policy: version for policy, version in task.versions.items() if policy in script.policies}
+            spec = self._spec_of(task)
+            wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
             async with self.holds.held(wanted):
-                groups = await play_group(task, script, self.cast, ending, episode_ended)
+                groups = await play_group(task, spec, self.context, ending, episode_ended)
         except VersionGone as error:
             return self._unplayed(task, Failure(0, "version_gone", one_line(error)))
         except (UsageError, EngineError, ValueError) as error:
@@ -126,18 +133,18 @@ class Concluder:
             await self._check_engine()
         return groups
 
-    def _poison_letter(self, started: StartedTask) -> Outgoing:
-        """Return the letter beside a poisoned task's groups: its bytes, for people.
+    def _dead_letter_of_poison(self, started: StartedTask) -> Outgoing:
+        """Return the dead letter beside a poisoned task's groups: its bytes, for people.
 
         Without its headers it names no number, and so concludes nothing: the groups do.
         """
         unnamed = replace(started.message, headers=[])
         return dead_letter(self.run.topics, self.run.run_id, "rollout", unnamed, started.why)
 
-    def _script_of(self, task: Task) -> Script:
-        if task.revision not in self.scripts:
-            self.scripts[task.revision] = make_script(self.follower.recipes[task.revision], self.workflow)
-        return self.scripts[task.revision]
+    def _spec_of(self, task: Task) -> WorkflowSpec:
+        if task.revision not in self.specs:
+            self.specs[task.revision] = workflow_spec(self.follower.recipes[task.revision], self.workflow)
+        return self.specs[task.revision]
 
     def _recipe_of(self, task: Task) -> Recipe:
         return self.follower.recipes.get(task.revision, self.follower.recipe)
@@ -145,12 +152,12 @@ class Concluder:
     def _unplayed(self, task: Task, failure: Failure) -> Groups:
         recipe = self._recipe_of(task)
         workflow = recipe.workflows[self.workflow]
-        return conclude_unplayed(task, recipe.policies_of(self.workflow), workflow.env.use, self.cast, failure)
+        return conclude_unplayed(task, recipe.policies_of(self.workflow), workflow.env.use, self.context, failure)
 
     async def _check_engine(self) -> None:
         """Raise EngineError when the engine cannot generate at all: then no task is to blame, and none concludes."""
-        for policy in self.cast.tokenizers:
-            await self.cast.engine.generate(policy, [0], Sampling(max_tokens=1), seed=0)
+        for policy in self.context.tokenizers:
+            await self.context.engine.generate(policy, [0], Sampling(max_tokens=1), seed=0)
 
     async def _deliver(self, groups: Groups, inline_limit_bytes: int) -> None:
         records: list[Outgoing] = []

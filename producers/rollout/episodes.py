@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -15,14 +14,14 @@ from headrace.envs.contract import Environment, Episode, Problem, RoleTrajectory
 from headrace.envs.payload import problem_from_json
 from headrace.producers.engines.contract import Engine, TextCodec, VersionGone
 from headrace.producers.rollout.actor import EngineActor
-from headrace.schemas.ids import derived_seed
+from headrace.schemas.ids import derived_seed, now_ms
 from headrace.schemas.records import Failure, Sampling, Sequence, Task, Trajectory, TrajectoryGroup
 
 DETAIL_LENGTH = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class RolloutContext:
     """Who plays: the same for the life of a worker."""
 
     engine: Engine
@@ -37,7 +36,7 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class WorkflowSpec:
     """What is played: it follows from one revision of the recipe."""
 
     workflow: Workflow
@@ -67,14 +66,14 @@ class Outcome:
 
 
 async def play_group(
-    task: Task, script: Script, cast: Cast, ending: asyncio.Event, on_end: Callable[[Outcome], None]
+    task: Task, spec: WorkflowSpec, context: RolloutContext, ending: asyncio.Event, on_end: Callable[[Outcome], None]
 ) -> dict[str, TrajectoryGroup]:
     """Play a task; return one group per policy of the workflow.
 
     Args:
         task: The task.
-        script: Of the task's revision.
-        cast: Who plays.
+        spec: Of the task's revision.
+        context: Who plays.
         ending: Ends the episodes that still run, as `run_end`.
         on_end: Called once per episode when its place is free.
 
@@ -84,10 +83,10 @@ async def play_group(
     started_ms = now_ms()
 
     async def play(sample: int) -> Outcome:
-        actors = _actors(task, sample, script, cast)
+        actors = _actors(task, sample, spec, context)
         outcome = Outcome(sample)
         try:
-            outcome = await _play_episode(sample, problem, script, actors, ending)
+            outcome = await _play_episode(sample, problem, spec, actors, ending)
         finally:
             outcome = replace(outcome, tokens=sum(actor.tokens for actor in actors.values()))
             on_end(outcome)
@@ -100,32 +99,32 @@ async def play_group(
     finally:
         for each in (watcher, *episodes):
             each.cancel()
-    return build_groups(task, script, cast, outcomes, started_ms)
+    return build_groups(task, spec, context, outcomes, started_ms)
 
 
 async def _play_episode(
-    sample: int, problem: Problem, script: Script, actors: Mapping[str, EngineActor], ending: asyncio.Event
+    sample: int, problem: Problem, spec: WorkflowSpec, actors: Mapping[str, EngineActor], ending: asyncio.Event
 ) -> Outcome:
     """Return how an episode ended. One that ignores its cancellation is left behind, and has ended all the same."""
-    played = asyncio.create_task(_play(problem, script, actors))
+    played = asyncio.create_task(_play(problem, spec, actors))
     try:
-        await asyncio.wait({played}, timeout=script.episode_limit_s)
+        await asyncio.wait({played}, timeout=spec.episode_limit_s)
         if not played.done():
-            return Outcome(sample, failure=_failure(sample, TimeoutError(), script.episode_limit_s))
-        return Outcome(sample, _checked(played.result(), script.roles))
+            return Outcome(sample, failure=_failure(sample, TimeoutError(), spec.episode_limit_s))
+        return Outcome(sample, _checked(played.result(), spec.roles))
     except asyncio.CancelledError:
         if not ending.is_set():
             raise
         return Outcome(sample, failure=Failure(sample, "run_end", "the run is over"))
     except Exception as error:  # noqa: BLE001 - whatever an episode raises is data
-        return Outcome(sample, failure=_failure(sample, error, script.episode_limit_s))
+        return Outcome(sample, failure=_failure(sample, error, spec.episode_limit_s))
     finally:
         played.cancel()
         played.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody else looks at it
 
 
-async def _play(problem: Problem, script: Script, actors: Mapping[str, EngineActor]) -> Episode:
-    return await script.workflow(problem, script.environment, actors)
+async def _play(problem: Problem, spec: WorkflowSpec, actors: Mapping[str, EngineActor]) -> Episode:
+    return await spec.workflow(problem, spec.environment, actors)
 
 
 async def _cancel_at_end(ending: asyncio.Event, episodes: Iterable[asyncio.Task[Outcome]]) -> None:
@@ -134,20 +133,20 @@ async def _cancel_at_end(ending: asyncio.Event, episodes: Iterable[asyncio.Task[
         episode.cancel()
 
 
-def _actors(task: Task, sample: int, script: Script, cast: Cast) -> dict[str, EngineActor]:
-    deadline = asyncio.get_running_loop().time() + script.episode_limit_s
-    sampling = script.evaluation if task.purpose == "eval" else script.training
+def _actors(task: Task, sample: int, spec: WorkflowSpec, context: RolloutContext) -> dict[str, EngineActor]:
+    deadline = asyncio.get_running_loop().time() + spec.episode_limit_s
+    sampling = spec.evaluation if task.purpose == "eval" else spec.training
     return {
         role: EngineActor(
-            cast.engine,
+            context.engine,
             policy,
-            cast.tokenizers[policy],
-            replace(sampling, stop_ids=cast.tokenizers[policy].stop_ids),
+            context.tokenizers[policy],
+            replace(sampling, stop_ids=context.tokenizers[policy].stop_ids),
             derived_seed(task.seed, sample, role, policy),
             task.versions.get(policy),
             deadline,
         )
-        for role, policy in script.roles.items()
+        for role, policy in spec.roles.items()
     }
 
 
@@ -175,29 +174,24 @@ def one_line(error: BaseException) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def now_ms() -> int:
-    """Return wall time in ms since the epoch."""
-    return time.time_ns() // 1_000_000
-
-
 # ------------------------------------------------------------------------------------------------- episodes to groups
 
 
 def build_groups(
-    task: Task, script: Script, cast: Cast, outcomes: Iterable[Outcome], started_ms: int
+    task: Task, spec: WorkflowSpec, context: RolloutContext, outcomes: Iterable[Outcome], started_ms: int
 ) -> dict[str, TrajectoryGroup]:
     """Return one group per policy, in the order of samples; without trajectories it says why."""
     ordered = sorted(outcomes, key=lambda outcome: outcome.sample)
     failures = tuple(outcome.failure for outcome in ordered if outcome.failure is not None)
     groups = {}
-    for policy in script.policies:
-        roles = [role for role, played_by in script.roles.items() if played_by == policy]
+    for policy in spec.policies:
+        roles = [role for role, played_by in spec.roles.items() if played_by == policy]
         trajectories = tuple(
             _trajectory(task, outcome.sample, [outcome.episode[role] for role in roles if role in outcome.episode])
             for outcome in ordered
             if outcome.episode is not None and any(role in outcome.episode for role in roles)
         )
-        empty = empty_group(task, policy, script.environment.name, cast)
+        empty = empty_group(task, policy, spec.environment.name, context)
         groups[policy] = replace(
             empty,
             episode_ids=tuple(trajectory.id for trajectory in trajectories),
@@ -210,18 +204,18 @@ def build_groups(
 
 
 def conclude_unplayed(
-    task: Task, policies: Iterable[str], environment: str, cast: Cast, failure: Failure
+    task: Task, policies: Iterable[str], environment: str, context: RolloutContext, failure: Failure
 ) -> dict[str, TrajectoryGroup]:
     """Return the groups of a task that was not played; `failure` is the reason of every sample."""
     failures = tuple(replace(failure, sample=sample) for sample in range(task.n_asked))
     reason = "failed" if failure.reason == "error" else failure.reason
     return {
-        policy: replace(empty_group(task, policy, environment, cast), failures=failures, reason=reason)
+        policy: replace(empty_group(task, policy, environment, context), failures=failures, reason=reason)
         for policy in policies
     }
 
 
-def empty_group(task: Task, policy: str, environment: str, cast: Cast) -> TrajectoryGroup:
+def empty_group(task: Task, policy: str, environment: str, context: RolloutContext) -> TrajectoryGroup:
     """Return all that a group says of a task, a worker and this moment."""
     now = now_ms()
     return TrajectoryGroup(
@@ -235,16 +229,16 @@ def empty_group(task: Task, policy: str, environment: str, cast: Cast) -> Trajec
         task_id=task.task_id,
         tier=task.tier,
         n_asked=task.n_asked,
-        head_version=cast.head(policy),
+        head_version=context.head(policy),
         asked_version=task.versions.get(policy, -1),
         env=environment,
-        tokenizer_hash=cast.tokenizers[policy].hash,
-        engine=cast.engine_name,
-        engine_build=cast.engine_build,
-        logprob_convention=cast.engine.logprob_convention,
-        kv_on_swap=cast.engine.kv_on_swap,
-        worker=cast.worker,
-        region=cast.region,
+        tokenizer_hash=context.tokenizers[policy].hash,
+        engine=context.engine_name,
+        engine_build=context.engine_build,
+        logprob_convention=context.engine.logprob_convention,
+        kv_on_swap=context.engine.kv_on_swap,
+        worker=context.worker,
+        region=context.region,
         started_ms=now,
         finished_ms=now,
     )

@@ -16,6 +16,7 @@ import structlog
 from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Message, end_offsets
+from headrace.infra.kafka.decoding import read_own
 from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all, read_range
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, read_revision
@@ -25,8 +26,6 @@ from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensors import WeightsError
 from headrace.producers.engines.contract import Engine, EngineError, VersionGone
 from headrace.producers.rollout.pauses import Pauses
-from headrace.schemas import codec
-from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import ClaimCheck, TakenWeights, WeightsPublished
 
 log = structlog.get_logger()
@@ -233,15 +232,7 @@ class WeightFollower(threading.Thread):
         return [*self._published[policy].copy().values(), *self._merged[policy].copy().values()]
 
     def _read(self, message: Message) -> WeightsPublished | None:
-        try:
-            record = codec.decode(message.value, WeightsPublished)
-        except SchemaError as error:
-            log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
-            return None
-        if record.run_id != self._run_.run_id:
-            log.warning("message.other_run", topic=message.topic, offset=message.offset, run_id=record.run_id)
-            return None
-        return record
+        return read_own(message, WeightsPublished, self._run_.run_id)
 
     def _load_newest(self, engine: Engine) -> None:
         for policy in self._policies:

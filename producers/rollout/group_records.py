@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from headrace.infra.kafka.clients import Outgoing
 from headrace.producers.rollout.episodes import one_line
 from headrace.schemas import codec
@@ -14,6 +12,7 @@ from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import ClaimCheck, Failure, TrajectoryGroup
 from headrace.schemas.topics import Topics
+from headrace.schemas.versions import version_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ def outgoing(topics: Topics, encoded: Encoded, partitions: Mapping[str, int]) ->
 
 def stamp_of(group: TrajectoryGroup) -> Stamp:
     """Return identity and versions of a group that holds its trajectories."""
-    oldest, newest = version_span(group)
+    oldest, newest = version_range(group.trajectories)
     return Stamp(
         run_id=group.run_id,
         stream=group.stream,
@@ -67,14 +66,6 @@ def stamp_of(group: TrajectoryGroup) -> Stamp:
         max_version=newest,
         head_version=group.head_version,
     )
-
-
-def version_span(group: TrajectoryGroup) -> tuple[int, int]:
-    """Return the oldest and the newest version among the generated tokens; (-1, -1) when there are none."""
-    runs = [sequence.version_runs for trajectory in group.trajectories for sequence in trajectory.sequences]
-    pairs = np.concatenate(runs).reshape(-1, 2) if runs else np.empty((0, 2), np.int32)
-    versions = pairs[(pairs[:, 0] >= 0) & (pairs[:, 1] > 0), 0]
-    return (int(versions.min()), int(versions.max())) if versions.size else (-1, -1)
 
 
 def generated_tokens(group: TrajectoryGroup) -> int:

@@ -1,4 +1,4 @@
-"""The worker's producer: idempotent, never giving up, told of every acknowledgement by a thread of its own."""
+"""The worker's producer: idempotent, never giving up; a thread of its own takes every acknowledgement."""
 
 from __future__ import annotations
 

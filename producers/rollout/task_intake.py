@@ -21,13 +21,13 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import AWAY, Connection, Message, good_messages, open_consumer, patiently, translate
+from headrace.infra.kafka.decoding import LONGEST_NAME, MOST_EPISODES, Rejected, decode_own
+from headrace.infra.kafka.group_offsets import without_errors
 from headrace.infra.kafka.topic_reader import Place
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Reservation
 from headrace.producers.task_ledger import POISON_STARTS, TaskLedger
-from headrace.schemas import codec
-from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import Task
 
 log = structlog.get_logger()
@@ -41,9 +41,6 @@ PATIENCE_S = 30.0
 LEAVE_S = 2.0
 REVISION_PATIENCE_S = 30.0
 """A task may be read before the revision of the recipe that it names; one that names none holds nobody up."""
-MOST_EPISODES = 4096
-LONGEST_NAME = 1000
-"""Characters of a task's stream, id and tier; its groups carry them."""
 
 MEMBERSHIP_MOVES = {
     KafkaError.STALE_MEMBER_EPOCH,
@@ -240,7 +237,7 @@ class TaskIntake(threading.Thread):
         leaving = {place: self._held[place] for place in places}
         if self._in_good_order:
             for held in leaving.values():
-                held.ledger.forgive()
+                held.ledger.reset_starts()
         try:
             self._commit_ledgers(leaving)
         except KafkaException as error:
@@ -264,7 +261,7 @@ class TaskIntake(threading.Thread):
         """Restore the ledgers; return where each partition is to be read from."""
         asked = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
         found: list[TopicPartition] = patiently(
-            lambda: _without_errors(self._consumer.committed(asked, timeout=10)),
+            lambda: without_errors(self._consumer.committed(asked, timeout=10)),
             f"asking where group {self._member.group} stands",
             PATIENCE_S,
         )
@@ -300,15 +297,9 @@ class TaskIntake(threading.Thread):
         why = ("", "")
         with self.watch.measure("decode"):
             try:
-                task = codec.decode(message.value, Task)
-                if task.run_id != self._member.run_id:
-                    why = ("other_run", f"the task is of run {task.run_id}, this is {self._member.run_id}")
-                    task = None
-                elif fault := _fault(task):
-                    why = ("unusable", fault)
-                    task = None
-            except SchemaError as error:
-                why = ("undecodable", str(error))
+                task = read_task(message.value, self._member.run_id)
+            except Rejected as rejected:
+                why = rejected.why
         order = (task.issued_ms, task.number) if task else (0, 0)
         insort(self._waiting, _Waiting(order, message, task, why, time.monotonic()), key=lambda item: item.order)
         held.waiting += 1
@@ -408,7 +399,7 @@ class TaskIntake(threading.Thread):
         offsets = [TopicPartition(*place, *held.ledger.commit()) for place, held in ledgers.items()]
         if offsets:
             reach("rollout.committing")
-            _without_errors(self._consumer.commit(offsets=offsets, asynchronous=False) or [])
+            without_errors(self._consumer.commit(offsets=offsets, asynchronous=False) or [])
             reach("rollout.committed")
         for held in ledgers.values():
             held.dirty = False
@@ -419,12 +410,13 @@ class TaskIntake(threading.Thread):
             self._on_start(started)
 
 
-def _fault(task: Task) -> str:
-    """Return why a task cannot be played; empty when nothing speaks against it."""
+def read_task(value: bytes, run_id: str) -> Task:
+    """Return the task of a message. Raises Rejected for one that cannot be played."""
+    task = decode_own(value, Task, run_id, lambda task: f"the task is of run {task.run_id}, this is {run_id}")
     longest = max(len(task.stream), len(task.task_id), len(task.tier))
     if not 1 <= task.n_asked <= MOST_EPISODES or longest > LONGEST_NAME or task.number < 0:
-        return f"number {task.number}, {task.n_asked} episodes, a name of {longest} characters"
-    return ""
+        raise Rejected("unusable", f"number {task.number}, {task.n_asked} episodes, a name of {longest} characters")
+    return task
 
 
 def _give_back(started: StartedTask) -> None:
@@ -438,10 +430,3 @@ def _places(partitions: Iterable[TopicPartition]) -> frozenset[Place]:
 
 def _names(places: Iterable[Place]) -> list[str]:
     return [f"{topic}[{partition}]" for topic, partition in sorted(places)]
-
-
-def _without_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
-    for tp in partitions:
-        if tp.error is not None:
-            raise KafkaException(tp.error)
-    return partitions

@@ -34,14 +34,14 @@ from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import Engine
 from headrace.producers.engines.registry import import_engine
-from headrace.producers.rollout.casting import Casting
-from headrace.producers.rollout.conclusions import Concluder, make_script
-from headrace.producers.rollout.episodes import Script
+from headrace.producers.rollout.conclusions import Concluder, workflow_spec
+from headrace.producers.rollout.episodes import WorkflowSpec
 from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.group_records import topic_of
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.producers.rollout.slots import Reservation, Slots
+from headrace.producers.rollout.startup import WorkerStartup
 from headrace.producers.rollout.task_intake import Member, StartedTask, TaskIntake
 from headrace.producers.rollout.threads import EpisodeThreads
 from headrace.producers.rollout.version_holds import VersionHolds
@@ -88,13 +88,13 @@ class Options:
 class RolloutWorker:
     """One worker from its start to its end."""
 
-    def __init__(self, run: Run, options: Options, script: Script) -> None:
+    def __init__(self, run: Run, options: Options, spec: WorkflowSpec) -> None:
         self.run, self.options = run, options
         self.tally, self.watch, self.pauses = Tally(), Stopwatch(), Pauses()
         self.slots = Slots(options.concurrency)
-        self.follower = WeightFollower(run, script.policies, f"{options.name}.follow", self.pauses)
+        self.follower = WeightFollower(run, spec.policies, f"{options.name}.follow", self.pauses)
         self.producer = RecordProducer(run.connection, f"{options.name}.groups", self.watch)
-        self._script = script
+        self._spec = spec
         self._phase: Literal["starting", "waiting", "rolling", "draining", "stopped"] = "starting"
         self._doing = ""
         """What is done before the first task."""
@@ -163,17 +163,17 @@ class RolloutWorker:
     async def _work(self, stop: threading.Event) -> None:
         self._phase = "waiting"
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-            cast = await self._casting().cast(Path(folder), stop)
-        if cast is None:
+            context = await self._startup().prepare(Path(folder), stop)
+        if context is None:
             return
         self._concluder = Concluder(
             run=self.run,
             workflow=self.options.workflow,
-            cast=cast,
+            context=context,
             follower=self.follower,
             producer=self.producer,
-            partitions=group_partitions(self.run, self._script.policies),
-            scripts={self.run.revision: self._script},
+            partitions=group_partitions(self.run, self._spec.policies),
+            specs={self.run.revision: self._spec},
             holds=VersionHolds(self.follower.hold, self.follower.release),
             tally=self.tally,
             watch=self.watch,
@@ -210,16 +210,16 @@ class RolloutWorker:
             self._busy_at = now
         return now - self._busy_at > OVER_AFTER_S
 
-    def _casting(self) -> Casting:
+    def _startup(self) -> WorkerStartup:
         def engine_opened(engine: Engine) -> None:
             self._engine = engine
 
         def doing(what: str) -> None:
             self._doing = what
 
-        return Casting(
+        return WorkerStartup(
             run=self.run,
-            policies=self._script.policies,
+            policies=self._spec.policies,
             rollout=self.run.recipe.rollout,
             concurrency=self.options.concurrency,
             worker=self.options.name,
@@ -382,7 +382,7 @@ def build(run: Run, workflow: str | None, name: str, region: str, concurrency: i
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"--concurrency is {concurrency}; it must be at least 1")
     options = Options(chosen, name, region, concurrency or run.recipe.rollout.concurrency)
-    return RolloutWorker(run, options, make_script(run.recipe, chosen))
+    return RolloutWorker(run, options, workflow_spec(run.recipe, chosen))
 
 
 def main(run: str, workflow: str | None, name: str | None, region: str, concurrency: int | None) -> None:

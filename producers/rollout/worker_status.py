@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import Engine, EngineStats
-from headrace.producers.rollout.episodes import Outcome, now_ms
+from headrace.producers.rollout.episodes import Outcome
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import TakenWeights, WorkerStatus
 
 NOTHING = EngineStats(generated_tokens=0, prompt_tokens=0, recomputed_tokens=0, running=0, waiting=0, busy_s=0.0)

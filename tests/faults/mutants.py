@@ -82,6 +82,7 @@ ORDERED = (
     "tests/unit/test_mechanics.py::"
     "test_first_come_first_served_loses_long_tasks_where_the_earliest_deadline_first_loses_none"
 )
+DECODING = "tests/unit/test_decoding.py::"
 DEAD = f"{CURATION}test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes"
 UNDONE = f"{RUN_LOOP}test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
 
@@ -173,8 +174,8 @@ MUTANTS = (
         "offsets-outside",
         "offsets are part of the transaction",
         "infra/run/group_consumer.py",
-        "writer.send_offsets(offsets, self._metadata)",
-        "self._consumer.commit(offsets=offsets, asynchronous=False)",
+        "return GroupOffsets(offsets, self._metadata) if offsets else None",
+        "return self._consumer.commit(offsets=offsets, asynchronous=False) and None",
         (f"{RUN_LOOP}test_an_aborted_turn_leaves_the_groups_offsets_where_they_were",),
     ),
     Mutant(
@@ -189,8 +190,8 @@ MUTANTS = (
         "metadata-of-the-commit",
         "the group's metadata is that of the poll",
         "infra/run/group_consumer.py",
-        "writer.send_offsets(offsets, self._metadata)",
-        "writer.send_offsets(offsets, self._consumer.consumer_group_metadata())",
+        "return GroupOffsets(offsets, self._metadata)",
+        "return GroupOffsets(offsets, self._consumer.consumer_group_metadata())",
         (f"{RUN_LOOP}test_a_member_that_lost_a_partition_while_it_handled_its_records_is_refused",),
     ),
     Mutant(
@@ -482,10 +483,26 @@ MUTANTS = (
     Mutant(
         "any-run",
         "a record of another run is a dead letter",
-        "consumers/curate/curation.py",
-        "if stamp.run_id != self._desk.run_id:",
+        "infra/kafka/decoding.py",
+        "if stamp.run_id != run_id:",
         "if False:",
-        (DEAD,),
+        (DEAD, f"{DECODING}test_the_headers_of_a_message_of_another_run_are_rejected"),
+    ),
+    Mutant(
+        "record-of-any-run",
+        "a record of another run is a dead letter, be it stamped or not",
+        "infra/kafka/decoding.py",
+        "    if record.run_id != run_id:",
+        "    if False:",
+        (f"{DECODING}test_a_record_of_another_run_is_rejected_with_the_worker_s_own_words",),
+    ),
+    Mutant(
+        "event-of-any-run",
+        "an event of another run is passed over",
+        "infra/kafka/decoding.py",
+        "if record is not None and record.run_id != run_id:",
+        "if False:",
+        (f"{DECODING}test_an_event_that_is_not_ours_is_passed_over_with_a_warning",),
     ),
     Mutant(
         "letter-of-any-run",
@@ -507,7 +524,7 @@ MUTANTS = (
         "silent-skip",
         "what cannot be read becomes a dead letter",
         "consumers/curate/curation.py",
-        "            return self._dead(message, why)\n        self._clock",
+        "            return self._dead(message, rejected)\n        self._clock",
         "            return []\n        self._clock",
         (DEAD,),
     ),
@@ -853,8 +870,8 @@ MUTANTS = (
         "feeder-without-state",
         "tasks and the state that they came from are one transaction",
         "producers/feed/feeder.py",
-        "writer.produce([self.own.snapshot(json.dumps(self.state.snapshot()).encode())])",
-        "self.state.snapshot()",
+        "return [self.own.snapshot(json.dumps(self.state.snapshot()).encode())]",
+        "return []",
         (f"{FEEDER}test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given_twice",),
     ),
     Mutant(
@@ -1101,7 +1118,7 @@ MUTANTS = (
         "replays-no-numbers",
         "a letter about a replay closes no number",
         "producers/feed/feed_state.py",
-        "        if letter.use:\n            return\n",
+        "        if dead.use:\n            return\n",
         "",
         ("tests/unit/test_feed_state.py::test_replays_and_single_trajectories_make_no_room",),
     ),

@@ -101,6 +101,16 @@ def feed_until(run: Run, done: Callable[[Feeder], bool]) -> None:
         drive(feeder, writer, lambda: done(feeder))
 
 
+def write(feeder: Feeder, writer: TransactionalWriter) -> None:
+    """Write what follows from a tick, in a transaction that stays open."""
+    ticked = list(feeder.tick())
+    writer.begin()
+    tickets = writer.produce(ticked)
+    writer.flush()
+    writer.produce(feeder.before_commit(tickets))
+    writer.flush()
+
+
 def full(feeder: Feeder) -> bool:
     return feeder.state.pacing.open("solver") == QUOTA
 
@@ -205,10 +215,7 @@ def test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given
             while feeder.state.pacing.open("solver") > QUOTA - 4:
                 for message in feeder.poll(Stopwatch()):
                     assert list(feeder.handle(message)) == []
-            feeder.tick()
-            writer.begin()
-            feeder.position(writer)
-            writer.flush()
+            write(feeder, writer)
             abandoned = feeder.state.pacing.next["sums"]
             # no commit: a successor takes over while the transaction is open
             feed_until(run, full)
@@ -232,10 +239,7 @@ def test_a_feeder_that_dies_before_and_after_it_heard_of_a_swap_gives_every_numb
             while feeder.state.pacing.open("solver") > QUOTA - 4 or feeder.state.revision.revision < heard_of_it:
                 for message in feeder.poll(Stopwatch()):
                     assert list(feeder.handle(message)) == []
-            feeder.tick()
-            writer.begin()
-            feeder.position(writer)
-            writer.flush()  # and no commit: a successor takes over while the transaction is open
+            write(feeder, writer)  # and no commit: a successor takes over while the transaction is open
             feed_until(run, full)
     assert {task.number: task.revision for _, task in tasks(run)} == {
         **dict.fromkeys(range(QUOTA + 4), 0),
@@ -267,10 +271,7 @@ def test_what_a_selector_learnt_and_drew_outlives_kills_so_that_the_same_tasks_a
             while feeder.state.pacing.open("solver") > QUOTA - 4:
                 for message in feeder.poll(Stopwatch()):
                     assert list(feeder.handle(message)) == []
-            feeder.tick()
-            writer.begin()
-            feeder.position(writer)
-            writer.flush()  # and no commit: what was drawn is to be drawn again
+            write(feeder, writer)  # and no commit: what was drawn is to be drawn again
             feed_until(run, full)
     assert [task.task_id for _, task in tasks(run)] == expected
     assert undisturbed.rejected > 20, "the selectors had a say"

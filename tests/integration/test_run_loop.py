@@ -229,6 +229,14 @@ def handled(consumer: GroupConsumer) -> int:
     return len(messages)
 
 
+def write(consumer: GroupConsumer, writer: TransactionalWriter) -> None:
+    """Write what a turn's transaction holds beside what followed from its records."""
+    before = writer.produce(consumer.before_commit(()))
+    writer.flush()
+    if (offsets := consumer.offsets(before)) is not None:
+        writer.send_offsets(offsets)
+
+
 def test_an_aborted_turn_leaves_the_groups_offsets_where_they_were(connection: Connection, run_name: str) -> None:
     produce(connection, f"{run_name}.in", range(8))
     member = membership(connection.bootstrap, run_name, snapshot_every_s=0.0)
@@ -236,7 +244,7 @@ def test_an_aborted_turn_leaves_the_groups_offsets_where_they_were(connection: C
     writer = TransactionalWriter(connection, f"{run_name}.t")
     until(lambda: handled(consumer) > 0)
     writer.begin()
-    consumer.position(writer)
+    write(consumer, writer)
     writer.abort()
     assert committed_offsets(connection, member.group, member.topics) == {}
     consumer.close()
@@ -255,7 +263,7 @@ def test_a_member_that_lost_a_partition_commits_nothing_for_it(connection: Conne
     assert lost
     writer = TransactionalWriter(connection, f"{run_name}.t")
     writer.begin()
-    first.position(writer)
+    write(first, writer)
     writer.commit()
     assert not lost & committed_offsets(connection, member.group, member.topics).keys()
     for leaving in (first, second, writer):
@@ -282,7 +290,7 @@ def test_a_member_that_lost_a_partition_while_it_handled_its_records_is_refused(
     writer = TransactionalWriter(connection, f"{run_name}.t")
     writer.begin()
     with pytest.raises(Unavailable):
-        first.position(writer)
+        write(first, writer)
     assert committed_offsets(connection, member.group, member.topics) == {}
     first.close()
     second.close()

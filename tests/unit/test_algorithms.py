@@ -13,13 +13,13 @@ from headrace.consumers.algorithms.contract import (
     Rejection,
     Result,
     generated_lengths,
-    version_range,
 )
 from headrace.consumers.algorithms.drop_zero_variance import DropZeroVariance
 from headrace.consumers.algorithms.max_staleness import MaxStaleness
 from headrace.consumers.algorithms.validate import Validate, sequence_fault
 from headrace.envs.transcript import merged
 from headrace.schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
+from headrace.schemas.versions import version_range
 
 
 def sequence(*versions: int, reward: float | None = None, baseline: float | None = None) -> Sequence:

@@ -13,8 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headrace.app import workers
 from headrace.app.cli import main as cli
+from headrace.infra import log
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import KafkaAway
@@ -22,27 +22,40 @@ from headrace.ops import opened_run
 from headrace.ops.compare import sweep
 from headrace.ops.opened_run import OpenedRun
 
+FEED = "headrace.producers.feed.feeder.main"
+ROLLOUT = "headrace.producers.rollout.worker.main"
 COMPONENTS = {
-    "feed": (workers.FEED, (), ()),
-    "rollout": (workers.ROLLOUT, ("--workflow", "sums", "--concurrency", "8"), ("sums", None, "", 8)),
-    "curate": (workers.CURATE, ("--policy", "solver", "--slot", "1"), ("solver", "1", None)),
-    "train": (workers.TRAIN, ("--policy", "solver", "--variant", "own"), ("solver", "own")),
-    "evaluate": (workers.EVALUATE, (), ()),
-    "compact": (workers.COMPACT, ("--policy", "solver", "--once"), (None, "solver", 16, True)),
+    "feed": (FEED, (), ()),
+    "rollout": (
+        "headrace.producers.rollout.worker.main",
+        ("--workflow", "sums", "--concurrency", "8"),
+        ("sums", None, "", 8),
+    ),
+    "curate": ("headrace.consumers.curate.curator.main", ("--policy", "solver", "--slot", "1"), ("solver", "1", None)),
+    "train": ("headrace.trainers.train.main", ("--policy", "solver", "--variant", "own"), ("solver", "own")),
+    "evaluate": ("headrace.consumers.evaluate.evaluator.main", (), ()),
+    "compact": ("headrace.ops.compaction.compactor.main", ("--policy", "solver", "--once"), (None, "solver", 16, True)),
 }
 ADDRESS = "kafka://127.0.0.1:9092/demo"
 RUN = cast("Any", SimpleNamespace(line=lambda policy, _variant: policy))
-LOOKS = (
-    ("status",), ("audit",), ("dead-letters",), ("dead-letters", "--offset", "1"), ("redrive",), ("gc",),
-    ("lineage", "--version", "3"), ("inspect", "--step", "3"), ("retrain",),
-)  # fmt: skip
-LOOKED = {"comparable": True, "refused": []}
+LOOKS = {
+    ("status",): ("headrace.ops.figures.status.status", {}),
+    ("audit",): ("headrace.ops.audit.report.report", {"ok": True}),
+    ("dead-letters",): ("headrace.ops.dead_letters.listing.listing", []),
+    ("dead-letters", "--offset", "1"): ("headrace.ops.dead_letters.listing.shown", {}),
+    ("redrive",): ("headrace.ops.dead_letters.redrive.redrive", {"refused": []}),
+    ("gc",): ("headrace.ops.retention.collector.command", {}),
+    ("lineage", "--version", "3"): ("headrace.ops.lineage.lineage.report_version", {}),
+    ("inspect", "--step", "3"): ("headrace.ops.lineage.inspection.report_step", {}),
+    ("retrain",): ("headrace.ops.offline.retrain.retrain", {"versions": [], "comparable": True}),
+}
+"""Command to the tool that it calls, and what that finds."""
 
 
 @pytest.fixture(autouse=True)
 def logging_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loggers keep the stream they were first used with: it must not be one that a test captures and closes."""
-    monkeypatch.setattr(cli, "log_quietly", lambda: None)
+    monkeypatch.setattr(log, "warn_in_sentences", lambda: None)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -89,21 +102,13 @@ def test_every_command_teaches_by_an_example_and_loses_no_word_to_markup(words: 
 @pytest.mark.parametrize("command", COMPONENTS)
 def test_a_component_is_found_by_its_name_and_given_its_options(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place, options, expected = COMPONENTS[command]
-    seen: list[tuple[str, tuple[Any, ...]]] = []
-    monkeypatch.setattr(
-        workers, "find", lambda found: lambda *given, **named: seen.append((found, (*given, *named.values())))
-    )
+    seen: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(place, lambda *given, **named: seen.append((*given, *named.values())))
 
     result = CliRunner().invoke(cli.app, [command, "--run", ADDRESS, *options])
 
     assert result.exit_code == 0
-    assert seen == [(place, (ADDRESS, *expected))]
-
-
-def test_every_place_of_a_worker_holds_something_to_call() -> None:
-    for name, place in vars(workers).items():
-        if name.isupper():
-            assert callable(workers.find(place)), name
+    assert seen == [(ADDRESS, *expected)]
 
 
 def test_a_wrong_recipe_is_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,10 +129,10 @@ def test_a_wrong_address_is_told_with_its_form(capsys: pytest.CaptureFixture[str
 def test_an_error_on_purpose_ends_with_1_and_no_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_place: str) -> Any:
+    def fail(_address: str) -> Any:
         raise HeadraceError("the broker is away: start it")
 
-    monkeypatch.setattr(workers, "find", fail)
+    monkeypatch.setattr(FEED, fail)
 
     assert refused(capsys, "feed", "--run", ADDRESS) == (1, "error: the broker is away: start it\n")
 
@@ -158,7 +163,7 @@ def test_an_audit_that_cannot_be_made_is_another_end_than_one_that_does_not_clos
     assert refused(capsys, "audit", "--run", ADDRESS) == (3, "error: the broker is away: start it\n")
 
     monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
-    monkeypatch.setattr(workers, "find", lambda place: lambda *_given, **_more: {"ok": False})
+    monkeypatch.setattr("headrace.ops.audit.report.report", lambda *_given, **_more: {"ok": False})
     assert CliRunner().invoke(cli.app, ["audit", "--run", ADDRESS, "--json"]).exit_code == 1
 
 
@@ -184,7 +189,7 @@ def test_a_retrain_that_cannot_be_made_is_another_end_than_one_that_differs(
         return found
 
     monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
-    monkeypatch.setattr(workers, "find", lambda _place: retrained)
+    monkeypatch.setattr("headrace.ops.offline.retrain.retrain", retrained)
 
     with pytest.raises(SystemExit) as caught:
         cli.main(["retrain", "--run", ADDRESS, "--json"])
@@ -243,22 +248,22 @@ def test_the_answer_is_printed_before_the_servers_stop(monkeypatch: pytest.Monke
         print("stopped")  # noqa: T201 - the order of what is printed is what this is about
 
     monkeypatch.setattr(opened_run, "opened_run", opened)
-    monkeypatch.setattr(workers, "find", lambda _place: lambda *_given, **_more: {"ok": True, "versions": [], **LOOKED})
 
-    for words in LOOKS:
+    for words, (tool, found) in LOOKS.items():
+        monkeypatch.setattr(tool, lambda *_given, found=found, **_more: found)
         assert CliRunner().invoke(cli.app, [*words, "--run", ADDRESS, "--json"]).output.splitlines()[-1] == "stopped"
 
 
 def test_what_a_plot_wrote_is_said_beside_an_answer_that_stays_pure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def find(place: str) -> Any:
-        made = [tmp_path / "a.png", tmp_path / "a.html"] if place == workers.PLOT_COMPARISON else [tmp_path / "a.png"]
-        return lambda *_given: made if place in (workers.PLOT_COMPARISON, workers.PLOT_DISCARDS) else {"is": "answer"}
-
     monkeypatch.setattr(opened_run, "opened_run", lambda *_given: nullcontext(OpenedRun(RUN, rests=True)))
-    monkeypatch.setattr(workers, "find", find)
     monkeypatch.setattr(sweep, "play", lambda *_given: {})
+    for tool in ("headrace.ops.discards.discards", "headrace.ops.compare.comparison.compared"):
+        monkeypatch.setattr(tool, lambda *_given: {"is": "answer"})
+    picture, page = tmp_path / "a.png", tmp_path / "a.html"
+    monkeypatch.setattr("headrace.app.views.discards_plot.plot", lambda *_given: [picture])
+    monkeypatch.setattr("headrace.app.views.comparison_plot.plot", lambda *_given: [picture, page])
     words = ("--json", "--plot", str(tmp_path / "a.png"))
 
     drawn = CliRunner().invoke(cli.app, ["discards", "--run", ADDRESS, *words])
@@ -275,7 +280,7 @@ def test_a_redrive_of_a_letter_that_is_refused_fails(
 ) -> None:
     done = {"redriven": [], "already": [], "refused": [{"offset": 2, "why": "it is of another run"}]}
     monkeypatch.setattr(opened_run, "opened_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
-    monkeypatch.setattr(workers, "find", lambda place: lambda *_given, **_more: done)
+    monkeypatch.setattr("headrace.ops.dead_letters.redrive.redrive", lambda *_given, **_more: done)
 
     result = CliRunner().invoke(cli.app, ["redrive", "--run", ADDRESS, "--json", *words])
 
@@ -283,10 +288,10 @@ def test_a_redrive_of_a_letter_that_is_refused_fails(
 
 
 def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_place: str) -> Any:
+    def fail(_address: str) -> Any:
         raise UsageError("no")
 
-    monkeypatch.setattr(workers, "find", fail)
+    monkeypatch.setattr(FEED, fail)
     monkeypatch.setenv("HEADRACE_LOG", "debug")
 
     with pytest.raises(UsageError):

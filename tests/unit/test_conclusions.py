@@ -14,8 +14,8 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import EngineError, Generation
-from headrace.producers.rollout.conclusions import Concluder, make_script
-from headrace.producers.rollout.episodes import Cast
+from headrace.producers.rollout.conclusions import Concluder, workflow_spec
+from headrace.producers.rollout.episodes import RolloutContext
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.task_intake import StartedTask
@@ -59,11 +59,13 @@ def concluder(*, dead: bool) -> tuple[Concluder, list[Any]]:
     made = Concluder(
         run=cast("Any", SimpleNamespace(run_id="one", topics=Topics("r"))),
         workflow="w",
-        cast=Cast(cast("Any", Engine(dead=dead)), "fake", "", {"p": cast("Any", tokenizer)}, "w1", "", lambda _: 0),
+        context=RolloutContext(
+            cast("Any", Engine(dead=dead)), "fake", "", {"p": cast("Any", tokenizer)}, "w1", "", lambda _: 0
+        ),
         follower=cast("Any", SimpleNamespace(recipes={0: recipe()}, recipe=recipe())),
         producer=cast("Any", SimpleNamespace(send=send)),
         partitions={"r.trajectories.p": 4},
-        scripts={},
+        specs={},
         holds=VersionHolds(lambda *_: None, lambda *_: None),
         tally=Tally(),
         watch=Stopwatch(),
@@ -123,4 +125,4 @@ def test_a_revision_that_cannot_be_played_here_fails_its_tasks_and_says_why() ->
 
 def test_a_recipe_that_cannot_be_played_here_is_refused_at_the_start() -> None:
     with pytest.raises(UsageError, match="no such tier"):
-        make_script(recipe(tiers=["no such tier"]), "w")
+        workflow_spec(recipe(tiers=["no such tier"]), "w")

@@ -16,7 +16,7 @@ from headrace.envs.payload import PayloadError, problem_to_json
 from headrace.envs.transcript import Transcript
 from headrace.envs.workflows.single_turn import single_turn
 from headrace.producers.engines.contract import EngineError, EngineStats, Generation, VersionGone
-from headrace.producers.rollout.episodes import Cast, Outcome, Script, conclude_unplayed, play_group
+from headrace.producers.rollout.episodes import Outcome, RolloutContext, WorkflowSpec, conclude_unplayed, play_group
 from headrace.producers.rollout.group_records import encode_group, generated_tokens, outgoing, stamp_of
 from headrace.producers.rollout.scoring import LimitedScoring, ScoreTimeLimit
 from headrace.schemas import codec
@@ -92,16 +92,20 @@ class Echo:
 TASK = Task(run_id="r", stream="w", number=4, n_asked=3, seed=5, payload=problem_to_json(Problem("t", "12")))
 
 
-def cast(engine: FakeEngine, policies: tuple[str, ...] = ("p",)) -> Cast:
-    return Cast(engine, "fake", "fake 1", {policy: Digits() for policy in policies}, "w1", "", lambda _: 8)
+def context(engine: FakeEngine, policies: tuple[str, ...] = ("p",)) -> RolloutContext:
+    return RolloutContext(engine, "fake", "fake 1", {policy: Digits() for policy in policies}, "w1", "", lambda _: 8)
 
 
-def script(workflow: Workflow = single_turn, roles: Mapping[str, str] | None = None, limit_s: float = 5.0) -> Script:
-    return Script(workflow, Echo(), roles or {"solver": "p"}, Sampling(max_tokens=4), Sampling(0.0), limit_s, 1 << 20)
+def spec(
+    workflow: Workflow = single_turn, roles: Mapping[str, str] | None = None, limit_s: float = 5.0
+) -> WorkflowSpec:
+    return WorkflowSpec(
+        workflow, Echo(), roles or {"solver": "p"}, Sampling(max_tokens=4), Sampling(0.0), limit_s, 1 << 20
+    )
 
 
 def play(
-    task: Task, a_script: Script, a_cast: Cast, ending_after_s: float | None = None
+    task: Task, a_spec: WorkflowSpec, a_context: RolloutContext, ending_after_s: float | None = None
 ) -> tuple[dict[str, TrajectoryGroup], list[Outcome]]:
     ends: list[Outcome] = []
 
@@ -109,7 +113,7 @@ def play(
         ending = asyncio.Event()
         if ending_after_s is not None:
             asyncio.get_running_loop().call_later(ending_after_s, ending.set)
-        return await play_group(task, a_script, a_cast, ending, ends.append)
+        return await play_group(task, a_spec, a_context, ending, ends.append)
 
     return asyncio.run(run()), ends
 
@@ -121,7 +125,7 @@ async def hang(problem: Problem, env: Environment, actors: Mapping[str, Actor]) 
 
 def test_a_group_holds_every_sample_in_order_with_what_was_generated() -> None:
     engine = FakeEngine()
-    groups, ends = play(TASK, script(), cast(engine))
+    groups, ends = play(TASK, spec(), context(engine))
     [group] = groups.values()
     assert group.episode_ids == tuple(t.id for t in group.trajectories) == ("w:4:0", "w:4:1", "w:4:2")
     assert [t.reward for t in group.trajectories] == [1.0] * 3
@@ -135,13 +139,13 @@ def test_a_group_holds_every_sample_in_order_with_what_was_generated() -> None:
     assert len({call["seed"] for call in engine.calls}) == 3
     assert all(call["sampling"].stop_ids == (9,) for call in engine.calls)
     again = FakeEngine()
-    play(TASK, script(), cast(again))
+    play(TASK, spec(), context(again))
     assert {call["seed"] for call in again.calls} == {call["seed"] for call in engine.calls}
 
 
 def test_an_evaluation_runs_on_its_version_with_its_sampling() -> None:
     engine = FakeEngine()
-    groups, _ = play(replace(TASK, purpose="eval", versions={"p": 3}), script(), cast(engine))
+    groups, _ = play(replace(TASK, purpose="eval", versions={"p": 3}), spec(), context(engine))
     assert {(call["version"], call["sampling"].temperature) for call in engine.calls} == {(3, 0.0)}
     assert groups["p"].asked_version == 3
     assert outgoing(Topics("run"), encode_group(groups["p"]), {"run.eval-groups.p": 3}).topic == "run.eval-groups.p"
@@ -156,7 +160,7 @@ def test_an_episode_that_raises_is_a_failure_beside_those_that_went_well() -> No
         return episode
 
     seen: list[int] = []
-    groups, ends = play(TASK, script(moody), cast(FakeEngine()))
+    groups, ends = play(TASK, spec(moody), context(FakeEngine()))
     group = groups["p"]
     assert len(group.trajectories) == 2
     assert [(f.reason, f.detail) for f in group.failures] == [("error", "RuntimeError: no luck")]
@@ -166,7 +170,7 @@ def test_an_episode_that_raises_is_a_failure_beside_those_that_went_well() -> No
 
 
 def test_an_episode_that_hangs_fails_at_its_time_limit() -> None:
-    groups, _ = play(TASK, script(hang, limit_s=0.05), cast(FakeEngine()))
+    groups, _ = play(TASK, spec(hang, limit_s=0.05), context(FakeEngine()))
     assert [f.reason for f in groups["p"].failures] == ["time_limit"] * 3
     assert groups["p"].reason == "failed"
 
@@ -181,7 +185,7 @@ def test_an_episode_that_ignores_its_cancellation_fails_at_its_time_limit_all_th
         return {}
 
     ignored: list[Problem] = []
-    groups, ends = play(TASK, script(stubborn, limit_s=0.05), cast(FakeEngine()))
+    groups, ends = play(TASK, spec(stubborn, limit_s=0.05), context(FakeEngine()))
     assert [(f.reason, f.detail) for f in groups["p"].failures] == [
         ("time_limit", "the episode took longer than 0.05 s")
     ] * 3
@@ -189,14 +193,14 @@ def test_an_episode_that_ignores_its_cancellation_fails_at_its_time_limit_all_th
 
 
 def test_a_version_that_goes_during_an_evaluation_is_said() -> None:
-    groups, _ = play(TASK, script(), cast(FakeEngine(fail=VersionGone("gone"))))
+    groups, _ = play(TASK, spec(), context(FakeEngine(fail=VersionGone("gone"))))
     assert (groups["p"].reason, groups["p"].failures[0].reason) == ("version_gone", "version_gone")
-    groups, _ = play(TASK, script(), cast(FakeEngine(fail=EngineError("too long"))))
+    groups, _ = play(TASK, spec(), context(FakeEngine(fail=EngineError("too long"))))
     assert (groups["p"].reason, groups["p"].failures[0].reason) == ("failed", "error")
 
 
 def test_the_end_of_the_run_ends_episodes_that_still_run() -> None:
-    groups, ends = play(TASK, script(hang), cast(FakeEngine()), ending_after_s=0.02)
+    groups, ends = play(TASK, spec(hang), context(FakeEngine()), ending_after_s=0.02)
     assert (groups["p"].reason, [f.reason for f in groups["p"].failures]) == ("run_end", ["run_end"] * 3)
     assert len(ends) == 3
 
@@ -205,7 +209,7 @@ def test_a_cancelled_group_is_no_group_and_frees_its_places() -> None:
     ends: list[Outcome] = []
 
     async def run() -> None:
-        playing = asyncio.create_task(play_group(TASK, script(hang), cast(FakeEngine()), asyncio.Event(), ends.append))
+        playing = asyncio.create_task(play_group(TASK, spec(hang), context(FakeEngine()), asyncio.Event(), ends.append))
         await asyncio.sleep(0.02)
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -221,7 +225,7 @@ def test_a_policy_that_never_acted_gets_a_group_that_says_so() -> None:
         return await single_turn(problem, env, {"solver": actors["solver"]})
 
     roles = {"solver": "p", "verifier": "q"}
-    groups, _ = play(TASK, script(only_solver, roles), cast(FakeEngine(), ("p", "q")))
+    groups, _ = play(TASK, spec(only_solver, roles), context(FakeEngine(), ("p", "q")))
     assert {policy: group.reason for policy, group in groups.items()} == {"p": "", "q": "not_acted"}
     assert codec.decode(encode_group(groups["q"]).value, TrajectoryGroup).reason == "not_acted"
 
@@ -238,7 +242,7 @@ def test_roles_of_one_policy_share_a_trajectory_and_keep_their_own_rewards_and_p
             "critic": RoleTrajectory(0.25, (said("critic", -1), said("critic", 0))),
         }
 
-    groups, _ = play(TASK, script(two_roles, {"solver": "p", "critic": "p"}), cast(FakeEngine()))
+    groups, _ = play(TASK, spec(two_roles, {"solver": "p", "critic": "p"}), context(FakeEngine()))
     [trajectory, *_] = groups["p"].trajectories
     assert (trajectory.reward, trajectory.reward_parts) == (1.0, {"right": 1.0})
     assert [sequence.role for sequence in trajectory.sequences] == ["solver", "solver", "critic", "critic"]
@@ -251,13 +255,13 @@ def test_a_role_that_the_recipe_does_not_know_fails_the_episode() -> None:
     async def stranger(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
         return {"stranger": RoleTrajectory(1.0, ())}
 
-    groups, _ = play(TASK, script(stranger), cast(FakeEngine()))
+    groups, _ = play(TASK, spec(stranger), context(FakeEngine()))
     assert "stranger" in groups["p"].failures[0].detail
 
 
 def test_a_payload_that_is_no_problem_is_refused_before_any_episode() -> None:
     with pytest.raises(PayloadError):
-        play(replace(TASK, payload="{}"), script(), cast(FakeEngine()))
+        play(replace(TASK, payload="{}"), spec(), context(FakeEngine()))
 
 
 def test_a_group_that_the_schema_refuses_concludes_as_failed() -> None:
@@ -265,7 +269,7 @@ def test_a_group_that_the_schema_refuses_concludes_as_failed() -> None:
         episode = await single_turn(problem, env, actors)
         return {"solver": replace(episode["solver"], reward="high")}  # type: ignore[arg-type]  # the test's point
 
-    groups, _ = play(TASK, script(wrong), cast(FakeEngine()))
+    groups, _ = play(TASK, spec(wrong), context(FakeEngine()))
     encoded = encode_group(groups["p"])
     assert (encoded.group.reason, encoded.group.trajectories) == ("failed", ())
     assert "reward" in encoded.group.failures[2].detail
@@ -273,7 +277,7 @@ def test_a_group_that_the_schema_refuses_concludes_as_failed() -> None:
 
 
 def test_a_group_behind_a_claim_keeps_its_stamp() -> None:
-    groups, _ = play(TASK, script(), cast(FakeEngine()))
+    groups, _ = play(TASK, spec(), context(FakeEngine()))
     encoded = encode_group(groups["p"]).behind(ClaimCheck("main", "k", "s", 5))
     record = outgoing(Topics("run"), encoded, {"run.trajectories.p": 3})
     assert (record.partition, Stamp.from_headers(record.headers).max_version) == (1, 8)
@@ -282,7 +286,9 @@ def test_a_group_behind_a_claim_keeps_its_stamp() -> None:
 
 
 def test_an_unplayed_task_concludes_for_every_policy_and_sample() -> None:
-    groups = conclude_unplayed(TASK, ("p", "q"), "echo", cast(FakeEngine(), ("p", "q")), Failure(0, "poison", "killed"))
+    groups = conclude_unplayed(
+        TASK, ("p", "q"), "echo", context(FakeEngine(), ("p", "q")), Failure(0, "poison", "killed")
+    )
     assert {group.reason for group in groups.values()} == {"poison"}
     assert [failure.sample for failure in groups["q"].failures] == [0, 1, 2]
 
@@ -293,6 +299,6 @@ def test_a_score_that_never_returns_is_interrupted() -> None:
         LimitedScoring(Echo(pause_s=30), 0.05).score(Problem("t", "1"), "9")
     assert time.monotonic() - began < 5
     assert LimitedScoring(Echo(), 5).score(Problem("t", "1"), "9").reward == 1.0
-    slow = replace(script(limit_s=5), environment=LimitedScoring(Echo(pause_s=30), 0.05))
-    groups, _ = play(replace(TASK, n_asked=1), slow, cast(FakeEngine()))
+    slow = replace(spec(limit_s=5), environment=LimitedScoring(Echo(pause_s=30), 0.05))
+    groups, _ = play(replace(TASK, n_asked=1), slow, context(FakeEngine()))
     assert groups["p"].failures[0].reason == "time_limit"

@@ -119,9 +119,9 @@ def test_trained_expired_and_dead_numbers_make_room() -> None:
     assert names(feed.plan()) == [("debate", 8)]
     feed.take_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="expired", component="train"))
     assert names(feed.plan()) == [("debate", 9)]
-    feed.take_letter(DeadLetter(stream="debate", number=2, policy="judge"))
+    feed.take_dead_letter(DeadLetter(stream="debate", number=2, policy="judge"))
     assert names(feed.plan()) == [("debate", 10)]
-    feed.take_letter(DeadLetter(stream="debate", number=3))  # the task itself could not be read
+    feed.take_dead_letter(DeadLetter(stream="debate", number=3))  # the task itself could not be read
     assert names(feed.plan()) == [("debate", 11)]
 
 
@@ -134,8 +134,8 @@ def test_a_number_that_is_sent_back_is_open_again_for_its_policy_or_for_all() ->
         DeadLetter(stream="", number=-1),
         DeadLetter(stream="nowhere", number=1),
     ):
-        feed.take_letter(letter)
-        feed.take_letter(replace(letter, reason="redriven", partition=1, offset=70))
+        feed.take_dead_letter(letter)
+        feed.take_dead_letter(replace(letter, reason="redriven", partition=1, offset=70))
     assert feed.pacing.open("judge") == 8
     assert feed.pacing.tasks["debate", 2].open == {"solver", "judge"}
     assert feed.pacing.tasks["debate", 2].offset == -1
@@ -146,9 +146,9 @@ def test_a_dead_number_is_asked_again_with_its_problem_over_a_restart() -> None:
     first, second = state(), state()
     before = {(one.task.stream, one.task.number): one.task for one in first.plan()}
     letter = DeadLetter(stream="debate", number=3)
-    first.take_letter(letter)
+    first.take_dead_letter(letter)
     second.restore(json.loads(json.dumps(first.snapshot())))
-    second.take_letter(replace(letter, reason="redriven"))
+    second.take_dead_letter(replace(letter, reason="redriven"))
     again = second.again([("debate", 3)])[0].task
     assert (again.attempt, again.payload) == (1, before["debate", 3].payload)
 
@@ -160,7 +160,7 @@ def test_replays_and_single_trajectories_make_no_room() -> None:
     feed.take_batch(BatchTrained(policy="judge", version=1, groups=(GroupUse("debate", 0, use=1),)))
     feed.take_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="dropped", level="trajectory"))
     feed.take_outcome(Outcome(stream="debate", number=1, policy="judge", verdict="expired", use=1))
-    feed.take_letter(DeadLetter(stream="debate", number=1, policy="judge", use=1))
+    feed.take_dead_letter(DeadLetter(stream="debate", number=1, policy="judge", use=1))
     feed.take_outcome(Outcome(stream="eval.debate", number=1, policy="judge", verdict="dropped"))
     assert feed.pacing.open("judge") == before
     assert feed.plan() == []

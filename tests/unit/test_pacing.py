@@ -61,8 +61,8 @@ def test_a_conclusion_makes_room_for_one_more_and_its_repetition_does_not() -> N
 def test_a_group_that_was_kept_stays_open() -> None:
     state = pacing()
     issue_all(state)
-    assert state.heard("math", 0, "solver")
-    assert not state.heard("math", 0, "solver")
+    assert state.acknowledged("math", 0, "solver")
+    assert not state.acknowledged("math", 0, "solver")
     assert issue_all(state) == []
 
 
@@ -96,7 +96,7 @@ def test_the_partition_with_the_fewest_outstanding_is_taken_and_the_smaller_of_e
     issue_all(state)
     assert [state.tasks["math", n].partition for n in range(6)] == [0, 1, 2, 0, 1, 2]
     state.conclude("math", 1, "solver")
-    state.heard("math", 4, "solver")  # kept, so past the workers, and open at the trainer
+    state.acknowledged("math", 4, "solver")  # kept, so past the workers, and open at the trainer
     assert state.outstanding("math") == (2, 0, 2)
     assert issue_all(state) == [("math", 6)]
     assert state.tasks["math", 6].partition == 1
@@ -128,7 +128,7 @@ def test_only_numbers_that_nobody_told_of_and_that_were_committed_past_are_lost(
         state.tasks["math", number].offset = 10 + number  # partitions 0, 1, 2, 0
     committed = {("math", 0): 14, ("math", 1): 11}
     assert list(state.passed(committed)) == [("math", 0, 0), ("math", 3, 0)]
-    state.heard("math", 0, "solver")
+    state.acknowledged("math", 0, "solver")
     assert list(state.passed(committed)) == [("math", 3, 0)]
 
 
@@ -169,13 +169,13 @@ def test_counts_hold_whatever_happens_in_whatever_order_and_over_a_restart(  # n
                 assert state.issue(stream, step, "")[0] == issued[stream]
                 issued[stream] += 1
         elif what == "heard":
-            state.heard(stream, number, policy)
+            state.acknowledged(stream, number, policy)
         elif what == "conclude":
             state.conclude(stream, number, policy)
             task = state.tasks.get((stream, number))
             assert task is None or (policy and policy not in task.open)
         elif what == "bury":
-            state.bury(stream, number, policy)
+            state.mark_dead(stream, number, policy)
         elif what == "reopen":
             state.reopen(stream, number, policy, (step % PARTITIONS, step) if step % 2 else None)
         elif (stream, number) in state.tasks:
@@ -184,9 +184,9 @@ def test_counts_hold_whatever_happens_in_whatever_order_and_over_a_restart(  # n
         assert state.open(policy) == sum(policy in task.open for task in state.tasks.values())
     for stream in ("sums", "debate"):
         assert state.next[stream] == issued[stream]
-        waiting = Counter(t.partition for (s, _), t in state.tasks.items() if s == stream and t.unheard)
+        waiting = Counter(t.partition for (s, _), t in state.tasks.items() if s == stream and t.unacknowledged)
         assert state.outstanding(stream) == tuple(waiting[p] for p in range(PARTITIONS))
-        assert all(task.unheard <= task.open for task in (*state.tasks.values(), *state.dead.values()))
+        assert all(task.unacknowledged <= task.open for task in (*state.tasks.values(), *state.dead.values()))
     assert all(dead.open and not dead.open & opened(state, numbered) for numbered, dead in state.dead.items())
 
 
@@ -197,7 +197,7 @@ def opened(state: Pacing, numbered: tuple[str, int]) -> set[str]:
 def test_a_dead_number_makes_room_and_takes_it_again_when_it_is_sent_back() -> None:
     state = pacing()
     issue_all(state)
-    state.bury("math", 2, "solver")
+    state.mark_dead("math", 2, "solver")
     assert issue_all(state) == [("math", 4)]
     assert state.reopen("math", 2, "solver")
     assert not state.reopen("math", 2, "solver")
@@ -210,12 +210,12 @@ def test_a_number_that_is_open_again_and_that_nobody_tells_of_is_lost_and_asked_
     state = pacing()
     issue_all(state)
     state.tasks["math", 1].offset = 11
-    state.bury("math", 1)
+    state.mark_dead("math", 1)
     assert list(state.passed({("math", 1): 40})) == []
     state.reopen("math", 1, "")
     assert list(state.passed({("math", 1): 40})) == [("math", 1, 0)]
     assert state.reissue("math", 1).index == 1
-    state.bury("math", 0)
+    state.mark_dead("math", 0)
     state.reopen("math", 0, "", (2, 57))  # the task itself stands at another place again
     assert list(state.passed({("math", 0): 40, ("math", 2): 57})) == []
     assert list(state.passed({("math", 2): 58})) == [("math", 0, 0)]
@@ -224,28 +224,28 @@ def test_a_number_that_is_open_again_and_that_nobody_tells_of_is_lost_and_asked_
 def test_what_the_curator_had_kept_waits_for_the_trainer_alone_when_it_is_sent_back() -> None:
     state = pacing()
     issue_all(state)
-    state.heard("math", 1, "solver")
-    state.bury("math", 1, "solver")
+    state.acknowledged("math", 1, "solver")
+    state.mark_dead("math", 1, "solver")
     state.reopen("math", 1, "solver")
-    assert not state.tasks["math", 1].unheard
+    assert not state.tasks["math", 1].unacknowledged
 
 
 def test_a_copy_that_concludes_before_the_word_of_it_came_is_not_opened_by_that_word() -> None:
     state = pacing()
     issue_all(state)
     for number in (1, 2):
-        state.bury("math", number, "solver")
+        state.mark_dead("math", number, "solver")
     assert not state.conclude("math", 1, "solver")
     assert not state.reopen("math", 1, "solver")
-    assert state.heard("math", 2, "solver")  # curated and kept
+    assert state.acknowledged("math", 2, "solver")  # curated and kept
     assert state.reopen("math", 2, "solver")
-    assert state.tasks["math", 2].unheard == set()
+    assert state.tasks["math", 2].unacknowledged == set()
 
 
 def test_one_policy_is_opened_beside_another_that_never_closed() -> None:
     state = pacing(debate=("solver", "judge"))
     issue_all(state)
-    state.bury("debate", 0, "judge")
+    state.mark_dead("debate", 0, "judge")
     state.reissue("debate", 0)
     state.reopen("debate", 0, "judge")
     assert state.tasks["debate", 0].attempt == 1
@@ -257,6 +257,6 @@ def test_only_the_newest_dead_numbers_are_kept() -> None:
     state = pacing(quotas={"solver": Quota(MOST_DEAD + 10, 10)})
     issue_all(state)
     for number in range(MOST_DEAD + 5):
-        state.bury("math", number)
+        state.mark_dead("math", number)
     assert min(state.dead) == ("math", 5)
     assert not state.reopen("math", 4, "")

@@ -57,7 +57,7 @@ class Partition(RuleBasedStateMachine):
     @rule(in_good_order=st.booleans())
     def the_partition_moves(self, *, in_good_order: bool) -> None:
         if in_good_order:
-            self.ledger.forgive()
+            self.ledger.reset_starts()
             self.committed = self.ledger.commit()
         self.ledger = TaskLedger(*self.committed)
         self.unread = sum(offset < self.committed[0] for offset in self.offsets)
@@ -94,7 +94,7 @@ def test_an_owner_that_leaves_in_good_order_takes_its_own_starts_back_and_no_oth
     ledger = TaskLedger(0, '{"started":"0:1"}')
     ledger.start(0)
     ledger.start(1)
-    ledger.forgive()
+    ledger.reset_starts()
     assert ledger.commit() == (0, '{"started":"0:1"}')
 
 

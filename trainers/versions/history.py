@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all, whole_topics
 from headrace.infra.process.signals import ToldToStop
 from headrace.infra.run.retired import CHECKPOINTS, Retired
-from headrace.infra.run.run import Run, read_record
+from headrace.infra.run.run import Run
 from headrace.infra.weights.paths import ANCHOR, is_version, size_of
 from headrace.schemas.records import (
     BatchTrained,

@@ -17,7 +17,7 @@ from headrace.infra.weights.files import FilesError
 from headrace.infra.weights.policy_files import Tokenizer, fetch_policy_files
 from headrace.producers.engines.contract import Engine
 from headrace.producers.engines.registry import import_engine, open_engine
-from headrace.producers.rollout.episodes import Cast
+from headrace.producers.rollout.episodes import RolloutContext
 from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.pauses import Pauses
 
@@ -28,11 +28,11 @@ RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Casting:
-    """How to make a cast.
+class WorkerStartup:
+    """Makes the context in which tasks are played.
 
-    `engine_opened` is called as soon as there is an engine, which the caller closes; `doing` is told what comes next,
-    for the worker's status.
+    `engine_opened` is called as soon as there is an engine, which the caller closes; `doing` gets what comes next, for
+    the worker's status.
     """
 
     run: Run
@@ -46,8 +46,8 @@ class Casting:
     engine_opened: Callable[[Engine], None]
     doing: Callable[[str], None]
 
-    async def cast(self, folder: Path, stop: threading.Event) -> Cast | None:
-        """Wait for version 0 of every policy, or a later one; None when told to stop before."""
+    async def prepare(self, folder: Path, stop: threading.Event) -> RolloutContext | None:
+        """Wait for version 0 of every policy, or a later one; None when `stop` is set before."""
         folders = {policy: folder / policy for policy in self.policies}
         self._begin("reads which versions are published")
         for policy in self.policies:
@@ -67,7 +67,7 @@ class Casting:
             self.doing(awaited)
             await asyncio.sleep(TURN_S)
         log.info("worker.ready", engine=build, versions=engine.versions())
-        return Cast(
+        return RolloutContext(
             engine=engine,
             engine_name=self.rollout.engine.use,
             engine_build=build,
@@ -88,7 +88,7 @@ class Casting:
         return f"takes the weights of {wanted}" if wanted else ""
 
     async def _files(self, policy: str, folder: Path, stop: threading.Event) -> bool:
-        """Fetch a policy's files; False when told to stop before they are there."""
+        """Fetch a policy's files; False when `stop` is set before they are there."""
         what = f"files of {policy}"
         while not stop.is_set():
             if not self.follower.caught_up.is_set():

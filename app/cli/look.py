@@ -1,0 +1,178 @@
+"""Commands that look at a run: `headrace status`, `audit`, `lineage`, `inspect`, `discards`."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.app.cli.options import (
+    FAILED,
+    DataChoice,
+    JsonOption,
+    PolicyChoice,
+    RunChoice,
+    VariantChoice,
+    answer,
+    log_quietly,
+    or_no_verdict,
+    tell_written,
+)
+from headrace.infra.errors import UsageError
+
+
+def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption = False) -> None:
+    """Say how a run is doing: versions, groups, lag, workers. Of a run that rests, its broker is started for it.
+
+    Example: [bold]headrace status --data .headrace/arithmetic[/]
+    """
+    from headrace.app.views.tables import status_table
+    from headrace.ops.figures.status import status as status_of
+    from headrace.ops.opened_run import opened_run
+
+    log_quietly()
+    with opened_run(run, data) as opened:
+        answer(status_of(opened.run, rests=opened.rests), status_table, as_json=as_json)
+
+
+def audit(
+    run: RunChoice = None,
+    data: DataChoice = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Decode every group too, and read every object.")] = False,
+    no_store: Annotated[bool, typer.Option("--no-store", help="Leave the object store out.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove from topics and store that nothing was lost, trained twice or broken.
+
+    Exit code 0 when the audit closes, 1 when it does not, 3 when the run cannot be read and so nothing is proven.
+
+    Every number concludes once per policy, every kept group is trained or evicted, every version follows from the one
+    before it, every announced object is there and hashes right.
+
+    Example: [bold]headrace audit --data .headrace/arithmetic --json[/]
+    """
+    from headrace.app.views.tables import audit_table
+    from headrace.ops.audit.report import report
+    from headrace.ops.opened_run import opened_run
+
+    log_quietly()
+    with or_no_verdict(), opened_run(run, data, store=not no_store) as opened:
+        found = report(opened.run, rests=opened.rests, deep=deep, use_store=not no_store)
+        answer(found, audit_table, as_json=as_json)
+    if not found["ok"]:
+        raise typer.Exit(FAILED)
+
+
+def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    version: Annotated[int | None, typer.Option(min=0, help="A version: the groups that made it.")] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="STREAM:NUMBER", help="A group: the versions that it trained, or its end.")
+    ] = None,
+    policy: PolicyChoice = None,
+    variant: VariantChoice = None,
+    run: RunChoice = None,
+    data: DataChoice = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which groups made a version, or what became of a group, from the topics alone.
+
+    Example: [bold]headrace lineage --version 3 --data .headrace/arithmetic[/]
+    """
+    from headrace.app.views.lineage_page import group_page, version_page
+    from headrace.ops.lineage.group_fate import report_group
+    from headrace.ops.lineage.lineage import report_version
+    from headrace.ops.opened_run import opened_run
+
+    log_quietly()
+    if (version is None) == (group is None):
+        raise UsageError("give either --version V or --group STREAM:NUMBER, as in --group sums:12")
+    if group is not None and not re.fullmatch(r"[^:]+:\d+", group):
+        raise UsageError(f"--group {group!r} names no group: write STREAM:NUMBER, as in --group sums:12")
+    with opened_run(run, data, store=True) as opened:
+        line = opened.run.line(policy, variant)
+        if version is not None:
+            answer(report_version(opened.run, line, version), version_page, as_json=as_json)
+        elif group is not None:
+            answer(report_group(opened.run, line, group), group_page, as_json=as_json)
+
+
+def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    step: Annotated[int | None, typer.Option(min=0, help="A step, by the version that came out of it.")] = None,
+    trajectory: Annotated[
+        str | None, typer.Option(metavar="STREAM:NUMBER:SAMPLE", help="One trajectory, trained or not, token by token.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="Of the step, one group: its place, or STREAM:NUMBER.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="How many groups (4), or tokens (400); 0 for all.", show_default=False)
+    ] = None,
+    policy: PolicyChoice = None,
+    variant: VariantChoice = None,
+    run: RunChoice = None,
+    data: DataChoice = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Open a step of the trainer, or one trajectory: texts, rewards, log-probabilities, advantages, versions.
+
+    Example: [bold]headrace inspect --step 3 --data .headrace/arithmetic[/]
+    """
+    from headrace.app.views.inspection_page import step_page, trajectory_page
+    from headrace.ops.lineage.inspection import report_step, report_trajectory
+    from headrace.ops.opened_run import opened_run
+
+    log_quietly()
+    if (step is None) == (trajectory is None):
+        raise UsageError("give either --step VERSION or --trajectory STREAM:NUMBER:SAMPLE, as in sums:12:0")
+    if group is not None and step is None:
+        raise UsageError("--group chooses a group of a step: give --step VERSION with it")
+    if trajectory is not None and not re.fullmatch(r"[^:]+:\d+:\d+", trajectory):
+        raise UsageError(f"--trajectory {trajectory!r} names none: write STREAM:NUMBER:SAMPLE, as in sums:12:0")
+    with opened_run(run, data, store=True) as opened:
+        line = opened.run.line(policy, variant)
+        if step is not None:
+            found = report_step(opened.run, line, step, group, 4 if limit is None else limit)
+            answer(found, step_page, as_json=as_json)
+        elif trajectory is not None:
+            tokens = 400 if limit is None else limit
+            opened_one = report_trajectory(opened.run, line, trajectory)
+            answer(opened_one, partial(trajectory_page, limit=tokens), as_json=as_json)
+
+
+def discards(
+    policy: Annotated[str | None, typer.Option("--policy", help="Which policy; all if not given.")] = None,
+    variant: VariantChoice = None,
+    run: RunChoice = None,
+    data: DataChoice = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw lengths, rewards and ages there: .png, .svg or .pdf.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which groups were never trained on and why, how long, good and old they were, and what bias that is.
+
+    Lengths are generated tokens, a mean over a group's members; "of trained" compares them with those of trained
+    groups, with a 95 % interval: a bias is what is surely more than 5 % from 1. The age is in versions: between a
+    group's oldest token and the newest weights.
+
+    Example: [bold]headrace discards --data .headrace/arithmetic --plot discards.png[/]
+    """
+    from headrace.app.views.discards_page import discards_page
+    from headrace.ops.discards import discards as fates_of
+    from headrace.ops.opened_run import opened_run
+
+    log_quietly()
+    if plot is not None:
+        from headrace.app.views.pictures import check_picture
+
+        check_picture(plot, ".png", ".svg", ".pdf")
+    with opened_run(run, data) as opened:
+        found = fates_of(opened.run, opened.run.line(policy, variant))
+    if plot is not None:
+        from headrace.app.views.discards_plot import plot as draw
+
+        tell_written(draw(found, plot))
+    answer(found, discards_page, as_json=as_json)

@@ -1,0 +1,128 @@
+"""`headrace retrain`: the recorded batches once more, to compare hashes or to try other settings."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.app.cli.options import (
+    FAILED,
+    NO_VERDICT,
+    DataChoice,
+    JsonOption,
+    PolicyChoice,
+    RunChoice,
+    VariantChoice,
+    answer,
+    log_quietly,
+    or_no_verdict,
+    program_name,
+)
+from headrace.infra.errors import UsageError
+from headrace.schemas.topics import check_name
+
+
+def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    run: RunChoice = None,
+    data: DataChoice = None,
+    policy: PolicyChoice = None,
+    variant: VariantChoice = None,
+    begin: Annotated[
+        int | None,
+        typer.Option(
+            "--from", min=0, metavar="V", help="Begin at the newest checkpoint at or below V; the oldest if not given."
+        ),
+    ] = None,
+    end: Annotated[
+        int | None, typer.Option("--to", min=1, metavar="W", help="End with version W; the newest if not given.")
+    ] = None,
+    into: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Make a new run of the versions: an offline experiment.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="With --into: --set trainer.learning_rate=1e-5. Repeatable."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train the recorded batches again from a checkpoint and compare every weight hash, or try other settings on them.
+
+    Exit code 0 when all are equal, 1 when one differs, 2 for versions or settings
+    that cannot be, 3 without a verdict: this machine or its software cannot give
+    the same bits, or Kafka, the store or what was in them is away.
+
+    Example: [bold]headrace retrain --data .headrace/arithmetic[/]
+
+    Example: [bold]headrace retrain --data .headrace/arithmetic --into slower --set trainer.learning_rate=1e-4[/]
+
+    What torchrun trained, as many processes make again: torchrun --nproc-per-node 8 --no-python -- headrace retrain ...
+
+    What --into makes is a run on the same cluster: look at it with --run NAME beside the --data of its source.
+
+    Example: [bold]headrace inspect --step 3 --data .headrace/arithmetic --run slower[/]
+    """
+    from headrace.app.views.retrain_page import retrain_page
+    from headrace.infra.progress import progress
+    from headrace.ops.opened_run import opened_run
+
+    log_quietly()
+    _check_retrain((begin, end), into, sets or ())
+    with _leading(), or_no_verdict(), opened_run(run, data, store=True) as opened:
+        line = opened.run.line(policy, variant)
+        with progress("versions trained again") as tell:
+            if into is None:
+                from headrace.ops.offline.retrain import retrain as train_again
+
+                found = train_again(opened.run, line, (begin, end), tell)
+            else:
+                from headrace.ops.offline.experiment import experiment
+
+                found = experiment(opened.run, line, (into, tuple(sets or ())), (begin, end), tell)
+        page = partial(retrain_page, program=program_name(), where=_options_of(into or "", run, data))
+        answer(found, page, as_json=as_json)
+    if any(version["equal"] is False for version in found["versions"]) and into is None:
+        raise typer.Exit(FAILED)
+    if not found["comparable"]:
+        raise typer.Exit(NO_VERDICT)
+
+
+def _options_of(name: str, run: str | None, data: Path | None) -> str:
+    """Return the options that name another run of a cluster, as this one was named."""
+    cluster, slash, _ = (run or "").rpartition("/")
+    return f"--run {cluster}{slash}{name}" + (f" --data {shlex.quote(str(data))}" if data else "")
+
+
+def _check_retrain(span: tuple[int | None, int | None], into: str | None, sets: Sequence[str]) -> None:
+    """Refuse what cannot be whatever the run, before anything is started for it."""
+    from headrace.infra.recipe.recipe_file import check_trainer_words
+
+    begin, end = span
+    if begin is not None and end is not None and begin >= end:
+        raise UsageError(
+            f"--from {begin} --to {end}: the first must be below the second, as its successor is made first"
+        )
+    if into is None and sets:
+        raise UsageError("--set asks for other settings, so other weights come out: name a run for them by --into")
+    check_trainer_words(sets)
+    if into is not None:
+        try:
+            check_name("run", into)
+        except ValueError as error:
+            raise UsageError(f"--into {into}: {error}") from error
+
+
+def _leading() -> AbstractContextManager[None]:
+    """Go on in one of the processes that torchrun started; without it nothing heavy is imported for that."""
+    from headrace.infra.environment import is_alone
+
+    if is_alone():
+        return nullcontext()
+    from headrace.trainers.learner.backends.group import leading
+
+    return leading()

@@ -1,0 +1,102 @@
+"""Commands that clear up behind a run: `headrace dead-letters`, `redrive`, `gc`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from headrace.app.cli.options import FAILED, DataChoice, JsonOption, RunChoice, answer, log_quietly
+
+
+def dead_letters(
+    run: RunChoice = None,
+    data: DataChoice = None,
+    reason: Annotated[str | None, typer.Option(help="Only letters of this reason.")] = None,
+    offset: Annotated[int | None, typer.Option(min=0, help="Show this one with its bytes.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what could not be read: where it came from, why, and whether it was sent back; or show one.
+
+    A letter that was sent back names the one of reason `redriven` that says so, and the new one where it failed again.
+
+    Example: [bold]headrace dead-letters --data .headrace/arithmetic --offset 3[/]
+    """
+    from headrace.app.views.letters import letter_view, letters_table
+    from headrace.ops.dead_letters.listing import listing, shown
+    from headrace.ops.opened_run import opened_run
+
+    log_quietly()
+    with opened_run(run, data) as opened:
+        if offset is None:
+            answer(listing(opened.run, reason), partial(letters_table, reason=reason), as_json=as_json)
+        else:
+            answer(shown(opened.run, offset), letter_view, as_json=as_json)
+
+
+def redrive(
+    run: RunChoice = None,
+    data: DataChoice = None,
+    offset: Annotated[list[int] | None, typer.Option(help="Offset of a dead letter. Repeatable.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Only letters of this reason.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent back, and send nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Send dead letters back to where they came from, after a fix: their numbers are open again.
+
+    Each letter is sent back once. What fails again is a new letter, which names the first and can be sent back in turn.
+
+    Exit code 1 when a letter that --offset names is refused, as no fix would help it, or when the run has ended.
+
+    Example: [bold]headrace redrive --data .headrace/arithmetic --reason missing_object --dry-run[/]
+    """
+    from headrace.app.views.letters import redrive_table
+    from headrace.ops.dead_letters.redrive import redrive as send_back
+    from headrace.ops.opened_run import opened_run
+
+    log_quietly()
+    with opened_run(run, data) as opened:
+        done = send_back(opened.run, offset or (), reason, dry_run=dry_run)
+        answer(done, redrive_table, as_json=as_json)
+    if offset and done["refused"]:
+        raise typer.Exit(FAILED)
+
+
+def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    run: RunChoice = None,
+    data: DataChoice = None,
+    keep_versions: Annotated[
+        int,
+        typer.Option(min=1, help="Newest versions whose weights stay; no fewer than 64, as workers begin with those."),
+    ] = 64,
+    keep_checkpoints: Annotated[
+        int | None, typer.Option(min=1, help="Newest checkpoints that stay; all if not given.", show_default=False)
+    ] = None,
+    older_than: Annotated[
+        str, typer.Option(metavar="AGE", help="Spare what is younger: 36h, 2d. Less than 1d only of a run that rests.")
+    ] = "1d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete the objects of a run that nothing needs any more, as its topics tell.
+
+    Those are: objects that no record names, as crashes leave them; weights of versions that no worker begins with; with
+    --keep-checkpoints older checkpoints. The first version and its checkpoint stay for ever, groups and files always.
+
+    What was named is retired first, by a record, so that `audit` and `retrain` know. When a record cannot be known,
+    nothing is deleted.
+
+    Example: [bold]headrace gc --data .headrace/arithmetic --dry-run[/]
+    """
+    from headrace.app.views.gc_page import gc_page
+    from headrace.infra.durations import duration_of
+    from headrace.ops.opened_run import opened_run
+    from headrace.ops.retention.collector import command
+
+    log_quietly()
+    age = duration_of(older_than)
+    with opened_run(run, data, store=True) as opened:
+        keep = (keep_versions, keep_checkpoints)
+        found = command(opened.run, keep, age, dry_run=dry_run, rests=opened.rests)
+        answer(found, gc_page, as_json=as_json)

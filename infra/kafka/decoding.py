@@ -1,0 +1,112 @@
+"""From the bytes of a message to a record of this run, or to the reason why the message is a dead letter.
+
+Every worker reads through here. What only one worker refuses, it refuses by raising the same `Rejected`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import structlog
+
+from headrace.infra.kafka.clients import Message
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import HeaderError, Stamp
+
+log = structlog.get_logger()
+
+LARGEST_LEAP = 1000
+"""A version this far ahead of the newest known one is none: no trainer can have come to it."""
+LONGEST_NAME = 1000
+"""Characters of a stream, task id, tier or reason: every record that follows repeats them. Of a trajectory's id no more
+are repeated."""
+MOST_EPISODES = 4096
+"""Of one task, and so trajectories of one group."""
+
+
+class OfRun(Protocol):
+    """A record that names its run."""
+
+    @property
+    def run_id(self) -> str:
+        """Whose it is."""
+
+
+R = TypeVar("R", bound=OfRun)
+T = TypeVar("T")
+
+
+class Rejected(Exception):
+    """A message that cannot be used.
+
+    Args:
+        reason: One of `dead_letters.REASONS`.
+        detail: What is wrong with it, in one sentence.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+    @property
+    def why(self) -> tuple[str, str]:
+        """(reason, detail), as `dead_letter` takes them."""
+        return self.reason, self.detail
+
+
+def decode_record(value: bytes, kind: type[T]) -> T:
+    """Return the record in some bytes, of whatever run. Raises Rejected as `undecodable`."""
+    try:
+        return codec.decode(value, kind)
+    except SchemaError as error:
+        raise Rejected("undecodable", str(error)) from error
+
+
+def decode_own(value: bytes, kind: type[R], run_id: str, describe: Callable[[R], str] | None = None) -> R:
+    """Return the record of a message.
+
+    Args:
+        value: The message's value.
+        kind: Class of the record.
+        run_id: The run that it has to belong to.
+        describe: Returns the detail for a record of another run; left out, it names both runs.
+
+    Raises Rejected as `undecodable` or `other_run`.
+    """
+    record = decode_record(value, kind)
+    if record.run_id != run_id:
+        detail = describe(record) if describe else f"run id {record.run_id!r}, this run is {run_id!r}"
+        raise Rejected("other_run", detail)
+    return record
+
+
+def stamp_own(message: Message, run_id: str) -> Stamp:
+    """Return what the headers of a message say. Raises Rejected as `undecodable` or `other_run`."""
+    try:
+        stamp = Stamp.from_headers(message.headers)
+    except HeaderError as error:
+        raise Rejected("undecodable", str(error)) from error
+    if stamp.run_id != run_id:
+        raise Rejected("other_run", f"run {stamp.run_id} wrote to a topic of run {run_id}")
+    return stamp
+
+
+def read_record(message: Message, kind: type[T]) -> T | None:
+    """Return the record that a component wrote for itself; None, and a warning, for anything else."""
+    try:
+        return codec.decode(message.value, kind)
+    except SchemaError as error:
+        log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
+        return None
+
+
+def read_own(message: Message, kind: type[R], run_id: str) -> R | None:
+    """Return an event of this run; None, and a warning, for anything else. It writes no dead letter."""
+    record = read_record(message, kind)
+    if record is not None and record.run_id != run_id:
+        log.warning("message.other_run", topic=message.topic, offset=message.offset, run_id=record.run_id)
+        return None
+    return record

@@ -1,0 +1,32 @@
+"""The end of a log, for the message that says why its process failed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+LONGEST_LINE = 400
+"""Characters."""
+
+
+def lines_from(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]:
+    """Return the lines of a log that are not blank, cut at 400 characters; none when it cannot be read.
+
+    Args:
+        path: The log.
+        begin: Byte at which to begin; a negative one counts from the end.
+        most_bytes: Bytes that are read.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(begin if begin >= 0 else max(0, size + begin))
+            text = file.read(most_bytes).decode(errors="replace")
+    except OSError:
+        return []
+    return [line[:LONGEST_LINE] for line in text.splitlines() if line.strip()]
+
+
+def last_lines(path: Path, count: int, most_bytes: int = 16_384) -> list[str]:
+    """Return the last lines of a log; none when it cannot be read."""
+    return lines_from(path, -most_bytes, most_bytes)[-count:]

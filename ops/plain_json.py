@@ -1,0 +1,31 @@
+"""What a tool found, as `--json` prints it: the fields of its dataclass, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Told(Protocol):
+    """A result whose JSON is not just its fields."""
+
+    def to_json(self) -> Mapping[str, object]:
+        """Return keys and values, which may be dataclasses again."""
+
+
+def plain(found: object) -> Any:
+    """Return what `json` can write: dataclasses as objects, tuples as lists, what is in them likewise.
+
+    A field whose name would be a word of Python ends in `_` (`from_`); its key does not.
+    """
+    if is_dataclass(found) and not isinstance(found, type):
+        if isinstance(found, Told):
+            return plain(found.to_json())
+        return {field.name.removesuffix("_"): plain(getattr(found, field.name)) for field in fields(found)}
+    if isinstance(found, Mapping):
+        return {key: plain(value) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [plain(value) for value in found]
+    return found

@@ -1,0 +1,76 @@
+"""From bytes to a record of this run, or to the reason of a dead letter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.decoding import Rejected, decode_own, read_own, stamp_own
+from headrace.infra.run.claimed_groups import with_trajectories
+from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.schemas import codec
+from headrace.schemas.headers import task_stamp
+from headrace.schemas.records import ClaimCheck, Outcome, Task, TrajectoryGroup
+
+OURS = Task(run_id="one", stream="sums", number=3)
+MESSAGE = Message("r.tasks.sums", 0, 7, b"sums:3", codec.encode(OURS), task_stamp(OURS).to_headers())
+
+
+def test_a_record_of_this_run_is_returned() -> None:
+    assert decode_own(MESSAGE.value, Task, "one") == OURS
+
+
+@pytest.mark.parametrize("value", [b"", b"no message", codec.encode(OURS)[:-1], codec.encode(Outcome(run_id="one"))])
+def test_bytes_that_are_no_such_record_are_undecodable(value: bytes) -> None:
+    with pytest.raises(Rejected) as caught:
+        decode_own(value, Task, "one")
+    assert caught.value.why == ("undecodable", caught.value.detail)
+    assert caught.value.detail
+
+
+def test_a_record_of_another_run_is_rejected_with_the_worker_s_own_words() -> None:
+    with pytest.raises(Rejected) as caught:
+        decode_own(MESSAGE.value, Task, "two")
+    assert caught.value.why == ("other_run", "run id 'one', this run is 'two'")
+    with pytest.raises(Rejected) as caught:
+        decode_own(MESSAGE.value, Task, "two", lambda task: f"the task is of run {task.run_id}")
+    assert caught.value.why == ("other_run", "the task is of run one")
+
+
+def test_the_headers_of_a_message_of_another_run_are_rejected() -> None:
+    assert stamp_own(MESSAGE, "one").number == 3
+    with pytest.raises(Rejected) as caught:
+        stamp_own(MESSAGE, "two")
+    assert caught.value.why == ("other_run", "run one wrote to a topic of run two")
+    with pytest.raises(Rejected) as caught:
+        stamp_own(replace(MESSAGE, headers=[]), "one")
+    assert caught.value.reason == "undecodable"
+
+
+def test_an_event_that_is_not_ours_is_passed_over_with_a_warning() -> None:
+    with capture_logs() as said:
+        assert read_own(MESSAGE, Task, "one") == OURS
+        assert read_own(MESSAGE, Task, "two") is None
+        assert read_own(replace(MESSAGE, value=b"no message"), Task, "one") is None
+    assert [(line["event"], line["offset"]) for line in said] == [("message.other_run", 7), ("message.unreadable", 7)]
+
+
+def test_a_group_behind_a_claim_check_is_fetched_or_rejected_with_what_is_wrong_with_its_object() -> None:
+    whole, claim = TrajectoryGroup(run_id="one", number=3, n_asked=2), ClaimCheck("main", "groups/a", "a", 1)
+    short = replace(whole, claim=claim)
+
+    def fails(error: Exception) -> bytes:
+        raise error
+
+    assert with_trajectories(whole, lambda _: fails(AssertionError())) is whole
+    assert with_trajectories(short, lambda asked: codec.encode(whole) if asked == claim else b"") == whole
+    for error in (ObjectMissing("gone"), ObjectCorrupt("torn")):
+        with pytest.raises(Rejected) as caught:
+            with_trajectories(short, lambda _, error=error: fails(error))  # type: ignore[misc]
+        assert caught.value.why == ("missing_object", str(error))
+    with pytest.raises(Rejected) as caught:
+        with_trajectories(short, lambda _: b"no message")
+    assert caught.value.reason == "undecodable"
