@@ -18,7 +18,7 @@ PYTEST := $(BIN)/pytest -q --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint containers faults mutants soak fuzz check format clean distclean
+.PHONY: help install demo test test-all lint unit containers faults mutants soak fuzz check format clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -33,7 +33,10 @@ lint: $(STAMP) ## lint and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-check: lint ## lint, types and unit tests, about a minute
+check: $(STAMP) ## lint, types and unit tests, about a minute
+	@$(MAKE) --no-print-directory -j2 lint unit
+
+unit: $(STAMP)
 	@$(PYTEST) -n 2 -m "not exhaustive" tests/unit
 
 test: $(STAMP) ## all tests but the exhaustive ones, LANES=4 at once: most wait for time-outs; ten minutes

@@ -19,7 +19,8 @@ PATIENCE_S = 600.0
 
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[Launched]:
-    sets = [f"trainer.steps={STEPS}", f"trainer.groups_per_batch={GROUPS}", "trainer.checkpoint_every=4"]
+    sets = ["policies.solver.warm_start.reward_low=0.05", "policies.solver.warm_start.held_out=64"]  # learnt or not
+    sets += [f"trainer.steps={STEPS}", f"trainer.groups_per_batch={GROUPS}", "trainer.checkpoint_every=4"]
     launched = Launched(tmp_path / "demo", sets, "arithmetic")
     yield launched
     launched.leave_nothing()

@@ -62,6 +62,7 @@ class Forked:
     def __init__(
         self, call: Callable[..., object], given: Sequence[Any], log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
+        log.touch()  # a test may read it before anything is said
         self._process = process(_call, call, given, str(log), {**os.environ, **OF_A_LANE, **(environment or {})})
         assert self._process.pid is not None
         self.pid = self._process.pid

@@ -313,7 +313,7 @@ def test_a_replay_brings_back_every_record_and_object(run: Run, store: ObjectSto
 KILLED = """
 import sys
 from pathlib import Path
-from headrace.consumers import replayer
+from headrace.ops.offline import replayer
 replayer.MOST_RECORDS = 10
 replayer.replay(Path(sys.argv[1]), sys.argv[2], None)
 """

@@ -22,7 +22,7 @@ from headrace.trainers.learner.shard_index import decode_index
 
 HERE = Path(__file__).parent
 needs_two = pytest.mark.exhaustive
-"""What needs the two processes, a minute for all cases; `make test` trains on two in tests/integration."""
+"""What needs the two processes, a minute for all cases."""
 
 
 @pytest.fixture(scope="module")
