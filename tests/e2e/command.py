@@ -53,6 +53,11 @@ def wait_for_version(data: Path, launcher: subprocess.Popen[str], version: int) 
         time.sleep(0.05)
 
 
+def words_of(process: psutil.Process) -> list[str]:
+    """Return the command line; that of a forked component is one text. Raises psutil.Error."""
+    return " ".join(process.cmdline()).split()
+
+
 def processes_of(data: Path) -> list[psutil.Process]:
     """Return processes that work for a data folder: its servers, by their folder, and components, by its address."""
     notes = json.loads((data / "run.json").read_text())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import UNLEARNED, command, headrace
+from command import UNLEARNED, command, headrace, words_of
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import open_producer, parse_run
@@ -92,7 +92,7 @@ def end_one(process: subprocess.Popen[bytes], component: str, number: signal.Sig
 
 def command_of(process: psutil.Process) -> list[str]:
     try:
-        return process.cmdline()
+        return words_of(process)
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import UNLEARNED, command, headrace, processes_of, wait_for_version
+from command import UNLEARNED, command, headrace, processes_of, wait_for_version, words_of
 
 STEPS = 24
 WORDS = (
@@ -45,7 +45,7 @@ def swap(data: Path, chain: str, *more: str) -> dict[str, Any]:
 def kill_curator(data: Path) -> None:
     """Kill the curator, waiting for it where it was killed just before."""
     end = time.monotonic() + 60
-    while not (curators := [process for process in processes_of(data) if "curate" in process.cmdline()]):
+    while not (curators := [process for process in processes_of(data) if "curate" in words_of(process)]):
         assert time.monotonic() < end, "there is no curator"
         time.sleep(0.05)
     for process in curators:

@@ -125,7 +125,8 @@ class Launched:
         named = {}
         for child in _descendants(self._up.pid, recursive=False):
             with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                if name := _name(child.cmdline()):
+                # The words of a forked component are one text.
+                if name := _name(" ".join(child.cmdline()).split()):
                     named[name] = child.pid
         for name, folder in SERVERS.items():
             with suppress(OSError, ValueError, KeyError):

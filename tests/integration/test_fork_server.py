@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from command import words_of
 
 from headrace.infra.process.child_process import wait_without_reaping
 from headrace.infra.process.fork_client import ForkedProcess, ForkServer
@@ -93,7 +94,7 @@ def test_a_fork_is_what_a_program_would_be_with_its_imports_done(forks: ForkServ
         assert told["was_imported"]
         assert told["stdin"] == ""
         assert told["comm"] == "train-solver"
-        assert seen.cmdline() == [*TOY, "--run", "kafka://127.0.0.1:9092/a"]
+        assert words_of(seen) == [*TOY, "--run", "kafka://127.0.0.1:9092/a"]
         assert seen.ppid() == os.getpid()
         assert sum(seen.cpu_times()[:2]) < 1.0, "what the imports took is the fork server's"
         assert not adopts_orphans(), "what a component leaves behind is for init to reap"
