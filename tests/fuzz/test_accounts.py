@@ -19,6 +19,7 @@ from headrace.ops.audit.evidence import with_places
 from headrace.ops.audit.fold import Audit, AuditFold
 from headrace.ops.audit.numbers import Scope
 from headrace.ops.lineage import group_fate, lineage
+from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.avro import schema_of
 from headrace.schemas.headers import Stamp, task_key
@@ -131,7 +132,7 @@ def test_a_group_has_a_fate_whatever_was_said(fuzz: Fuzz, monkeypatch: pytest.Mo
 
     def check(given: list[Message]) -> None:
         messages[:] = given
-        json.dumps(group_fate.report_group(RUN, "solver", "sums:1"))
+        json.dumps(plain(group_fate.report_group(RUN, "solver", "sums:1")))
 
     fuzz.run("lineage", 0.0005, said, check)
 

@@ -266,7 +266,7 @@ def test_a_shadows_groups_grow_old_by_the_versions_of_its_policy(begun: Run) -> 
     with training(begun, FREE) as (trainer, _):
         told = outgoing(trainer, lambda told: len(told) >= 4)
         assert [entry.key[1] for entry in trainer.window.leftovers()] == [3], "no version of its own is as new"
-        assert trainer.learner.version == 0
+        assert trainer._pipeline.version == 0
     verdicts = [codec.decode(one.value, Outcome).verdict for one in told if one.topic == begun.topics.outcomes(FREE)]
     assert verdicts == ["expired"] * 3
 

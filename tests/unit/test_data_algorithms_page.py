@@ -18,6 +18,7 @@ from made_groups import candidate
 from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, UnknownAlgorithm, load_chain
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep
 from headrace.ops.discards import Ledger, told
+from headrace.ops.plain_json import plain
 from headrace.schemas.records import BatchTrained, GroupUse, Outcome
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data-algorithms.md").read_text()
@@ -108,7 +109,7 @@ def test_every_field_of_discards_is_on_the_page() -> None:
             Outcome(number=number, verdict=verdict, reason=reason, component="curate", lengths=(5 + number,))
         )
     ledger.batch(BatchTrained(version=1, groups=(GroupUse(number=0), GroupUse(number=1))))
-    found = told(ledger)
+    found = plain(told(ledger))
     there = PAGE.partition("With `--json` it prints")[2].partition("\n\nHow much")[0]
     for field in {*found, *found["before_end"], *found["discarded"]["stale"], *found["bias"]}:
         assert f"`{field}`" in there, field
