@@ -53,9 +53,10 @@ def test_first_come_first_served_loses_long_tasks_where_the_earliest_deadline_fi
     assert fifo.fates["expired", "level0"] == 0
     assert fifo.fates["trained", "level1"] < 20
     found = told(fifo.ledger)
-    assert found["discarded"]["expired"]["length"] == 40
-    assert found["bias"]["low"] > 4
-    assert told(edf.ledger)["trained"]["length"] == pytest.approx(13), "(3 x 4 + 40) / 4"
+    assert found.discarded["expired"].length == 40
+    assert found.bias is not None
+    assert found.bias.low > 4
+    assert told(edf.ledger).trained.length == pytest.approx(13), "(3 x 4 + 40) / 4"
 
 
 def test_where_hard_tasks_take_no_longer_than_a_version_the_order_costs_nothing() -> None:
@@ -67,7 +68,9 @@ def test_where_hard_tasks_take_no_longer_than_a_version_the_order_costs_nothing(
 def test_the_other_orders_lose_short_ones_too(order: str) -> None:
     run = LogicalRun(load_recipe("efficient-data/scripted", (*SMALL, f"trainer.order={order}")), VERSION_S).play()
     assert run.fates["expired", "level0"] > 40
-    assert told(run.ledger)["bias"]["ratio"] < 3
+    bias = told(run.ledger).bias
+    assert bias is not None
+    assert bias.ratio < 3
 
 
 def test_dynamic_sampling_rejects_what_has_equal_rewards_and_the_feeder_asks_for_more() -> None:

@@ -17,7 +17,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, in_words
 from headrace.infra.store.object_store import SPARED_BY_GC, TAKEN_AS_STORED, ListedObject
-from headrace.ops.retention.collector import RETIRED, UNNAMED, Order, Plan, plan
+from headrace.ops.retention.collector import RETIRED, UNNAMED, Counted, Order, Plan, plan
 from headrace.ops.retention.keeping import Written, ranges_of, retired_checkpoints, retired_weights
 from headrace.ops.retention.marking import Marker, Unreadable
 from headrace.schemas import codec
@@ -234,7 +234,7 @@ def test_old_versions_and_what_nobody_names_go_and_what_goes_by_version_is_said(
         [("groups", UNNAMED)] + [("weights", RETIRED[WEIGHTS])] * 5 + [("checkpoints", RETIRED[CHECKPOINTS])] * 4
     )
     assert done.retired == {("solver", WEIGHTS): ((1, 5),), ("solver", CHECKPOINTS): ((10, 40),)}
-    assert done.kept["named"]["objects"] == 65 + 3 + 1
+    assert done.kept["named"].objects == 65 + 3 + 1
     assert plan(one, NO_AGE, NOW, PREFIX).retired == {("solver", WEIGHTS): ((1, 5),)}, "checkpoints go only when asked"
 
 
@@ -307,7 +307,7 @@ def test_what_is_young_stays() -> None:
     objects = [*listed(old, modified=NOW - age), *listed(young, modified=NOW - age + timedelta(seconds=1))]
     done = plan(marker(*objects), Order(), NOW, PREFIX)
     assert [one.one.key for one in done.doomed] == [old.key]
-    assert (done.kept["young"], done.kept["named"]["objects"]) == ({"objects": 1, "bytes": 10}, 0)
+    assert (done.kept["young"], done.kept["named"].objects) == (Counted(1, 10), 0)
 
 
 def test_what_put_takes_as_stored_is_spared_long_enough_for_its_record() -> None:

@@ -30,6 +30,6 @@ def test_of_what_two_processes_made_one_says_at_once_that_it_cannot_compare(monk
 
     found = retraining.retrain(run, None, (None, None), tell)
 
-    assert not found["comparable"]
-    assert found["differing"] == ["backend: fsdp of 2 -> none"]
-    assert [one["got"] for one in found["versions"]] == [None, None]
+    assert not found.comparable
+    assert list(found.differing) == ["backend: fsdp of 2 -> none"]
+    assert [one.got for one in found.versions] == [None, None]
