@@ -129,11 +129,12 @@ def arrows_between_sub_rooms() -> dict[str, set[str]]:
     for path in modules(*(ALLOWED.keys() - NOT_SHIPPED)):
         here = sub_room(f"headrace.{str(path.relative_to(ROOT).with_suffix('')).replace('/', '.')}")
         for node in ast.walk(tree_of(path)):
-            if not isinstance(node, ast.ImportFrom) or node.module is None:
+            if not isinstance(node, ast.ImportFrom | ast.Import):
                 continue
+            package = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                there = sub_room(full if full in known else node.module)
+                full = f"{package}{alias.name}"
+                there = sub_room(full if full in known else full.rpartition(".")[0])
                 if there != here and there.split(".")[:2] == here.split(".")[:2]:
                     arrows.setdefault(here, set()).add(there)
     return arrows
