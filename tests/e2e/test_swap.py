@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from command import UNLEARNED, command, headrace, processes_of, wait_for_version, words_of
 
-STEPS = 24
+STEPS = 80
+"""Enough that the run still goes on when commands beside it have been answered: a version takes a third of a second."""
 WORDS = (
     *("up", "arithmetic", "--plain", *UNLEARNED, "--set", f"trainer.steps={STEPS}", "--set", "evaluate.every=0"),
     *("--set", "trainer.groups_per_batch=16"),

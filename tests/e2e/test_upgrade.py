@@ -26,7 +26,8 @@ from headrace.schemas.records import Outcome, TrajectoryGroup
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1200)]  # seconds; two trees start one after the other
 
-STEPS = 24
+STEPS = 100
+"""Enough that the older worker joins before the newer ones, which start in less time, are done."""
 WORDS = (
     "up", "arithmetic", "--plain",
     "--set", f"trainer.steps={STEPS}",
