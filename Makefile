@@ -33,13 +33,13 @@ lint: $(STAMP) ## lint and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-check: $(STAMP) ## lint, types and unit tests, about a minute
+check: $(STAMP) ## lint, types and unit tests, some minutes
 	@$(MAKE) --no-print-directory -j2 lint unit
 
 unit: $(STAMP)
 	@$(PYTEST) -n 2 -m "not exhaustive" tests/unit
 
-test: $(STAMP) ## all tests but the exhaustive ones, LANES=4 at once: most wait for time-outs; ten minutes
+test: $(STAMP) ## all tests but the exhaustive ones, LANES=4 at once: most wait for time-outs; about eleven minutes
 	@$(PYTEST) -n $(LANES) -m "not exhaustive"
 
 test-all: $(STAMP) ## the exhaustive tests; in containers too where those were built; twenty minutes
