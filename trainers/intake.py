@@ -14,6 +14,7 @@ from headrace.infra.kafka.decoding import Rejected
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
+from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import CuratedGroup, NamedObject, TrajectoryGroup
 from headrace.trainers.advantages import RewardError
@@ -21,7 +22,6 @@ from headrace.trainers.batches.batch import BatchError
 from headrace.trainers.batches.estimator import AdvantageError
 from headrace.trainers.batches.groups import PreparedGroup, WholeGroup
 from headrace.trainers.batches.payloads import LoggedFirstUses, Payloads
-from headrace.trainers.batches.token_texts import TOKENIZER_FILE
 from headrace.trainers.batches.trained_groups import whole
 from headrace.trainers.batches.window import Eviction, Waiting
 from headrace.trainers.candidates import Candidate, candidate

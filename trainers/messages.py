@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +11,7 @@ from headrace.infra.kafka.topic_reader import Place
 from headrace.infra.run.run import Run
 from headrace.schemas import codec, records
 from headrace.schemas.headers import outcome_stamp
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import BatchTrained, GroupUse, Outcome, Position
 from headrace.schemas.topics import policy_of, variant_of
 from headrace.trainers.batches.window import Eviction, Key, Waiting
@@ -100,7 +100,7 @@ class Messages:
             variant=variant_of(self.policy_variant),
             epoch=self.epoch,
             positions=_positions(self.curated_positions()),
-            created_ms=time.time_ns() // 1_000_000,
+            created_ms=now_ms(),
         )
 
     def curated_positions(self) -> dict[int, int]:

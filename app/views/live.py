@@ -19,6 +19,7 @@ from headrace.infra.process.supervisor import ChildState
 from headrace.infra.run.run import Run
 from headrace.ops.figures.figures import Figures, RunFigures, lags
 from headrace.ops.figures.pulse import Pulse
+from headrace.schemas.ids import now_ms
 
 REFRESH_S = 0.5
 BUSY_SHARE = 0.05
@@ -147,17 +148,17 @@ class LivePage:
 
     def _refresh(self) -> None:
         began, worked = time.monotonic(), time.thread_time()
-        now_ms = time.time_ns() // 1_000_000
+        now = now_ms()
         self._lag.positions = self._fold.trainer_positions
-        self._figures = self._fold.figures(self._lag.newest, now_ms)
+        self._figures = self._fold.figures(self._lag.newest, now)
         self._tell_swap(self._figures)
         moment = Moment(
             recipe=self._run.recipe,
             figures=self._figures,
             pulse=self._pulse,
-            rates=self._pulse.rates(now_ms),
+            rates=self._pulse.rates(now),
             elapsed_s=began - self._began,
-            now_ms=now_ms,
+            now_ms=now,
             processes=self._processes(),
         )
         if self._live is not None:

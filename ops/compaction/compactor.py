@@ -36,6 +36,7 @@ from headrace.infra.weights.tensors import WeightsError
 from headrace.ops.compaction.compaction import Compaction
 from headrace.ops.opened_run import OpenedRun, opened_run
 from headrace.schemas import codec
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import WeightsPublished
 
 log = structlog.get_logger()
@@ -136,7 +137,7 @@ class Compactor:
             weights=claim,
             files=(),
             final=False,
-            created_ms=time.time_ns() // 1_000_000,
+            created_ms=now_ms(),
             metrics={
                 "full_bytes": last.metrics.get("full_bytes", 0.0),
                 "density": read_delta(data).header.density,

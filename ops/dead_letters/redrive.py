@@ -8,7 +8,6 @@ the second fences the first, and reads what that one did before it begins.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -23,6 +22,7 @@ from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.run.run import Run, RunEnded
 from headrace.ops.dead_letters.listing import Letter, Source, each_full_record, kind_of, of_reason, read_letters
 from headrace.schemas import codec
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import DeadLetter
 
 log = structlog.get_logger()
@@ -204,7 +204,7 @@ def _redriven(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outg
         use=record.use,
         key=record.key[:MOST_KEY_BYTES],
         redrives=offset,
-        created_ms=time.time_ns() // 1_000_000,
+        created_ms=now_ms(),
     )
     return Outgoing(run.topics.dead_letters, codec.encode(letter), letter.key)
 

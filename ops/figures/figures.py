@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from headrace.ops.figures.revision_figures import RevisionFigures, RevisionsFold
 from headrace.ops.figures.weights_figures import FRESH_MS, WeightsFigures, WeightsFold, is_there
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import (
     BatchTrained,
     DeadLetter,
@@ -428,7 +428,7 @@ def figures(run: Run) -> RunFigures:
     found = Figures(run.run_id, run.recipe)
     for message in read_all(run.connection, found.topics):
         found.take(message)
-    return found.figures(lags(run, found.trainer_positions), time.time_ns() // 1_000_000)
+    return found.figures(lags(run, found.trainer_positions), now_ms())
 
 
 def lags(run: Run, trainer_positions: Mapping[Place, int]) -> dict[str, int]:

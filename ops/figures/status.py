@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ from headrace.infra.run.run import Run
 from headrace.ops.figures.figures import RunFigures, figures
 from headrace.ops.figures.weights_figures import FRESH_MS, is_there
 from headrace.ops.plain_json import plain
+from headrace.schemas.ids import now_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ def status(run: Run, *, rests: bool) -> Status:
     found = figures(run)
     if rests and found.state == "running":
         found = replace(found, state="stopped")
-    now_ms = time.time_ns() // 1_000_000
-    gone = [(rests or now_ms - worker.updated_ms > FRESH_MS) and worker.state != "stopped" for worker in found.workers]
-    at_work = not rests and any(is_there(worker, now_ms) for worker in found.workers)
+    now = now_ms()
+    gone = [(rests or now - worker.updated_ms > FRESH_MS) and worker.state != "stopped" for worker in found.workers]
+    at_work = not rests and any(is_there(worker, now) for worker in found.workers)
     wasted_is_all = found.drained and not at_work  # until then an evaluation may be under way
     if wasted_is_all:
         found = replace(found, wasted_tokens=found.wasted())

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from headrace.infra.run.run import Run
 from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, cheapest, is_version, link_of, size_of
 from headrace.ops.figures.weights_figures import is_there, median_of
 from headrace.ops.lineage.lineage import read_records
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import BatchTrained, TakenWeights, WeightsPublished, WorkerStatus
 
 
@@ -114,7 +114,7 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
         bytes={kind: sum(one.bytes for one in versions if one.kind == kind) for kind in (ANCHOR, DELTA)}
         | {MERGED: sum(one.bytes for one in merged)},
         join=Join(len(way), sum(link.size_bytes for link in way)),
-        served=served(statuses, name, time.time_ns() // 1_000_000),
+        served=served(statuses, name, now_ms()),
     )
 
 

@@ -12,11 +12,10 @@ from headrace.infra.archive.reading import Archive, is_archive
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.store.object_store import Content, ObjectCorrupt, ObjectMissing
-from headrace.infra.weights.files import files_to_serve, is_adapter
+from headrace.infra.weights.files import TOKENIZER_FILE, files_to_serve, is_adapter
 from headrace.infra.weights.tensors import WeightsError
 from headrace.ops.offline.archived_groups import archived_history
 from headrace.schemas.records import NamedObject
-from headrace.trainers.batches.token_texts import TOKENIZER_FILE
 from headrace.trainers.batches.trained_groups import LineageBroken
 from headrace.trainers.learner.backends.group import new_learner
 from headrace.trainers.learner.checkpoint import CheckpointError

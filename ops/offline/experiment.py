@@ -8,7 +8,6 @@ where it stopped when the same command is given again.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from headrace.infra.run.revisions import differences, known_revisions, revision_
 from headrace.infra.run.run import Run, groups_home, join, read_revisions
 from headrace.ops.offline.retrain import Compared, Fingerprints, Span, begin_at, stretches
 from headrace.schemas import codec
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import BatchTrained, RecipeRevision, WeightsPublished
 from headrace.schemas.topics import policy_of, variant_of
 from headrace.trainers.batches.estimator import check_advantage
@@ -177,7 +177,7 @@ def _refuse_others(before: Sequence[RecipeRevision], run: Run, recipes: Sequence
 
 def _end(target: Run) -> None:
     newest = read_revisions(target.address)[-1]
-    ended = replace(newest, ended=ENDED, created_ms=time.time_ns() // 1_000_000)
+    ended = replace(newest, ended=ENDED, created_ms=now_ms())
     write_revision(target.connection, target.topics.recipe, ended)
 
 
@@ -253,7 +253,7 @@ def _version(
         weights_hash=event.weights_hash,
         fingerprint=learner.fingerprint(),
         metrics={**remade.metrics, **group_metrics(remade.groups, base)},
-        created_ms=time.time_ns() // 1_000_000,
+        created_ms=now_ms(),
     )
     key = f"{batch.version}".encode()
     outgoing = [Outgoing(run.topics.batches(policy), codec.encode(record), key, partition=0)]

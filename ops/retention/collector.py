@@ -20,7 +20,6 @@ first, unless that has come to 4, where both delete the same.
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +43,7 @@ from headrace.infra.weights.paths import RECENT
 from headrace.ops.retention.keeping import ranges_of, retired_checkpoints, retired_weights
 from headrace.ops.retention.marking import Marker, Place, Unreadable
 from headrace.schemas import codec
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import ObjectsRetired, RecipeRevision
 from headrace.schemas.topics import Topics, policy_of, retired_key, variant_of
 
@@ -310,7 +310,7 @@ def _record(run: Run, line: str, what: str, ranges: Ranges) -> Outgoing:
         variant=variant_of(line),
         what=what,
         versions=np.array(ranges, np.int32).reshape(-1),
-        created_ms=time.time_ns() // 1_000_000,
+        created_ms=now_ms(),
     )
     return Outgoing(run.topics.state, codec.encode(record), retired_key(line, what), partition=0)
 

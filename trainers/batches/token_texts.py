@@ -8,9 +8,9 @@ from tokenizers import Tokenizer
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.run.run import Run
+from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.schemas.records import NamedObject
 
-TOKENIZER_FILE = "tokenizer.json"
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 

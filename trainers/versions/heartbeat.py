@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,6 +11,7 @@ from confluent_kafka import Producer
 from headrace.infra.kafka.clients import open_producer
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import WorkerStatus
 
 
@@ -37,7 +37,7 @@ def heartbeat(run: Run, policy_variant: str, state: str) -> Iterator[Callable[[s
 
 
 def _write(producer: Producer, run: Run, policy_variant: str, progress: tuple[str, str]) -> None:
-    name, now = _name(policy_variant), time.time_ns() // 1_000_000
+    name, now = _name(policy_variant), now_ms()
     status = WorkerStatus(
         run_id=run.run_id, worker=name.decode(), state=progress[0], detail=progress[1], pid=os.getpid(), updated_ms=now
     )

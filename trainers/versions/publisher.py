@@ -24,6 +24,7 @@ from headrace.infra.weights.folder import SHARD_BYTES, files_of
 from headrace.infra.weights.paths import ANCHOR, DELTA, size_of
 from headrace.infra.weights.tensors import Tensor, weights_hash
 from headrace.schemas import codec
+from headrace.schemas.ids import now_ms
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, NamedObject, Position, WeightsPublished
 from headrace.schemas.topics import checkpoint_key, policy_of, variant_of
 from headrace.trainers.learner.checkpoint import Stored, Storing
@@ -107,7 +108,7 @@ class Publisher:
             weights=claim,
             shards=shards,
             final=version >= self._settings.steps,
-            created_ms=time.time_ns() // 1_000_000,
+            created_ms=now_ms(),
             metrics={
                 "full_bytes": float(sum(tensor.data.nbytes for tensor in named.values())),
                 "density": 1.0 if delta is None else read_delta(delta).header.density,
