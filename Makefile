@@ -42,7 +42,7 @@ unit: $(STAMP)
 test: $(STAMP) ## all tests but the exhaustive ones, LANES=4 at once: most wait for time-outs; about eleven minutes
 	@$(PYTEST) -n $(LANES) -m "not exhaustive"
 
-test-all: $(STAMP) ## the exhaustive tests; in containers too where those were built; twenty minutes
+test-all: $(STAMP) ## the exhaustive tests; in containers too where those were built; about forty minutes
 	@$(PYTEST) -n $(LANES) -m exhaustive
 
 containers: $(STAMP) ## tests on Kafka and MinIO in containers, with faults on the way; needs Docker
@@ -54,14 +54,14 @@ faults: $(STAMP) ## kill every kind of process at 20 moments, by SEED=n; half an
 	@$(BIN)/python tests/faults/matrix.py $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python tests/faults/rebalances.py $(if $(SEED),--seed $(SEED))
 
-mutants: $(STAMP) ## take out one protection after the other, and see that tests turn red; four minutes
-	@$(BIN)/python tests/faults/mutants.py
+mutants: $(STAMP) ## take out one protection after the other, and see that tests turn red; half an hour
+	@$(BIN)/python tests/faults/mutation.py
 
 soak: $(STAMP) ## let a run go on for SOAK_MINUTES=20, and look whether memory and lag stay flat
 	@$(BIN)/python tests/faults/soak.py --minutes $(or $(SOAK_MINUTES),20)
 
 fuzz: $(STAMP) ## more of the altered inputs: COUNT of them, from SEED
-	@$(BIN)/pytest -q -s tests/fuzz --fuzz-count=$(COUNT) $(if $(SEED),--fuzz-seed=$(SEED))
+	@$(BIN)/pytest -q -s tests/fuzz -m exhaustive --fuzz-count=$(COUNT) $(if $(SEED),--fuzz-seed=$(SEED))
 
 format: $(STAMP) ## put the code in shape
 	@$(BIN)/ruff check --fix-only .

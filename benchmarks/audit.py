@@ -159,7 +159,9 @@ def audited(run: Run) -> Rate:
     """Return the rate of the audit."""
     cpu = time.process_time()
     found = report(run, rests=True, use_store=False)
-    assert found.ok, found.problems[:3]  # noqa: S101 - else it is no closed run that was measured
+    # The made run has records and no objects, so no checkpoints either.
+    wrong = [problem for problem in found.problems if "has no checkpoint" not in problem]
+    assert not wrong, wrong[:3]  # noqa: S101 - else it is no closed run that was measured
     return Rate(found.records_per_s, found.records / (time.process_time() - cpu))
 
 

@@ -1,8 +1,9 @@
 """Two chains of three processes over one broker: Headrace's own stages, and what bare confluent-kafka needs for them.
 
 Both: produce to `trajectories`; relay to `curated` and `outcomes` in transactions of up to 64 groups (or 150 ms); read
-`curated` to the end. Same topics, partitions, bytes, keys, headers, records per transaction and client settings.
-The raw chain decodes nothing, its messages are made beforehand, and it holds no state.
+`curated` to the end. Same topics, partitions, bytes, keys, headers, records per transaction and client settings, but
+that the raw chain has as many requests under way as librdkafka allows with the same promise. It decodes nothing, its
+messages are made beforehand, and it holds no state.
 
 Each stage is the target of a process of its own; `reports` carries (word, monotonic time) to the one who measures.
 """
@@ -16,14 +17,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
-from types import SimpleNamespace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from confluent_kafka import TopicPartition
 
-from headrace.infra.kafka.clients import Outgoing, open_consumer, open_producer, open_transactional_producer, parse_run
+from headrace.infra.kafka.clients import Outgoing, open_consumer, open_producer, parse_run
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import whole_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
@@ -38,12 +38,17 @@ from headrace.producers.rollout.worker import group_partitions
 from headrace.schemas import codec
 from headrace.schemas.records import Outcome, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
 
+if TYPE_CHECKING:
+    from headrace.trainers.learner.learner import Learner
+
 POLICY = "solver"
 STREAM = "sums"
 SAMPLES = 8
 TOKENS = 2048
 PROMPT_TOKENS = 256
 VOCABULARY = 32_000
+BEST_IN_FLIGHT = 5
+"""Requests that the bare chain has under way on a connection: the most that an idempotent producer may have."""
 DISTINCT = 16
 """Groups are made beforehand and sent in turn, each time under a new number."""
 
@@ -92,7 +97,7 @@ def _group(run_id: str, draw: np.random.Generator) -> TrajectoryGroup:
         ),
         head_version=1,
         env="arithmetic",
-        tokenizer_hash="b3" * 32,
+        tokenizer_hash="",
         engine="torch",
         engine_build="0.0",
         worker="worker-0",
@@ -187,7 +192,7 @@ def curate(load: Load, _reports: Reports, _go: Event) -> None:
 def take_in(load: Load, reports: Reports, _go: Event) -> None:
     """Be the trainer up to a batch: poll, decode, window, cut, decode the groups inside."""
     from headrace.trainers.component import Trainer
-    from headrace.trainers.learner.limits import Limits
+    from headrace.trainers.versions.publisher import Publisher
     from headrace.trainers.versions.resume import Incarnation
 
     class Intake(Trainer):
@@ -196,22 +201,42 @@ def take_in(load: Load, reports: Reports, _go: Event) -> None:
         taken = 0
 
         def tick(self) -> list[Outgoing]:
-            while batch := self.window.take(self.settings.groups_per_batch):
+            while batch := self.scheduler.window.take(self.settings.groups_per_batch):
                 wholes = [entry.payload.whole for entry in batch]
                 assert {len(w.group.trajectories) for w in wholes} == {SAMPLES}  # noqa: S101 - or it was not this task
                 self.taken += len(wholes)
                 _tell(reports, load, self.taken)
             return []
 
-    learner = SimpleNamespace(version=0, limits=Limits(1 << 31), fingerprint=dict)
     (run, stop), watch = _begin(load), Stopwatch()
     places = whole_topics(run.connection, [run.topics.curated(POLICY)])
-    begun = Incarnation(learner, SimpleNamespace(files=()), 0, "", places)  # type: ignore[arg-type]  # no model
+    begun = Incarnation(_smallest_learner(run), Publisher(run, POLICY, ()), 0, "", places)
     intake = Intake(run, POLICY, begun, watch)
     writer = TransactionalWriter(run.connection, f"{run.address.run}.train.{POLICY}")
     run_loop(intake, writer, stop, watch)
     intake.close()
     writer.close()
+
+
+def _smallest_learner(run: Run) -> Learner:
+    """Return a real learner of version 1, which the groups' tokens name; it is asked for its limits and never steps."""
+    import transformers
+
+    from headrace.trainers.learner.learner import Learner
+
+    config = transformers.Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=TOKENS,
+    )
+    learner = Learner(transformers.Qwen3ForCausalLM(config), run.recipe.trainer_of(POLICY))
+    learner.trained.version = 1
+    return learner
 
 
 # ----------------------------------------------------------------------------------------------------------------- raw
@@ -221,7 +246,7 @@ def raw_produce(load: Load, reports: Reports, go: Event) -> None:
     """Send messages that were made beforehand, as many undelivered as the worker has: with more the chain is slower."""
     run, stop = _begin(load)
     records = _raw_records(run, load)
-    producer = open_producer(run.connection, "raw.groups", message_timeout_ms=0)
+    producer = open_producer(run.connection, "raw.groups", message_timeout_ms=0, max_in_flight=BEST_IN_FLIGHT)
 
     def send(some: list[Outgoing]) -> None:
         for record in some:
@@ -249,7 +274,9 @@ def raw_relay(load: Load, _reports: Reports, _go: Event) -> None:
     run, stop = _begin(load)
     topics, connection, outcome = run.topics, run.connection, codec.encode(_outcome())
     source, curated, outcomes = topics.trajectories(POLICY), topics.curated(POLICY), topics.outcomes(POLICY)
-    producer = open_transactional_producer(connection, f"{run.address.run}.raw")
+    name = f"{run.address.run}.raw"
+    producer = open_producer(connection, name, transactional_id=name, max_in_flight=BEST_IN_FLIGHT)
+    producer.init_transactions(30)
     consumer = open_consumer(connection, "raw.relay", f"{run.address.run}.raw")
     consumer.subscribe([source])
     while not stop.is_set():

@@ -37,8 +37,6 @@ from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.log import configure_logging
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import revision_of, write_revision
-from headrace.infra.run.run import store_text
-from headrace.infra.store.object_store import StoreAddress
 from headrace.schemas import codec
 from headrace.schemas.records import TrajectoryGroup
 
@@ -96,7 +94,7 @@ def made_run(bootstrap: str, recipe: Recipe) -> Iterator[RunAddress]:
     address = RunAddress(Connection(bootstrap), recipe.name)
     specs = recipe.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
     ensure_topics(address.connection, specs)
-    no_store = store_text(StoreAddress("127.0.0.1:1", "none", "none", "none"), with_keys=True)
+    no_store = json.dumps({"url": "http://127.0.0.1:1/none/", "access_key": "none", "secret_key": "none"})
     write_revision(address.connection, recipe.topics.recipe, revision_of("run-1", 0, recipe, no_store))
     try:
         yield address

@@ -12,7 +12,7 @@ import asyncio
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,17 @@ ROUNDS = 3
 PROMPT_TOKENS = 16
 NEW_TOKENS = 96
 JOINERS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is generated."""
+
+    batches: Sequence[int] = BATCHES
+    """Prompts at once, one table row each."""
+    new_tokens: int = NEW_TOKENS
+    """Of each prompt."""
+    rounds: int = ROUNDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +91,7 @@ def prompts(count: int, config: PreTrainedConfig) -> list[list[int]]:
     return [[int(token) for token in row] for row in drawn]
 
 
-def generate_with_transformers(model: torch.nn.Module, batch: list[list[int]]) -> torch.Tensor:
+def generate_with_transformers(model: torch.nn.Module, batch: list[list[int]], new_tokens: int) -> torch.Tensor:
     """float32[b, T] log-probabilities of what `generate` sampled."""
     ids = torch.tensor(batch)
     settings = GenerationConfig(  # type: ignore[no-untyped-call]
@@ -88,8 +99,8 @@ def generate_with_transformers(model: torch.nn.Module, batch: list[list[int]]) -
         temperature=1.0,
         top_k=0,
         top_p=1.0,
-        min_new_tokens=NEW_TOKENS,
-        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=new_tokens,
+        max_new_tokens=new_tokens,
         output_logits=True,
         return_dict_in_generate=True,
         pad_token_id=0,
@@ -100,29 +111,30 @@ def generate_with_transformers(model: torch.nn.Module, batch: list[list[int]]) -
         return logprobs.gather(-1, output.sequences[:, ids.shape[1] :, None])[..., 0]
 
 
-async def generate_with_engine(engine: TorchEngine, batch: list[list[int]]) -> list[Generation]:
-    sampling = Sampling(max_tokens=NEW_TOKENS)
+async def generate_with_engine(engine: TorchEngine, batch: list[list[int]], new_tokens: int) -> list[Generation]:
+    sampling = Sampling(max_tokens=new_tokens)
     calls = (engine.generate("p", ids, sampling, seed=seed) for seed, ids in enumerate(batch))
     return await asyncio.gather(*calls)
 
 
-def run_engine(engine: TorchEngine, batch: list[list[int]]) -> list[Generation]:
-    return asyncio.run(generate_with_engine(engine, batch))
+def run_engine(engine: TorchEngine, batch: list[list[int]], new_tokens: int) -> list[Generation]:
+    return asyncio.run(generate_with_engine(engine, batch, new_tokens))
 
 
-async def generate_staggered(engine: TorchEngine, batch: list[list[int]]) -> list[Generation]:
+async def generate_staggered(engine: TorchEngine, batch: list[list[int]], new_tokens: int) -> list[Generation]:
     """Each request starts two tokens after the one before."""
-    sampling = Sampling(max_tokens=NEW_TOKENS)
+    sampling = Sampling(max_tokens=new_tokens)
     tasks: list[asyncio.Task[Generation]] = []
     for seed, ids in enumerate(batch):
         target = engine.stats().generated_tokens + 2 * len(tasks)
         tasks.append(asyncio.create_task(engine.generate("p", ids, sampling, seed=seed)))
-        while engine.stats().generated_tokens < target:  # noqa: ASYNC110 - the engine has no event for it
+        running = tasks[-1]
+        while engine.stats().generated_tokens < target and not running.done():  # noqa: ASYNC110 - no event for it
             await asyncio.sleep(0.0005)
     return await asyncio.gather(*tasks)
 
 
-def round_of(batch: int, sides: dict[str, Callable[[], object]]) -> dict[str, float]:
+def round_of(batch: int, new_tokens: int, sides: dict[str, Callable[[], object]]) -> dict[str, float]:
     """Tokens per second of each side, which take turns so that both meet the same load on the machine."""
     turns = 8 if batch == 1 else 2
     seconds = dict.fromkeys(sides, 0.0)
@@ -131,24 +143,25 @@ def round_of(batch: int, sides: dict[str, Callable[[], object]]) -> dict[str, fl
             started = time.perf_counter()
             action()
             seconds[side] += time.perf_counter() - started
-    return {side: turns * batch * NEW_TOKENS / total for side, total in seconds.items()}
+    return {side: turns * batch * new_tokens / total for side, total in seconds.items()}
 
 
-def measure_speeds(engine: TorchEngine, model: torch.nn.Module, config: PreTrainedConfig) -> list[Speed]:
+def measure_speeds(engine: TorchEngine, model: torch.nn.Module, config: PreTrainedConfig, size: Size) -> list[Speed]:
     best: dict[tuple[int, str], float] = {}
-    for number in range(-1, ROUNDS):  # round -1 warms up
-        for batch in BATCHES:
+    for number in range(-1, size.rounds):  # round -1 warms up
+        for batch in size.batches:
             rows = prompts(batch, config)
             speeds = round_of(
                 batch,
+                size.new_tokens,
                 {
-                    "engine": partial(run_engine, engine, rows),
-                    "generate": partial(generate_with_transformers, model, rows),
+                    "engine": partial(run_engine, engine, rows, size.new_tokens),
+                    "generate": partial(generate_with_transformers, model, rows, size.new_tokens),
                 },
             )
             for side, speed in speeds.items():
                 best[batch, side] = max(speed if number >= 0 else 0.0, best.get((batch, side), 0.0))
-    return [Speed(batch, best[batch, "engine"], best[batch, "generate"]) for batch in BATCHES]
+    return [Speed(batch, best[batch, "engine"], best[batch, "generate"]) for batch in size.batches]
 
 
 def distance_to_boundary(model: torch.nn.Module, ids: list[int], seed: int, number: int) -> float:
@@ -159,16 +172,16 @@ def distance_to_boundary(model: torch.nn.Module, ids: list[int], seed: int, numb
     return float((steps - torch.from_numpy(uniform)).abs().min())
 
 
-def check_joiners(engine: TorchEngine, model: torch.nn.Module, config: PreTrainedConfig) -> Joiners:
+def check_joiners(engine: TorchEngine, model: torch.nn.Module, config: PreTrainedConfig, new_tokens: int) -> Joiners:
     rows = [ids[: 1 + index % PROMPT_TOKENS] for index, ids in enumerate(prompts(JOINERS, config))]
-    sampling = Sampling(max_tokens=NEW_TOKENS)
+    sampling = Sampling(max_tokens=new_tokens)
     alone = [asyncio.run(engine.generate("p", ids, sampling, seed=seed)) for seed, ids in enumerate(rows)]
-    joined = asyncio.run(generate_staggered(engine, rows))
+    joined = asyncio.run(generate_staggered(engine, rows, new_tokens))
     distances: list[float] = []
     gap = 0.0
     for seed, (one, other) in enumerate(zip(alone, joined, strict=True)):
         differs = np.flatnonzero(one.ids != other.ids)
-        common = int(differs[0]) if differs.size else NEW_TOKENS
+        common = int(differs[0]) if differs.size else new_tokens
         gap = max(gap, float(np.abs(one.logprobs[:common] - other.logprobs[:common]).max(initial=0.0)))
         if differs.size:
             distances.append(distance_to_boundary(model, [*rows[seed], *one.ids[:common].tolist()], seed, common))
@@ -192,8 +205,12 @@ def show(console: Console, speeds: list[Speed], joiners: Joiners, subtitle: str)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="prompts at once")
+    parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS, help="tokens generated for each prompt")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds, of which the best counts")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
+    size = Size(arguments.batches, arguments.new_tokens, arguments.rounds)
     config = model_config()
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
@@ -201,15 +218,15 @@ def main() -> None:
     engine = TorchEngine({"p": config})
     try:
         engine.load("p", 0, dict(model.named_parameters()))
-        speeds = measure_speeds(engine, model, config)
-        joiners = check_joiners(engine, model, config)
+        speeds = measure_speeds(engine, model, config, size)
+        joiners = check_joiners(engine, model, config, size.new_tokens)
     finally:
         engine.close()
     parameters = sum(tensor.numel() for tensor in model.parameters())
     setting = {
         "parameters": parameters,
         "prompt_tokens": PROMPT_TOKENS,
-        "new_tokens": NEW_TOKENS,
+        "new_tokens": size.new_tokens,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -27,7 +27,7 @@ from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.batches.groups import PreparedGroup, batch_sequences
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import build_model, character_tokenizer, encode, to_torch
-from headrace.trainers.learner.warm_start import WarmStartSettings, WorkedExample, warm_start
+from headrace.trainers.learner.warm_start import Follower, WarmStartSettings, WorkedExample, warm_start
 
 LEARNING_RATES = (1e-6, 3e-6, 1e-5)
 SAMPLES = 8
@@ -85,13 +85,14 @@ def started(training: Training, tell: Callable[[str], None]) -> Start:
     examples = [environment.example(index) for index in range(EXAMPLES + HELD_OUT)]
     worked = [WorkedExample(example.prompt, example.completion) for example in examples]
 
-    def after_step(step: int, reward: float | None) -> None:
-        if reward is not None:
-            tell(f"warm start, step {step}: reward {reward:.2f}")
+    class Told(Follower):
+        def after_step(self, step: int, reward: float | None) -> None:
+            if reward is not None:
+                tell(f"warm start, step {step}: reward {reward:.2f}")
 
     low, high = training.reward_low, training.reward_high
     settings = WarmStartSettings(low=low, high=high, max_new_tokens=MAX_TOKENS, seed=seed)
-    reward = warm_start(model, tokenizer, worked[:EXAMPLES], worked[EXAMPLES:], settings, after_step).reward
+    reward = warm_start(model, tokenizer, worked[:EXAMPLES], worked[EXAMPLES:], settings, Told()).reward
     return Start(model, tokenizer, environment, reward)
 
 

@@ -126,16 +126,16 @@ def batch(lengths: npt.NDArray[np.int64], vocabulary: int) -> list[TrainingSeque
     return made
 
 
-def measure_speed(name: str, lengths: npt.NDArray[np.int64], size: Size) -> Speed:
+def measure_speed(name: str, lengths: npt.NDArray[np.int64], size: Size, rounds: int) -> Speed:
     sequences = batch(lengths, len(ALPHABET) + 2)
-    settings = Trainer(groups_per_batch=SEQUENCES // 8, minibatches=1, max_staleness=ROUNDS, device=size.device)
+    settings = Trainer(groups_per_batch=SEQUENCES // 8, minibatches=1, max_staleness=rounds, device=size.device)
     learners = {
         packing: Learner(size.model(len(ALPHABET) + 2), settings.model_copy(update={"packing": packing}))
         for packing in (False, True)
     }
     tokens = int(lengths.sum())
     best = dict.fromkeys(learners, 0.0)
-    for number in range(-1, ROUNDS):  # round -1 warms up
+    for number in range(-1, rounds):  # round -1 warms up
         for packing, learner in learners.items():
             started = time.perf_counter()
             learner.step(sequences, learner.version + 1)  # its metrics are numbers: a GPU has come to its end
@@ -224,12 +224,13 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=64, help="the model's width; the demo's by default")
     parser.add_argument("--layers", type=int, default=2, help="and its depth")
     parser.add_argument("--tokens", type=int, default=2048, help="trained tokens whose log-probabilities are computed")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds, of which the best counts")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
     size = Size(arguments.hidden, arguments.layers, arguments.device)
     speeds = [
-        measure_speed("demo", demo_lengths(), size),
-        measure_speed(f"lognormal({MEDIAN}, {SIGMA})", long_tailed_lengths(), size),
+        measure_speed("demo", demo_lengths(), size, arguments.rounds),
+        measure_speed(f"lognormal({MEDIAN}, {SIGMA})", long_tailed_lengths(), size, arguments.rounds),
     ]
     whole = math.ceil(arguments.tokens * VOCABULARY * 4 / MIB)
     peaks = [measure_peak(size, arguments.tokens, logits_mib) for logits_mib in (whole, LOGITS_MIB)]

@@ -24,7 +24,7 @@ from headrace.infra.run.revisions import revision_of, write_revision
 from headrace.infra.run.run import Run, join, store_text
 from headrace.infra.store.object_cache import ObjectCache
 from headrace.infra.store.object_store import ObjectStore
-from headrace.infra.weights.paths import MERGED
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, size_of
 from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.ops.compaction.compaction import EVERY
 from headrace.ops.compaction.compactor import Compactor
@@ -60,6 +60,8 @@ class Joining:
 
     parameters: int
     joined: tuple[Joined, ...]
+    merging: float
+    """What the compactor reads and writes from one anchor to the next, in times an anchor's size."""
     followers: int
     """On one machine."""
     fetches: dict[str, int]
@@ -92,18 +94,18 @@ class _CountingStore(ObjectStore):
 
 
 def measure_joining(parameters: float, tell: Tell) -> Joining:
-    """Publish versions as a trainer does, merge them as the compactor does, and join as a worker does."""
+    """Publish versions as a trainer does, merge them as the compactor beside it does, and join as a worker does."""
     with made_run() as run:
-        count = _publish(run, parameters, tell)
-        singles = _events(run)
         with closing(Compactor(run, [POLICY], EVERY, threading.Event())) as compactor:
-            compactor.catch_up()
-            compactor.merge_due()
+            count = _publish(run, parameters, compactor, tell)
         events = _events(run)
+        singles = [event for event in events if event.kind != MERGED]
         joined = tuple(_join(run, found) for found in (singles, events))
         for one in joined:
             tell(f"{one.objects} objects, {one.of_anchor:.2f} anchors, {'with' if one.merged else 'no'} merged deltas")
-        return Joining(count, joined, FOLLOWERS, _follow(run, events))
+        merging = _merging(events)
+        tell(f"the compactor moves {merging:.2f} anchors for each")
+        return Joining(count, joined, merging, FOLLOWERS, _follow(run, events))
 
 
 @contextmanager
@@ -127,24 +129,42 @@ def made_run() -> Iterator[Run]:
             address.connection,
             recipe.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions),
         )
-        text = store_text(place, with_keys=True)
+        text = store_text(place)
         write_revision(address.connection, recipe.topics.recipe, revision_of("run-1", 0, recipe, text))
         yield join(address)
 
 
-def _publish(run: Run, parameters: float, tell: Tell) -> int:
-    """Publish `VERSIONS` after the first; return how many values each has."""
+def _publish(run: Run, parameters: float, compactor: Compactor, tell: Tell) -> int:
+    """Publish `VERSIONS` after the first, and merge what is due after each; return how many values each has."""
     weights = made(qwen3_shapes(parameters))
     publisher, producer = Publisher(run, POLICY, ()), open_producer(run.connection, "publisher")
     for version in range(VERSIONS + 1):
         event = publisher.publish(weights.tensors, version)
         message = publisher.message(event)
         producer.produce(message.topic, message.value, message.key, message.partition)
+        assert producer.flush(30) == 0, "Kafka does not answer"  # noqa: S101 - nothing is measured then
+        compactor.catch_up()
+        compactor.merge_due()
         weights = successor(weights, DENSITY, seed=version)
         if version % 50 == 0:
             tell(f"version {version} is published")
-    assert producer.flush(30) == 0, "Kafka does not answer"  # noqa: S101 - nothing is measured then
     return len(weights.items)
+
+
+def _merging(events: Sequence[WeightsPublished]) -> float:
+    """Return what a compactor beside the run moved, a stretch, in anchors."""
+    moved, anchors, waiting = 0, list[int](), list[int]()
+    for event in events:
+        size = size_of(event)
+        if event.kind == ANCHOR:
+            anchors.append(size)
+            waiting = []
+        elif event.kind == DELTA:
+            waiting.append(size)
+        else:
+            moved += sum(waiting) + size
+            waiting = [size]
+    return moved / sum(anchors)
 
 
 def _events(run: Run) -> list[WeightsPublished]:

@@ -52,7 +52,7 @@ class PackedWeights:
         return PackedWeights(self.items.copy(), self.shapes)
 
     def equals(self, other: PackedWeights) -> bool:
-        """Tell whether every bit is the same."""
+        """Return whether every bit is the same."""
         return all(
             np.array_equal(self.items[at : at + CHUNK], other.items[at : at + CHUNK])
             for at in range(0, len(self.items), CHUNK)

@@ -208,6 +208,7 @@ def show_pauses(console: Console, learner: LearnerPause, engine: EnginePause) ->
 
 def show_joining(console: Console, found: Joining) -> None:
     table = table_of("Who joins late fetches", "merged deltas", "versions behind", "objects", "MB", "anchors")
+    console.print(f"the compactor itself moves {found.merging:.2f} anchors from one to the next")
     for one in found.joined:
         cells = (f"{one.behind}", f"{one.objects}", f"{one.bytes / 1e6:,.1f}", f"{one.of_anchor:.2f}")
         table.add_row("there" if one.merged else "none", *cells)

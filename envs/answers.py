@@ -19,7 +19,7 @@ _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return what stands in the last `\boxed{…}`, braces balanced, or None.
+    r"""Return the text in the last `\boxed{…}`, braces balanced, or None.
 
     Only the last one counts, also when it was cut off: an answer that was taken back is no answer. A number outside a
     box never counts, or the policy learns to write numbers instead of answers.
@@ -69,7 +69,7 @@ def normalised(text: str) -> str:
 
 
 def same(given: str, gold: str) -> bool:
-    """Tell whether two answers are equal: as exact numbers where both are numbers, else as normalised text."""
+    """Return whether two answers are equal: as exact numbers where both are numbers, else as normalised text."""
     left, right = number(given), number(gold)
     if left is not None and right is not None:
         return left == right

@@ -2,14 +2,15 @@
 
 An *environment* asks and judges: it draws problems by index, so that the same (split, index) is the same problem for
 ever, and it scores an answer. A *workflow* plays one episode: an async function of a problem and one actor per role.
-Neither knows Kafka, weights or torch.
+Neither uses Kafka, weights or torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, SupportsFloat, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -35,13 +36,24 @@ class Problem:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else the environment needs to score; plain JSON."""
 
+    def __post_init__(self) -> None:
+        """Raise TypeError, naming the field, for what is no text: what `score` gets is what a task carries."""
+        for name in ("task_id", "prompt", "answer", "tier"):
+            if not isinstance(value := getattr(self, name), str):
+                raise TypeError(f"Problem.{name} is a text, got {_shown(value)}")
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A judgement."""
+    """A judgement. Any number will do for a float: 1, True, numpy's. Raises TypeError, naming the field, for others."""
 
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Make floats of numbers."""
+        object.__setattr__(self, "reward", number("Score.reward", self.reward))
+        object.__setattr__(self, "parts", _numbers("Score.parts", self.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +92,7 @@ class HasTiers(Protocol):
     """An environment whose problems can be made harder while a run goes on."""
 
     def tiers(self) -> tuple[str, ...]:
-        """Return all tiers that there are, easiest first. A setting `tiers` says which of them are asked."""
+        """Return all tiers that there are, easiest first. A setting `tiers` chooses which of them are asked."""
 
     def asked(self) -> tuple[str, ...]:
         """Return those that this one asks, easiest first."""
@@ -88,7 +100,7 @@ class HasTiers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What a policy said."""
+    """What a policy generated."""
 
     ids: npt.NDArray[np.int32]
     """Token ids, int32[T], the stop token included."""
@@ -112,7 +124,7 @@ class Actor(Protocol):
         """Return the token ids of a user's turn, the chat template applied where the tokenizer has one."""
 
     def encode_plain(self, text: str) -> list[int]:
-        """Return the token ids of text that is spliced in as it stands."""
+        """Return the token ids of text that is spliced in unchanged."""
 
     def decode(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
         """Return the text of token ids, without special tokens."""
@@ -123,15 +135,63 @@ class Actor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RoleTrajectory:
-    """What one role did in an episode; it trains that role's policy."""
+    """What one role did in an episode; it trains that role's policy.
+
+    Any number will do for a float, any iterable of sequences for the tuple. Raises TypeError, naming the field, for
+    others.
+    """
 
     reward: float
     sequences: tuple[records.Sequence, ...]
     parts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Make floats of numbers, and a tuple of the sequences."""
+        object.__setattr__(self, "reward", number("RoleTrajectory.reward", self.reward))
+        object.__setattr__(self, "parts", _numbers("RoleTrajectory.parts", self.parts))
+        given: Any = self.sequences
+        if not isinstance(given, Iterable):
+            raise TypeError(f"RoleTrajectory.sequences is several sequences, got one {type(given).__name__}")
+        object.__setattr__(self, "sequences", tuple(map(_sequence, given)))
+
+
+def number(what: str, value: object) -> float:
+    """Return any number as a float. Raises TypeError, naming what it is of, for what is none."""
+    if type(value) is float:
+        return value
+    if isinstance(value, SupportsFloat) and not isinstance(value, str):
+        with suppress(TypeError, ValueError, OverflowError):  # an array of several, a number that is too large
+            return float(value)
+    raise TypeError(f"{what} is a number, got {_shown(value)}")
+
+
+def _numbers(what: str, values: object) -> dict[str, float]:
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{what} is numbers by name, got {_shown(values)}")
+    for name in values:
+        if not isinstance(name, str):
+            raise TypeError(f"a name in {what} is a text, got {_shown(name)}")
+    return {name: number(f"{what}[{name!r}]", value) for name, value in values.items()}
+
+
+def _sequence(value: object) -> records.Sequence:
+    if not isinstance(value, records.Sequence):
+        hint = ": call its sequence()" if hasattr(value, "sequence") else ""
+        raise TypeError(f"RoleTrajectory.sequences holds sequences, got {type(value).__name__}{hint}")
+    reward = None if value.reward is None else number("Sequence.reward", value.reward)
+    baseline = None if value.baseline is None else number("Sequence.baseline", value.baseline)
+    if reward is value.reward and baseline is value.baseline:
+        return value
+    return replace(value, reward=reward, baseline=baseline)
+
+
+def _shown(value: object) -> str:
+    return f"{type(value).__name__} {value!r:.60}"
 
 
 Episode = Mapping[str, RoleTrajectory]
 """Role to what it did; a role that never acted is left out."""
 
 Workflow = Callable[[Problem, Environment, Mapping[str, Actor]], Awaitable[Episode]]
-"""Plays one episode. What it raises makes the episode a recorded failure, never a crash."""
+"""Plays one episode. What it raises makes the episode a recorded failure, never a crash; a ConnectionError or another
+error that says that a server cannot be reached makes it wait, and be played again."""

@@ -12,7 +12,7 @@ from headrace.envs.contract import Environment, GivesExamples, Problem, Score, S
 from headrace.envs.registry import load_environment
 
 MOST_DRAWS = 100_000
-"""Longest cycle of draws; more would mean weights that no run can tell apart."""
+"""Longest cycle of draws; more would mean weights that no run can distinguish."""
 OWN_TIER = "source_tier"
 """Key, in a problem's `extra`, of the tier that it has in its source."""
 
@@ -39,7 +39,7 @@ class Mixture:
             as tiers.
         tiers: Names of the sources to draw from; all by default.
 
-    Raises ValueError for sources that cannot be built or told apart, and for weights in no simple proportion.
+    Raises ValueError for sources that cannot be built or distinguished, and for weights in no simple proportion.
     """
 
     name = "mixture"
@@ -136,8 +136,8 @@ def _whole_weights(weights: Mapping[str, Any]) -> dict[str, int]:
     divisor = math.gcd(*whole.values())
     found = {name: weight // divisor for name, weight in whole.items()}
     if sum(found.values()) > MOST_DRAWS:
-        told = ", ".join(map(str, weights.values()))
-        raise ValueError(f"weights {told}: take simpler ones, as 3 and 1 or 0.7 and 0.3")
+        given = ", ".join(map(str, weights.values()))
+        raise ValueError(f"weights {given}: take simpler ones, as 3 and 1 or 0.7 and 0.3")
     return found
 
 

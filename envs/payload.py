@@ -26,7 +26,7 @@ def problem_to_json(problem: Problem) -> str:
 
 
 def problem_from_json(text: str) -> Problem:
-    """Return the problem of a task's payload. Raises PayloadError, which says what does not fit."""
+    """Return the problem of a task's payload. Raises PayloadError, which names what does not fit."""
     try:
         plain = json.loads(text)
     except (ValueError, RecursionError) as error:

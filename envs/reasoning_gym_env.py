@@ -28,7 +28,7 @@ class ReasoningGym:
 
     The split of a problem comes from a hash of its question, an eighth each to `held_out` and `warm_start`: no question
     is in two splits, though one may be drawn twice in the same. `held_out` is the same for every seed. Raises
-    ValueError when the library is not installed, or knows no such dataset or setting.
+    ValueError when the library is not installed, or has no such dataset or setting.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from headrace.infra.recipe.named import named
 
 ENVIRONMENTS = {
     "arithmetic": "headrace.envs.arithmetic:Arithmetic",
+    "judged_arithmetic": "headrace.envs.judged_arithmetic:JudgedArithmetic",
     "jsonl": "headrace.envs.jsonl:JsonLines",
     "mixture": "headrace.envs.mixture:Mixture",
     "reasoning_gym": "headrace.envs.reasoning_gym_env:ReasoningGym",
@@ -31,7 +32,7 @@ class UnknownEnvironment(ValueError):
 
 
 class EnvironmentSettingsError(ValueError):
-    """Settings that an environment does not take; the message names it and says what it takes."""
+    """Settings that an environment does not take; the message names it and those that it takes."""
 
 
 def load_environment(use: str, seed: int, settings: Mapping[str, Any]) -> Environment:

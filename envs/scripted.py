@@ -1,4 +1,4 @@
-"""Questions for the scripted engine: each says its level of difficulty and its right answer, as `1/17=4?`.
+"""Questions for the scripted engine: each holds its level of difficulty and its right answer, as `1/17=4?`.
 
 Nothing is to be learnt here. The engine reads the level, decides whether the answer is right, and how long it is.
 """
@@ -12,12 +12,12 @@ from typing import NamedTuple
 from headrace.envs.contract import Problem, Score, Split
 
 FILLER = "="
-"""Stands before the answer as often as a level's length asks for."""
+"""Comes before the answer as often as a level's length asks for."""
 _QUESTION = re.compile(r"(\d+)/(\d+)=(\d)\?")
 
 
 class Question(NamedTuple):
-    """What a prompt says."""
+    """What a prompt holds."""
 
     level: int
     number: int
@@ -64,7 +64,7 @@ class Scripted:
         return Problem(str(asked), str(asked), str(asked.answer), f"level{asked.level}")
 
     def score(self, problem: Problem, text: str) -> Score:
-        """Return reward 1 when nothing but fillers stands before the right answer, and nothing behind it."""
+        """Return reward 1 when nothing but fillers comes before the right answer, and nothing behind it."""
         return Score(float(text.replace(" ", "").lstrip(FILLER) == problem.answer))
 
 

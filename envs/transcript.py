@@ -1,4 +1,4 @@
-"""One sequence as an episode makes it, token by token: what the policy saw and said, never tokenized twice."""
+"""One sequence as an episode makes it, token by token: what the policy read and generated, never tokenized twice."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.contract import Generation
+from headrace.envs.contract import Generation, number
 from headrace.schemas import records
 
 Ids = Sequence[int] | npt.NDArray[np.int32]
 
 
 class TranscriptError(ValueError):
-    """Tokens that cannot stand here; the message says why."""
+    """Tokens that cannot come here; the message gives the reason."""
 
 
 class Transcript:
@@ -53,7 +53,7 @@ class Transcript:
         self._given("injected", ids)
 
     def generated(self, generation: Generation, reward: float | None = None) -> None:
-        """Append what the policy said, with the reward for this turn alone where there is one.
+        """Append what the policy generated, with the reward for this turn alone, any number, where there is one.
 
         Raises TranscriptError when nothing precedes it (no token predicts it), or when its parts differ in length.
         """
@@ -68,7 +68,8 @@ class Transcript:
             )
         if generation.routing is not None:
             self._route(generation.routing, length)
-        span = records.Span("generated", length, self.turn, reward, generation.finish_reason, generation.sampling)
+        own = None if reward is None else number("the reward of a turn", reward)
+        span = records.Span("generated", length, self.turn, own, generation.finish_reason, generation.sampling)
         self._append(span, generation.ids, generation.logprobs.astype(np.float32, copy=False))
         self._runs.extend(generation.version_runs)
         self.turn += 1
@@ -82,17 +83,17 @@ class Transcript:
             role=self.role,
             agent_id=self.agent_id,
             parent=self.parent,
-            reward=reward,
-            baseline=baseline,
+            reward=None if reward is None else number("the reward of a sequence", reward),
+            baseline=None if baseline is None else number("the baseline of a sequence", baseline),
             spans=tuple(self._spans),
             routing=self._recorded(),
         )
 
     def _route(self, routing: npt.NDArray[np.uint8 | np.uint16], length: int) -> None:
-        """Keep the experts of tokens that no earlier generation told of: those that predicted the token after it."""
+        """Keep the experts of tokens that no earlier generation recorded: those that predicted the token after it."""
         if len(routing) != len(self._ids) + length - 1:
             raise TranscriptError(
-                f"a generation of {length} tokens after {len(self._ids)} tells the experts of {len(routing)}, not of "
+                f"a generation of {length} tokens after {len(self._ids)} has the experts of {len(routing)}, not of "
                 "all but the last: go on from `ids`",
             )
         self._routing.append(routing[sum(map(len, self._routing)) :])

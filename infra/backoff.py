@@ -6,6 +6,9 @@ from __future__ import annotations
 class Backoff:
     """Pauses that double, up to a longest one. Pure memory: the caller waits.
 
+    The library `tenacity` does not fit: it calls what is to be tried again, and here a turn of a loop is tried again,
+    by a caller that waits on its own event and stops when that is set.
+
     Args:
         first_s: The first pause, in seconds.
         longest_s: The longest.

@@ -1,4 +1,4 @@
-"""The environment variables that Headrace reads: their names stand here and nowhere else."""
+"""The environment variables that Headrace reads: their names are here and nowhere else."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ AWS_PROFILE_VARIABLE = "AWS_PROFILE"
 CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
 """PEM file of the authorities that may sign a store's certificate, instead of the system's; the first that is set."""
 USER_CACHE_VARIABLE = "XDG_CACHE_HOME"
-"""The user's own cache folder (XDG base directories), where ours lies when it is not named."""
+"""The user's own cache folder (XDG base directories), where ours is when it is not named."""
 KAFKA_CLIENT_VARIABLE = "HEADRACE_KAFKA_CLIENT"
-"""Further librdkafka settings as a JSON object, for instance for SASL, when a component is started with `--run`."""
+"""Further librdkafka settings, secrets above all: a JSON object, or the path of a file that holds one."""
 LOG_LEVEL_VARIABLE = "HEADRACE_LOG"
 """debug | info | warning | error."""
 FAILPOINTS_VARIABLE = "HEADRACE_FAILPOINTS"
@@ -37,6 +37,23 @@ to its components."""
 PROCESSES_VARIABLE, LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE = "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"
 """Of torchrun: how many processes it started for one trainer, which of this machine's this is, how often it did so."""
 
+FOR_USERS = {
+    CACHE_VARIABLE: "folder of jars, other downloads and weights that all runs share; else below XDG_CACHE_HOME",
+    KAFKA_CLIENT_VARIABLE: "further librdkafka settings, passwords above all: a JSON object, or the path of one",
+    ACCESS_KEY_VARIABLE: "access key of a store that the recipe names",
+    SECRET_KEY_VARIABLE: "its secret key",
+    AWS_ACCESS_KEY_VARIABLE: "access key where ours is not set",
+    AWS_SECRET_KEY_VARIABLE: "secret key where ours is not set",
+    AWS_CREDENTIALS_VARIABLE: "file of keys by profile, where no variable holds any; else ~/.aws/credentials",
+    AWS_PROFILE_VARIABLE: "which profile of that file",
+    ENDPOINT_VARIABLE: "endpoint of archives that are named s3://BUCKET/PREFIX",
+    CA_VARIABLES[0]: "PEM file of the authorities that may sign a store's certificate",
+    CA_VARIABLES[1]: "the same, where AWS_CA_BUNDLE is not set",
+    PLUG_INS_VARIABLE: "folders where your own modules are looked for too, as in PATH; `up` sets it for its components",
+    LOG_LEVEL_VARIABLE: "debug, info, warning or error",
+}
+"""What a user may set, and what for, as `docs/processes.md` and `headrace doctor` show it."""
+
 
 def environment(name: str, default: str = "") -> str:
     """Return an environment variable; a name of those above."""
@@ -44,7 +61,7 @@ def environment(name: str, default: str = "") -> str:
 
 
 def is_alone() -> bool:
-    """Tell whether torchrun started no other process beside this one, for the same work."""
+    """Return whether torchrun started no other process beside this one, for the same work."""
     return environment(PROCESSES_VARIABLE, "1") == "1"
 
 

@@ -1,6 +1,6 @@
 """Every error that Headrace raises on purpose.
 
-HeadraceError            something is wrong, and the message says what, where and what to do
+HeadraceError            something is wrong, and the message names what, where and what to do
 ├── UsageError           the user asked for something that cannot be: a recipe, an option, a name (exit code 2)
 ├── Unavailable          a broker or a store is not there; waiting and trying again is right
 └── (others live beside the code that raises them)
@@ -9,6 +9,9 @@ HeadraceError            something is wrong, and the message says what, where an
 from __future__ import annotations
 
 from typing import ClassVar
+
+FENCED = 76
+"""Exit code of a component whose place another process has taken: no fault of its own, and no death."""
 
 
 class HeadraceError(Exception):

@@ -9,6 +9,7 @@ Points are `<component>.<moment>`, the component as in the transactional id. In 
 something to write: `handled` (records are in memory, nothing is produced), then of its transaction `begun`, `produced`
 (after each flush: records have their offsets), `offsets_sent`, `committing`, `committed`. Beside those:
 
+    train.warm_start_step                              a supervised step is taken, or its reward measured
     train.stepped, train.copied                        a version is made, and its values copied
     train.before_upload, train.after_upload            around the weights' way into the store
     train.before_checkpoint, train.after_checkpoint    around a checkpoint's
@@ -22,7 +23,7 @@ something to write: `handled` (records are in memory, nothing is produced), then
     archive.cut, archive.saved                         a file has its name; the manifest names it
     archive.manifest                                   in a store, the next manifest is made and not yet put
     folder.made                                        all that a new folder is to hold is in it; it has no name yet
-    gc.deleted                                         an object is deleted; `gc.committed`: all is said, and there yet
+    gc.deleted                                         an object is deleted; `gc.committed`: none is yet
 """
 
 from __future__ import annotations

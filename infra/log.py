@@ -1,7 +1,7 @@
 """Logging, configured once per process: few canonical lines, an event name and keys.
 
 On a terminal they are for people, elsewhere JSON lines. Standard error only, so standard output stays the product's.
-A command that answers and ends says what is wrong in sentences, wherever they go.
+A command that answers and ends prints what is wrong in sentences, wherever they go.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TextIO, cast
 
 import structlog
-from structlog.typing import EventDict, Processor
+from structlog.typing import EventDict
 
 from headrace.infra.environment import LOG_LEVEL_VARIABLE, environment
 from headrace.infra.errors import UsageError
@@ -20,9 +20,17 @@ from headrace.infra.errors import UsageError
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-def _bind(constants: dict[str, str]) -> Processor:
-    """Put constants on every line, whichever thread writes it; context variables would not reach other threads."""
-    return lambda _logger, _method, event: {**constants, **event}
+_bound: dict[str, str] = {}
+"""What is on every line, whichever thread writes it; context variables would not reach other threads."""
+
+
+def _with_bound(_logger: object, _method: str, event: EventDict) -> EventDict:
+    return {**_bound, **event}
+
+
+def bind_to_log(**known: str) -> None:
+    """Put what is known by now on every further line of this process."""
+    _bound.update(known)
 
 
 class LastingStream:
@@ -48,12 +56,14 @@ def configure_logging(component: str, **bound: str) -> None:
     level = environment(LOG_LEVEL_VARIABLE, "info").lower()
     if level not in LEVELS:
         raise UsageError(f"{LOG_LEVEL_VARIABLE} is {level!r}: give one of {', '.join(LEVELS)}")
+    _bound.clear()
+    bind_to_log(component=component, **bound)
     people = sys.stderr.isatty()
     renderer = structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
-            _bind({"component": component, **bound}),
+            _with_bound,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if people else "iso", utc=not people),
             structlog.processors.StackInfoRenderer(),

@@ -1,4 +1,4 @@
-"""How far long work is, said on standard error: standard output is the answer."""
+"""How far long work is, shown on standard error: standard output is the answer."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-SAY_EVERY_S = 10.0
+SHOW_EVERY_S = 10.0
 
-Tell = Callable[[int, int], None]
+ReportProgress = Callable[[int, int], None]
 """Takes what is done, and of how much."""
 
 
 @contextmanager
-def progress(what: str, console: Console | None = None) -> Iterator[Tell]:
-    """Open a way to say how far the work is: a bar on a terminal, which goes away; elsewhere a line now and then."""
+def progress(what: str, console: Console | None = None) -> Iterator[ReportProgress]:
+    """Open a way to show how far the work is: a bar on a terminal, which goes away; elsewhere a line now and then."""
     out = console or Console(stderr=True)
     if out.is_terminal:
         columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -25,12 +25,12 @@ def progress(what: str, console: Console | None = None) -> Iterator[Tell]:
             task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
         return
-    said = time.monotonic()
+    shown = time.monotonic()
 
-    def tell(done: int, total: int) -> None:
-        nonlocal said
-        if time.monotonic() - said >= SAY_EVERY_S:
-            said = time.monotonic()
+    def report(done: int, total: int) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= SHOW_EVERY_S:
+            shown = time.monotonic()
             out.print(f"{what}: {done} of {total}", highlight=False)
 
-    yield tell
+    yield report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.failpoints import reach
+from headrace.infra.file_locks import take_lock
 
 
 class FolderBusy(HeadraceError):
@@ -49,11 +49,9 @@ def _locked(growing: Path, out: Path) -> int:
         lock = os.open(growing, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         raise busy from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not take_lock(lock):
         os.close(lock)
-        raise busy from None
+        raise busy
     if not _is_at(lock, growing):  # whoever held it has given it its name, or removed it
         os.close(lock)
         raise busy

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
+from headrace.ops.episode_errors import ErrorSeen, ErrorsFold
 from headrace.ops.lineage.lineage import readable
+from headrace.schemas.ids import GroupId
 from headrace.schemas.records import BatchTrained, Outcome
 from headrace.schemas.topics import variant_of
 
@@ -28,11 +30,9 @@ NORMAL_95 = 1.959964
 REWARD_BIN = 0.25
 MATTERS = 0.05
 """A ratio of lengths is called a bias where its whole interval is farther than this from 1."""
-Key = tuple[str, int]
-"""(stream, number)."""
 
 
-class Seen(NamedTuple):
+class GroupOutcome(NamedTuple):
     """What a ledger keeps of a group until its fate is known; each is a mean over its members."""
 
     length: float
@@ -108,7 +108,7 @@ class BeforeEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Fates:
+class PolicyDiscards:
     """What became of the groups of one policy or shadow."""
 
     trained: TrainedGroups
@@ -121,6 +121,8 @@ class Fates:
     bias: Bias | None
     """Of all that was discarded."""
     before_end: BeforeEnd
+    errors: tuple[ErrorSeen, ...] = ()
+    """How its episodes failed, those of groups that were trained on too: each error once, the most frequent first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class Discards:
 
     run: str
     run_id: str
-    policies: dict[str, Fates]
+    policies: dict[str, PolicyDiscards]
 
 
 @dataclass(slots=True)
@@ -158,7 +160,7 @@ class Moments:
 
 
 @dataclass(slots=True)
-class Tally:
+class GroupsOfReason:
     """The groups, or trajectories, of one reason."""
 
     groups: int = 0
@@ -167,7 +169,7 @@ class Tally:
     ages: Moments = field(default_factory=Moments)
     cells: Counter[Cell] = field(default_factory=Counter)
 
-    def add(self, seen: Seen, head: int) -> None:
+    def add(self, seen: GroupOutcome, head: int) -> None:
         """Count a group whose fate was decided when `head` was the newest version."""
         age = head - seen.min_version if seen.min_version >= 0 <= head else None
         self.groups += 1
@@ -187,37 +189,39 @@ class Ledger:
 
     def __init__(self, *, is_shadow: bool = False) -> None:
         self._is_shadow = is_shadow
-        self._kept: dict[Key, Seen] = {}
+        self._kept: dict[GroupId, GroupOutcome] = {}
         """Groups that a curator let pass and no trainer has used or evicted so far."""
         self._head = 0
         """Version of the trainer."""
-        self.groups: dict[str, Tally] = {}
+        self.groups: dict[str, GroupsOfReason] = {}
         """By reason; `trained` among them."""
-        self.trajectories: dict[str, Tally] = {}
+        self.trajectories: dict[str, GroupsOfReason] = {}
         """By reason, those that were taken out of a group that went on."""
+        self.errors = ErrorsFold()
 
     def outcome(self, outcome: Outcome) -> None:
         """Take in what a curator decided; a trainer's word is in its batches too, with how old the group was."""
         if outcome.use or outcome.component != "curate":
             return
+        self.errors.take(outcome)
         if outcome.level == "trajectory":
-            _of(self.trajectories, outcome.reason).add(_seen(outcome), outcome.head_version)
+            _of(self.trajectories, outcome.reason).add(_group_outcome(outcome), outcome.head_version)
         elif outcome.verdict == "kept":
-            self._kept[outcome.stream, outcome.number] = _seen(outcome)
+            self._kept[GroupId.of(outcome)] = _group_outcome(outcome)
         else:
-            _of(self.groups, outcome.reason).add(_seen(outcome), outcome.head_version)
+            _of(self.groups, outcome.reason).add(_group_outcome(outcome), outcome.head_version)
 
     def batch(self, batch: BatchTrained) -> None:
         """Take in what a trainer trained on and what it evicted."""
         if self._is_shadow:
-            known = (self._kept.get((use.stream, use.number)) for use in batch.groups)
+            known = (self._kept.get(GroupId.of(use)) for use in batch.groups)
             self._head = max(self._head, *(seen.head_version for seen in known if seen), 0)
         else:
             self._head = max(self._head, batch.version - 1)
         fates = [(use, TRAINED) for use in batch.groups]
         fates += [(gone.group, gone.verdict) for gone in batch.evictions if gone.group is not None]
         for use, reason in fates:
-            seen = None if use.use else self._kept.pop((use.stream, use.number), None)
+            seen = None if use.use else self._kept.pop(GroupId.of(use), None)
             if seen is not None:
                 _of(self.groups, reason).add(seen, self._head)
         if not self._is_shadow:
@@ -239,22 +243,23 @@ def discards(run: Run, policy: str | None) -> Discards:
             ledger.outcome(outcome)
         for _, batch in readable(run, read_all(run.connection, [run.topics.batches(name)]), BatchTrained):
             ledger.batch(batch)
-        found[name] = told(ledger)
+        found[name] = policy_discards(ledger)
     return Discards(run.recipe.name, run.run_id, found)
 
 
-def told(ledger: Ledger) -> Fates:
+def policy_discards(ledger: Ledger) -> PolicyDiscards:
     """Return what a ledger says; `before_end` leaves out what was there still when the run ended."""
-    trained = ledger.groups.get(TRAINED, Tally())
-    others = {reason: tally for reason, tally in ledger.groups.items() if reason != TRAINED}
-    chosen = _pooled(tally.lengths for reason, tally in others.items() if reason != RUN_END)
-    return Fates(
+    trained = ledger.groups.get(TRAINED, GroupsOfReason())
+    others = {reason: groups for reason, groups in ledger.groups.items() if reason != TRAINED}
+    chosen = _pooled(groups.lengths for reason, groups in others.items() if reason != RUN_END)
+    return PolicyDiscards(
         trained=TrainedGroups(trained.groups, *_means(trained), _cells(trained)),
-        discarded={reason: _discarded(tally, trained.lengths) for reason, tally in _by_count(others)},
-        trajectories={reason: _discarded(tally, trained.lengths) for reason, tally in _by_count(ledger.trajectories)},
+        discarded={reason: _discarded(groups, trained.lengths) for reason, groups in _by_count(others)},
+        trajectories={reason: _discarded(groups, trained.lengths) for reason, groups in _by_count(ledger.trajectories)},
         waiting=ledger.waiting,
-        bias=bias(_pooled(tally.lengths for tally in others.values()), trained.lengths),
+        bias=bias(_pooled(groups.lengths for groups in others.values()), trained.lengths),
         before_end=BeforeEnd(chosen.mean if chosen.count else None, bias(chosen, trained.lengths)),
+        errors=ledger.errors.errors(),
     )
 
 
@@ -272,20 +277,20 @@ def bias(discarded: Moments, trained: Moments) -> Bias | None:
     return Bias(ratio, ratio / factor, ratio * factor)
 
 
-def _discarded(tally: Tally, trained: Moments) -> Discarded:
-    return Discarded(tally.groups, *_means(tally), bias(tally.lengths, trained), _cells(tally))
+def _discarded(groups: GroupsOfReason, trained: Moments) -> Discarded:
+    return Discarded(groups.groups, *_means(groups), bias(groups.lengths, trained), _cells(groups))
 
 
-def _means(tally: Tally) -> tuple[float | None, float | None, float | None]:
+def _means(groups: GroupsOfReason) -> tuple[float | None, float | None, float | None]:
     """Return mean length, reward and age."""
     length, reward, age = (
-        moments.mean if moments.count else None for moments in (tally.lengths, tally.rewards, tally.ages)
+        moments.mean if moments.count else None for moments in (groups.lengths, groups.rewards, groups.ages)
     )
     return length, reward, age
 
 
-def _cells(tally: Tally) -> tuple[Binned, ...]:
-    return tuple(Binned(*cell, count) for cell, count in sorted(tally.cells.items(), key=lambda item: str(item[0])))
+def _cells(groups: GroupsOfReason) -> tuple[Binned, ...]:
+    return tuple(Binned(*cell, count) for cell, count in sorted(groups.cells.items(), key=lambda item: str(item[0])))
 
 
 def _pooled(several: Iterable[Moments]) -> Moments:
@@ -300,15 +305,15 @@ def _pooled(several: Iterable[Moments]) -> Moments:
     return pooled
 
 
-def _cell(seen: Seen, age: int | None) -> Cell:
+def _cell(seen: GroupOutcome, age: int | None) -> Cell:
     length = None if math.isnan(seen.length) else 2 ** int(math.log2(seen.length)) if seen.length >= 1 else 0
     reward = math.floor(seen.reward / REWARD_BIN) * REWARD_BIN if math.isfinite(seen.reward) else None
     return Cell(length, reward, age)
 
 
-def _seen(outcome: Outcome) -> Seen:
+def _group_outcome(outcome: Outcome) -> GroupOutcome:
     finite = [reward for reward in outcome.rewards if math.isfinite(reward)]
-    return Seen(
+    return GroupOutcome(
         # The longest episodes are those that time out: as 0 tokens they would hide the bias.
         length=fmean(outcome.lengths) if outcome.lengths else math.nan,
         reward=fmean(finite) if finite else math.nan,
@@ -317,9 +322,9 @@ def _seen(outcome: Outcome) -> Seen:
     )
 
 
-def _of(tallies: dict[str, Tally], reason: str) -> Tally:
-    return tallies.setdefault(reason or "unknown", Tally())
+def _of(tallies: dict[str, GroupsOfReason], reason: str) -> GroupsOfReason:
+    return tallies.setdefault(reason or "unknown", GroupsOfReason())
 
 
-def _by_count(tallies: Mapping[str, Tally]) -> list[tuple[str, Tally]]:
+def _by_count(tallies: Mapping[str, GroupsOfReason]) -> list[tuple[str, GroupsOfReason]]:
     return sorted(tallies.items(), key=lambda item: -item[1].groups)

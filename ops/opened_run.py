@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace.infra.embedded.data_folder import LOOK, SUMMARY, DataFolder, RunNotes, only_folder
 from headrace.infra.errors import Unavailable, UsageError
-from headrace.infra.kafka.clients import RunAddress, parse_run
+from headrace.infra.kafka.clients import KafkaAway, RunAddress, parse_run
 from headrace.infra.run.run import NoSuchRun, Run, join, require_run, run_names
 
 PATIENCE_S = 10.0
@@ -22,17 +22,20 @@ class OpenedRun:
     run: Run
     rests: bool
     """True when nobody runs it now: its broker was started for this look."""
+    began_ms: int = 0
+    """When the launcher that runs it now began, in ms since the epoch; 0 where nobody knows."""
 
 
 @contextmanager
 def opened_run(address: str | None, data: Path | None, *, store: bool = False) -> Iterator[OpenedRun]:
     """Join the run of that address or data folder, or the only one below the working directory.
 
-    An address that is but a name (`retrain --into` makes such runs) is looked for on the folder's cluster. What is
-    started is stopped again, and only that: of a run that rests its embedded broker, and with `store` its embedded
-    object store too. Raises UsageError, with the runs that there are when this one is not, and what `join` raises.
+    An address that is but a name, without `/` or `:` (`retrain --into` makes such runs), is looked for on the folder's
+    cluster. What is started is stopped again, and only that: of a run that rests its embedded broker, and with `store`
+    its embedded object store too. Raises UsageError, with the runs that there are when this one is not, and what `join`
+    raises.
     """
-    named = address is not None and "/" not in address
+    named = address is not None and "/" not in address and ":" not in address
     if address and data and not named:
         raise UsageError(
             "give --run or --data, not both: the first names a running cluster, the second a folder (and then --run "
@@ -47,7 +50,7 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
         raise UsageError(f"{folder.root} is the folder of a sweep: give --run too, one of {', '.join(swept)}")
     if folder.owner() is not None:
         with _maybe_ending(folder):
-            yield OpenedRun(_joined(parse_run(notes.address), folder), rests=False)
+            yield OpenedRun(_joined(parse_run(notes.address), folder), False, folder.owned_since_ms())
         return
     _refuse_servers_elsewhere(folder)
     with ExitStack() as started:
@@ -64,7 +67,7 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
 
 @contextmanager
 def _maybe_ending(folder: DataFolder) -> Iterator[None]:
-    """Say with servers that are away what to do: those of a run stop a little before `up` lets go of its folder."""
+    """Report with servers that are away what to do: those of a run stop a little before `up` lets go of its folder."""
     try:
         yield
     except Unavailable as error:
@@ -99,16 +102,18 @@ def _refuse_servers_elsewhere(folder: DataFolder) -> None:
 
 
 def _joined(address: RunAddress, folder: DataFolder | None = None) -> Run:
-    """Join a run, or say at once which runs there are instead; of a sweep's folder, what became of their topics."""
+    """Join a run, or name at once which runs there are instead; of a sweep's folder, what became of their topics."""
     try:
         require_run(address, run_names(address.connection, PATIENCE_S))
+    except KafkaAway as error:
+        raise KafkaAway(f"{address.connection.bootstrap}: {error}") from error
     except NoSuchRun as error:
         raise UsageError(f"{error}{_deleted(folder, address.run) if folder else ''}") from error
     return join(address, PATIENCE_S)
 
 
 def _deleted(folder: DataFolder, run: str) -> str:
-    """Return what a folder tells of a run that is not there: that a sweep deleted it; nothing of other folders."""
+    """Return what a folder records of a run that is not there: that a sweep deleted it; nothing of other folders."""
     sweep = folder.sweep() or folder
     if not sweep.sweep_runs():
         return ""
@@ -118,7 +123,7 @@ def _deleted(folder: DataFolder, run: str) -> str:
             "unless the sweep file says `keep = true`"
         )
     return (
-        f". It is a run of the sweep in {sweep.root} that is done, and its topics were deleted then: what came of it "
+        f". It is a run of the sweep in {sweep.root} that is done, and its topics were deleted then: the result of it "
         f"is in {sweep.root / run / SUMMARY}, and `headrace compare` shows it. To look at its groups put "
         f"`keep = true` into the sweep file, remove {sweep.root / run}, and give `headrace compare` again: it plays "
         "the run once more"

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 
 @runtime_checkable
-class Told(Protocol):
+class PlainForm(Protocol):
     """A result whose JSON is not just its fields."""
 
     def to_json(self) -> Mapping[str, object]:
@@ -21,7 +21,7 @@ def plain(found: object) -> Any:
     A field whose name would be a word of Python ends in `_` (`from_`); its key does not.
     """
     if is_dataclass(found) and not isinstance(found, type):
-        if isinstance(found, Told):
+        if isinstance(found, PlainForm):
             return plain(found.to_json())
         return {field.name.removesuffix("_"): plain(getattr(found, field.name)) for field in fields(found)}
     if isinstance(found, Mapping):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from headrace.infra.kafka.clients import Connection, Message, begin_offsets, end_offsets, kafka_errors, open_admin
+from headrace.infra.kafka.clients import Connection, Message, begin_offsets, kafka_errors, open_admin
 from headrace.infra.kafka.topic_reader import Place, TopicReader, whole_topics
 from headrace.infra.progress import progress
 
-TELL_EVERY = 2_000
+REPORT_EVERY = 2_000
 
 
 class Reading:
@@ -32,11 +32,11 @@ class Reading:
 
     def _read(self, places: Mapping[Place, int], what: str) -> Iterator[Message]:
         begin = time.perf_counter()
-        ends = end_offsets(self._connection, places)
         with progress(f"auditing {what}") as tell, TopicReader(self._connection, places, "audit") as reader:
-            for count, message in enumerate(reader.until(ends), 1):
+            ends = reader.ends()  # for the progress alone: just after a broker's start they may be wrong
+            for count, message in enumerate(reader.catch_up(), 1):
                 self.records += 1
-                if count % TELL_EVERY == 0:
+                if count % REPORT_EVERY == 0:
                     tell(sum(reader.positions.values()), sum(ends.values()))
                 yield message
         self.seconds += time.perf_counter() - begin

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.consumers.curate.curation import chain_of
+from headrace.consumers.curate.revision_chains import chain_of
 from headrace.envs.registry import check_characters, load_environment, load_workflow
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Lora, Recipe, Trainer
@@ -22,19 +22,19 @@ def check_names(recipe: Recipe) -> None:
     Raises UsageError, with what there is instead.
     """
     check_engine(recipe)
-    for line in recipe.lines:
-        chain_of(recipe, line)
-        check_advantage(recipe, line)
-        trainer = recipe.trainer_of(line)
-        _check_processes(line, trainer, recipe.policies[policy_of(line)].lora)
+    for policy_variant in recipe.policy_variants:
+        chain_of(recipe, policy_variant)
+        check_advantage(recipe, policy_variant)
+        trainer = recipe.trainer_of(policy_variant)
+        _check_processes(policy_variant, trainer, recipe.policies[policy_of(policy_variant)].lora)
         if any(getattr(trainer, key) != Trainer.model_fields[key].default for key in LOSS_KEYS):
             from headrace.trainers.learner.chosen_loss import check_loss
 
-            check_loss(recipe, line)
+            check_loss(recipe, policy_variant)
         if trainer.replay_routing or trainer.router_aux:
             from headrace.trainers.learner.routing import check_experts
 
-            check_experts(recipe, policy_of(line))
+            check_experts(recipe, policy_of(policy_variant))
     for policy in recipe.policies:
         if (lora := recipe.policies[policy].lora) is not None and lora.targets:
             from headrace.trainers.learner.lora import check_targets

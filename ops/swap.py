@@ -1,28 +1,23 @@
 """`headrace swap`: another chain for a run that goes on, as the next revision of its recipe.
 
 The feeder stamps it on every further number; a group goes through the chain of its stamp, whichever curator has it, so
-nothing stops, and what was issued before ends as it began. The transactional id is the run's: of two swaps at once the
-second fences the first, and begins from what that one wrote.
+nothing stops, and what was issued before ends as it began. Of two that write a revision at once the second fences the
+first, and begins from what that one wrote.
 """
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.consumers.curate.curation import chain_of
+from headrace.consumers.curate.revision_chains import chain_of
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import Outgoing
-from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.recipe.plug_in_sources import curated, known_sources, source_differences, sources_of
 from headrace.infra.recipe.recipe_file import with_chain
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import first_message, revision_of
+from headrace.infra.run.revisions import revision_of, write_later
 from headrace.infra.run.run import Run, RunEnded, read_revisions
-from headrace.schemas import codec
-
-COMPONENT = "swap"
+from headrace.schemas.records import RecipeRevision
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +44,26 @@ def swap(run: Run, path: Path, *, dry_run: bool = False) -> Swap:
     """
     if dry_run:
         return _prepared(run, path)[1]
-    with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}", [run.topics.recipe])) as writer:
-        outgoing, report = _prepared(run, path)
-        if outgoing is not None:
-            writer.begin()
-            writer.produce([outgoing])
-            writer.commit()
-    return replace(report, swapped=outgoing is not None)
+    reports: list[Swap] = []
+
+    def settle() -> RecipeRevision | None:
+        revision, report = _prepared(run, path)
+        reports.append(report)
+        return revision
+
+    revision = write_later(run.address, settle)
+    return replace(reports[-1], swapped=revision is not None)
 
 
-def _prepared(run: Run, path: Path) -> tuple[Outgoing | None, Swap]:
-    """Return the next revision, None where the chain is the one in force, and what is to be said of it."""
+def _prepared(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
+    """Return the next revision, None where the chain is the one in force, and what is to be announced of it."""
     revisions = read_revisions(run.address)
     newest = revisions[-1]
     old = Recipe.from_json(newest.recipe)
     new = with_chain(old, path)
-    for line in new.lines:
+    for policy_variant in new.policy_variants:
         try:
-            chain_of(new, line)
+            chain_of(new, policy_variant)
         except UsageError as error:
             raise type(error)(f"{path}: {error}") from error
     if newest.ended:
@@ -75,7 +72,7 @@ def _prepared(run: Run, path: Path) -> tuple[Outgoing | None, Swap]:
             "with it by `headrace up … --set trainer.steps=N --new-recipe`, or try the chain over what it played by "
             "`headrace archive` and `headrace curate --from`"
         )
-    here = sources_of(use for line in new.lines for use in curated(new, line))
+    here = sources_of(use for policy_variant in new.policy_variants for use in curated(new, policy_variant))
     is_new = new != old or bool(source_differences(known_sources(revisions), here))
     revision = newest.revision + is_new
     report = Swap(
@@ -88,7 +85,4 @@ def _prepared(run: Run, path: Path) -> tuple[Outgoing | None, Swap]:
     if not is_new:
         return None, report
     plug_ins = {**newest.plug_ins, **{top: source.hash for top, source in here.items()}}
-    record = replace(revision_of(newest.run_id, revision, new, newest.store), swapped=True, plug_ins=plug_ins)
-    first = first_message(run.address)
-    value = codec.encode(record) if first is None else codec.encode_like(record, first)
-    return Outgoing(run.topics.recipe, value, str(revision).encode(), partition=0), report
+    return replace(revision_of(newest.run_id, revision, new, newest.store), swapped=True, plug_ins=plug_ins), report

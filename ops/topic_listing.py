@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from headrace.infra.kafka.clients import Connection, parse_run
+from headrace.infra.kafka.client_settings import settings_of_environment
+from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.run.run import join
+from headrace.infra.run.revisions import first_message, topic_specs_of
+from headrace.infra.run.run import Run
 from headrace.schemas.topics import TopicSpec
 
 
@@ -18,15 +20,16 @@ def listing_of_recipe(name_or_path: str, sets: Sequence[str]) -> Table:
     recipe = load_recipe(name_or_path, sets)
     kafka = recipe.kafka
     if not kafka.bootstrap:
-        return _table(recipe.topic_specs, None)
-    connection = Connection(kafka.bootstrap, kafka.client, kafka.compression)
-    return _table(recipe.topic_specs, ensure_topics(connection, recipe.topic_specs))
+        return _table(recipe.topic_specs_with(recipe.state_partitions), None)
+    client = {**kafka.client, **settings_of_environment()}
+    connection = Connection(kafka.bootstrap, client, kafka.compression)
+    specs = topic_specs_of(first_message(RunAddress(connection, recipe.name)), recipe)
+    return _table(specs, ensure_topics(connection, specs))
 
 
-def listing_of_run(address: str) -> Table:
+def listing_of_run(run: Run) -> Table:
     """Return the topics of a run, made and checked."""
-    run = join(parse_run(address))
-    return _table(run.recipe.topic_specs, ensure_topics(run.connection, run.recipe.topic_specs))
+    return _table(run.topic_specs, ensure_topics(run.connection, run.topic_specs))
 
 
 def _table(specs: Sequence[TopicSpec], created: list[str] | None) -> Table:

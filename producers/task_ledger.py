@@ -1,6 +1,6 @@
 """What became of the tasks of one partition, in a form that fits into the metadata of a committed offset.
 
-The committed offset is the oldest unfinished task. Its metadata says which later ones are done already and how often
+The committed offset is the oldest unfinished task. Its metadata lists which later ones are done already and how often
 the open ones were started, so the next owner of the partition skips the former, and finds a task that kills its worker:
 a start is committed before the task runs, and taken back when its worker leaves in good order.
 """
@@ -33,7 +33,7 @@ class TaskLedger:
         committed_offset: The group's; negative when nothing was committed yet.
         metadata: What `commit` returned beside it. Text that is not ours counts as none: work may then be done twice,
             which dedupe drops, but never left out.
-        run_id: Of the run whose tasks these are. A commit that names another run says nothing of them: see `is_of_run`.
+        run_id: Of the run whose tasks these are. A commit that names another run is not about them: see `is_of_run`.
     """
 
     def __init__(self, committed_offset: int, metadata: str = "", run_id: str = "") -> None:
@@ -72,7 +72,7 @@ class TaskLedger:
         return self._inherited.get(offset, 0)
 
     def must_run_alone(self, offset: int) -> bool:
-        """Tell whether a task is a suspect: one more death makes it poison, so nothing may run beside it."""
+        """Return whether a task is a suspect: one more death makes it poison, so nothing may run beside it."""
         return self.starts_before(offset) >= POISON_STARTS - 1
 
     def done(self, offset: int) -> None:
@@ -136,7 +136,7 @@ class TaskLedger:
 
 
 def is_of_run(metadata: str, run_id: str) -> bool:
-    """Tell whether a commit is one of this run, and not of an earlier one of the same name.
+    """Return whether a commit is one of this run, and not of an earlier one of the same name.
 
     Topics are deleted and made anew under one name, and a worker that outlives them commits by name: its offset would
     pass over tasks that nobody played. A commit that names no run counts as ours: older builds write none, nor do the

@@ -30,7 +30,7 @@ Plain = dict[str, Any]
 
 
 class SchemaError(ValueError):
-    """Bytes or a record do not fit a schema; the message says what and where."""
+    """Bytes or a record do not fit a schema; the message names what and where."""
 
 
 @dataclass(frozen=True, slots=True)

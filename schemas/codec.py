@@ -64,9 +64,27 @@ def _parsed(schema: Plain) -> Plain:
     return parsed
 
 
-FORMS: dict[type, Form] = {record: _form_of(record) for record in RECORDS}
-BY_FINGERPRINT = {form.fingerprint: form for form in FORMS.values()}
-BY_NAME = {record.__name__: form for record, form in FORMS.items()}
+class Forms(dict[type, Form]):
+    """Record class to its form, made when it is first asked for: hardly any process reads all of them."""
+
+    def __missing__(self, record: type) -> Form:
+        if record not in RECORDS:
+            raise KeyError(record)
+        form = self[record] = _form_of(record)
+        return form
+
+
+FORMS = Forms()
+
+
+@functools.cache
+def _by_fingerprint() -> dict[bytes, Form]:
+    return {FORMS[record].fingerprint: FORMS[record] for record in RECORDS}
+
+
+@functools.cache
+def _by_name() -> dict[str, Form]:
+    return {record.__name__: FORMS[record] for record in RECORDS}
 
 
 @functools.cache
@@ -161,10 +179,10 @@ def decode_plain(data: bytes, record: type) -> Plain:
 
 def decode_any(data: bytes) -> Any:
     """Return whichever of today's records the message holds. Raises SchemaError like `decode`."""
-    form = BY_FINGERPRINT.get(bytes(data[2:HEADER_BYTES]))
+    form = _by_fingerprint().get(bytes(data[2:HEADER_BYTES]))
     if form is None:
         name = _writer_schema(data)["name"].removeprefix(f"{NAMESPACE}.")
-        form = BY_NAME.get(name)
+        form = _by_name().get(name)
         if form is None:
             raise SchemaError(f"record {name} is not known to this version of Headrace")
     return _read(data, form)
@@ -208,7 +226,7 @@ def decode_prefix(data: bytes) -> tuple[str, Plain]:
 
 def schema_in(data: bytes) -> Plain:
     """Return the schema that a message was written in. Raises SchemaError like `name_of`."""
-    form = BY_FINGERPRINT.get(bytes(data[2:HEADER_BYTES])) if data[:2] == MAGIC else None
+    form = _by_fingerprint().get(bytes(data[2:HEADER_BYTES])) if data[:2] == MAGIC else None
     return form.schema if form is not None else _writer_schema(data)
 
 

@@ -7,25 +7,19 @@ They are for producers in other languages, and for the test that holds them true
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
 from pathlib import Path
 
-from headrace.schemas import records
+from headrace.schemas import field_types, group_records, records, run_records, version_records
 from headrace.schemas.avro import schema_of
+from headrace.schemas.field_texts import field_texts
 
 
 def docs_of_records() -> dict[str, dict[str, str]]:
     """Return class name to field name to the text under it; the class's own text is under ""."""
     docs: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(records)).body:
-        if isinstance(node, ast.ClassDef):
-            texts = {"": ast.get_docstring(node) or ""}
-            for field, text in zip(node.body, node.body[1:], strict=False):
-                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                    texts[field.target.id] = ast.literal_eval(text.value)  # type: ignore[attr-defined]  # its text
-            docs[node.name] = texts
+    for module in (field_types, group_records, run_records, version_records):
+        docs |= field_texts(module)
     return docs
 
 

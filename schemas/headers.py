@@ -50,7 +50,7 @@ class Stamp:
     def from_headers(cls, headers: Sequence[tuple[str, bytes]] | None) -> Stamp:
         """Read a message's headers; those of other tools are passed over. Raises HeaderError.
 
-        Numbers are those of Avro's long, texts no longer than 1,000 bytes: what is read here stands in state and keys.
+        Numbers are those of Avro's long, texts no longer than 1,000 bytes: what is read here is kept in state and keys.
         """
         found = dict(headers or ())
         values: dict[str, str | int] = {}

@@ -1,9 +1,72 @@
-"""Seeds that follow from names alone, the same on every machine and for every attempt, and the clock of all records."""
+"""What groups are known by, seeds that follow from names alone, and the clock of all records.
+
+Some draws have hashes of their own, as snapshots, checkpoints and what was trained hold what they gave: those of
+selectors (`producers/feed/selectors/draws.py`), of data algorithms (`consumers/algorithms/draws.py`, `random_m.py`), of
+the window's order and of minibatches (`trainers/batches/window.py`, `batch.py`), and of the environments' permutations
+(`envs/permutation.py`, `reasoning_gym_env.py`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import time
+from typing import NamedTuple, Protocol
+
+
+class HasGroup(Protocol):
+    """A record, or its stamp, that names a group."""
+
+    @property
+    def stream(self) -> str:
+        """Stream of the task."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """Number of the task in its stream."""
+        ...
+
+
+class HasUse(HasGroup, Protocol):
+    """A record, or its stamp, that names one use of a group."""
+
+    @property
+    def use(self) -> int:
+        """0 for the first training on the group, above 0 for replays."""
+        ...
+
+
+class GroupId(NamedTuple):
+    """A group of one policy; its task, whatever the policy. It equals the plain pair, and sorts as one."""
+
+    stream: str
+    number: int
+
+    def __str__(self) -> str:
+        """Return `stream:number`."""
+        return f"{self.stream}:{self.number}"
+
+    @classmethod
+    def of(cls, record: HasGroup) -> GroupId:
+        """Return the group that a record is about."""
+        return cls(record.stream, record.number)
+
+
+class UseId(NamedTuple):
+    """One use of a group of one policy. It equals the plain triple, and sorts as one."""
+
+    stream: str
+    number: int
+    use: int
+
+    def __str__(self) -> str:
+        """Return `stream:number use N`."""
+        return f"{self.stream}:{self.number} use {self.use}"
+
+    @classmethod
+    def of(cls, record: HasUse) -> UseId:
+        """Return the use that a record is about."""
+        return cls(record.stream, record.number, record.use)
 
 
 def now_ms() -> int:

@@ -2,7 +2,7 @@
 
 For every record class the source of one function is written and compiled, so that no field costs a call. It takes what
 every writer of ours writes and no more: it refuses by an exception what is rare or broken, and then fastavro reads the
-message, or says what is wrong with it (`schemas.codec`). What it does return is what that way would have returned.
+message, or names what is wrong with it (`schemas.codec`). What it does return is what that way would have returned.
 """
 
 from __future__ import annotations

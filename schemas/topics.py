@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from dataclasses import dataclass, field
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -18,20 +19,23 @@ class TopicSpec:
     name: str
     partitions: int
     config: dict[str, str] = field(default_factory=dict)
+    """Settings without which the run cannot live."""
+    made_with: dict[str, str] = field(default_factory=dict)
+    """Further settings of a topic that is made; one that is there may lack them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
     """Names of the topics of one run. Run, region, workflow, policy and variant names hold no dots.
 
-    What curates and trains is a *line*: a policy, or a shadow of it, named `policy.variant` as its topics are. Where a
-    policy is asked for, a line does as well; `trajectories` are those of its policy.
+    What curates and trains is a policy variant: a policy, or a shadow of it, named `policy.variant` as its topics are.
+    Where a policy is asked for, a policy variant will do; `trajectories` are those of its policy.
     """
 
     run: str
 
     def __post_init__(self) -> None:
-        """Refuse a run name that could not be told apart from the rest of a topic's name."""
+        """Refuse a run name that could not be distinguished from the rest of a topic's name."""
         check_name("run", self.run)
 
     @property
@@ -85,7 +89,7 @@ class Topics:
 
     @property
     def state(self) -> str:
-        """Snapshot, CheckpointPointer, WarmStartExamples and ObjectsRetired, the newest by key."""
+        """Snapshot, CheckpointPointer, WarmStartExamples, StepBegun and ObjectsRetired, the newest by key."""
         return f"{self.run}.state"
 
     def rollout_group(self, stream: str) -> str:
@@ -100,7 +104,14 @@ class Topics:
         return f"{self.run}.{what}.{policy}" + (f".{variant}" if variant else "")
 
     def all(
-        self, workflows: tuple[str, ...], policies: tuple[str, ...], partitions: int, shadows: tuple[str, ...] = ()
+        self,
+        workflows: tuple[str, ...],
+        policies: tuple[str, ...],
+        partitions: int,
+        shadows: tuple[str, ...] = (),
+        *,
+        task_partitions: int = 0,
+        state_partitions: int = 1,
     ) -> tuple[TopicSpec, ...]:
         """Return every topic that a run of these workflows, policies and shadows needs, as it should be.
 
@@ -109,29 +120,29 @@ class Topics:
         """
         large = {**FOR_EVER, **LARGEST_MESSAGE}
         specs = [TopicSpec(self.recipe, 1, large)]
-        for workflow in workflows:
-            specs.append(TopicSpec(self.tasks(workflow), partitions, FOR_EVER))
-            specs.append(TopicSpec(self.tasks(eval_stream(workflow)), partitions, FOR_EVER))
+        streams = [stream for workflow in workflows for stream in (workflow, eval_stream(workflow))]
+        asked = task_partitions or partitions
+        specs += [TopicSpec(self.tasks(stream), asked, FOR_EVER, LARGEST_MESSAGE) for stream in streams]
         for policy in policies:
             specs += [
                 TopicSpec(self.trajectories(policy), partitions, large),
                 TopicSpec(self.eval_groups(policy), partitions, large),
-                *self._of_line(policy, partitions),
-                TopicSpec(self.evals(policy), 1, FOR_EVER),
+                *self._of_variant(policy, partitions),
+                TopicSpec(self.evals(policy), 1, FOR_EVER, LARGEST_MESSAGE),
             ]
-        for line in shadows:
-            specs += self._of_line(line, partitions)
+        for shadow in shadows:
+            specs += self._of_variant(shadow, partitions)
         specs.append(TopicSpec(self.workers, 1, NEWEST))
         specs.append(TopicSpec(self.dead_letters, 1, large))
-        specs.append(TopicSpec(self.state, 1, {**NEWEST, **LARGEST_MESSAGE}))
+        specs.append(TopicSpec(self.state, state_partitions, {**NEWEST, **LARGEST_MESSAGE}))
         return tuple(specs)
 
-    def _of_line(self, line: str, partitions: int) -> list[TopicSpec]:
+    def _of_variant(self, policy_variant: str, partitions: int) -> list[TopicSpec]:
         return [
-            TopicSpec(self.curated(line), partitions, {**FOR_EVER, **LARGEST_MESSAGE}),
-            TopicSpec(self.outcomes(line), partitions, FOR_EVER),
-            TopicSpec(self.batches(line), 1, FOR_EVER),
-            TopicSpec(self.weights(line), 1, FOR_EVER),
+            TopicSpec(self.curated(policy_variant), partitions, {**FOR_EVER, **LARGEST_MESSAGE}),
+            TopicSpec(self.outcomes(policy_variant), partitions, FOR_EVER, LARGEST_MESSAGE),
+            TopicSpec(self.batches(policy_variant), 1, FOR_EVER, LARGEST_MESSAGE),
+            TopicSpec(self.weights(policy_variant), 1, FOR_EVER, LARGEST_MESSAGE),
         ]
 
 
@@ -145,19 +156,29 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
-def line_of(policy: str, variant: str = "") -> str:
-    """Return the name of what curates and trains: a policy's own, or that of a shadow, `policy.variant`."""
+def policy_variant_of(policy: str, variant: str = "") -> str:
+    """Return the name of a policy variant: the policy's own, or that of a shadow, `policy.variant`."""
     return f"{policy}.{variant}" if variant else policy
 
 
-def policy_of(line: str) -> str:
-    """Return the policy whose trajectories a line curates."""
-    return line.partition(".")[0]
+def policy_of(policy_variant: str) -> str:
+    """Return the policy whose trajectories a policy variant is trained on."""
+    return policy_variant.partition(".")[0]
 
 
-def variant_of(line: str) -> str:
-    """Return the variant of a shadow; empty for a policy."""
-    return line.partition(".")[2]
+def variant_of(policy_variant: str) -> str:
+    """Return a shadow's own name, without its policy's; empty for a policy."""
+    return policy_variant.partition(".")[2]
+
+
+def state_partition(component: str, partitions: int) -> int:
+    """Return on which partition of `state` a component has its records; the same in every build and language."""
+    return zlib.crc32(component.encode()) % partitions
+
+
+def trainer_component(policy_variant: str) -> str:
+    """Return as what a trainer has its place in `state`; what others say of its policy variant is there too."""
+    return f"train.{policy_variant}"
 
 
 def checkpoint_key(policy: str, version: int) -> bytes:
@@ -173,6 +194,11 @@ def checkpoint_prefix(policy: str) -> bytes:
 def examples_key(policy: str) -> bytes:
     """Return the key, in `state`, of a policy's worked examples."""
     return f"examples|{policy}".encode()
+
+
+def step_key(policy_variant: str) -> bytes:
+    """Return the key, in `state`, of the step that a trainer has begun last after a start."""
+    return f"step|{policy_variant}".encode()
 
 
 def retired_key(policy: str, what: str) -> bytes:
@@ -191,5 +217,5 @@ def eval_stream(stream: str) -> str:
 
 
 def is_eval(stream: str) -> bool:
-    """Tell whether a stream's tasks are evaluations."""
+    """Return whether a stream's tasks are evaluations."""
     return stream.startswith("eval.")

@@ -92,7 +92,7 @@ def weigh(schema: Plain, body: memoryview) -> None:
 
 
 class _Scale:
-    """One walk; `_at` is where it stands."""
+    """One walk; `_at` is where it is."""
 
     def __init__(self, body: memoryview) -> None:
         self._body = body

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -26,7 +27,7 @@ hypothesis.settings.register_profile(
 )  # how long an example takes says how busy the machine is
 hypothesis.settings.load_profile("headrace")
 
-ORDER = ("containers", "faults", "e2e", "integration", "fuzz", "conformance", "unit")
+ORDER = ("containers", "faults", "e2e", "integration", "fuzz", "model", "conformance", "unit")
 """What takes a lane longest first, so that the short ones fill the lanes at the end."""
 TOGETHER = {"containers"}
 """Folders whose files share servers that one lane must have for itself."""
@@ -36,8 +37,14 @@ EXHAUSTIVE = {"containers"}
 
 @pytest.fixture(autouse=True, scope="session")
 def _in_a_folder_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Leave the clone: a data folder that `make demo` left there would answer a command that names none."""
-    with contextlib.chdir(tmp_path_factory.mktemp("here")):
+    """Leave the clone: a data folder that `make demo` left there would answer a command that names none.
+
+    Temporary folders are there too: those of processes that tests kill go with pytest's own.
+    """
+    with contextlib.chdir(tmp_path_factory.mktemp("here")), pytest.MonkeyPatch.context() as patch:
+        scratch = tmp_path_factory.mktemp("tmp")
+        patch.setenv("TMPDIR", str(scratch))
+        patch.setattr(tempfile, "tempdir", str(scratch))
         yield
 
 

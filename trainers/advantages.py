@@ -22,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.infra.errors import HeadraceError
+from headrace.infra.recipe.ranges import at_least, within
+from headrace.schemas.rewards import EQUAL
 
 GroupBy = Literal["task", "task+role", "task+role+turn"]
 Weight = Literal["trajectory", "sequence"]
@@ -34,11 +36,9 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "task+role": ("group", "role"),
     "task+role+turn": ("group", "role", "turn"),
 }
-EQUAL = 1e-8
-"""Rewards closer than this are equal: seven rewards of 0.1 must give 0, not the noise of their mean."""
 _LARGEST = 1e30
 """The square of a larger reward is none that float64 holds for sure."""
-_TOLD = 8
+_SHOWN = 8
 """Wrong numbers that an error shows."""
 
 
@@ -60,7 +60,7 @@ class Member:
     length: int = 1
     """Generated tokens."""
     baseline: float | None = None
-    """What the workflow compares the reward with; None where it does not say."""
+    """What the workflow compares the reward with; None where it gives none."""
     group: int = 0
     """Place of its group in the batch."""
     kept: bool = True
@@ -110,7 +110,7 @@ def grpo(
     ddof = {"sample": 1, "population": 0}.get(std)
     if ddof is None:
         raise ValueError(f"std is sample or population, not {std!r}")
-    _at_least_0(eps=eps)
+    at_least(0, eps=eps)
     return _by_key(
         members, group_by, weight, lambda key: (key.values - key.values.mean()) / (key.values.std(ddof=ddof) + eps)
     )
@@ -154,7 +154,7 @@ def pass_at_k(
     members: Members, *, group_by: GroupBy = "task", weight: Weight = "trajectory", eps: float = 1e-5
 ) -> Float32s:
     """Pass@k with k = m (arXiv 2503.19595): the best has (r_max - r_2nd) / (sigma + eps), all others 0, float32[n]."""
-    _at_least_0(eps=eps)
+    at_least(0, eps=eps)
 
     def formula(key: Compared) -> Floats:
         second, best = np.sort(key.values)[-2:]
@@ -202,7 +202,7 @@ def lite_ppo(
 
     sigma_batch is the unbiased deviation of all values of the batch, whatever their key.
     """
-    _at_least_0(eps=eps)
+    at_least(0, eps=eps)
     known = _checked(members)
     values = np.concatenate([np.empty(0), *(key.values for key in compared(known, group_by, weight))])
     sigma = values.std(ddof=1) if values.size > 1 else 0.0
@@ -215,7 +215,7 @@ def reinforce_pp(members: Members, *, gamma: float = 1.0, eps: float = 1e-5) -> 
     Steps of gamma are generated tokens: observations between them do not count. Whitened over the generated tokens of
     the batch, as `batch_norm`.
     """
-    _within_0_and_1(gamma=gamma)
+    within(0, 1, gamma=gamma)
     known = _checked(members)
     returns = [_discounted_sums(_rewards_of(member), gamma) for member in known]
     return _float32s(_whitened(returns, known, eps))
@@ -286,7 +286,7 @@ def generalized_advantage(
             results are 0 there, and a reward that falls on one moves to the last generated token before it (or to the
             first one of all).
     """
-    _within_0_and_1(gamma=gamma, lam=lam)
+    within(0, 1, gamma=gamma, lam=lam)
     each = np.asarray(rewards, np.float64)
     critic = np.zeros_like(each) if values is None else np.asarray(values, np.float64)
     chosen = np.ones(each.shape, np.bool_) if mask is None else np.asarray(mask, np.bool_)
@@ -309,7 +309,7 @@ def rae(
 
     For code of your own, which keeps the state: returns float32[n] and the baselines afterwards; a new role's is 0.
     """
-    _within_0_and_1(decay=decay)
+    within(0, 1, decay=decay)
     known, advantages = dict(baselines or {}), np.zeros(len(rewards), np.float64)
     for place, (member, role) in enumerate(zip(_checked(rewards), roles, strict=True)):
         before = known.get(role, 0.0)
@@ -395,7 +395,7 @@ def _whitened_each(advantages: Floats, members: Sequence[Member], eps: float) ->
 
 def _whitened(advantages: Sequence[Floats], members: Sequence[Member], eps: float) -> list[Floats]:
     """Normalise n arrays, float64[length] or float64[1] for all tokens, over all tokens of kept members."""
-    _at_least_0(eps=eps)
+    at_least(0, eps=eps)
     kept = [
         np.broadcast_to(each, member.length) for each, member in zip(advantages, members, strict=True) if member.kept
     ]
@@ -446,7 +446,7 @@ def _finite(what: str, numbers: npt.ArrayLike, remedy: str) -> None:
     values = np.asarray(numbers, np.float64)
     wrong = values[~(np.abs(values) < _LARGEST)]
     if wrong.size:
-        raise RewardError(f"a group's {what} must be finite and below {_LARGEST:g}, got {wrong[:_TOLD]}: {remedy}")
+        raise RewardError(f"a group's {what} must be finite and below {_LARGEST:g}, got {wrong[:_SHOWN]}: {remedy}")
 
 
 def _some_baseline(members: Sequence[Member]) -> None:
@@ -459,24 +459,9 @@ def _some_baseline(members: Sequence[Member]) -> None:
 
 
 def _float32(advantages: Floats) -> Float32s:
-    with np.errstate(over="ignore"):
-        found = advantages.astype(np.float32)
-    if not np.isfinite(found).all():
-        raise RewardError(f"advantages beyond float32 or not finite: {advantages[~np.isfinite(found)][:_TOLD]}")
-    return found
+    with np.errstate(over="ignore"):  # infinite then, which `Estimator` refuses
+        return advantages.astype(np.float32)
 
 
 def _float32s(advantages: Sequence[Floats]) -> list[Float32s]:
     return [_float32(each) for each in advantages]
-
-
-def _at_least_0(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not 0 <= number < np.inf:
-            raise ValueError(f"{name} must be at least 0, got {number}")
-
-
-def _within_0_and_1(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not 0 <= number <= 1:
-            raise ValueError(f"{name} must lie within 0 and 1, got {number}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from dataclasses import replace
 from typing import TypeAlias
 
 import structlog
@@ -15,27 +15,38 @@ from headrace.infra.kafka.decoding import Rejected, decode_own
 from headrace.infra.kafka.topic_reader import TopicReader
 from headrace.infra.kafka.transactions import Ticket
 from headrace.infra.process.signals import MustRestart
+from headrace.infra.recipe.settings import Trainer as Settings
 from headrace.infra.run.run import Run, read_revision
 from headrace.infra.stopwatch import Stopwatch
-from headrace.schemas.records import CuratedGroup, WeightsPublished
+from headrace.schemas.ids import UseId
+from headrace.schemas.records import CuratedGroup, StepBegun, WeightsPublished
 from headrace.trainers.batches.groups import batch_sequences
-from headrace.trainers.batches.window import Eviction, Waiting, Window, next_batch
-from headrace.trainers.candidates import Candidate
+from headrace.trainers.batches.trials import Trials
+from headrace.trainers.batches.window import Eviction
 from headrace.trainers.intake import Intake
 from headrace.trainers.learner.step_metrics import group_metrics, sampled_by
 from headrace.trainers.messages import UNKNOWN, Messages
+from headrace.trainers.scheduler import (
+    BeginStep,
+    CommitVersion,
+    EndLook,
+    Leave,
+    LookAtStore,
+    NoteStep,
+    PoisonBatch,
+    Progress,
+    ReportEvictions,
+    Scheduler,
+)
 from headrace.trainers.version_metrics import VersionMetrics
-from headrace.trainers.versions.pipeline import Made, Order, Pipeline
+from headrace.trainers.versions.pipeline import Made, Pipeline, PlannedStep
 from headrace.trainers.versions.resume import Incarnation
+from headrace.trainers.windowed_groups import WindowedGroup
 
 log = structlog.get_logger()
 
-EVICTIONS_WAIT_S = 1.0
-RUN_DRY_S = 3.0
-"""When the run is over a shadow waits for so long for what its curator still writes; what comes later is trained too,
-where it makes a batch."""
 FINISH_S = 3.0
-"""A trainer that is told to stop commits what it has begun for so long; after 4 s `headrace up` tells it once more."""
+"""A trainer that gets a signal to stop commits what it has begun for so long; after 4 s `headrace up` sends another."""
 IDLE_S, BUSY_S = 0.05, 0.005
 """How long a poll waits: with nothing under way, and with a version that may be ready any moment."""
 Handler: TypeAlias = Callable[[Message], Iterable[Outgoing]]
@@ -44,14 +55,17 @@ Handler: TypeAlias = Callable[[Message], Iterable[Outgoing]]
 class Trainer:
     """The trainer of a policy, or of a shadow; implements the run loop's `Component`.
 
-    What it takes, by topic, stands in `handlers` at the end of this file. A turn either takes curated groups into the
-    window, or reports evictions, or makes one version. What it writes, each row in one transaction:
+    What it takes, by topic, is in `handlers` at the end of this file. What a turn does beside that its `Scheduler`
+    decides. What it writes, each row in one transaction:
 
     - for a group that cannot be trained on: DeadLetter, or Outcome of a shadow; and its place in a BatchTrained;
     - for evictions that waited: a BatchTrained that makes no version, and an Outcome each;
+    - before the first step after a start, StepBegun; for a batch that ends the process again and again, what a group
+      gets that cannot be trained on;
+    - for a version whose objects the store has lost, when no group comes: WeightsPublished, of all its weights;
     - for a version: BatchTrained, an Outcome for each eviction, now and then CheckpointPointer, WeightsPublished.
 
-    Evictions stand in a BatchTrained beside their outcomes, so that a successor rebuilds the same window.
+    Evictions are in a BatchTrained beside their outcomes, so that a successor rebuilds the same window.
 
     A shadow's tokens name versions of the main variant, so its groups grow old by the newest `head_version` that it has
     read. Nothing waits for it, and it waits for nobody: of what comes sooner than it trains, its window keeps the
@@ -67,10 +81,8 @@ class Trainer:
         self._reader = TopicReader(run.connection, positions, f"train.{policy_variant}")
         self._waiting = incarnation.waiting
         """Records that the last incarnation's window held: they come before all others."""
-        capacity = (self.settings.max_staleness + 1) * self.settings.groups_per_batch
-        self.window = Window[Candidate](capacity, self.settings.order, run.recipe.seed)
-        self._evicted: list[Eviction[Candidate]] = []
-        self._evicted_since = 0.0
+        every, past = run.recipe.evaluate.every, trials(self.settings, incarnation)
+        self.scheduler = Scheduler[WindowedGroup](self.settings, every, run.recipe.seed, past, run.ended)
         self._messages = Messages(
             run,
             policy_variant,
@@ -78,15 +90,17 @@ class Trainer:
             learner.fingerprint(),
             incarnation.weights_hash,
             self._reader.positions,
+            incarnation.offsets,
         )
         self._metrics = VersionMetrics(policy_variant, incarnation.recent, watch)
         self._watch = watch
-        self._ended = run.ended
-        self._said_over = False
+        self._end_logged = False
         self._announced: WeightsPublished | None = None
-        """The event of the version that is being committed."""
+        """The event that is being committed."""
+        self._made_version = False
+        """Whether a version is being committed, by the tick's first record."""
         self._finished: threading.Event | None = None
-        """Of a trainer that is told to stop: set when all is committed that was begun."""
+        """Of a trainer that is to stop: set when all is committed that was begun."""
         limits = learner.limits
         self._pipeline = Pipeline(run, learner, self._publisher)  # nobody else touches the learner from here on
         files = self._publisher.files
@@ -105,7 +119,7 @@ class Trainer:
             return waiting
         with watch.measure("consume"):
             found = self._reader.poll(256, 0)
-        if not found and not self._batch_waits():
+        if not found and not self.scheduler.batch_waits(self._progress()):
             with watch.measure("wait"):
                 found = self._reader.poll(256, IDLE_S if self._pipeline.is_empty else BUSY_S)
         return found
@@ -122,74 +136,113 @@ class Trainer:
                 curated = decode_own(
                     message.value, CuratedGroup, self.run.run_id, lambda one: f"a group of run {one.run_id}"
                 )
-            key = (curated.stream, curated.number, curated.use)
+            key = UseId.of(curated)
             found = self._intake.entry(message, curated)
         except Rejected as rejected:
             return self._messages.dead(message, rejected.why, key)
-        self._evict(self.window.add(found) if isinstance(found, Waiting) else [found])
+        if self._holds(key):  # without its headers the dead letter concludes nothing: the other record does
+            unnamed = replace(message, headers=[])
+            return self._messages.dead(unnamed, ("unusable", f"another record of {key} is here, and not trained yet"))
+        self.scheduler.take(found)
         return ()
+
+    def _holds(self, key: UseId) -> bool:
+        """Return whether a use waits in the window, or is in a batch under way."""
+        under_way = (entry.key for planned in self._pipeline.under_way() for entry in planned.batch)
+        return key in self.scheduler.window or key in under_way
 
     def follow_recipe(self, message: Message) -> Iterable[Outgoing]:
         """Learn whether the run is over."""
         revision = read_revision(message)
         if revision is not None and revision.run_id == self.run.run_id:
-            self._ended = revision.ended
+            self.scheduler.ended = revision.ended
         return ()
 
     # ------------------------------------------------------------------------------------------------ versions come out
 
     def tick(self) -> Iterable[Outgoing]:
-        """Return the records of a version that is made, or of evictions that wait; let the next version be made."""
-        made = self._pipeline.take()
-        if made is not None:
-            return self._version(made)
-        if self._finished is not None:
-            return self._leave(self._finished)
-        is_free = self._pipeline.is_free  # asked before its version is: a step may end in between
-        if self._over():
-            self._say_that_it_is_over()
-            self._clear()
-        else:
-            self._evict(self.window.expire(self._intake.version_now))
-        if self._evicted and (self._batch_waits() or time.monotonic() - self._evicted_since > EVICTIONS_WAIT_S):
-            return self._report_evictions()
-        if is_free and self._batch_waits():
-            self._pipeline.begin(self._order(self.window.take(self._next_batch()) or []))
+        """Return the records of what the scheduler names: of a version that is made, or of evictions that wait."""
+        at = self._progress()
+        if self._finished is None and self.scheduler.is_over(at):
+            self._log_the_end(at.version)
+        match self.scheduler.next(at):
+            case EndLook():
+                return self._whole()
+            case CommitVersion(evictions):
+                return self._version(self._pipeline.take_version(), evictions)
+            case ReportEvictions(evictions):
+                return self._messages.evicted(evictions)
+            case PoisonBatch(version, batch):
+                log.error("batch.poison", policy=self.policy_variant, version=version, groups=len(batch))
+                return self._messages.poison(batch, version)
+            case NoteStep() as step:
+                return self._note(step)
+            case BeginStep() as step:
+                self._pipeline.begin(self._planned(step))
+            case LookAtStore(read, apply):
+                self._pipeline.look(read=read, apply=apply)
+            case Leave() if self._finished is not None:
+                self._finished.set()
         return ()
 
-    def _order(self, batch: list[Waiting[Candidate]]) -> Order:
+    def _progress(self) -> Progress:
+        pipeline, is_free = self._pipeline, self._pipeline.is_free
+        return Progress(
+            version=pipeline.version,
+            is_free=is_free,
+            is_empty=pipeline.is_empty,
+            free_since=pipeline.free_since,
+            has_version=pipeline.has_version,
+            has_look=pipeline.has_look,
+            version_now=self._intake.version_now,
+            arrived_at=self._intake.arrived_at,
+        )
+
+    def _whole(self) -> list[Outgoing]:
+        """Return the event of whole weights that a look at the store has published, if it has."""
+        self._announced = self._pipeline.take_whole()
+        return [] if self._announced is None else [self._publisher.message(self._announced)]
+
+    def _note(self, step: NoteStep) -> list[Outgoing]:
+        if step.times > 1:
+            log.warning(
+                "step.tried", policy=self.policy_variant, version=step.version, time=step.times, groups=step.groups
+            )
+        return [self._messages.begun(step.version, step.times, step.suspects)]
+
+    def _planned(self, step: BeginStep[WindowedGroup]) -> PlannedStep:
         """Return what the learner is to make of a batch."""
-        version = self._pipeline.version + 1
-        is_last = version == self.settings.steps
-        every = 0 if self.settings.is_shadow else self.run.recipe.evaluate.every
-        wholes = [entry.payload.whole for entry in batch]
-        return Order(
-            version=version,
+        wholes = [entry.payload.whole for entry in step.batch]
+        return PlannedStep(
+            version=step.version,
             epoch=self._messages.epoch,
-            sequences=batch_sequences((entry.payload.prepared for entry in batch), self.settings),
-            must_publish=is_last or (every > 0 and version % every == 0),
-            checkpoint=is_last or version % self.settings.checkpoint_every == 0,
-            batch=batch,
+            sequences=batch_sequences((entry.payload.prepared for entry in step.batch), self.settings),
+            must_publish=step.must_publish,
+            checkpoint=step.checkpoint,
+            batch=step.batch,
             metrics={
-                **group_metrics(wholes, sampled_by(self.settings, wholes, version)),
+                **group_metrics(wholes, sampled_by(self.settings, wholes, step.version)),
                 "wait_s": time.monotonic() - self._pipeline.free_since,
                 "held_up_s": self._pipeline.held_up_s,
             },
         )
 
-    def _version(self, made: Made) -> list[Outgoing]:
-        """Return the records of a version's transaction, its event last."""
+    def _version(self, made: Made, evictions: list[Eviction[WindowedGroup]]) -> list[Outgoing]:
+        """Return the records of a version's transaction, BatchTrained first and its event last."""
+        self._made_version = True
         metrics = self._metrics.of(made)
-        evicted, self._evicted = self._evicted, []
-        outgoing = self._messages.version(made, metrics, evicted, self._window_positions())
+        under_way = (planned.batch for planned in self._pipeline.under_way())
+        first_needed = self.scheduler.first_needed(self._messages.curated_positions(), under_way)
+        outgoing = self._messages.version(made, metrics, evictions, first_needed)
         self._announced = made.published.event
         if self._announced is not None:
             outgoing.append(self._publisher.message(self._announced))
         self._metrics.add(metrics)
+        self.scheduler.passed(made.planned.version, len(made.planned.batch))
         log.info(
             "version.trained",
             policy=self.policy_variant,
-            version=made.order.version,
+            version=made.planned.version,
             reward=round(metrics["reward_mean"], 3),
             staleness=round(metrics["staleness_mean"], 2),
             step_s=round(metrics["step_s"], 3),
@@ -198,14 +251,17 @@ class Trainer:
         return outgoing
 
     def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:
-        """Learn where a version's event stands, the tick's last record: later deltas name the place of an anchor."""
+        """Learn where a version's records stand: deltas name the place of an anchor, checkpoints that of batches."""
+        if self._made_version:
+            self._made_version = False
+            self._messages.written(ticked[0].offset)
         if self._announced is not None:
             event, self._announced = self._announced, None
             self._publisher.announced(event, ticked[-1].offset)
         return ()
 
     def offsets(self, before: Sequence[Ticket]) -> None:
-        """None: how far the trainer is, BatchTrained says."""
+        """None: BatchTrained records how far the trainer is."""
 
     @property
     def moved(self) -> bool:
@@ -216,54 +272,16 @@ class Trainer:
         """Raise MustRestart: the learner ran ahead of the log, and comes back from its checkpoint."""
         raise MustRestart(f"trainer of {self.policy_variant} starts again from its newest checkpoint")
 
-    def _batch_waits(self) -> bool:
-        """Tell whether there is a batch, and a learner that is free to train it."""
-        return self._next_batch() > 0 and self._pipeline.is_free and not self._over()
+    # ------------------------------------------------------------------------------------------------------- the end
 
-    def _next_batch(self) -> int:
-        """Return how many groups the next batch takes; 0 while it is to wait."""
-        full, unit, limit_s = self.settings.groups_per_batch, self.settings.minibatches, self.settings.batch_limit_s
-        return next_batch(len(self.window), full, unit, time.monotonic() - self._pipeline.free_since, limit_s)
-
-    def _window_positions(self) -> dict[int, int]:
-        """Return, by partition, the first offset that a successor must read to have this window again."""
-        first = self._messages.curated_positions()
-        on_their_way = (entry for order in self._pipeline.under_way() for entry in order.batch)
-        for entry in chain(self.window.leftovers(), on_their_way):
-            first[entry.partition] = min(first[entry.partition], entry.offset)
-        return first
-
-    # -------------------------------------------------------------------------------------------- evictions and the end
-
-    def _evict(self, evictions: list[Eviction[Candidate]]) -> None:
-        if evictions and not self._evicted:
-            self._evicted_since = time.monotonic()
-        self._evicted += evictions
-
-    def _clear(self) -> None:
-        self._evict([Eviction(entry, "run_end") for entry in self.window.take(len(self.window)) or ()])
-
-    def _report_evictions(self) -> list[Outgoing]:
-        evicted, self._evicted = self._evicted, []
-        return self._messages.evicted(evicted)
-
-    def _over(self) -> bool:
-        if self._pipeline.version >= self.settings.steps:
-            return True
-        return bool(self._ended) and (not self.settings.is_shadow or self._has_run_dry())
-
-    def _has_run_dry(self) -> bool:
-        """Tell whether no batch can be cut of a shadow's window, and nothing has come for a while."""
-        return not self._next_batch() and time.monotonic() - self._intake.arrived_at > RUN_DRY_S
-
-    def _say_that_it_is_over(self) -> None:
-        if not self._said_over:
-            self._said_over = True
+    def _log_the_end(self, version: int) -> None:
+        if not self._end_logged:
+            self._end_logged = True
             log.info(
                 "run.over",
                 policy=self.policy_variant,
-                version=self._pipeline.version,
-                why=self._ended or "the last version is made",
+                version=version,
+                why=self.scheduler.ended or "the last version is made",
                 now="groups that still come are discarded; stop this process when none is in flight",
             )
 
@@ -273,26 +291,24 @@ class Trainer:
         It is set after FINISH_S in any case: what is left then is dropped, and a successor makes it again.
         """
         self._finished = threading.Event()
+        self.scheduler.finish()
         timer = threading.Timer(FINISH_S, self._finished.set)
         timer.daemon = True
         timer.start()
         return self._finished
 
-    def _leave(self, finished: threading.Event) -> list[Outgoing]:
-        """Return what is to be said before a trainer that was told to stop does; nothing when all was said."""
-        if not self._pipeline.is_empty:
-            return []
-        if self._over():
-            self._clear()  # nobody waits for replays at the end of a run, and no successor may come
-        if self._evicted:
-            return self._report_evictions()
-        finished.set()
-        return []
-
     def close(self) -> None:
         """Leave, after the step under way."""
         self._pipeline.close()
         self._reader.close()
+
+
+def trials(settings: Settings, incarnation: Incarnation) -> Trials:
+    """Return how a trainer comes past a batch that ended the processes of those before it."""
+    begun = incarnation.begun or StepBegun()
+    full, unit = settings.groups_per_batch, settings.minibatches
+    version = incarnation.learner.version + 1
+    return Trials(full, unit, version, begun.times, begun.suspects, is_noted=incarnation.resumed)
 
 
 def handlers(trainer: Trainer) -> Mapping[str, Handler]:

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 Metrics: TypeAlias = Mapping[str, float]
 
 LOOK_BACK = 20
-"""Versions that a judgement rests on: whoever keeps so many says what the run's whole past would say."""
+"""Versions that a judgement rests on: whoever keeps so many judges as from the run's whole past."""
 LARGE_GAP = 0.02
 """Nats, mean over tokens; on the published weights below 1e-4 is normal on a CPU, 1e-2 on a served GPU engine."""
 LARGE_KL = 0.1

@@ -16,6 +16,7 @@ from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.schemas.avro import SchemaError
+from headrace.schemas.ids import UseId
 from headrace.schemas.records import CuratedGroup, NamedObject, TrajectoryGroup
 from headrace.trainers.advantages import RewardError
 from headrace.trainers.batches.batch import BatchError
@@ -24,8 +25,8 @@ from headrace.trainers.batches.groups import PreparedGroup, WholeGroup
 from headrace.trainers.batches.payloads import LoggedFirstUses, Payloads
 from headrace.trainers.batches.trained_groups import whole
 from headrace.trainers.batches.window import Eviction, Waiting
-from headrace.trainers.candidates import Candidate, candidate
 from headrace.trainers.learner.limits import Limits
+from headrace.trainers.windowed_groups import WindowedGroup, windowed_group
 
 UNUSABLE = (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError)
 """What decoding raises for a group that cannot be trained on."""
@@ -67,7 +68,7 @@ class Intake:
         """The version by which groups are old: the trainer's; of a shadow, that of the engines that play for it."""
         return self._head if self._settings.is_shadow else self._newest_version()
 
-    def entry(self, message: Message, curated: CuratedGroup) -> Waiting[Candidate] | Eviction[Candidate]:
+    def entry(self, message: Message, curated: CuratedGroup) -> Waiting[WindowedGroup] | Eviction[WindowedGroup]:
         """Return a group as it waits in the window; a replay gets the group of its first use.
 
         A replay whose first use has left the log is evicted as `missing`. Raises Rejected as `unusable`.
@@ -79,31 +80,32 @@ class Intake:
         except UNUSABLE as error:
             raise Rejected("unusable", str(error)) from error
 
-    def _entry(self, message: Message, curated: CuratedGroup) -> Waiting[Candidate] | Eviction[Candidate]:
+    def _entry(self, message: Message, curated: CuratedGroup) -> Waiting[WindowedGroup] | Eviction[WindowedGroup]:
         with self._watch.measure("consume"):
             found = self._payloads.whole(message, curated)
         if found is None:
-            nothing = Candidate(WholeGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
+            nothing = WindowedGroup(WholeGroup(curated, TrajectoryGroup()), PreparedGroup((), ()), -1)
             return Eviction(self._waiting(message, curated, nothing), "missing")
         with self._watch.measure("decode"):
-            return self._waiting(message, curated, self._candidate(found))
+            return self._waiting(message, curated, self._windowed_group(found))
 
-    def _waiting(self, message: Message, curated: CuratedGroup, payload: Candidate) -> Waiting[Candidate]:
+    def _waiting(self, message: Message, curated: CuratedGroup, payload: WindowedGroup) -> Waiting[WindowedGroup]:
         return Waiting(
-            key=(curated.stream, curated.number, curated.use),
+            key=UseId.of(curated),
             min_version=curated.min_version,
             deadline_version=curated.deadline_version,
             arrival=self._arrivals,
             partition=message.partition,
             offset=message.offset,
             payload=payload,
+            size_bytes=payload.size_bytes,
         )
 
-    def _candidate(self, curated: CuratedGroup) -> Candidate:
+    def _windowed_group(self, curated: CuratedGroup) -> WindowedGroup:
         """Return the decoded group. Raises what makes it unusable."""
         group = whole(self._run, curated)
         known = math.inf if self._settings.is_shadow else self._newest_version()
-        found = candidate(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)
+        found = windowed_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)
         if self._settings.is_shadow:
             self._head = max(self._head, found.newest, group.group.head_version)
         return found

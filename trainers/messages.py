@@ -7,19 +7,21 @@ from dataclasses import dataclass, replace
 
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import dead_letter, lost_to_shadow
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import Place, read_one
 from headrace.infra.run.run import Run
 from headrace.schemas import codec, records
+from headrace.schemas.group_lengths import generated_lengths
 from headrace.schemas.headers import outcome_stamp
-from headrace.schemas.ids import now_ms
-from headrace.schemas.records import BatchTrained, GroupUse, Outcome, Position
-from headrace.schemas.topics import policy_of, variant_of
-from headrace.trainers.batches.window import Eviction, Key, Waiting
-from headrace.trainers.candidates import Candidate
+from headrace.schemas.ids import UseId, now_ms
+from headrace.schemas.records import BatchTrained, GroupUse, Outcome, Position, StepBegun
+from headrace.schemas.topics import policy_of, step_key, trainer_component, variant_of
+from headrace.trainers.batches.window import Eviction, Waiting
+from headrace.trainers.versions.batch_offsets import BatchOffsets
 from headrace.trainers.versions.pipeline import Made
 from headrace.trainers.versions.publisher import WindowMark, pointer
+from headrace.trainers.windowed_groups import WindowedGroup
 
-UNKNOWN: Key = ("", -1, 0)
+UNKNOWN = UseId("", -1, 0)
 """Of a record that cannot be read."""
 
 
@@ -36,25 +38,51 @@ class Messages:
     """Of the newest version that was written."""
     positions: Mapping[Place, int]
     """Next offsets of the topics that are read, as they are at any moment."""
+    offsets: BatchOffsets
+    """Of the records on `batches`."""
 
-    def dead(self, message: Message, why: tuple[str, str], key: Key = UNKNOWN) -> list[Outgoing]:
+    def dead(self, message: Message, why: tuple[str, str], key: UseId = UNKNOWN) -> list[Outgoing]:
         """Return a record's dead letter and, beside how far we are, its place as dead; `why` is (reason, detail).
 
-        By these no successor writes the letter again, or takes the record in once it can read it: what is sent back
-        stands at another place. A shadow writes an outcome instead of a letter.
+        By these no successor writes the dead letter again, or takes in the record once it can read it: one sent back
+        has another place. A shadow writes an outcome instead of a dead letter.
         """
         if variant_of(self.policy_variant):
             outcome = lost_to_shadow(self.run.run_id, self.policy_variant, message, why)
-            said = [] if outcome is None else [self._outcome_message(outcome, message.partition)]
-            key = UNKNOWN if outcome is None else (outcome.stream, outcome.number, outcome.use)
+            reported = [] if outcome is None else [self._outcome_message(outcome, message.partition)]
+            key = UNKNOWN if outcome is None else UseId.of(outcome)
         else:
             component = f"train.{self.policy_variant}"
-            said = [dead_letter(self.run.topics, self.run.run_id, component, message, why)]
+            reported = [dead_letter(self.run.topics, self.run.run_id, component, message, why)]
         use = GroupUse(*key, message.partition, message.offset)
         dead = replace(self._record(), evictions=(records.Eviction(use, "dead"),))
-        return [*said, self._batch_message(dead)]
+        return [*reported, self._batch_message(dead)]
 
-    def evicted(self, evictions: Sequence[Eviction[Candidate]]) -> list[Outgoing]:
+    def begun(self, version: int, times: int, suspects: int) -> Outgoing:
+        """Return the note of a step that is about to begin; what it says is as in StepBegun."""
+        record = StepBegun(
+            run_id=self.run.run_id,
+            policy=policy_of(self.policy_variant),
+            variant=variant_of(self.policy_variant),
+            version=version,
+            times=times,
+            suspects=suspects,
+        )
+        topic, partition = self.run.state_place(trainer_component(self.policy_variant))
+        return Outgoing(topic, codec.encode(record), step_key(self.policy_variant), partition=partition)
+
+    def poison(self, batch: Sequence[Waiting[WindowedGroup]], version: int) -> list[Outgoing]:
+        """Return the dead letters of a batch over which the step to a version ended the process again and again."""
+        topic = self.run.topics.curated(self.policy_variant)
+        why = f"the step to version {version} over these {len(batch)} groups ends the trainer's process, each time"
+        outgoing = [self.begun(version, 0, 0)]
+        for entry in batch:
+            message = read_one(self.run.connection, (topic, entry.partition), entry.offset)
+            if message is not None:
+                outgoing += self.dead(message, ("poison", why), entry.key)
+        return outgoing
+
+    def evicted(self, evictions: Sequence[Eviction[WindowedGroup]]) -> list[Outgoing]:
         """Return a record of evictions, which makes no version, and their outcomes."""
         record = replace(self._record(), evictions=tuple(_eviction(e) for e in evictions))
         return [self._batch_message(record), *(self._outcome(e) for e in evictions)]
@@ -63,7 +91,7 @@ class Messages:
         self,
         made: Made,
         metrics: dict[str, float],
-        evictions: Sequence[Eviction[Candidate]],
+        evictions: Sequence[Eviction[WindowedGroup]],
         window: Mapping[int, int],
     ) -> list[Outgoing]:
         """Return the records of a version's transaction, but for its event.
@@ -74,12 +102,12 @@ class Messages:
             evictions: Since the record before.
             window: By partition, the first offset that a successor must read to have the window again.
         """
-        order, published = made.order, made.published
+        planned, published = made.planned, made.published
         record = replace(
             self._record(),
-            version=order.version,
+            version=planned.version,
             revision=self.run.revision,
-            groups=tuple(_use(entry) for entry in order.batch),
+            groups=tuple(_use(entry) for entry in planned.batch),
             evictions=tuple(_eviction(e) for e in evictions),
             base_hash=self.weights_hash,
             weights_hash=published.weights_hash,
@@ -88,7 +116,8 @@ class Messages:
         )
         outgoing = [self._batch_message(record), *(self._outcome(e) for e in evictions)]
         if published.checkpoint is not None:
-            mark = WindowMark(order.version, self.epoch, published.weights_hash, _positions(window))
+            begin = self.offsets.first_needed(window)
+            mark = WindowMark(planned.version, self.epoch, published.weights_hash, _positions(window), begin)
             outgoing.append(pointer(self.run, self.policy_variant, self.fingerprint, mark, published.checkpoint))
         self.weights_hash = published.weights_hash
         return outgoing
@@ -108,11 +137,16 @@ class Messages:
         curated = self.run.topics.curated(self.policy_variant)
         return {partition: offset for (topic, partition), offset in self.positions.items() if topic == curated}
 
+    def written(self, offset: int) -> None:
+        """Learn where the record of the newest version stands."""
+        self.offsets.written(offset)
+
     def _batch_message(self, record: BatchTrained) -> Outgoing:
+        self.offsets.conclude(record)
         key = f"{record.version}".encode()
         return Outgoing(self.run.topics.batches(self.policy_variant), codec.encode(record), key, partition=0)
 
-    def _outcome(self, eviction: Eviction[Candidate]) -> Outgoing:
+    def _outcome(self, eviction: Eviction[WindowedGroup]) -> Outgoing:
         held = eviction.entry.payload.whole
         curated, group = held.curated, held.group
         outcome = Outcome(
@@ -127,6 +161,7 @@ class Messages:
             task_id=group.task_id,
             tier=group.tier,
             rewards=tuple(t.reward for t in group.trajectories),
+            lengths=generated_lengths(group),
             n_asked=group.n_asked,
             failures=len(group.failures),
             min_version=curated.min_version,
@@ -140,12 +175,11 @@ class Messages:
         return Outgoing(topic, codec.encode(outcome), stamp.key, stamp.to_headers(), partition)
 
 
-def _use(entry: Waiting[Candidate]) -> GroupUse:
-    stream, number, use = entry.key
-    return GroupUse(stream, number, use, entry.partition, entry.offset)
+def _use(entry: Waiting[WindowedGroup]) -> GroupUse:
+    return GroupUse(*entry.key, entry.partition, entry.offset)
 
 
-def _eviction(eviction: Eviction[Candidate]) -> records.Eviction:
+def _eviction(eviction: Eviction[WindowedGroup]) -> records.Eviction:
     return records.Eviction(_use(eviction.entry), eviction.verdict)
 
 

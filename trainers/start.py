@@ -10,21 +10,23 @@ import structlog
 import transformers
 
 from headrace.infra.errors import HeadraceError
+from headrace.infra.failpoints import reach
 from headrace.infra.kafka.topic_reader import whole_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.process.signals import MustRestart, ToldToStop
+from headrace.infra.process.signals import MustRestart, StopRequested
 from headrace.infra.recipe.plug_in_sources import check_sources, trained
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.run.run import Run
 from headrace.schemas.records import NamedObject
 from headrace.schemas.topics import policy_of, variant_of
 from headrace.trainers.batches.estimator import check_advantage
+from headrace.trainers.kept_warm_starts import KeptWarmStart
 from headrace.trainers.learner.backends.group import new_learner
 from headrace.trainers.learner.chosen_loss import check_loss
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
-from headrace.trainers.learner.warm_start import WarmStartSettings, WorkedExample, warm_start
+from headrace.trainers.learner.warm_start import WarmStartSettings, WorkedExample, in_words, warm_start
 from headrace.trainers.versions.heartbeat import heartbeat
 from headrace.trainers.versions.history import History, read_history, wait_for_examples
 from headrace.trainers.versions.publisher import Publisher, WindowMark, checkpoint, upload_files
@@ -45,13 +47,13 @@ def begin_or_resume(run: Run, policy: str, writer: TransactionalWriter, stop: th
     """Return a trainer's memory: from version 0, made and published here, or from the newest checkpoint.
 
     Raises UsageError for a recipe that names an estimator there is not, OtherSource or SourceChanged for one that is
-    not the run's, ToldToStop, NoCheckpoint, and what `resume` and `warm_start` raise.
+    not the run's, StopRequested, NoCheckpoint, and what `resume` and `warm_start` raise.
     """
     pin_threads()
     check_sources(run.plug_ins, trained(run.recipe.trainer_of(policy)))
     check_advantage(run.recipe, policy)
     check_loss(run.recipe, policy)
-    history = read_history(run, policy)
+    history = read_history(run, policy, recent=True)
     if history.checkpoint is not None:
         incarnation = resume(run, policy, history, stop)
         _publish_what_was_left_out(incarnation, history, writer, stop)
@@ -101,17 +103,17 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
 
 
 def _begin_beside(run: Run, shadow: str, writer: TransactionalWriter, stop: threading.Event) -> Incarnation:
-    """Take version 0 of a shadow's policy, which `headrace gc` keeps for ever, for its own. Raises ToldToStop."""
-    policy, said = policy_of(shadow), False
+    """Take version 0 of a shadow's policy, which `headrace gc` keeps for ever, for its own. Raises StopRequested."""
+    policy, was_logged = policy_of(shadow), False
     while True:
         beside = read_history(run, policy)
         if 0 in beside.checkpoints and beside.published is not None:
             break
-        if not said:
+        if not was_logged:
             log.info("shadow.waits", line=shadow, what=f"version 0 of {policy}")
-            said = True
+            was_logged = True
         if stop.wait(WAIT_S):
-            raise ToldToStop(f"told to stop while waiting for version 0 of {policy}")
+            raise StopRequested(f"stopped while waiting for version 0 of {policy}")
     learner = learner_at(run, beside.checkpoints[0], beside.files, run.recipe, shadow)
     return _publish_first(run, shadow, learner, beside.files, writer, stop)
 
@@ -163,7 +165,10 @@ def _warm_start(
     tokenizer: transformers.PreTrainedTokenizerBase,
     stop: threading.Event,
 ) -> None:
-    """Train the model in place on the feeder's worked examples. Raises ToldToStop between two steps."""
+    """Train the model in place on the feeder's worked examples, or take what this machine got by the same training.
+
+    Raises StopRequested between two steps.
+    """
     settings = run.recipe.policies[policy].warm_start
     assert settings is not None  # noqa: S101 - the caller asked
     examples = _examples(run, policy, stop)
@@ -183,17 +188,26 @@ def _warm_start(
     to_learn_from = [example for example in examples if example not in apart]
     with heartbeat(run, policy, "warming up") as beat:
 
-        def after_step(step: int, reward: float | None) -> None:
-            if stop.is_set():
-                raise ToldToStop(f"told to stop after {step} steps of the warm start")
-            if reward is None:
-                return
-            wanted = f"{settings.reward_low:.2f}-{settings.reward_high:.2f}"
-            beat(f"held-out reward {reward:.2f} after {step} supervised steps, wanted {wanted}")
+        class Reported(KeptWarmStart):
+            """Says how far it is, and hears that it shall stop."""
+
+            def after_step(self, step: int, reward: float | None) -> None:
+                if stop.is_set():
+                    raise StopRequested(f"stopped after {step} steps of the warm start")
+                reach("train.warm_start_step")
+                if reward is None:
+                    return
+                beat(in_words(step, reward, warm))
 
         beat(f"{len(to_learn_from)} worked examples")
-        result = warm_start(model, tokenizer, to_learn_from, distinct[:cut], warm, after_step)
-    log.info("warm_start.done", policy=policy, steps=result.steps, reward=round(result.reward, 3))
+        kept = Reported(model, tokenizer, (to_learn_from, distinct[:cut]), warm)
+        taken = kept.take()
+        if taken is None:
+            taken = warm_start(model, tokenizer, to_learn_from, distinct[:cut], warm, kept)
+            kept.keep(taken)
+            log.info("warm_start.done", policy=policy, steps=taken.steps, reward=round(taken.reward, 3))
+        else:
+            log.info("warm_start.taken", policy=policy, steps=taken.steps, reward=round(taken.reward, 3))
 
 
 def _size(model: transformers.PreTrainedModel) -> int:

@@ -6,40 +6,42 @@ From here to the optimizer's step: `main`, whose run loop calls `Trainer.tick` (
 
 from __future__ import annotations
 
-import threading
 from contextlib import closing
 
 from headrace.infra.kafka.clients import parse_run
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.log import configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.log import bind_to_log, configure_logging
+from headrace.infra.process.signals import JOIN_PATIENCE_S, attempts, stop_on_signals
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.stopwatch import Stopwatch
+from headrace.schemas.topics import policy_of
 
 
 def main(run: str, policy: str | None = None, variant: str | None = None) -> None:
-    """Train one policy of a run until told to stop, or a shadow, by the name of its variant.
+    """Train one policy of a run until a signal stops it, or a shadow, by the name of its variant.
 
     What was begun then is committed, if that takes no longer than FINISH_S.
     """
-    configure_logging("train", policy=policy or "", **({"variant": variant} if variant else {}))
+    configure_logging("train", **{name: given for name, given in (("policy", policy), ("variant", variant)) if given})
     address, stop = parse_run(run), stop_on_signals()
     # torch takes seconds to import: broker and recipe come up meanwhile
     from headrace.trainers.component import Trainer
     from headrace.trainers.learner.backends.group import leading
     from headrace.trainers.start import begin_or_resume
 
-    def train(stop: threading.Event) -> None:
+    def train() -> None:
         joined, watch = join_to_write(address, JOIN_PATIENCE_S, stop), Stopwatch()
-        name = joined.policy(joined.line(policy, variant))
-        with closing(
-            TransactionalWriter(joined.connection, f"{address.run}.train.{name}", joined.topic_names)
-        ) as writer:
+        name = joined.policy(joined.policy_variant(policy, variant))
+        bind_to_log(policy=policy_of(name))
+        writer = TransactionalWriter(joined.connection, f"{address.run}.train.{name}", joined.topic_names)
+        with closing(writer):
             incarnation = begin_or_resume(joined, name, writer, stop)
             with closing(Trainer(joined, name, incarnation, watch)) as trainer:
                 if run_loop(trainer, writer, stop, watch):
                     run_loop(trainer, writer, trainer.finish(), watch)
 
     with leading():
-        keep_running(train, stop)
+        for attempt in attempts(stop):
+            with attempt:
+                train()  # at its end its learner is dropped: the next one needs that memory

@@ -45,7 +45,7 @@ def archive(
 
     Example: [bold]headrace archive --run kafka://... --out s3://archives/sums[/]
     """
-    from headrace.app.views.archive_page import archive_page
+    from headrace.app.views.offline_page import archive_page
     from headrace.ops.offline.archiver import archive as archive_run
     from headrace.ops.opened_run import opened_run
 
@@ -75,7 +75,7 @@ def replay(
 
     Example: [bold]headrace replay sums.archive --data .headrace/again[/]
     """
-    from headrace.app.views.archive_page import replay_page
+    from headrace.app.views.offline_page import replay_page
     from headrace.ops.offline.replayer import replay as replay_archive
 
     log_quietly()
@@ -97,7 +97,7 @@ def export_trajectories(
 
     Example: [bold]headrace export sums.archive --to sums.parquet[/]
     """
-    from headrace.app.views.archive_page import export_page
+    from headrace.app.views.offline_page import export_page
     from headrace.ops.offline.exporter import export
 
     log_quietly()

@@ -19,13 +19,13 @@ from headrace.app.cli.options import (
     answer,
     log_quietly,
     or_no_verdict,
-    tell_written,
+    report_written,
 )
 from headrace.infra.errors import UsageError
 
 
 def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption = False) -> None:
-    """Say how a run is doing: versions, groups, lag, workers. Of a run that rests, its broker is started for it.
+    """Show how a run is doing: versions, groups, lag, workers. Of a run that rests, its broker is started for it.
 
     Example: [bold]headrace status --data .headrace/arithmetic[/]
     """
@@ -35,7 +35,8 @@ def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption =
 
     log_quietly()
     with opened_run(run, data) as opened:
-        answer(status_of(opened.run, rests=opened.rests), status_table, as_json=as_json)
+        found = status_of(opened.run, rests=opened.rests, began_ms=opened.began_ms)
+        answer(found, status_table, as_json=as_json)
 
 
 def audit(
@@ -77,7 +78,7 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     data: DataChoice = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which groups made a version, or what became of a group, from the topics alone.
+    """Show which groups made a version, or what became of a group, from the topics alone.
 
     Example: [bold]headrace lineage --version 3 --data .headrace/arithmetic[/]
     """
@@ -92,11 +93,11 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if group is not None and not re.fullmatch(r"[^:]+:\d+", group):
         raise UsageError(f"--group {group!r} names no group: write STREAM:NUMBER, as in --group sums:12")
     with opened_run(run, data, store=True) as opened:
-        line = opened.run.line(policy, variant)
+        policy_variant = opened.run.policy_variant(policy, variant)
         if version is not None:
-            answer(report_version(opened.run, line, version), version_page, as_json=as_json)
+            answer(report_version(opened.run, policy_variant, version), version_page, as_json=as_json)
         elif group is not None:
-            answer(report_group(opened.run, line, group), group_page, as_json=as_json)
+            answer(report_group(opened.run, policy_variant, group), group_page, as_json=as_json)
 
 
 def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
@@ -133,13 +134,13 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if trajectory is not None and not re.fullmatch(r"[^:]+:\d+:\d+", trajectory):
         raise UsageError(f"--trajectory {trajectory!r} names none: write STREAM:NUMBER:SAMPLE, as in sums:12:0")
     with opened_run(run, data, store=True) as opened:
-        line = opened.run.line(policy, variant)
+        policy_variant = opened.run.policy_variant(policy, variant)
         if step is not None:
-            found = report_step(opened.run, line, step, group, 4 if limit is None else limit)
+            found = report_step(opened.run, policy_variant, step, group, 4 if limit is None else limit)
             answer(found, step_page, as_json=as_json)
         elif trajectory is not None:
             tokens = 400 if limit is None else limit
-            opened_one = open_trajectory(opened.run, line, trajectory)
+            opened_one = open_trajectory(opened.run, policy_variant, trajectory)
             answer(opened_one, partial(trajectory_page, limit=tokens), as_json=as_json)
 
 
@@ -153,7 +154,7 @@ def discards(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which groups were never trained on and why, how long, good and old they were, and what bias that is.
+    """Show which groups were never trained on and why, how long, good and old they were, and what bias that is.
 
     Lengths are generated tokens, a mean over a group's members; "of trained" compares them with those of trained
     groups, with a 95 % interval: a bias is what is surely more than 5 % from 1. The age is in versions: between a
@@ -162,18 +163,18 @@ def discards(
     Example: [bold]headrace discards --data .headrace/arithmetic --plot discards.png[/]
     """
     from headrace.app.views.discards_page import discards_page
-    from headrace.ops.discards import discards as fates_of
+    from headrace.ops.discards import discards as discards_of
     from headrace.ops.opened_run import opened_run
 
     log_quietly()
     if plot is not None:
-        from headrace.app.views.pictures import check_picture
+        from headrace.app.views.chart import check_picture
 
         check_picture(plot, ".png", ".svg", ".pdf")
     with opened_run(run, data) as opened:
-        found = fates_of(opened.run, opened.run.line(policy, variant))
+        found = discards_of(opened.run, opened.run.policy_variant(policy, variant))
     if plot is not None:
-        from headrace.app.views.discards_plot import plot as draw
+        from headrace.app.views.discards_page import plot as draw
 
-        tell_written(draw(found, plot))
+        report_written(draw(found, plot))
     answer(found, discards_page, as_json=as_json)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from types import ModuleType, SimpleNamespace
+from typing import Annotated, cast
 
 import typer
 
 from headrace.app.cli.archive import archive, export_trajectories, replay
+from headrace.app.cli.begin import begin, servers, watch
 from headrace.app.cli.look import audit, discards, inspect, lineage, status
 from headrace.app.cli.options import FAILED, JSON
 from headrace.app.cli.parts import compact, curate, evaluate, feed, rollout, train
 from headrace.app.cli.retrain import retrain
-from headrace.app.cli.run import compare, swap, up
+from headrace.app.cli.run import compare, swap, try_recipe, up
 from headrace.app.cli.servers import clean, doctor, store_policy, topics
 from headrace.app.cli.upkeep import dead_letters, gc, redrive
 from headrace.app.cli.weights import app as weights_app
@@ -24,7 +26,7 @@ app = typer.Typer(
     name="headrace",
     help="Train LLM agents by reinforcement learning in which every step is a Kafka topic.\n\n"
     "Begin with [bold]headrace up arithmetic[/]: it starts a Kafka and an object store of its own and trains a tiny "
-    "model in about a minute and a half. [bold]headrace doctor[/] tells whether this machine has what it takes.",
+    "model in about a minute and a half. [bold]headrace doctor[/] shows whether this machine has what it takes.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -37,16 +39,16 @@ RUN = "Run"
 PARTS = "Parts of a run, each a process of its own"
 
 COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
-    *((RUN, one) for one in (up, clean)),
-    *((PARTS, one) for one in (feed, rollout, curate, train, evaluate, compact)),
-    *((LOOK, one) for one in (status, audit, dead_letters)),
+    *((RUN, one) for one in (up, try_recipe, clean)),
+    *((PARTS, one) for one in (servers, begin, feed, rollout, curate, train, evaluate, compact)),
+    *((LOOK, one) for one in (status, watch, audit, dead_letters)),
     *((RUN, one) for one in (redrive, gc)),
     *((LOOK, one) for one in (lineage, inspect, retrain, discards)),
     *((RUN, one) for one in (swap, archive, replay, compare, export_trajectories)),
     *((LOOK, one) for one in (topics, store_policy, doctor)),
 )
 """Panel and command, in the order of `--help`; a command is called as its function is."""
-NAMES = {export_trajectories: "export"}
+NAMES = {export_trajectories: "export", try_recipe: "try"}
 """Of commands that are called otherwise."""
 
 app.add_typer(weights_app, name="weights", rich_help_panel=LOOK)
@@ -71,8 +73,19 @@ def _top(
     pass
 
 
+def _spare_markdown(words: Sequence[str]) -> None:
+    """Keep Typer's help from importing a Markdown parser: it is half of the time, and our texts are rich's markup.
+
+    A process that prints help does nothing else, so nobody misses the module.
+    """
+    if not words or not {"-h", "--help"}.isdisjoint(words):
+        sys.modules.setdefault("rich.markdown", cast(ModuleType, SimpleNamespace(Markdown=None)))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors raised on purpose become one message and an exit code, and with --json JSON too."""
+    if arguments is None:
+        _spare_markdown(sys.argv[1:])
     try:
         app(args=None if arguments is None else list(arguments))
     except (HeadraceError, OSError) as error:

@@ -67,8 +67,8 @@ def answer(found: T, page: Callable[[T], RenderableType], *, as_json: bool) -> N
         open_console().print(page(found))
 
 
-def tell_written(files: Iterable[Path]) -> None:
-    """Say on standard error which files a command wrote beside its answer."""
+def report_written(files: Iterable[Path]) -> None:
+    """Report on standard error which files a command wrote beside its answer."""
     typer.echo(f"wrote {' and '.join(str(file) for file in files)}", err=True)
 
 
@@ -80,7 +80,7 @@ def open_console() -> Console:
 
 
 def log_quietly() -> None:
-    """Say warnings only, on standard error: standard output is the answer. HEADRACE_LOG asks for more."""
+    """Log warnings only, on standard error: standard output is the answer. HEADRACE_LOG asks for more."""
     from headrace.infra.log import warn_in_sentences
 
     warn_in_sentences()
@@ -88,7 +88,7 @@ def log_quietly() -> None:
 
 @contextmanager
 def or_no_verdict() -> Iterator[None]:
-    """End with NO_VERDICT where the block could not say what was asked for."""
+    """End with NO_VERDICT where the block could not show what was asked for."""
     try:
         yield
     except (UsageError, BrokenPipeError):

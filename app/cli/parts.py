@@ -80,7 +80,7 @@ def curate(  # noqa: PLR0913, PLR0917 - options, each given by its name
         raise UsageError("--from ARCHIVE needs --out DIR, and neither --run nor --slot: no run is asked")
     if chain and variant:
         raise UsageError("--variant NAME asks for the chain of a shadow, --chain FILE for another: give one of them")
-    from headrace.app.views.archive_page import offline_page
+    from headrace.app.views.offline_page import offline_page
     from headrace.ops.offline.offline_curator import curate_offline
 
     log_quietly()
@@ -146,13 +146,13 @@ def train(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from headrace.infra.progress import progress
 
     log_quietly()
-    Archive(source)  # a place that holds none is told before torch is loaded
-    from headrace.app.views.offline_training_page import offline_training_page
-    from headrace.ops.offline.offline_trainer import Wish, train_offline
+    Archive(source)  # a place that holds none is reported before torch is loaded
+    from headrace.app.views.offline_page import offline_training_page
+    from headrace.ops.offline.offline_trainer import TrainingRequest, train_offline
 
-    wish = Wish(policy, tuple(sets or ()), steps, start, batches)
+    request = TrainingRequest(policy, tuple(sets or ()), steps, start, batches)
     with progress("versions trained") as tell:
-        found = train_offline(source, out, wish, tell)
+        found = train_offline(source, out, request, tell)
     answer(found, offline_training_page, as_json=as_json)
 
 

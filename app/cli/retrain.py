@@ -71,7 +71,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     Example: [bold]headrace inspect --step 3 --data .headrace/arithmetic --run slower[/]
     """
-    from headrace.app.views.retrain_page import retrain_page
+    from headrace.app.views.offline_page import retrain_page
     from headrace.infra.progress import progress
     from headrace.ops.opened_run import opened_run
 
@@ -79,16 +79,16 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     _check_retrain((begin, end), into, sets or ())
     found: Retrained | Experiment
     with _leading(), or_no_verdict(), opened_run(run, data, store=True) as opened:
-        line = opened.run.line(policy, variant)
+        policy_variant = opened.run.policy_variant(policy, variant)
         with progress("versions trained again") as tell:
             if into is None:
                 from headrace.ops.offline.retrain import retrain as train_again
 
-                found = train_again(opened.run, line, (begin, end), tell)
+                found = train_again(opened.run, policy_variant, (begin, end), tell)
             else:
                 from headrace.ops.offline.experiment import experiment
 
-                found = experiment(opened.run, line, (into, tuple(sets or ())), (begin, end), tell)
+                found = experiment(opened.run, policy_variant, (into, tuple(sets or ())), (begin, end), tell)
         page = partial(retrain_page, program=program_name(), where=_options_of(into or "", run, data))
         answer(found, page, as_json=as_json)
     if any(version.equal is False for version in found.versions) and into is None:

@@ -1,15 +1,15 @@
-"""Commands that make a run, change it, or make several: `headrace up`, `swap`, `compare`."""
+"""Commands that make a run, try one, change it, or make several: `headrace up`, `try`, `swap`, `compare`."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from headrace.app.cli.options import (
     FAILED,
@@ -21,7 +21,7 @@ from headrace.app.cli.options import (
     log_quietly,
     open_console,
     program_name,
-    tell_written,
+    report_written,
 )
 from headrace.infra.errors import UsageError
 
@@ -58,30 +58,88 @@ def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
       a worker's groups: all that it finished, evaluations too
       a dot in the chart: a version of which no group came
     """
-    from headrace.app.launcher.launcher import Order
-    from headrace.app.launcher.launcher import up as bring_up
-    from headrace.infra.embedded.data_folder import data_folder_of
-    from headrace.infra.recipe.recipe_file import load_recipe
-
-    resolved = load_recipe(recipe, sets or ())
-    folder = data_folder_of(f"{resolved.name}-offline" if source else resolved.name, data).root
     if source is not None:
-        from headrace.app.views.offline_training_page import run_page
-        from headrace.ops.offline.offline_run import OfflineOrder, run_offline
-
         if new_recipe:
             raise UsageError("--from begins an experiment of its own: --new-recipe is for runs")
-        log_quietly()
-        answer(run_offline(OfflineOrder(resolved, source, folder, summary)), run_page, as_json=False)
+        _learn_from(source, recipe, sets or (), data, summary)
         return
-    program = program_name()
-    again = f"{program} {shlex.join(word for word in sys.argv[1:] if word != '--new-recipe')}"
-    order = Order(resolved, folder, summary, new_recipe, plain, program, again)
-    raise typer.Exit(bring_up(order, open_console()))
+    from headrace.app.launcher.early_imports import begin_imports
+
+    forks = begin_imports()  # beside our own imports, which take as long
+    try:
+        from headrace.app.launcher.launcher import UpRequest
+        from headrace.app.launcher.launcher import up as bring_up
+        from headrace.infra.embedded.data_folder import data_folder_of
+        from headrace.infra.recipe.recipe_file import load_recipe
+
+        resolved = load_recipe(recipe, sets or ())
+        folder = data_folder_of(resolved.name, data).root
+        program = program_name()
+        again = f"{program} {shlex.join(word for word in sys.argv[1:] if word != '--new-recipe')}"
+        request = UpRequest(resolved, folder, summary, new_recipe, plain, program, again, forks)
+        raise typer.Exit(bring_up(request, open_console()))
+    finally:
+        forks.stop()
+
+
+def _learn_from(archive: str, recipe: str, sets: Sequence[str], data: Path | None, summary: Path | None) -> None:
+    from headrace.app.views.offline_page import run_page
+    from headrace.infra.embedded.data_folder import data_folder_of
+    from headrace.infra.recipe.recipe_file import load_recipe
+    from headrace.ops.offline.offline_run import OfflineRequest, run_offline
+
+    resolved = load_recipe(recipe, sets)
+    folder = data_folder_of(f"{resolved.name}-offline", data).root
+    log_quietly()
+    answer(run_offline(OfflineRequest(resolved, archive, folder, summary)), run_page, as_json=False)
+
+
+def try_recipe(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe by name, or the path of a TOML file.")],
+    sets: SetOption = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks of each workflow.")] = 2,
+    workflow: Annotated[str | None, typer.Option(help="The only workflow to play; all if not given.")] = None,
+    answers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--answer",
+            metavar="[POLICY=]TEXT",
+            help="What a policy says, call by call, instead of generating. Repeatable.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    r"""Play a few episodes of a recipe and take one step of its trainer, in seconds: no servers, no run.
+
+    This is the inner loop of writing an environment, a workflow, a data algorithm, an advantage or a loss. What is
+    printed is what they do: the conversation, tokens and which of them are trained on, rewards, what the chain keeps,
+    advantages, and loss and gradient norm of one optimizer step. Where your code raises, its traceback begins at your
+    own line, with task, role and turn. There is no warm start, so a new model answers at random.
+
+    Exit code 1 when an episode failed, or a data algorithm.
+
+    Example: [bold]headrace try arithmetic[/]
+
+    With --answer the policy says what you tell it, so that a scorer is seen on right and on wrong answers.
+
+    Example: [bold]headrace try my-run.toml --answer '\boxed{7}' --answer 'no idea' --set rollout.group_size=2[/]
+    """
+    from headrace.infra.recipe.recipe_file import load_recipe
+
+    log_quietly()
+    loaded = load_recipe(recipe, sets or ())  # what is wrong with it is reported before torch is loaded
+    from headrace.app.views.trial_page import trial_page
+    from headrace.ops.offline.trial import TrialRequest
+    from headrace.ops.offline.trial import try_recipe as play
+
+    found = play(TrialRequest(loaded, tasks, workflow, answers or ()))
+    answer(found, trial_page, as_json=as_json)
+    if not found.is_sound:
+        raise typer.Exit(FAILED)
 
 
 def swap(
-    chain: Annotated[Path, typer.Argument(metavar="CHAIN.toml", help=r"\[\[curate.chain]] tables, and nothing else.")],
+    chain: Annotated[Path, typer.Argument(metavar="CHAIN.toml", help="A chain as a recipe has it, and nothing else.")],
     run: RunChoice = None,
     data: DataChoice = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the chain, and change nothing.")] = False,
@@ -117,7 +175,7 @@ def compare(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run variants of recipes over several seeds on one Kafka and one store, and compare what came of them.
+    """Run variants of recipes over several seeds on one Kafka and one store, and compare the result of them.
 
     A line for every run on standard error, then a table: means over seeds and their 95 % intervals. The same command
     goes on where it stopped: runs that are done are not run again. Exit code 1 when a run failed; the others count.
@@ -125,6 +183,7 @@ def compare(
     Example: [bold]headrace compare efficient-data --plot efficient-data.png[/]
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from headrace.app.views.comparison_page import comparison_page
     from headrace.infra.atomic_files import write_atomically
@@ -133,11 +192,12 @@ def compare(
     from headrace.ops.compare.comparison import compared
     from headrace.ops.compare.sweep import play
     from headrace.ops.compare.sweep_file import load_sweep
+    from headrace.ops.plain_json import plain
 
     log_quietly()
     asked, runs = load_sweep(sweep)
     if plot is not None:
-        from headrace.app.views.pictures import check_picture
+        from headrace.app.views.chart import check_picture
 
         check_picture(plot, ".png")
     folder = data or HOME / asked.name
@@ -152,11 +212,11 @@ def compare(
         say(f"Stopped. The same command goes on with what is in {escape(str(folder))}.")
         raise typer.Exit(INTERRUPTED) from None
     found = compared(asked.name, asked.about, results)
-    write_atomically(folder / "comparison.json", json.dumps(found, indent=1).encode())
+    write_atomically(folder / "comparison.json", json.dumps(plain(found), indent=1).encode())
     if plot is not None:
-        from headrace.app.views.comparison_plot import plot as draw
+        from headrace.app.views.comparison_page import plot as draw
 
-        tell_written(draw(found, plot))
+        report_written(draw(found, plot))
     answer(found, comparison_page, as_json=as_json)
-    if any(run["summary"] is None for run in results.values()):
+    if any(run.summary is None for run in results.values()):
         raise typer.Exit(FAILED)

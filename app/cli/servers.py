@@ -13,19 +13,28 @@ from headrace.infra.errors import UsageError
 def topics(
     recipe: Annotated[str | None, typer.Argument(help="A recipe, to see or make its topics before a run.")] = None,
     run: RunChoice = None,
+    data: DataChoice = None,
     sets: SetOption = None,
 ) -> None:
     """Show the topics of a recipe or run; on a cluster create those that are missing and check the others.
 
     Example: [bold]headrace topics arithmetic --set kafka.bootstrap=broker:9092[/]
+
+    Example: [bold]headrace topics --data .headrace/arithmetic[/]
     """
+    from headrace.ops.opened_run import opened_run
     from headrace.ops.topic_listing import listing_of_recipe, listing_of_run
 
     log_quietly()
-    if (recipe is None) == (run is None):
-        raise UsageError("give either a recipe, as in `headrace topics arithmetic`, or --run kafka://HOST:PORT/RUN")
-    table = listing_of_run(run) if run is not None else listing_of_recipe(recipe or "", sets or ())
-    open_console().print(table)
+    if recipe is not None:
+        if run or data:
+            raise UsageError("give either a recipe, as in `headrace topics arithmetic`, or a run by --run or --data")
+        open_console().print(listing_of_recipe(recipe, sets or ()))
+        return
+    if sets:
+        raise UsageError("--set goes with a recipe: a run has its own on its topic")
+    with opened_run(run, data) as opened:
+        open_console().print(listing_of_run(opened.run))
 
 
 def store_policy(
@@ -44,10 +53,11 @@ def store_policy(
 
 
 def doctor() -> None:
-    """Check what this machine has for a run, and say what to do about what it lacks.
+    """Check what this machine has for a run, and show what to do about what it lacks.
 
     Example: [bold]headrace doctor[/]
     """
+    from headrace.app.views.variables import variables_table
     from headrace.ops.doctor import examine
 
     lacking = 0
@@ -56,6 +66,7 @@ def doctor() -> None:
         lacking += not finding.ok
         mark = "[green]ok  [/]" if finding.ok else "[red]lack[/]"
         console.print(f"{mark} [bold]{finding.what:<13}[/] {finding.detail}", highlight=False, soft_wrap=True)
+    console.print(variables_table(), soft_wrap=True)
     if lacking:
         raise typer.Exit(FAILED)
 

@@ -13,45 +13,45 @@ from headrace.app.cli.options import FAILED, DataChoice, JsonOption, RunChoice, 
 def dead_letters(
     run: RunChoice = None,
     data: DataChoice = None,
-    reason: Annotated[str | None, typer.Option(help="Only letters of this reason.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Only dead letters of this reason.")] = None,
     offset: Annotated[int | None, typer.Option(min=0, help="Show this one with its bytes.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List what could not be read: where it came from, why, and whether it was sent back; or show one.
 
-    A letter that was sent back names the one of reason `redriven` that says so, and the new one where it failed again.
+    A dead letter that was sent back names the one of reason `redriven`, and the new one where it failed again.
 
     Example: [bold]headrace dead-letters --data .headrace/arithmetic --offset 3[/]
     """
-    from headrace.app.views.letters import letter_view, letters_table
+    from headrace.app.views.dead_letters import dead_letter_view, dead_letters_table
     from headrace.ops.dead_letters.listing import listing, shown
     from headrace.ops.opened_run import opened_run
 
     log_quietly()
     with opened_run(run, data) as opened:
         if offset is None:
-            answer(listing(opened.run, reason), partial(letters_table, reason=reason), as_json=as_json)
+            answer(listing(opened.run, reason), partial(dead_letters_table, reason=reason), as_json=as_json)
         else:
-            answer(shown(opened.run, offset), letter_view, as_json=as_json)
+            answer(shown(opened.run, offset), dead_letter_view, as_json=as_json)
 
 
 def redrive(
     run: RunChoice = None,
     data: DataChoice = None,
     offset: Annotated[list[int] | None, typer.Option(help="Offset of a dead letter. Repeatable.")] = None,
-    reason: Annotated[str | None, typer.Option(help="Only letters of this reason.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent back, and send nothing.")] = False,
+    reason: Annotated[str | None, typer.Option(help="Only dead letters of this reason.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent back, and send nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Send dead letters back to where they came from, after a fix: their numbers are open again.
 
-    Each letter is sent back once. What fails again is a new letter, which names the first and can be sent back in turn.
+    Each dead letter is sent back once. What fails again becomes a new one, which names the first and can be sent back.
 
-    Exit code 1 when a letter that --offset names is refused, as no fix would help it, or when the run has ended.
+    Exit code 1 when a dead letter that --offset names is refused, as no fix would help it, or when the run has ended.
 
     Example: [bold]headrace redrive --data .headrace/arithmetic --reason missing_object --dry-run[/]
     """
-    from headrace.app.views.letters import redrive_table
+    from headrace.app.views.dead_letters import redrive_table
     from headrace.ops.dead_letters.redrive import redrive as send_back
     from headrace.ops.opened_run import opened_run
 
@@ -76,10 +76,10 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
     older_than: Annotated[
         str, typer.Option(metavar="AGE", help="Spare what is younger: 36h, 2d. Less than 1d only of a run that rests.")
     ] = "1d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and delete nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete the objects of a run that nothing needs any more, as its topics tell.
+    """Delete the objects of a run that nothing needs any more, according to its topics.
 
     Those are: objects that no record names, as crashes leave them; weights of versions that no worker begins with; with
     --keep-checkpoints older checkpoints. The first version and its checkpoint stay for ever, groups and files always.

@@ -38,9 +38,9 @@ def encode(
     header = done.header
     per_value = done.delta_bytes / header.changed if header.changed else 0.0
     if as_json:
-        told = {"base_hash": header.base_hash, "weights_hash": header.weights_hash, "items": header.items}
-        told |= {"changed": header.changed, "full_bytes": done.full_bytes, "delta_bytes": done.delta_bytes}
-        typer.echo(json.dumps(told, indent=1))
+        facts = {"base_hash": header.base_hash, "weights_hash": header.weights_hash, "items": header.items}
+        facts |= {"changed": header.changed, "full_bytes": done.full_bytes, "delta_bytes": done.delta_bytes}
+        typer.echo(json.dumps(facts, indent=1))
         return
     typer.echo(
         f"{out}: {header.changed:,} of {header.items:,} values changed ({header.density:.2%}), "
@@ -58,7 +58,7 @@ def apply(
 ) -> None:
     """Apply deltas to a folder of weights and write the result as another, checked before and after.
 
-    A delta whose result the folder holds already changes nothing, which is said.
+    A delta whose result the folder holds already changes nothing, which is reported.
 
     Example: [bold]headrace weights apply step-10/ step-11.delta step-12.delta step-12/[/]
     """
@@ -86,10 +86,10 @@ def verify(
 
     found = offline.verify(place)
     if as_json:
-        told = {"ok": True, "kind": found.kind, "weights_hash": found.weights_hash, "checked": found.promised}
+        facts = {"ok": True, "kind": found.kind, "weights_hash": found.weights_hash, "checked": found.promised}
         if found.header is not None:
-            told |= {"base_hash": found.header.base_hash, "changed": found.header.changed}
-        typer.echo(json.dumps(told, indent=1))
+            facts |= {"base_hash": found.header.base_hash, "changed": found.header.changed}
+        typer.echo(json.dumps(facts, indent=1))
         return
     if found.header is not None:
         label = found.header.label
@@ -123,8 +123,8 @@ def weights(
 
     log_quietly()
     with opened_run(run, data) as opened:
-        line = opened.run.line(policy, variant)
-        answer(weights_history(opened.run, line), weights_page, as_json=as_json)
+        policy_variant = opened.run.policy_variant(policy, variant)
+        answer(weights_history(opened.run, policy_variant), weights_page, as_json=as_json)
 
 
 @app.command()
@@ -146,6 +146,6 @@ def export(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     log_quietly()
     with opened_run(run, data, store=True) as opened:
-        found = export(opened.run, opened.run.line(policy, variant), version, out)
-    told = {"version": found.version, "weights_hash": found.weights_hash}
-    typer.echo(json.dumps(told) if as_json else f"{out}: version {found.version}, weights hash {found.weights_hash}")
+        found = export(opened.run, opened.run.policy_variant(policy, variant), version, out)
+    facts = {"version": found.version, "weights_hash": found.weights_hash}
+    typer.echo(json.dumps(facts) if as_json else f"{out}: version {found.version}, weights hash {found.weights_hash}")

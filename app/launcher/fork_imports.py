@@ -5,24 +5,28 @@ Nothing of a user's is among it: environments, engines and algorithms of their o
 
 from __future__ import annotations
 
-from headrace.infra.recipe.settings import Recipe, Trainer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the command line asks for ALL before it has imported anything that takes time
+    from headrace.infra.recipe.settings import Recipe, Trainer
 
 CPU = "cpu"
 """The device with which a component may be forked: what a fork has of CUDA's state is not known to be none."""
 
-_ALL = (
+ALL = (
     "headrace.app.cli.main",
     "headrace.infra.run.revisions",
     "headrace.infra.store.access",
     "headrace.infra.kafka.run_loop",
 )
+"""What every component needs, whatever the recipe says."""
 _MODELS = ("transformers.models.auto.modeling_auto", "transformers.generation.utils")
-FEED = (*_ALL, "headrace.producers.feed.feeder")
-CURATE = (*_ALL, "headrace.consumers.curate.curator")
-EVALUATE = (*_ALL, "headrace.consumers.evaluate.evaluator")
-ROLLOUT = (*_ALL, "headrace.producers.rollout.worker")
+FEED = (*ALL, "headrace.producers.feed.feeder")
+CURATE = (*ALL, "headrace.consumers.curate.curator")
+EVALUATE = (*ALL, "headrace.consumers.evaluate.evaluator")
+ROLLOUT = (*ALL, "headrace.producers.rollout.worker")
 ROLLOUT_WITH_TORCH = (*ROLLOUT, *_MODELS, "headrace.producers.engines.torch_engine")
-TRAIN = (*_ALL, "headrace.trainers.train", "headrace.trainers.start", "headrace.trainers.component", *_MODELS)
+TRAIN = (*ALL, "headrace.trainers.train", "headrace.trainers.start", "headrace.trainers.component", *_MODELS)
 
 
 def of_trainer(trainer: Trainer) -> tuple[str, ...]:

@@ -10,72 +10,55 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 from rich.console import Console
 from rich.markup import escape
 
-from headrace.app.launcher import fork_imports
+from headrace.app.launcher.beginning import begun
+from headrace.app.launcher.components import components_of
+from headrace.app.launcher.drained import Drain, Page
+from headrace.app.launcher.early_imports import new_fork_server
+from headrace.app.views.say import say
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.embedded.servers import Servers
 from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, PLUG_INS_VARIABLE
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
-from headrace.infra.kafka.topic_admin import ensure_topics
+from headrace.infra.kafka.clients import RunAddress
+from headrace.infra.kafka.topic_admin import session_timeout_s
 from headrace.infra.log import configure_logging
-from headrace.infra.process.child_process import PYTHON
+from headrace.infra.process.child_process import child_environment
 from headrace.infra.process.fork_client import ForkServer
+from headrace.infra.process.patience import Patience
 from headrace.infra.process.signals import INTERRUPTED, STOP_WITHIN_S, signals_ignored, signals_interrupt
-from headrace.infra.process.supervisor import Child, Patience, Supervisor, child_environment
+from headrace.infra.process.supervisor import Child, GaveUp, Supervisor
 from headrace.infra.recipe.plug_ins import places
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import first_message, settled, write_revision
 from headrace.infra.run.run import Run, join
+from headrace.ops.figures.standstill import Surroundings
 from headrace.ops.recipe_check import check_names
-from headrace.schemas.topics import policy_of, variant_of
+from headrace.schemas.ids import now_ms
 
 TURN_S = 0.25
 AWAY_PAUSE_S = 1.0
 NOTE_EVERY_S = 5.0
 COMPONENTS_STOP_S = 8.0
-GROUPS_DRAIN_S = 30.0
-"""After the end of a run: workers conclude what they hold within 10 s, and the tasks of one that was killed are another
-worker's after 8 s."""
-EVALUATION_DRAIN_S = 60.0
-"""The last version's evaluation may take longer than that: it is half of what a run is for."""
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts", "0", "--nproc-per-node")
-"""Starts the processes of one trainer on this machine; when one dies all end, and the supervisor begins them anew."""
+AUDIT_OPEN = 1
+"""Exit code of a run that came to its end with an audit that does not close."""
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 
 
-class Page(Protocol):
-    """Follows a run's topics and shows them."""
-
-    def turn(self, timeout_s: float) -> None:
-        """Read what is new, waiting so long for something, and show it."""
-
-    @property
-    def ended(self) -> str:
-        """Why the run is over; empty while it goes on."""
-
-    @property
-    def in_flight(self) -> int:
-        """Numbers that are issued and not concluded, over all policies and shadows."""
-
-    @property
-    def awaits_evaluation(self) -> bool:
-        """Whether the last version's evaluation is still to come."""
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
+class AllFailed(HeadraceError):
+    """No episode has ever succeeded, for as long as the recipe allows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class UpRequest:
     """What `headrace up` was asked for."""
 
     recipe: Recipe
@@ -86,35 +69,40 @@ class Order:
     program: str = "headrace"
     """How this user calls it."""
     again: str = "headrace up …"
-    """The command line, for telling how to go on."""
+    """The command line, to show how to go on."""
+    forks: ForkServer | None = None
+    """One that imports already what every component needs; it is stopped here where none is wanted."""
 
 
-def up(order: Order, console: Console) -> int:
+def up(request: UpRequest, console: Console) -> int:
     """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
-    folder = DataFolder(order.data)
-    check_names(order.recipe)
+    folder = DataFolder(request.data)
+    check_names(request.recipe)
     with folder.owned(UP), signals_interrupt():
         notes = folder.read()
-        if notes is not None and notes.run != order.recipe.name:
+        if notes is not None and notes.run != request.recipe.name:
             raise UsageError(
-                f"{folder.root} holds run {notes.run}, the recipe's name is {order.recipe.name}: give another --data, "
-                f"or --set name={notes.run}"
+                f"{folder.root} holds run {notes.run}, the recipe's name is {request.recipe.name}: give another "
+                f"--data, or --set name={notes.run}"
             )
-        _check_summary_path(order.summary)
+        _check_summary_path(request.summary)
         with redirected_log(folder.logs / "up.log"):
-            launch = Launch(order, folder, notes, console)
+            launch = Launcher(request, folder, notes, console)
             try:
                 return launch.run()
             except KeyboardInterrupt:
                 with signals_ignored():
                     console.print("\n[bold]Stopping[/]: nothing is lost, at most 10 s …")
                     launch.stop(STOP_WITHIN_S)
-                _tell_how_to_go_on(order, console, "Stopped. To go on from here:")
+                _tell_how_to_go_on(request, console, "Stopped. To go on from here:")
                 return INTERRUPTED
             except HeadraceError:
                 if launch.has_begun:
                     _tell_how_to_go_on(
-                        order, console, "Stopped by the error below. Once that is mended, to go on from here:"
+                        request,
+                        console,
+                        "Stopped by the error below. Once that is mended (with --new-recipe, if you changed the recipe "
+                        "or a module of your own), to go on from here:",
                     )
                 raise
             finally:
@@ -122,23 +110,25 @@ def up(order: Order, console: Console) -> int:
                     launch.stop(STOP_WITHIN_S)
 
 
-def _tell_how_to_go_on(order: Order, console: Console, words: str) -> None:
-    console.print(f"{words}\n  {order.again}", highlight=False, soft_wrap=True, markup=False)
+def _tell_how_to_go_on(request: UpRequest, console: Console, words: str) -> None:
+    console.print(f"{words}\n  {request.again}", highlight=False, soft_wrap=True, markup=False)
 
 
-class Launch:
+class Launcher:
     """One `headrace up`, from the first server to the last."""
 
-    def __init__(self, order: Order, folder: DataFolder, notes: RunNotes | None, console: Console) -> None:
-        self._order = order
-        self._recipe = order.recipe
+    def __init__(self, request: UpRequest, folder: DataFolder, notes: RunNotes | None, console: Console) -> None:
+        self._request = request
+        self._recipe = request.recipe
         self._folder = folder
         self._before = notes
         self._console = console
         self._began = time.monotonic()
-        self._servers = Servers(order.recipe, folder, self._say)
+        self._servers = Servers(request.recipe.kafka, request.recipe.store, folder, self._say)
         self._supervisor: Supervisor | None = None
         self._run_is_over = False
+        self._progress: object = None
+        """How far the run is; None while it cannot get further, as a server does not answer."""
         self._run: Run | None = None
         self._notes = notes
         self._noted = 0.0
@@ -149,7 +139,7 @@ class Launch:
         return self._run is not None
 
     def run(self) -> int:
-        """Bring the run to its end and show what came of it. Raises HeadraceError, and KeyboardInterrupt."""
+        """Bring the run to its end and show the result of it. Raises HeadraceError, and KeyboardInterrupt."""
         self._say(f"run [bold]{self._recipe.name}[/] in {self._folder.root}")
         self._servers.claim()
         early = self._before is None and self._servers.embedded_kafka
@@ -160,7 +150,7 @@ class Launch:
         if names := [name for name, embedded in own if embedded]:
             self._say(f"starting {' and '.join(names)}")
         self._servers.start()
-        run = self._run = self._settle()
+        run = self._run = begun(self._servers, self._recipe, self._say, new_recipe=self._request.new_recipe)
         self._note(run)
         if run.ended and self._before is not None and self._before.finished:
             self._console.print(f"Run [bold]{self._recipe.name}[/] is finished ({run.ended}).")
@@ -173,12 +163,14 @@ class Launch:
             self._note(run, finished=not in_flight)
             if in_flight:
                 self._say(
-                    f"{in_flight} groups are still in flight {GROUPS_DRAIN_S:.0f} s after the end of the run: the same "
+                    f"{in_flight} groups are still in flight some time after the end of the run: the same "
                     "command goes on with them"
                 )
-        self._patiently(lambda: self._summarize(join(self._servers.address)))
+        closes = self._patiently(lambda: self._summarize(join(self._address)))
         self._servers.stop()
-        return 0
+        if not closes:
+            self._say("the audit of this run does not close, as said above: `headrace audit` names what is wrong")
+        return 0 if closes else AUDIT_OPEN
 
     def stop(self, within_s: float) -> None:
         """Stop all that runs; components first, as their last commits need the broker."""
@@ -192,27 +184,17 @@ class Launch:
 
     # ------------------------------------------------------------------------------------------------------- the way up
 
-    def _settle(self) -> Run:
-        """Create the topics and write the recipe, where they are not there yet."""
-        address = self._servers.address
-        store, is_ours = self._servers.store_address, self._servers.embedded_store
-        first = first_message(address)
-        revision = settled(address, self._recipe, store, with_keys=is_ours, new_recipe=self._order.new_recipe)
-        topics = self._recipe.topics
-        ensure_topics(address.connection, self._recipe.topic_specs)
-        if revision is not None:
-            write_revision(address.connection, topics.recipe, revision, first)
-            if revision.revision and self._order.new_recipe and not revision.ended:
-                self._say(f"recipe revision {revision.revision} is written")
-        self._say(f"address: [bold]{address}[/]")
-        return join(address)
+    @property
+    def _address(self) -> RunAddress:
+        """The run; an embedded Kafka's address is known once its folder is claimed."""
+        return RunAddress(self._servers.connection, self._recipe.name)
 
     def _start_components(self) -> None:
         environment = dict(os.environ)
         environment[PLUG_INS_VARIABLE] = os.pathsep.join(places())
         if client := self._servers.client:
             environment[KAFKA_CLIENT_VARIABLE] = json.dumps(client)
-        children = components_of(self._recipe, str(self._servers.address), self._folder.logs)
+        children = components_of(self._recipe, str(self._address), self._folder.logs)
         forks = self._fork_server(children, environment)
         self._supervisor = Supervisor(
             children,
@@ -220,6 +202,7 @@ class Launch:
             environment,
             patience=Patience(most_short_lives=self._recipe.launch.most_short_lives),
             is_over=lambda: self._run_is_over,
+            progress=lambda: self._progress,
             also=lambda: {**self._servers.pids(), "up": os.getpid()},
             forks=forks,
         )
@@ -227,16 +210,19 @@ class Launch:
 
     def _fork_server(self, children: Sequence[Child], environment: Mapping[str, str]) -> ForkServer | None:
         """Start what the components are forked from; None where none is to be forked, or it cannot be started."""
+        forks = self._request.forks or new_fork_server()
         if sys.platform != "linux" or not self._recipe.launch.fork or not any(child.imports for child in children):
+            forks.stop()
             return None
-        threads = sum(child.torch_processes for child in children)
+        if forks.pid is None:
+            try:
+                forks.start()
+            except OSError as error:
+                log.warning("forks.not_started", why=str(error))
+                return None
         self._folder.logs.mkdir(parents=True, exist_ok=True)
-        forks = ForkServer(child_environment(environment, threads), self._folder.logs / "forks.log")
-        try:
-            forks.start()
-        except OSError as error:
-            log.warning("forks.not_started", why=str(error))
-            return None
+        threads = sum(child.torch_processes for child in children)
+        forks.prepare(child_environment(environment, threads), self._folder.logs / "forks.log")
         return forks
 
     # --------------------------------------------------------------------------------------------------- while it runs
@@ -246,30 +232,41 @@ class Launch:
         from headrace.app.views.live import LivePage
 
         assert self._supervisor is not None  # noqa: S101 - started by `run`
-        states = self._supervisor.states
+        states, began_ms, logs = self._supervisor.states, now_ms(), str(self._folder.logs)
         before = self._before.effort.wall_s if self._before and self._before.run_id == run.run_id else 0.0
         page: Page = self._patiently(
             lambda: LivePage(
                 run,
                 self._console,
-                plain=self._order.plain,
-                processes=states,
+                plain=self._request.plain,
+                around=lambda: Surroundings(began_ms, self._servers.watch(), states(), logs),
                 spent_s=before + time.monotonic() - self._began,
             )
         )
         try:
-            ended_at: float | None = None
-            while ended_at is None or not is_drained(page, time.monotonic() - ended_at):
-                page.turn(TURN_S)
-                self._supervisor.raise_failure()
-                self._servers.revive()
-                if page.ended and ended_at is None:
-                    ended_at, self._run_is_over = time.monotonic(), True
-                if time.monotonic() - self._noted > NOTE_EVERY_S:
-                    self._note(run)
+            self._turn_until_drained(run, page, self._supervisor)
+        except GaveUp as error:
+            raise type(error)("\n".join(filter(None, (str(error), page.standstill)))) from error
+        else:
             return page.in_flight
         finally:
             page.close()
+
+    def _turn_until_drained(self, run: Run, page: Page, supervisor: Supervisor) -> None:
+        """Show the run until nothing more can be expected of it. Raises GaveUp and AllFailed."""
+        drain = Drain(page, lambda: self._patiently(lambda: session_timeout_s(run.connection)))
+        while not drain.is_over():
+            page.turn(TURN_S)
+            supervisor.raise_failure()
+            if page.hopeless:
+                raise AllFailed(page.hopeless)
+            self._servers.revive()
+            self._progress = None if self._servers.watch() else page.progress
+            for death in supervisor.news():
+                self._say(f"[red]{escape(death)}[/]")
+            self._run_is_over = self._run_is_over or bool(page.ended)
+            if time.monotonic() - self._noted > NOTE_EVERY_S:
+                self._note(run)
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """Return what the call returns, waiting as long as a server is away."""
@@ -303,7 +300,7 @@ class Launch:
         self._notes = notes
         try:
             self._folder.write(notes)
-        except OSError as error:  # a full disk: the next note tells it, and a launcher that is killed loses accounts
+        except OSError as error:  # a full disk: the next note holds it, and a launcher that is killed loses accounts
             log.warning("notes.not_written", error=str(error))
 
     # ----------------------------------------------------------------------------------------------------- the way down
@@ -312,20 +309,21 @@ class Launch:
         if self._supervisor is not None:
             self._supervisor.stop(timeout_s)
 
-    def _summarize(self, run: Run) -> None:
-        """Write the summary file and show the summary, both from the topics."""
+    def _summarize(self, run: Run) -> bool:
+        """Write the summary file and show the summary, both from the topics; return whether the audit closes."""
         from headrace.app.views.closing import show_summary
         from headrace.ops.figures.summary import summarize
         from headrace.ops.plain_json import plain
 
         assert self._notes is not None  # noqa: S101 - written by `run`
         summary = summarize(run, self._notes.effort, self._folder)
-        if self._order.summary is not None:
-            write_atomically(self._order.summary, (json.dumps(plain(summary), indent=1) + "\n").encode())
-        show_summary(summary, self._console, self._order.program, self._order.again)
+        if self._request.summary is not None:
+            write_atomically(self._request.summary, (json.dumps(plain(summary), indent=1) + "\n").encode())
+        show_summary(summary, self._console, self._request.program, self._request.again)
+        return summary.audit.ok
 
     def _say(self, words: str) -> None:
-        self._console.print(f"[dim]headrace:[/] {words}", highlight=False, soft_wrap=True)
+        say(self._console, words)
 
 
 def _check_summary_path(path: Path | None) -> None:
@@ -335,55 +333,6 @@ def _check_summary_path(path: Path | None) -> None:
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(f"the summary cannot be written to {path}: {folder} is no folder that this user may write to")
-
-
-def is_drained(page: Page, since_end_s: float) -> bool:
-    """Tell whether nothing more can be expected of a run that has ended."""
-    if page.in_flight and since_end_s < GROUPS_DRAIN_S:
-        return False
-    return not (page.awaits_evaluation and since_end_s < EVALUATION_DRAIN_S)
-
-
-def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
-    """Return the component processes of a run on one machine, as the recipe's `launch` says.
-
-    What needs no torch comes first, as it is forked before torch is imported.
-    """
-
-    def child(name: str, *words: str, imports: Sequence[str], torch_processes: int = 0) -> Child:
-        together: list[str] = []
-        if torch_processes > 1:  # without a folder for it, torchrun leaves one in /tmp
-            folder = ("--log-dir", str(logs / "torchrun"), "--no-python", "--")
-            together = [*PYTHON, *TORCHRUN, str(torch_processes), *folder]
-        command = [*together, *PYTHON, "-m", "headrace", *words, "--run", address]
-        return Child(name, command, torch_processes, imports)
-
-    children = [child("feed", "feed", imports=fork_imports.FEED)]
-    children += [
-        child(f"curate-{line}-{n}", "curate", *_options_of(line), "--slot", str(n), imports=fork_imports.CURATE)
-        for line in recipe.lines
-        for n in range(1 if variant_of(line) else recipe.launch.curators)
-    ]
-    if recipe.evaluate.every:
-        children.append(child("evaluate", "evaluate", imports=fork_imports.EVALUATE))
-    for line in recipe.lines:
-        trainer, words = recipe.trainer_of(line), ("train", *_options_of(line))
-        imports = fork_imports.of_trainer(trainer)
-        if trainer.processes:
-            children.append(child(f"train-{line}", *words, imports=imports, torch_processes=trainer.processes))
-    imports = fork_imports.of_worker(recipe)
-    children += [
-        child(name, "rollout", "--workflow", workflow, "--name", name, imports=imports, torch_processes=1)
-        for workflow in recipe.workflows
-        for name in (f"rollout-{workflow}-{n}" for n in range(recipe.launch.workers))
-    ]
-    return children
-
-
-def _options_of(line: str) -> list[str]:
-    """Return how the command line names a policy or a shadow."""
-    variant = variant_of(line)
-    return ["--policy", policy_of(line), *(["--variant", variant] if variant else [])]
 
 
 @contextmanager

@@ -1,14 +1,20 @@
-"""A curve as lines of text. A value of nought is the thinnest bar; where none is known there is a dot."""
+"""Curves in the terminal, and what is asked of a picture before anything is drawn."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
+
+from headrace.infra.errors import UsageError
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 UNKNOWN = "·"
 EIGHTHS = 8
+CHART_WIDTH, CHART_HEIGHT = 64, 7
+"""Of a page's curve, in characters."""
 LARGEST = 1e9
 
 
@@ -59,3 +65,15 @@ def _columns(values: Sequence[float | None], width: int) -> list[float | None]:
 def _axis(low: float, high: float, height: int) -> list[str]:
     labels = {0: high, height // 2: (low + high) / 2, height - 1: low}
     return [f"{labels[row]:5.2f} " if row in labels else " " * 6 for row in range(height)]
+
+
+def check_picture(file: Path, *suffixes: str) -> None:
+    """Raise UsageError without matplotlib, for a suffix that is none of these, and for a folder that is not there."""
+    try:
+        import_module("matplotlib")
+    except ImportError as error:
+        raise UsageError("--plot needs matplotlib: pip install 'headrace[plots]'") from error
+    if file.suffix not in suffixes:
+        raise UsageError(f"--plot {file}: name a {' or '.join(suffixes)} file")
+    if not file.absolute().parent.is_dir():
+        raise UsageError(f"--plot {file}: there is no folder {file.absolute().parent}")

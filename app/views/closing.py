@@ -1,9 +1,11 @@
-"""The closing page of `headrace up`: what came of the run, and what to try next."""
+"""The end of a run for people: its summary, and what kept it from more."""
 
 from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
@@ -12,14 +14,70 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from headrace.app.views.chart import by_version, chart
-from headrace.app.views.letters import unnumbered
+from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
+from headrace.app.views.dead_letters import unnumbered
 from headrace.app.views.tables import replay_lines, shadow_in_words, wasted
 from headrace.app.views.weights_page import in_words
-from headrace.ops.figures.summary import Summary
+from headrace.ops.figures.summary import PolicySummary, Summary
+from headrace.trainers.health import LARGE_GAP
 
-CHART_WIDTH = 64
-CHART_HEIGHT = 7
+ENOUGH_VERSIONS = 15
+EDGE = 5
+RISE = 0.02
+"""Less between the first and the last versions is no rise."""
+HIGH_ENOUGH = 0.9
+"""Above this there is little left to rise."""
+MANY_DROPPED = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What is looked at."""
+
+    rewards: Sequence[float]
+    """Mean reward by version, in order."""
+    concluded: int
+    """Groups trained or discarded."""
+    discarded: Mapping[str, int]
+    """Reason to groups."""
+    staleness_mean: float
+    max_staleness: int
+    logprob_gap_mean: float
+
+
+def why_no_rise(signs: Signs) -> str:
+    """Return a sentence for people; empty while reward rises, is high, or it is too early to know."""
+    curve = signs.rewards
+    if len(curve) < ENOUGH_VERSIONS:
+        return ""
+    first, last = (sum(part) / EDGE for part in (curve[:EDGE], curve[-EDGE:]))
+    if last - first >= RISE or last >= HIGH_ENOUGH:
+        return ""
+    share = sum(signs.discarded.values()) / signs.concluded if signs.concluded else 0.0
+    measured = (
+        f"{share:.0%} of the groups dropped, staleness {signs.staleness_mean:.1f}, log-probability gap "
+        f"{signs.logprob_gap_mean:.2g}"
+    )
+    return f"Reward does not rise ({first:.2f} → {last:.2f}). {_cause(signs, share, last)} [{measured}]"
+
+
+def _cause(signs: Signs, share: float, reward: float) -> str:
+    if signs.logprob_gap_mean > LARGE_GAP:
+        return (
+            "Engine and trainer disagree on log-probabilities: check that both have the same weights, tokenizer and "
+            "sampling temperature."
+        )
+    if share > MANY_DROPPED:
+        reason = max(signs.discarded, key=lambda name: signs.discarded[name])
+        if reason != "zero_variance":
+            return f"Most groups are dropped for {reason}: little is left to learn from."
+        how = "too easy: take a harder tier" if reward > 0.5 else "too hard: warm up longer, or take an easier tier"
+        return f"Most groups have one reward throughout, as the tasks are {how}."
+    if signs.staleness_mean > max(2.0, 0.8 * signs.max_staleness):
+        return "The data are old: lower trainer.max_staleness, or slow the trainer by larger batches."
+    return "None of the usual causes shows: try another trainer.learning_rate, or larger groups."
+
+
 SOLVED = "solved"
 """Why a run ended before its last step."""
 
@@ -77,7 +135,7 @@ def _ways_on(summary: Summary, again: str) -> list[tuple[str, str]]:
 
 
 def _changed(again: str, key: str, value: object) -> str:
-    """Return the command that goes on with one key changed, without what it said of that key and of a summary."""
+    """Return the command that goes on with one key changed, without what it set for that key and of a summary."""
     words, kept = shlex.split(again), []
     while words:
         word = words.pop(0)
@@ -101,10 +159,7 @@ def _facts(summary: Summary) -> Table:
             f"as solved: of the last 500 groups more than {summary.feed.solved_share:.1%} (feed.solved_share) "
             "were dropped as zero_variance, most of them as all was right",
         )
-    table.add_row("training reward", _change(summary.reward_first, summary.reward_last))
-    table.add_row("held-out reward", _change(summary.eval_first, summary.eval_last))
-    for policy, block in summary.policies.items() if len(summary.policies) > 1 else ():
-        table.add_row(f"  {policy}", f"{block.versions} versions, {_change(block.reward_first, block.reward_last)}")
+    _add_rewards(table, summary.policies)
     dropped = ", ".join(f"{count} {reason}" for reason, count in groups.discarded.items()) or "none"
     table.add_row("groups", f"{groups.issued} issued = {groups.trained} trained + dropped ({dropped})")
     table.add_row("", f"+ {groups.dead} dead + {groups.in_flight} in flight")
@@ -112,13 +167,15 @@ def _facts(summary: Summary) -> Table:
     counts |= {name: one.groups for name, one in summary.shadows.items()}
     for line in replay_lines(counts):
         table.add_row("replays", Text(line))
-    for line, shadow in summary.shadows.items():
-        table.add_row("shadow", Text(shadow_in_words(line, shadow)))
+    for policy_variant, shadow in summary.shadows.items():
+        table.add_row("shadow", Text(shadow_in_words(policy_variant, shadow)))
     if summary.unnumbered_letters:
         table.add_row("", Text(unnumbered(summary.unnumbered_letters)))
     good = "[green]closes[/]: nothing lost, nothing trained twice"
     bad = f"[bold red]does not close[/]: {proof.lost} lost, {proof.doubled} doubled"
     table.add_row("audit", good if proof.ok else bad)
+    for line in summary.stood_still:
+        table.add_row("stood still", Text(line, style="yellow"))
     table.add_row("speed", f"{summary.samples_per_s:,.0f} trajectories/s, {summary.tokens_per_s:,.0f} tokens/s")
     table.add_row("wasted", wasted(summary.wasted_tokens, summary.tokens, is_all=not groups.in_flight))
     table.add_row(
@@ -129,6 +186,18 @@ def _facts(summary: Summary) -> Table:
         table.add_row("weights", Text(f"{policy}: {in_words(block.weights)}"))
     table.add_row("data", f"{shown_path(data.folder)} ({data.bytes / 1e6:.0f} MB)")
     return table
+
+
+def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
+    """Add each policy's own: one is paid for its answers, another for judging them, and their mean says nothing."""
+    rewards = {
+        "training reward": [_change(block.reward_first, block.reward_last) for block in policies.values()],
+        "held-out reward": [_change(block.eval_first, block.eval_last) for block in policies.values()],
+    }
+    for what, changes in rewards.items():
+        for (policy, block), change in zip(policies.items(), changes, strict=True):
+            whose = f"{policy}, {block.versions} versions: " if len(policies) > 1 else ""
+            table.add_row(what, f"{whose}{change}")
 
 
 def _change(first: float | None, last: float | None) -> str:

@@ -1,15 +1,30 @@
-"""A comparison of variants for people: a table in the terminal, and the same table with its picture as HTML."""
+"""A comparison of variants for people: a table in the terminal, a picture, and a page that holds both."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+import io
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from headrace.infra.errors import UsageError
+from headrace.ops.compare.comparison import (
+    AXES,
+    TRAILING,
+    Comparison,
+    Interval,
+    MeanCurve,
+    Point,
+    mean_curve,
+    seed_curves,
+)
 
 COLUMNS = (
     *("runs", "reward", "held-out", "skipped", "trajectories", "trained", "discarded", "length bias", "replayed"),
@@ -32,18 +47,18 @@ NOTE = (
 )
 
 
-def comparison_page(found: Mapping[str, Any]) -> RenderableType:
+def comparison_page(found: Comparison) -> RenderableType:
     """Return what `headrace compare` shows."""
-    title = Text.assemble((f"sweep {found['sweep']}", "bold"), f"  {found['about']}".rstrip())
+    title = Text.assemble((f"sweep {found.sweep}", "bold"), f"  {found.about}".rstrip())
     parts: list[RenderableType] = [title]
-    for policy in policies_of(found):
-        columns, rows = _told(found, policy)
+    for policy in found.policies:
+        columns, rows = _cells(found, policy)
         for names in TABLES:
             shown = [at for at, name in enumerate(columns, 1) if name in names]
             if shown:
                 parts += [Text(), _table((policy, *columns), rows, shown)]
     parts += [Text(), Text(NOTE, style="dim")]
-    return Group(*parts, *(Text(line, style="red") for line in warnings_of(found)))
+    return Group(*parts, *(Text(line, style="red") for line in found.warnings))
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[int]) -> Table:
@@ -56,16 +71,16 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence
     return table
 
 
-def comparison_html(found: Mapping[str, Any], picture: bytes) -> str:
+def comparison_html(found: Comparison, picture: bytes) -> str:
     """Return a page that needs no other file.
 
     Args:
-        found: What `headrace.ops.compare.comparison.compared` returned.
+        found: What was compared.
         picture: PNG.
     """
-    title = f"sweep {escape(found['sweep'])}"
-    tables = "\n".join(_html_table(found, policy) for policy in policies_of(found))
-    notes = "\n".join(f"<p>{escape(line)}</p>" for line in (NOTE, *warnings_of(found)))
+    title = f"sweep {escape(found.sweep)}"
+    tables = "\n".join(_html_table(found, policy) for policy in found.policies)
+    notes = "\n".join(f"<p>{escape(line)}</p>" for line in (NOTE, *found.warnings))
     image = base64.b64encode(picture).decode()
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -77,7 +92,7 @@ td:first-child, th:first-child, td:last-child, th:last-child {{ text-align: left
 img {{ max-width: 100% }}
 </style></head><body>
 <h1>{title}</h1>
-<p>{escape(found["about"])}</p>
+<p>{escape(found.about)}</p>
 {tables}
 {notes}
 <img alt="reward and held-out reward by version, trajectories and wall time" src="data:image/png;base64,{image}">
@@ -85,66 +100,148 @@ img {{ max-width: 100% }}
 """
 
 
-def policies_of(found: Mapping[str, Any]) -> list[str]:
-    """Return the policies of all variants."""
-    return list(dict.fromkeys(policy for variant in found["variants"].values() for policy in variant["policies"]))
-
-
-def warnings_of(found: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with single runs, a line each."""
-    failed = [f"run {name} failed: {run['failed']}" for name, run in found["runs"].items() if run["summary"] is None]
-    summaries = {name: run["summary"] for name, run in found["runs"].items() if run["summary"] is not None}
-    return failed + [
-        f"the audit of run {name} does not close: {proof['lost']} lost, {proof['doubled']} doubled"
-        for name, proof in ((name, summary["audit"]) for name, summary in summaries.items())
-        if proof is not None and not proof["ok"]
-    ]
-
-
-def _html_table(found: Mapping[str, Any], policy: str) -> str:
+def _html_table(found: Comparison, policy: str) -> str:
     def line(cells: tuple[str, ...], kind: str) -> str:
         return "<tr>" + "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in cells) + "</tr>"
 
-    columns, rows = _told(found, policy)
+    columns, rows = _cells(found, policy)
     lines = [line((policy, *columns), "th"), *(line(row, "td") for row in rows)]
     return "<table>\n" + "\n".join(lines) + "\n</table>"
 
 
-def _told(found: Mapping[str, Any], policy: str) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Return columns and rows, without columns of which no variant has anything to tell."""
+def _cells(found: Comparison, policy: str) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return columns and rows, without columns of which no variant has anything."""
     rows = list(_rows(found, policy))
     shown = [0, *(at for at in range(1, len(COLUMNS) + 1) if any(row[at] not in NOTHING for row in rows))]
     return [COLUMNS[at - 1] for at in shown[1:]], [tuple(row[at] for at in shown) for row in rows]
 
 
-def _rows(found: Mapping[str, Any], policy: str) -> Iterator[tuple[str, ...]]:
-    for name, variant in found["variants"].items():
-        block = variant["policies"].get(policy)
+def _rows(found: Comparison, policy: str) -> Iterator[tuple[str, ...]]:
+    for name, variant in found.variants.items():
+        block = variant.policies.get(policy)
         if block is None:
-            yield (name, str(variant["runs"]), *[""] * (len(COLUMNS) - 1))
+            yield (name, str(variant.runs), *[""] * (len(COLUMNS) - 1))
             continue
-        discarded = ", ".join(f"{one['mean']:,.0f} {reason}" for reason, one in block["discarded"].items())
+        discarded = ", ".join(f"{one.mean:,.0f} {reason}" for reason, one in block.discarded.items())
         yield (
             name,
-            str(variant["runs"]),
-            in_words(block["reward"], "{:.3f}"),
-            in_words(block["held_out"], "{:.3f}"),
-            in_words(variant["skipped"], "{:,.0f}"),
-            in_words(block["trajectories"], "{:,.0f}"),
-            in_words(block["trained_share"], "{:.1%}"),
-            in_words(block["discarded_share"], "{:.1%}"),
-            in_words(block["length_bias"], "{:.2f}"),
-            in_words(block["replayed"], "{:,.0f}"),
-            in_words(variant["wall_s"], "{:.0f}"),
-            in_words(block["over_first"]["reward"], "{:+.3f}"),
-            in_words(block["over_first"]["held_out"], "{:+.3f}"),
+            str(variant.runs),
+            in_words(block.reward, "{:.3f}"),
+            in_words(block.held_out, "{:.3f}"),
+            in_words(variant.skipped, "{:,.0f}"),
+            in_words(block.trajectories, "{:,.0f}"),
+            in_words(block.trained_share, "{:.1%}"),
+            in_words(block.discarded_share, "{:.1%}"),
+            in_words(block.length_bias, "{:.2f}"),
+            in_words(block.replayed, "{:,.0f}"),
+            in_words(variant.wall_s, "{:.0f}"),
+            in_words(block.over_first["reward"], "{:+.3f}"),
+            in_words(block.over_first["held_out"], "{:+.3f}"),
             discarded or "none",
         )
 
 
-def in_words(one: Mapping[str, Any], form: str) -> str:
+def in_words(one: Interval, form: str) -> str:
     """Return a mean and half of its interval; nothing where none is known."""
-    if one["mean"] is None:
+    if one.mean is None:
         return ""
-    half = "" if one["low"] is None else f" ± {form.replace('+', '').format(one['high'] - one['mean'])}"
-    return form.format(one["mean"]) + half
+    half = "" if one.high is None else f" ± {form.replace('+', '').format(one.high - one.mean)}"
+    return form.format(one.mean) + half
+
+
+LABELS = {"version": "version", "trajectories": "trajectories rolled out", "seconds": "wall time, s"}
+LINE = 75
+"""Letters of a line above a panel."""
+ROWS = {"reward": f"training reward, {TRAILING['reward']} versions", "held_out": "held-out reward"}
+
+
+def plot(found: Comparison, file: Path) -> list[Path]:
+    """Write the picture, and beside it a page that holds table and picture; return both files.
+
+    Raises UsageError for what cannot be written.
+    """
+    picture, page = io.BytesIO(), file.with_suffix(".html")
+    figure_of(found).savefig(picture, format="png", dpi=100)
+    try:
+        file.write_bytes(picture.getvalue())
+        page.write_text(comparison_html(found, picture.getvalue()), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--plot {file}: {error}") from error
+    return [file, page]
+
+
+def figure_of(found: Comparison) -> Any:
+    """Return a row of training and one of held-out reward for every policy; lines are means, bands intervals.
+
+    A variant whose seeds have no stretch of an axis in common has no mean there: each seed is a thin line.
+    """
+    from matplotlib.figure import Figure
+
+    policies = found.policies or [""]
+    figure = Figure(figsize=(15, 7.2 * len(policies)), layout="constrained")
+    panels = figure.subplots(2 * len(policies), len(AXES), squeeze=False, sharey="row")
+    rows = [(policy, what) for policy in policies for what in ROWS]
+    for row, (policy, what) in zip(panels, rows, strict=True):
+        curves = [_curves(found, policy, what, axis) for axis in AXES]
+        for panel, axis, some in zip(row, AXES, curves, strict=True):
+            for place, (name, curve) in enumerate(some.items()):
+                _line(panel, curve, name, place)
+            panel.set_title(_caption(some), fontsize="small")
+            panel.set_xlabel(LABELS[axis])
+            panel.grid(alpha=0.3)
+        row[0].set_ylabel(f"{policy}: {ROWS[what]}")
+        row[0].set_ylim(_limits([curve for some in curves for curve in some.values()]))
+    handles, names = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right upper", fontsize="small")
+    figure.suptitle(f"sweep {found.sweep}: means over seeds, bands of 95 %")
+    return figure
+
+
+class Curve(NamedTuple):
+    """What is drawn of a variant against one axis."""
+
+    mean: MeanCurve
+    seeds: Sequence[Sequence[Point]]
+    """Of a variant that has no mean; empty with one."""
+
+
+def _curves(found: Comparison, policy: str, what: str, axis: str) -> dict[str, Curve]:
+    """Return the curves of all variants; an empty one of a variant of which no run was done, for its colour's sake."""
+    curves = {}
+    for name, variant in found.variants.items():
+        block = variant.policies.get(policy)
+        mean = block.curves[what][axis] if block else mean_curve([], axis)
+        curves[name] = Curve(mean, () if mean.x else seed_curves(found, name, policy, what, axis))
+    return curves
+
+
+def _caption(curves: Mapping[str, Curve]) -> str:
+    """Return the note above a panel: that nothing is in it, or of which variants it shows single seeds."""
+    if not any(curve.mean.x or curve.seeds for curve in curves.values()):
+        return "empty: no run has measured it"
+    apart = [name for name, curve in curves.items() if curve.seeds]
+    note = f"thin: each seed of {', '.join(apart)} by itself, as they have no stretch in common"
+    return textwrap.fill(note, LINE) if apart else ""
+
+
+def _limits(curves: Iterable[Curve]) -> tuple[float, float] | None:
+    """Return a scale on which the means fill the panel: a band of two seeds may be wider than all rewards there are."""
+    some = list(curves)
+    values = [value for curve in some for value in curve.mean.mean if value is not None]
+    values += [y for curve in some for seed in curve.seeds for _, y in seed]
+    if not values:
+        return None
+    room = max(0.15 * (max(values) - min(values)), 0.01)
+    return min(values) - room, max(values) + room
+
+
+def _line(panel: Any, curve: Curve, name: str, place: int) -> None:
+    """Draw a variant's mean and band, or its seeds; a line of one point is a dot."""
+    look = {"color": f"C{place % 10}", "linestyle": "-" if place < 10 else "--"}
+    mean = curve.mean
+    panel.plot(mean.x, mean.mean, label=name, marker="o" if len(mean.x) == 1 else "", **look)
+    if mean.x and mean.low[0] is not None:
+        panel.fill_between(mean.x, mean.low, mean.high, color=look["color"], alpha=0.12, linewidth=0)
+    for seed in curve.seeds:
+        x, y = zip(*seed, strict=True)
+        panel.plot(x, y, linewidth=0.8, marker="." if len(seed) == 1 else "", **look)

@@ -12,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
+from headrace.ops.lineage.own_metrics import own_metrics
 from headrace.ops.lineage.seen import GroupSeen, SequenceSeen, TokenSeen, TrajectorySeen
+from headrace.schemas.episode_errors import in_words
 
 SHORT = 40
 """Completions of at most so many characters, on one line, stand in the table; longer ones below their numbers."""
@@ -66,10 +68,16 @@ def step_page(found: StepSeen) -> RenderableType:
 
 
 def _metrics(metrics: Mapping[str, float]) -> Columns:
-    return _facts((label, form.format(metrics[name])) for name, label, form in METRICS if name in metrics)
+    known = [(label, form.format(metrics[name])) for name, label, form in METRICS if name in metrics]
+    return facts([*known, *own_metric_facts(metrics)])
 
 
-def _facts(named: Iterable[tuple[str, str]]) -> Columns:
+def own_metric_facts(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return what a loss of the user's own measured, by the names that it gave."""
+    return [(name, f"{value:.4g}") for name, value in own_metrics(metrics).items()]
+
+
+def facts(named: Iterable[tuple[str, str]]) -> Columns:
     """Return names with values in as many columns as there is room for."""
     return Columns([Text.assemble((f"{name} ", "dim"), value) for name, value in named], padding=(0, 3))
 
@@ -80,7 +88,7 @@ def _group(group: GroupSeen, of: int, *, whole: bool) -> Iterator[RenderableType
     prompts = {_prompt(sequence) for member in members for sequence in member.sequences}
     shared = prompts.pop() if len(prompts) == 1 else ""
     if shared:
-        yield Padding(Text(shared if whole else _cropped(shared), style=KINDS["prompt"]), (0, 0, 0, 2))
+        yield Padding(Text(shared if whole else cropped(shared), style=KINDS["prompt"]), (0, 0, 0, 2))
     rows = [(member, place, sequence) for member in members for place, sequence in enumerate(member.sequences)]
     texts = [_completion(sequence, skip_prompt=bool(shared), whole=whole) for _, _, sequence in rows]
     if all(len(text) <= SHORT and "\n" not in text.plain for text in texts):
@@ -96,6 +104,7 @@ def _group(group: GroupSeen, of: int, *, whole: bool) -> Iterator[RenderableType
             yield Padding(text, (0, 0, 0, 7))
     if group.failures:
         yield Text(f"  {len(group.failures)} episodes failed: {', '.join(group.failures)}", style="red")
+        yield from (Text(f"    {error.episodes} by {in_words(error)}", style="red") for error in group.errors)
 
 
 def _heading(group: GroupSeen, of: int) -> Text:
@@ -130,7 +139,7 @@ def _row(member: TrajectorySeen, place: int, sequence: SequenceSeen) -> list[Ren
     return [
         Text(f"  {name}", style="dim"),
         f"{reward:.2f}",
-        _advantage(sequence.advantage),
+        advantage_text(sequence.advantage),
         _number(sequence.logprob_mean),
         _number(sequence.logprob_min),
         str(sequence.tokens),
@@ -138,7 +147,8 @@ def _row(member: TrajectorySeen, place: int, sequence: SequenceSeen) -> list[Ren
     ]
 
 
-def _advantage(advantage: float | None) -> Text:
+def advantage_text(advantage: float | None) -> Text:
+    """Return an advantage with its sign."""
     if advantage is None:
         return Text("not used", style="dim")
     return Text(f"{advantage:+.2f}", style="green" if advantage > 0 else "red" if advantage < 0 else "dim")
@@ -179,7 +189,8 @@ def _completion(sequence: SequenceSeen, *, skip_prompt: bool, whole: bool) -> Te
     return text
 
 
-def _cropped(text: str) -> str:
+def cropped(text: str) -> str:
+    """Return a text, cut where it is long."""
     return text if len(text) <= CROPPED else f"{text[:CROPPED]} … {len(text) - CROPPED:,} characters more"
 
 
@@ -205,23 +216,23 @@ def trajectory_page(found: TrajectoryFound, limit: int) -> RenderableType:
             ]
         shown = sequence.each[:left] if limit else sequence.each
         left -= len(shown)
-        parts += [Text(), _tokens(shown)]
+        parts += [Text(), token_table(shown)]
         if more := len(sequence.each) - len(shown):
             parts.append(Text(f"{more:,} more tokens: --limit 0 shows all", style="dim"))
     return Group(*parts)
 
 
 def _member_facts(group: GroupSeen, member: TrajectorySeen) -> Columns:
-    facts = [("reward", f"{member.reward:g}")]
-    facts += [(name, f"{value:g}") for name, value in member.reward_parts.items()]
+    found = [("reward", f"{member.reward:g}")]
+    found += [(name, f"{value:g}") for name, value in member.reward_parts.items()]
     for sequence in member.sequences:
-        facts.append(("advantage", "none" if sequence.advantage is None else f"{sequence.advantage:+.3f}"))
+        found.append(("advantage", "none" if sequence.advantage is None else f"{sequence.advantage:+.3f}"))
         if sequence.logprob_mean is not None:
-            facts.append(("logprob", f"{sequence.logprob_mean:.3f}"))
-            facts.append(("least", f"{sequence.logprob_min:.3f}"))
-        facts.append(("generated", f"{sequence.tokens}"))
-    facts += [("task", group.task_id), ("worker", f"{group.worker} {group.region}".rstrip())]
-    return _facts(facts)
+            found.append(("logprob", f"{sequence.logprob_mean:.3f}"))
+            found.append(("least", f"{sequence.logprob_min:.3f}"))
+        found.append(("generated", f"{sequence.tokens}"))
+    found += [("task", group.task_id), ("worker", f"{group.worker} {group.region}".rstrip())]
+    return facts(found)
 
 
 def _flow(tokens: Sequence[TokenSeen]) -> Text:
@@ -253,9 +264,10 @@ def _legend() -> Text:
     return text
 
 
-def _tokens(tokens: Sequence[TokenSeen]) -> Table:
+def token_table(tokens: Sequence[TokenSeen]) -> Table:
+    """Return a row for each token: who made it, whether and how it is trained on, how likely it was."""
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
-    for name in ("#", "version", "logprob", "probability"):
+    for name in ("#", "version", "mask", "advantage", "logprob", "probability"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("token", overflow="fold")
@@ -266,6 +278,8 @@ def _tokens(tokens: Sequence[TokenSeen]) -> Table:
         table.add_row(
             Text(str(place), style="dim"),
             str(token.version) if generated else "",
+            str(int(generated)),
+            advantage_text(token.advantage) if generated else "",
             f"{token.logprob:.4f}" if generated else "",
             f"{chance:.1%}" if generated else "",
             Text(BAR[min(len(BAR) - 1, int(chance * len(BAR)))] if generated else "", style=_style(token)),

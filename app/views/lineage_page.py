@@ -12,6 +12,7 @@ from rich.text import Text
 
 from headrace.ops.lineage.group_fate import Attempt, Concluded, GroupFate, GroupLineage, Use
 from headrace.ops.lineage.lineage import MadeOf, VersionLineage
+from headrace.schemas.episode_errors import in_words
 
 FATES = {
     "trained": ("green", ""),
@@ -167,11 +168,18 @@ def _way(one: GroupLineage) -> Table:
             table.add_row("task", f"on the tasks topic, issued again {times} times" if times else "on the tasks topic")
     for attempt in one.attempts:
         table.add_row("produced" if attempt.counts else "passed over", Text(_attempt_in_words(attempt)))
-    for letter in one.letters:
-        back = ", sent back since" if letter.redriven else ""
-        where = f"{letter.topic}[{letter.message_partition}]@{letter.message_offset}"
-        table.add_row("dead letter", Text(f"@{letter.offset} by {letter.component}, {letter.reason}{back}: {where}"))
-        table.add_row("", Text(letter.detail))
+        for error in attempt.errors:
+            table.add_row("failed", Text(f"{error.episodes} by {in_words(error)}", style="red"))
+        if attempt.traceback:
+            table.add_row("", Text(attempt.traceback.rstrip()))
+    for dead_letter in one.letters:
+        back = ", sent back since" if dead_letter.redriven else ""
+        where = f"{dead_letter.topic}[{dead_letter.message_partition}]@{dead_letter.message_offset}"
+        table.add_row(
+            "dead letter",
+            Text(f"@{dead_letter.offset} by {dead_letter.component}, {dead_letter.reason}{back}: {where}"),
+        )
+        table.add_row("", Text(dead_letter.detail))
     for outcome in one.concluded:
         table.add_row(Text(outcome.verdict), Text(_outcome_in_words(outcome)))
     for use in one.trained:

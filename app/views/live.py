@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
+from headrace.app.views.say import say
 from headrace.app.views.tables import in_force_in_words
 from headrace.app.views.view import Moment, line, page, resumed
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.topic_reader import Place, TopicReader, whole_topics
-from headrace.infra.process.supervisor import ChildState
 from headrace.infra.run.run import Run
-from headrace.ops.figures.figures import Figures, RunFigures, lags
+from headrace.ops.episode_errors import ErrorSeen
+from headrace.ops.figures.figures import Figures, lags
 from headrace.ops.figures.pulse import Pulse
+from headrace.ops.figures.run_figures import RunFigures
+from headrace.ops.figures.standstill import Standstill, Surroundings
+from headrace.schemas.episode_errors import kind_of
 from headrace.schemas.ids import now_ms
 
 REFRESH_S = 0.5
@@ -40,7 +45,7 @@ class LivePage:
         run: The run, joined.
         console: Where to show it.
         plain: Lines even on a terminal.
-        processes: How the component processes of this machine are doing.
+        around: What is known of the run beside its topics.
         spent_s: What the run has taken so far.
     """
 
@@ -50,12 +55,12 @@ class LivePage:
         console: Console,
         *,
         plain: bool,
-        processes: Callable[[], Mapping[str, ChildState]] = dict,
+        around: Callable[[], Surroundings] = Surroundings,
         spent_s: float = 0.0,
     ) -> None:
         self._run = run
         self._console = console
-        self._processes = processes
+        self._around = around
         self._fold = Figures(run.run_id, run.recipe)
         self._pulse = Pulse(run.run_id, run.recipe)
         self._reader = TopicReader(run.connection, whole_topics(run.connection, self._fold.topics), "page")
@@ -64,6 +69,10 @@ class LivePage:
         self._begun = False
         self._revision = 0
         """The one in force when it was last looked at."""
+        self._stands = ""
+        """What it stood still for when it was last looked at."""
+        self._told: set[tuple[str, ...]] = set()
+        """What was printed that is printed once."""
         self._lag = LagMeter(run)
         self._began = time.monotonic() - spent_s
         self._due = self._line_due = 0.0
@@ -82,12 +91,12 @@ class LivePage:
             self._refresh()
 
     def _has_read_the_past(self) -> bool:
-        """Tell whether what stood on the topics at the beginning is read: half of it would look like a loss."""
+        """Return whether what stood on the topics at the beginning is read: half of it would look like a loss."""
         behind = any(self._reader.positions[place] < end for place, end in self._past.items())
         return not behind or time.monotonic() > self._past_due
 
     def _begin(self) -> None:
-        """Say where a run that goes on has got to, and show from now on."""
+        """Report where a run that goes on has got to, and show from now on."""
         self._begun = True
         figures = self._fold.figures({}, 0)
         if figures.versions:
@@ -97,15 +106,35 @@ class LivePage:
         if self._live is not None:
             self._live.start()
 
-    def _say(self, words: str) -> None:
-        self._console.print(f"[dim]headrace:[/] {escape(words)}", highlight=False, soft_wrap=True)
+    def _say(self, words: str, style: str = "none") -> None:
+        say(self._console, escape(words), style)
 
     def _tell_swap(self, figures: RunFigures) -> None:
-        """Say which revision of the recipe came into force, where another one did."""
+        """Show which revision of the recipe came into force, where another one did."""
         found = figures.in_force
         if found is not None and found.revision != self._revision:
             self._revision = found.revision
             self._say(in_force_in_words(found))
+
+    def _tell_standstill(self, found: Standstill | None) -> None:
+        """Print why no version comes where there is no page to show it, once for each cause."""
+        stands = "" if found is None else f"{found.policy} {found.cause}"
+        if self._live is None and stands != self._stands:
+            good = "episodes succeed again" if self._stands.endswith(" failing") else "versions come again"
+            red = found is not None and found.cause == "failing"
+            self._say(good if found is None else found.sentence, "bold red" if red else "none")
+        self._stands = stands
+
+    def _tell_errors(self, errors: Sequence[ErrorSeen]) -> None:
+        """Print each error once where there is no page to show it."""
+        for error in errors:
+            self._tell_once((error.stream, error.component, *kind_of(error.first)), error.sentence, "red")
+
+    def _tell_once(self, what: tuple[str, ...], sentence: str, style: str) -> None:
+        """Print something once where there is no page to show it."""
+        if what not in self._told and self._live is None:
+            self._say(sentence, style)
+        self._told.add(what)
 
     @property
     def ended(self) -> str:
@@ -133,6 +162,27 @@ class LivePage:
             )
         )
 
+    @property
+    def progress(self) -> object:
+        """How far the run is: the newest version of each policy and shadow, and how often they were evaluated."""
+        found = self._figures
+        shadows = {name: shadow.version for name, shadow in found.shadows.items()}
+        return {**found.versions, **shadows}, len(found.evals)
+
+    @property
+    def standstill(self) -> str:
+        """What keeps the run from its next version, also before that is overdue; empty once it has ended."""
+        now = now_ms()
+        found = self._fold.figures(self._lag.newest, now)
+        stands = self._fold.standstill(found, self._around(), now, at_once=True)
+        return "" if stands is None else stands.sentence
+
+    @property
+    def hopeless(self) -> str:
+        """Why the run is to be given up, as no episode has ever succeeded; empty while it is not."""
+        found = self._figures.standstill
+        return found.sentence if found is not None and found.hopeless else ""
+
     def close(self) -> None:
         """Show the last state and leave the terminal as it was; of a run that is over, the closing page is the last."""
         try:
@@ -150,8 +200,13 @@ class LivePage:
         began, worked = time.monotonic(), time.thread_time()
         now = now_ms()
         self._lag.positions = self._fold.trainer_positions
-        self._figures = self._fold.figures(self._lag.newest, now)
+        around, found = self._around(), self._fold.figures(self._lag.newest, now)
+        self._figures = replace(found, standstill=self._fold.standstill(found, around, now))
         self._tell_swap(self._figures)
+        self._tell_errors(self._figures.errors)
+        for advice in self._figures.advice:
+            self._tell_once((advice.policy, advice.name), advice.sentence, "yellow")
+        self._tell_standstill(self._figures.standstill)
         moment = Moment(
             recipe=self._run.recipe,
             figures=self._figures,
@@ -159,7 +214,7 @@ class LivePage:
             rates=self._pulse.rates(now),
             elapsed_s=began - self._began,
             now_ms=now,
-            processes=self._processes(),
+            processes=around.processes,
         )
         if self._live is not None:
             self._live.update(page(moment, self._console.width), refresh=True)
@@ -176,7 +231,7 @@ class LagMeter:
         self._run = run
         self._stop = threading.Event()
         self.positions: Mapping[Place, int] = {}
-        """Next offsets of the curated topics, as the trainers last told."""
+        """Next offsets of the curated topics, as the trainers last reported."""
         self.newest: Mapping[str, int] = {}
         """Topic to unread records, some seconds old."""
         self._thread = threading.Thread(target=self._measure, name="lag-meter", daemon=True)

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headrace.app.views.letters import unnumbered
+from headrace.app.views.dead_letters import unnumbered
 from headrace.app.views.weights_page import in_words
-from headrace.ops.audit.findings import AuditReport
-from headrace.ops.audit.numbers import PolicyAudit
-from headrace.ops.figures.figures import RunFigures, ShadowFigures
-from headrace.ops.figures.revision_figures import RevisionFigures
-from headrace.ops.figures.status import Status
-from headrace.ops.offline.held_out import Measured
-from headrace.ops.swap import Swap
 from headrace.schemas.records import WorkerStatus
+
+if TYPE_CHECKING:  # each command imports its own tool alone
+    from headrace.ops.audit.findings import AuditReport
+    from headrace.ops.audit.numbers import PolicyAudit
+    from headrace.ops.figures.revision_figures import RevisionFigures
+    from headrace.ops.figures.run_figures import RunFigures, ShadowFigures
+    from headrace.ops.figures.status import Status
+    from headrace.ops.offline.held_out import Measured
+    from headrace.ops.swap import Swap
+
+MOST_EVALS = 3
+MOST_ERRORS = 8
+"""The most frequent ones; `--json` has all."""
 
 
 def status_table(status: Status) -> RenderableType:
@@ -30,7 +37,7 @@ def status_table(status: Status) -> RenderableType:
     ended = f" ({found.ended})" if found.ended else ""
     table.add_row("run", f"[bold]{found.run}[/] {found.state}{ended}")
     for what, words in _lines(found):
-        table.add_row(what, Text(words))
+        table.add_row(what, Text(words, style="red" if what == "error" else ""))
     groups = found.groups
     table.add_row("groups", f"{groups.issued} issued · {groups.trained} trained · {groups.in_flight} in flight")
     dropped = " · ".join(f"{count} {reason}" for reason, count in groups.discarded.items())
@@ -40,10 +47,10 @@ def status_table(status: Status) -> RenderableType:
     for word, line in (*_revisions(found), *_selected(found)):
         table.add_row(word, Text(line))
     if found.unnumbered_letters:
-        table.add_row("letters", Text(unnumbered(found.unnumbered_letters)))
+        table.add_row("dead letters", Text(unnumbered(found.unnumbered_letters)))
     table.add_row("lag", " · ".join(f"{topic} {count}" for topic, count in found.lag.items()) or "none")
-    for one in found.evals[-3:]:
-        table.add_row("held out", f"{one.policy} {one.avg_at_k:.2f} at version {one.version}")
+    for words in _held_out(found):
+        table.add_row("held out", words)
     if found.tokens:
         table.add_row("wasted", wasted(found.wasted_tokens, found.tokens, is_all=status.wasted_is_all))
     for policy, weights in found.weights.items():
@@ -55,6 +62,12 @@ def status_table(status: Status) -> RenderableType:
         state = _lost(worker) if gone else worker.state
         table.add_row("worker", f"{worker.worker} {state}{detail}{made}")
     return table
+
+
+def _held_out(status: RunFigures) -> Iterator[str]:
+    if len(status.evals) > MOST_EVALS:
+        yield f"{len(status.evals)} evaluations; the newest {MOST_EVALS}:"
+    yield from (f"{one.policy} {one.avg_at_k:.2f} at version {one.version}" for one in status.evals[-MOST_EVALS:])
 
 
 def _revisions(status: RunFigures) -> Iterator[tuple[str, str]]:
@@ -73,7 +86,7 @@ def _revisions(status: RunFigures) -> Iterator[tuple[str, str]]:
 
 
 def in_force_in_words(one: RevisionFigures) -> str:
-    """Say that a revision of the recipe came into force."""
+    """Report that a revision of the recipe came into force."""
     chain = " → ".join(one.chain) or "(empty)"
     return f"recipe revision {one.revision} is in force {_since(one)}: chain {chain}"
 
@@ -83,30 +96,34 @@ def _since(one: RevisionFigures) -> str:
 
 
 def _selected(status: RunFigures) -> Iterator[tuple[str, str]]:
-    for stream, told in status.selection.items():
-        if told.rejected or told.forced:
+    for stream, selection in status.selection.items():
+        if selection.rejected or selection.forced:
             yield (
                 "tasks",
-                f"{stream}: " + f"{told.selected} selected · {told.rejected} rejected · {told.forced} forced",
+                f"{stream}: {selection.selected} selected · {selection.rejected} rejected · {selection.forced} forced",
             )
 
 
 def _lines(status: RunFigures) -> Iterator[tuple[str, str]]:
-    """Yield what is told of every policy and shadow."""
+    """Yield what is reported of every policy and shadow, first why no version comes."""
+    if status.standstill is not None:
+        yield "stands still", status.standstill.sentence
+    yield from (("error", error.sentence) for error in status.errors[:MOST_ERRORS])
+    yield from (("advice", one.sentence) for one in status.advice)
     for policy, version in status.versions.items():
         first, last = status.reward_first.get(policy), status.reward_last.get(policy)
         ends = [f"{reward:.2f}" for reward in (first, last) if reward is not None]
         reward = f", reward {' → '.join(ends)}" if ends else ""
         yield "policy", f"{policy} at version {version}{reward}"
-    for line, shadow in status.shadows.items():
-        yield "shadow", shadow_in_words(line, shadow)
+    for policy_variant, shadow in status.shadows.items():
+        yield "shadow", shadow_in_words(policy_variant, shadow)
 
 
-def shadow_in_words(line: str, shadow: ShadowFigures) -> str:
+def shadow_in_words(policy_variant: str, shadow: ShadowFigures) -> str:
     """Return how a shadow is doing."""
     groups = shadow.groups
     dropped = ", ".join(f"{count} {reason}" for reason, count in groups.discarded.items()) or "none"
-    words = [f"{line} at version {max(0, shadow.version)}"] if shadow.version >= 0 else [f"{line} has not begun"]
+    words = [f"{policy_variant} " + (f"at version {shadow.version}" if shadow.version >= 0 else "has not begun")]
     if (gap := shadow.off_policy_gap) is not None:
         beside = shadow.off_policy_gap_beside
         words.append(f"off-policy gap {gap:.1e}" + (f" (beside it {beside:.1e})" if beside is not None else ""))
@@ -115,14 +132,14 @@ def shadow_in_words(line: str, shadow: ShadowFigures) -> str:
 
 
 def wasted(count: int, tokens: int, *, is_all: bool) -> str:
-    """Say how many of the tokens that all workers generated were for nothing; at least, where not all are known."""
+    """Show how many of the tokens that all workers generated were for nothing; at least, where not all are known."""
     least = "" if is_all else "at least "
     return f"{least}{count / max(1, tokens):.1%} of {tokens:,} generated tokens: failed, cancelled or done twice"
 
 
 def _lost(worker: WorkerStatus) -> str:
-    heard = datetime.fromtimestamp(worker.updated_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return f"gone, {worker.state} when it was last heard of at {heard}"
+    seen_at = datetime.fromtimestamp(worker.updated_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"gone, {worker.state} when it was last seen at {seen_at}"
 
 
 def audit_table(audit: AuditReport) -> RenderableType:
@@ -203,8 +220,8 @@ def swap_lines(found: Swap) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_row(f"revision {found.before}", Text(before, style="dim"))
     table.add_row(f"revision {found.revision}", Text(after))
-    told = "Every task issued from now on goes through the new chain, what was issued before through the old one."
-    return Group(Text(f"run {found.run}{done}"), table, Text(told if found.swapped else "The chain is sound."))
+    rule = "Every task issued from now on goes through the new chain, what was issued before through the old one."
+    return Group(Text(f"run {found.run}{done}"), table, Text(rule if found.swapped else "The chain is sound."))
 
 
 def evaluation_table(found: Mapping[str, Mapping[str, Measured]]) -> RenderableType:

@@ -10,25 +10,24 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from headrace.app.views.chart import by_version, chart
-from headrace.app.views.diagnosis import Signs, why_no_rise
-from headrace.app.views.letters import unnumbered
+from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
+from headrace.app.views.closing import Signs, why_no_rise
+from headrace.app.views.dead_letters import unnumbered
 from headrace.app.views.tables import replay_lines, shadow_in_words
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.figures.figures import RunFigures
 from headrace.ops.figures.pulse import PolicyPulse, Pulse, Rates
+from headrace.ops.figures.run_figures import RunFigures
 from headrace.ops.figures.weights_figures import is_there
 from headrace.schemas.records import EvalResult
 from headrace.trainers.health import findings
 
 WIDTH = 100
 """Wider than this it does not get."""
-CHART_WIDTH = 64
-CHART_HEIGHT = 7
 SHORTEN_WORKERS = 6
+MOST_ERRORS = 3
 SILENT_MS = 60_000
-"""Long work is told of now and then; after so long without a word nobody does it."""
+"""Long work is reported now and then; after so long without a word nobody does it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Moment:
     rates: Rates
     elapsed_s: float
     now_ms: int
-    """Wall time in ms since the epoch, for who is still heard of."""
+    """Wall time in ms since the epoch, for who is still seen."""
     processes: Mapping[str, ChildState]
     """Component processes of this machine, where a launcher runs them."""
 
@@ -50,11 +49,20 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     """Return the whole page, `width` columns wide at most."""
     parts: list[RenderableType] = [_curve(moment, policy) for policy in moment.recipe.policies]
     parts.append(_numbers(moment))
-    if trouble := [*_restarts(moment), *_reasons(moment)]:
+    stands = moment.figures.standstill
+    fails = stands is not None and stands.cause == "failing"
+    if stands is not None and fails:
+        parts.append(Text(stands.sentence, style="bold red"))
+    said = [stands.sentence] if stands is not None and not fails else []
+    advice = [one.sentence for one in moment.figures.advice]
+    if trouble := [*said, *_restarts(moment), *_reasons(moment), *advice]:
         parts.append(Text("\n".join(trouble), style="yellow"))
+    if errors := moment.figures.errors[:MOST_ERRORS]:
+        parts.append(Text("\n".join(error.sentence for error in errors), style="red"))
     figures = moment.figures
     starts = figures.state == "stopped" and moment.processes
     state = f"{figures.state}: {figures.ended}" if figures.ended else "starting" if starts else figures.state
+    state = "every episode fails" if fails else "stands still" if stands else state
     title = f"[bold]{figures.run}[/] · {moment.recipe.about or 'headrace'}"
     return Panel(
         Group(*parts),
@@ -80,10 +88,14 @@ def line(moment: Moment) -> str:
     words += [f"shadow {shadow_in_words(name, shadow)}" for name, shadow in figures.shadows.items()]
     if figures.lag and not figures.ended:
         words.append(f"lag {sum(figures.lag.values())}")
-    if letters := unnumbered(figures.unnumbered_letters):
-        words.append(letters)
+    if dead_letters := unnumbered(figures.unnumbered_letters):
+        words.append(dead_letters)
+    if failed := sum(error.count for error in figures.errors if not error.component):
+        words.append(f"{failed} episodes failed")
     if figures.ended:
         words.append(f"{figures.state}: {figures.ended}")
+    if figures.standstill is not None:  # its sentence is long, and said once
+        words.append(f"stands still ({figures.standstill.cause})")
     words += [*_restarts(moment), *_reasons(moment)]
     return "  ".join(words)
 
@@ -131,7 +143,7 @@ def _curve(moment: Moment, policy: str) -> RenderableType:
 
 
 def _waiting_for(moment: Moment, policy: str) -> str:
-    """Say what a run that has no reward yet is at, in its trainer's own words where it has some."""
+    """Show what a run that has no reward yet is at, in the trainer's own words where it reports some."""
     for worker in moment.figures.workers:
         if worker.worker == f"train-{policy}" and moment.now_ms - worker.updated_ms < SILENT_MS:
             return f"({worker.state}: {worker.detail})"
@@ -165,17 +177,17 @@ def _numbers(moment: Moment) -> Table:
     )
     dropped = " · ".join(f"{count} {reason}" for reason, count in sorted(groups.discarded.items()))
     table.add_row("dropped", dropped or "none")
-    counts = {**figures.policies, **{line: shadow.groups for line, shadow in figures.shadows.items()}}
+    counts = {**figures.policies, **{name: shadow.groups for name, shadow in figures.shadows.items()}}
     for words in replay_lines(counts):
         table.add_row("replays", Text(words))
-    for line, shadow in figures.shadows.items():
-        table.add_row("shadow", Text(shadow_in_words(line, shadow)))
-    for stream, told in figures.selection.items():
-        if told.rejected or told.forced:
-            words = f"{told.selected} selected · {told.rejected} rejected · {told.forced} forced"
+    for policy_variant, shadow in figures.shadows.items():
+        table.add_row("shadow", Text(shadow_in_words(policy_variant, shadow)))
+    for stream, selection in figures.selection.items():
+        if selection.rejected or selection.forced:
+            words = f"{selection.selected} selected · {selection.rejected} rejected · {selection.forced} forced"
             table.add_row("tasks" if len(figures.selection) == 1 else f"tasks {stream}", words)
     if figures.unnumbered_letters:
-        table.add_row("letters", Text(unnumbered(figures.unnumbered_letters)))
+        table.add_row("dead letters", Text(unnumbered(figures.unnumbered_letters)))
     if not figures.ended:  # what is unread then is nobody's any more
         table.add_row("lag", _lag(moment))
     table.add_row("workers", _workers(moment))
@@ -221,7 +233,11 @@ def _evals_of(moment: Moment, policy: str) -> list[EvalResult]:
 
 
 def _restarts(moment: Moment) -> list[str]:
-    again = [f"{name} {state.starts - 1}x" for name, state in moment.processes.items() if state.starts > 1]
+    again = [
+        f"{name} {state.starts - 1}x" + (f" (last: {state.error})" if state.error else "")
+        for name, state in moment.processes.items()
+        if state.starts > 1
+    ]
     return [f"started again: {', '.join(again)}"] if again else []
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.chart import by_version, chart
-from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED
-from headrace.ops.figures.weights_figures import WeightsFigures
-from headrace.ops.figures.weights_history import VersionWeights, WeightsHistory
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, WHOLE
+
+if TYPE_CHECKING:
+    from headrace.ops.figures.weights_figures import WeightsFigures
+    from headrace.ops.figures.weights_history import VersionWeights, WeightsHistory
 
 NEWEST = 20
 """Versions of the table; all are in the chart and in `--json`."""
@@ -43,7 +46,8 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     facts.add_column()
     spent = found.bytes
     merged = f", {size(spent[MERGED])} merged" * bool(found.merged)
-    facts.add_row("in all", f"{size(spent[ANCHOR])} whole, {size(spent[DELTA])} as deltas{merged}")
+    again = f", {size(spent[WHOLE])} whole again for what was lost" * bool(spent[WHOLE])
+    facts.add_row("in all", f"{size(spent[ANCHOR])} whole, {size(spent[DELTA])} as deltas{merged}{again}")
     facts.add_row("to join", _join(found))
     if found.left_out:
         count = len(found.left_out)
@@ -61,7 +65,7 @@ def weights_page(found: WeightsHistory) -> RenderableType:
 
 
 def _taken(versions: Sequence[VersionWeights]) -> list[RenderableType]:
-    """Return what the workers told of versions; nothing when they told nothing."""
+    """Return what the workers reported of versions; nothing when they reported nothing."""
     table = Table("version", "workers", *ACTIVITIES, box=None, header_style="dim")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -99,7 +103,7 @@ def seconds(value: float | None) -> str:
 
 
 def _join(found: WeightsHistory) -> str:
-    """Say what a worker that holds nothing fetches to be at the newest version."""
+    """Show what a worker that holds nothing fetches to be at the newest version."""
     way, full = found.join, found.versions[-1].full_bytes
     if not way.objects:
         return "no objects lead to the newest version"

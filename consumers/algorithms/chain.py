@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from headrace.consumers.algorithms.contract import Again, Algorithm, Candidate, Drop, Keep, Result
+from headrace.consumers.algorithms.contract import Algorithm, Candidate, Drop, Keep, Replay, Result
 from headrace.consumers.algorithms.degenerate import Watching
 from headrace.consumers.algorithms.order import wrong_order
-from headrace.consumers.algorithms.replay import Replay
+from headrace.consumers.algorithms.replay import ReplayMemory
 from headrace.consumers.algorithms.sizes import nothing_left
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.recipe.named import check_settings, named
+from headrace.schemas.ids import GroupId
 
 ALGORITHMS = {
     "failures": "headrace.consumers.algorithms.failures:Failures",
@@ -41,8 +43,12 @@ ALGORITHMS = {
 """In the order of `headrace.consumers.algorithms.order`, and of docs/data-algorithms.md."""
 
 
-class ChainError(HeadraceError):
-    """An algorithm broke its contract, or a snapshot is of another chain."""
+class ChainError(UsageError):
+    """An algorithm broke its contract or fails on every group, or a snapshot is of another chain: no restart helps."""
+
+
+class AlgorithmFailed(HeadraceError):
+    """An algorithm raised an error over one group; the message ends with where in its code."""
 
 
 class UnknownAlgorithm(UsageError):
@@ -60,10 +66,22 @@ class Chain:
         """Whether any of its algorithms may ask for a group again."""
         return any(hasattr(algorithm, "holds") for _, algorithm in self._algorithms)
 
-    def holds(self) -> set[tuple[str, int]]:
-        """Return (stream, number) of every group that may still be asked for again."""
+    @property
+    def replay_limits(self) -> tuple[int, int] | None:
+        """How often a group is asked for, the first time included, and how stale a replay may be.
+
+        (1, 0) where nothing is replayed; None where an algorithm of the user's own replays.
+        """
         replaying = [algorithm for _, algorithm in self._algorithms if hasattr(algorithm, "holds")]
-        return {numbered for algorithm in replaying for numbered in algorithm.holds()}
+        if not replaying:
+            return 1, 0
+        memory = replaying[-1]
+        return memory.limits if isinstance(memory, ReplayMemory) and len(replaying) == 1 else None
+
+    def holds(self) -> set[GroupId]:
+        """Return every group that may still be asked for again."""
+        replaying = [algorithm for _, algorithm in self._algorithms if hasattr(algorithm, "holds")]
+        return {GroupId(*group) for algorithm in replaying for group in algorithm.holds()}
 
     def flagged(self) -> dict[str, int]:
         """Return how many trajectories were flagged, by algorithm, those that only watch among them."""
@@ -76,29 +94,34 @@ class Chain:
     def forget_stale(self, clock: int) -> None:
         """Have its replays forget what no later clock lets them ask for; nothing that follows is another for it.
 
-        A chain through which no group comes any more would remember for ever.
+        A chain through which no group comes any more would keep them for ever.
         """
         for _, algorithm in self._algorithms:
-            if isinstance(algorithm, Replay):
+            if isinstance(algorithm, ReplayMemory):
                 algorithm.forget_stale(clock)
 
     def process(self, candidate: Candidate, clock: int) -> tuple[Result, ...]:
-        """Return the Keep or Drop that the candidate ends with, then the Agains of every algorithm that saw it.
+        """Return the Keep or Drop that the candidate ends with, then the Replays of every algorithm that saw it.
 
-        A Keep's candidate says which of its trajectories were rejected, and why. An algorithm after a Drop sees
-        nothing. Raises ChainError when an algorithm does not return exactly one Keep or Drop.
+        A Keep's candidate lists which of its trajectories were rejected, and why. An algorithm after a Drop sees
+        nothing. Raises AlgorithmFailed when an algorithm raises, and ChainError when one does not return exactly one
+        Keep or Drop.
         """
         verdict: Keep | Drop = nothing_left(candidate) or Keep(candidate)
         again: list[Result] = []
         for use, algorithm in self._algorithms:
             if isinstance(verdict, Drop):
                 break
-            results = tuple(algorithm.process(verdict.candidate, clock))
+            try:
+                found = algorithm.process(verdict.candidate, clock)
+                results = (found,) if isinstance(found, _VERDICT) else tuple(found)
+            except Exception as error:
+                raise AlgorithmFailed(f"algorithm {use} failed: {_in_words(error)}") from error
             if len(results) == 1 and isinstance(results[0], _VERDICT):
                 verdict = results[0]
                 continue
             verdict = _verdict(use, results)
-            again += [result for result in results if isinstance(result, Again)]
+            again += [result for result in results if isinstance(result, Replay)]
         return (verdict, *again)
 
     def snapshot(self) -> dict[str, Any]:
@@ -116,6 +139,14 @@ class Chain:
 
 
 _VERDICT = (Keep, Drop)
+MOST_FRAMES = 4
+
+
+def _in_words(error: Exception) -> str:
+    """Return an error and the innermost lines of code that it came from, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
+    where = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[-MOST_FRAMES:])
+    return f"{type(error).__name__}: {error} ({where or 'in the call itself'})"
 
 
 def _verdict(use: str, results: Sequence[Result]) -> Keep | Drop:

@@ -1,8 +1,8 @@
 """What a data algorithm is.
 
-A plain object in a chain: it sees one group at a time with a logical clock, and says what becomes of it. It does no
+A plain object in a chain: it sees one group at a time with a logical clock, and returns what becomes of it. It does no
 I/O and reads no wall clock, so a live topic, a replayed one and an archive give the same result. One object serves one
-(topic, partition); what it must remember is in its snapshot.
+(topic, partition); all of its state is in its snapshot.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from headrace.infra.deprecated_names import deprecated_names
+from headrace.schemas import group_lengths
 from headrace.schemas.records import GroupUse, TrajectoryGroup
 from headrace.schemas.versions import version_range
 
@@ -37,7 +39,7 @@ class Candidate:
     group: TrajectoryGroup
     rewards: tuple[float, ...]
     """Rewards of all members, shaped so far; the unshaped ones are in the group. NaN: not counted in the group's
-    statistics. Beyond the members stand those of failed episodes, where these count (`failures`)."""
+    statistics. After the members come those of failed episodes, where these count (`failures`)."""
     kept: tuple[int, ...]
     """Indices of the trajectories still to be trained on."""
     min_version: int
@@ -70,13 +72,19 @@ class Candidate:
         return Candidate(self.group, rewards, kept, low, high, self.rejected + new, self.flagged)
 
     def shaped(self, rewards: Iterable[float]) -> Candidate:
-        """Return the candidate with other rewards of its members; those of failed episodes stay as they are."""
-        return self.with_rewards((*rewards, *self.rewards[len(self.group.trajectories) :]))
+        """Return the candidate with other rewards of its members; those of failed episodes stay as they are.
 
-    def with_rewards(self, rewards: tuple[float, ...]) -> Candidate:
+        Any numbers will do. Raises ValueError unless there is one for each member.
+        """
+        shaped, count = tuple(rewards), len(self.group.trajectories)
+        if len(shaped) != count:
+            raise ValueError(f"{len(shaped)} rewards for {count} trajectories: each member has one, kept or not")
+        return self.with_rewards((*shaped, *self.rewards[count:]))
+
+    def with_rewards(self, rewards: Iterable[float]) -> Candidate:
         """Return the candidate with other rewards, of its members and then of failed episodes that count."""
         low, high = self.min_version, self.max_version
-        return Candidate(self.group, rewards, self.kept, low, high, self.rejected, self.flagged)
+        return Candidate(self.group, tuple(map(float, rewards)), self.kept, low, high, self.rejected, self.flagged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +105,10 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Replay:
     """An earlier group of this partition is trained on once more, beside the verdict on the present one.
 
-    It is named, not repeated. The curated record of its use 0 stands before this one on the same partition of
+    It is named, not repeated. The curated record of its use 0 comes before this one on the same partition of
     `curated`, from the same chain, and holds its bytes, `kept` and shaped `rewards`; these serve every use, so that a
     reader takes them from there. What differs by use is here.
     """
@@ -118,18 +126,20 @@ class Again:
     priority; use 0 always has 1."""
 
 
-Result = Keep | Drop | Again
+Result = Keep | Drop | Replay
+
+__getattr__ = deprecated_names(__name__, {"Again": Replay})
 
 
 class Algorithm(Protocol):
     """One step of a chain. Built as `Name(**settings)`; a bad setting raises ValueError with a sentence.
 
-    One that returns Agains has a method more, `holds() -> Iterable[(stream, number)]`: the groups that it may still ask
-    for. The curator forgets the others, and refuses to replay what it does not know.
+    One that returns Replays has a method more, `holds() -> Iterable[(stream, number)]`: the groups that it may still
+    replay. The curator forgets the others, and refuses to replay them.
     """
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
-        """Return exactly one Keep or Drop for the candidate, and any number of Agains.
+        """Return exactly one Keep or Drop for the candidate, and any number of Replays.
 
         `clock` is the highest head_version seen on the partition so far, this group's included.
         """
@@ -142,7 +152,7 @@ class Algorithm(Protocol):
 
 
 class Stateless:
-    """Base of algorithms that remember nothing."""
+    """Base of algorithms without state."""
 
     def snapshot(self) -> dict[str, Any]:
         """Return nothing."""
@@ -152,19 +162,4 @@ class Stateless:
         """Forget nothing."""
 
 
-def generated_lengths(group: TrajectoryGroup) -> tuple[int, ...]:
-    """Return the number of generated tokens of each trajectory, as outcomes carry them.
-
-    Of a sequence it is never more than its ids, whatever the spans of a malformed one say.
-    """
-    lengths = []
-    for member in group.trajectories:
-        length = 0
-        for sequence in member.sequences:
-            told = 0
-            for span in sequence.spans:
-                if span.kind == "generated":
-                    told += span.length
-            length += max(0, min(told, sequence.ids.size))
-        lengths.append(length)
-    return tuple(lengths)
+generated_lengths = group_lengths.generated_lengths

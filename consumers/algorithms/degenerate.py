@@ -17,7 +17,7 @@ class Watching:
     """Base of algorithms that leave flagged trajectories out of the loss, or only watch.
 
     What is flagged still counts in the group's statistics. The number flagged so far is in the snapshot; with `monitor`
-    nothing is left out, and what was flagged stands in `Candidate.flagged`.
+    nothing is left out, and what was flagged is in `Candidate.flagged`.
     """
 
     def __init__(self, reason: str, *, monitor: bool) -> None:

@@ -11,7 +11,7 @@ _COUNTERS = BLOCK // 4
 """Philox gives four words for each count."""
 
 
-class Draws:
+class PhiloxDraws:
     """Numbers in [0, 1), 53 bits each: Philox4x64 keyed by `seed` and the name of a stream of draws.
 
     `count` says how many were drawn and is the whole state. Source: Salmon et al., Parallel random numbers (SC 2011).

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Result, Stateless
 from headrace.consumers.algorithms.group_statistics import sequence_rewards
-from headrace.consumers.algorithms.ranges import at_least, finite
+from headrace.infra.recipe.ranges import at_least
 
 
 class DropZeroVariance(Stateless):
@@ -21,7 +21,6 @@ class DropZeroVariance(Stateless):
 
     def __init__(self, epsilon: float = 1e-8) -> None:
         at_least(0, epsilon=epsilon)
-        finite(epsilon=epsilon)
         self._epsilon = epsilon
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Result, Stateless
-from headrace.consumers.algorithms.ranges import one_of
 from headrace.consumers.algorithms.sizes import kept_or_dropped, nothing_left
+from headrace.infra.recipe.ranges import one_of
 
 POLICIES = ("drop_group", "keep_survivors", "count_as_zero")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headrace.consumers.algorithms.contract import Candidate, generated_lengths
-from headrace.consumers.algorithms.ranges import one_of
 from headrace.consumers.algorithms.subset import Subset
+from headrace.infra.recipe.ranges import one_of
 
 
 class Gfpo(Subset):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from headrace.consumers.algorithms.degenerate import Watching, generated_stretches
-from headrace.consumers.algorithms.ranges import at_least, finite
+from headrace.infra.recipe.ranges import at_least, finite
 from headrace.schemas.records import Trajectory
 
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from headrace.consumers.algorithms.contract import Candidate
+from headrace.schemas.rewards import EQUAL
 
-EQUAL = 1e-8
-"""Rewards closer than this are equal: seven rewards of 0.1 must give 0, not the noise of their mean."""
 EPSILON = 1e-5
 """Added to a deviation before it divides."""
 

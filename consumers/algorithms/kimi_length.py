@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless, generated_lengths
-from headrace.consumers.algorithms.ranges import above, finite
+from headrace.infra.recipe.ranges import above, finite
 
 
 class KimiLength(Stateless):
@@ -17,7 +17,7 @@ class KimiLength(Stateless):
     """
 
     def __init__(self, right_above: float = 0.0, weight: float = 1.0) -> None:
-        finite(right_above=right_above, weight=weight)
+        finite(right_above=right_above)
         above(0, weight=weight)
         self._right_above = right_above
         self._weight = weight

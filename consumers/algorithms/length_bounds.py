@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless, generated_lengths
-from headrace.consumers.algorithms.ranges import at_least
 from headrace.consumers.algorithms.sizes import kept_or_dropped
+from headrace.infra.recipe.ranges import at_least
 
 
 class LengthBounds(Stateless):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless
 from headrace.consumers.algorithms.group_statistics import mean_and_deviation
-from headrace.consumers.algorithms.ranges import at_least, finite
+from headrace.infra.recipe.ranges import at_least
 from headrace.schemas.records import Trajectory
 
 
@@ -21,7 +21,6 @@ class LinearLength(Stateless):
 
     def __init__(self, output: float = 0.25, prompt: float = 0.1, turns: float = 0.1, *, centre: bool = True) -> None:
         at_least(0, output=output, prompt=prompt, turns=turns)
-        finite(output=output, prompt=prompt, turns=turns)
         self._output = output
         self._prompt = prompt
         self._turns = turns
@@ -47,7 +46,7 @@ class LinearLength(Stateless):
 
 
 def _lengths(trajectory: Trajectory) -> tuple[int, int, int]:
-    """Return the tokens that are generated, those that are not, and the turns, told apart sequence by sequence."""
+    """Return the tokens that are generated, those that are not, and the turns, sequence by sequence."""
     generated = others = turns = 0
     for sequence in trajectory.sequences:
         acted = set()

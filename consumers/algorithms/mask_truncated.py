@@ -12,7 +12,7 @@ from headrace.schemas.records import Trajectory
 class MaskTruncated(Stateless):
     """Do not train on a trajectory whose last generation in any sequence ended for its length, or was cancelled.
 
-    Its reward says nothing of what it would have become. It still counts in the group's mean and deviation, unless
+    Its reward is no measure of what it would have become. It still counts in the group's mean and deviation, unless
     `counted = false`. A group is dropped when nothing of it is left to train on.
     Source: DAPO's overlong filtering (arXiv 2503.14476), TRL's `mask_truncated_completions`.
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless
 from headrace.consumers.algorithms.group_statistics import mean_and_deviation, standardised
-from headrace.consumers.algorithms.ranges import one_of
+from headrace.infra.recipe.ranges import one_of
 
 
 class NormaliseRewards(Stateless):

@@ -1,7 +1,7 @@
 """Which order of algorithms in a chain is wrong, and why.
 
 The order that is always right: failures, validate, max_staleness, drop_zero_variance and other filters, shaping,
-down-sampling, replay. `drop_zero_variance` looks at unshaped rewards, so it may stand anywhere before a replay.
+down-sampling, replay. `drop_zero_variance` looks at unshaped rewards, so it may come anywhere before a replay.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ FIRST = ("failures", "validate")
 
 
 def wrong_order(uses: Sequence[str]) -> str:
-    """Return a sentence on the first two algorithms that stand the wrong way round, or nothing.
+    """Return a sentence on the first two algorithms that are the wrong way round, or nothing.
 
-    An algorithm of the user's own may stand anywhere, but not behind a replay.
+    An algorithm of the user's own may come anywhere, but not behind a replay.
     """
     for place, use in enumerate(uses):
         for later in uses[place + 1 :]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless, generated_lengths
-from headrace.consumers.algorithms.ranges import above, at_least, finite, one_of
 from headrace.consumers.algorithms.sizes import kept_or_dropped
+from headrace.infra.recipe.ranges import above, at_least, one_of
 
 
 class Overlong(Stateless):
@@ -21,7 +21,6 @@ class Overlong(Stateless):
         at_least(1, limit=limit)
         at_least(-1, buffer=buffer)
         above(0, factor=factor)
-        finite(factor=factor)
         one_of(("shape", "mask"), action=action)
         if buffer > limit:
             raise ValueError(f"buffer {buffer} is longer than limit {limit}")
@@ -36,10 +35,8 @@ class Overlong(Stateless):
         if max(lengths, default=0) <= (self._limit if self._masks else self._limit - self._buffer):
             return [Keep(candidate)]
         if self._masks:
-            told = f"longer than {self._limit} generated tokens"
-            rejections = [
-                Rejection(index, "overlong", told) for index in candidate.kept if lengths[index] > self._limit
-            ]
+            why = f"longer than {self._limit} generated tokens"
+            rejections = [Rejection(index, "overlong", why) for index in candidate.kept if lengths[index] > self._limit]
             return [kept_or_dropped(candidate.without(rejections), "overlong")]
         pairs = zip(candidate.rewards, lengths, strict=False)
         return [Keep(candidate.shaped(reward + self.penalty(length) for reward, length in pairs))]

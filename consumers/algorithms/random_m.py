@@ -12,7 +12,7 @@ from headrace.consumers.algorithms.subset import Subset
 class RandomM(Subset):
     """Keep m trajectories drawn without replacement, every subset alike.
 
-    Drawn are the m smallest hashes of seed, policy, group and trajectory: nothing is remembered, so that a group gives
+    Drawn are the m smallest hashes of seed, policy, group and trajectory: no state is kept, so that a group gives
     the same ones wherever and however often it is seen.
     """
 

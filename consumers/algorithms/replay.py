@@ -1,4 +1,4 @@
-"""What replays have in common: when one is due, which groups may come, and what is remembered of them."""
+"""What replays have in common: when one is due, which groups may come, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.consumers.algorithms.contract import Again, Candidate, Keep, Result
-from headrace.consumers.algorithms.ranges import at_least
+from headrace.consumers.algorithms import contract
+from headrace.consumers.algorithms.contract import Candidate, Keep, Result
+from headrace.infra.deprecated_names import deprecated_names
+from headrace.infra.recipe.ranges import at_least
+from headrace.schemas.ids import GroupId
 from headrace.schemas.records import GroupUse
 
 LARGEST_CAPACITY = 20_000
 """The curator's snapshot is one record, of some 90 bytes a group, and the broker takes 8 MiB: room for the chains of
-three revisions side by side, and for what dedupe remembers."""
+three revisions side by side, and for the state of dedupe."""
 ROUNDING = 1e-9
 """A replay is due although the sum of credits is this much below a whole number."""
 
 
 @dataclass(slots=True)
-class Remembered:
+class HeldGroup:
     """A group that may be trained on again: a reference, no payload."""
 
     stream: str
@@ -31,17 +34,17 @@ class Remembered:
     uses: int
     """Trainings so far, the first included."""
     arrival: int
-    """Running number of the groups remembered."""
+    """Running number of the groups held."""
     priority: float
 
 
-class Replay:
-    """Base of replays: every group that passes is remembered, and earlier ones are trained on again.
+class ReplayMemory:
+    """Base of replays: every group that passes is held, and earlier ones are trained on again.
 
     Of all groups that come out, a share of `ratio` are replays: each fresh one gives a credit of ratio / (1 - ratio),
     and while there is a whole credit and an eligible group, one is drawn and a credit taken off. Eligible is an earlier
     group of the partition while its age, clock - min_version, is at most `max_staleness` and it was trained on fewer
-    than `max_uses` times, the first included. At most `capacity` are remembered; the oldest arrival leaves first.
+    than `max_uses` times, the first included. At most `capacity` are held; the oldest arrival leaves first.
 
     A group costs O(log capacity), memory is O(capacity + max_staleness), and the snapshot some 60 bytes for each group.
     """
@@ -61,8 +64,13 @@ class Replay:
         self._fresh = self._replayed = self._arrivals = 0
         self._forget_all()
 
+    @property
+    def limits(self) -> tuple[int, int]:
+        """How often a group is trained on, the first time included, and how stale a replay may be."""
+        return self._max_uses, self._max_staleness
+
     def _forget_all(self) -> None:
-        self._groups: list[Remembered] = []
+        self._groups: list[HeldGroup] = []
         """Dense: a slot is a place in it."""
         self._slots: OrderedDict[int, int] = OrderedDict()
         """Arrival to slot, oldest first."""
@@ -78,15 +86,15 @@ class Replay:
         raise NotImplementedError
 
     def takes(self, candidate: Candidate) -> bool:  # noqa: ARG002 - for those that choose
-        """Return whether a group is remembered at all."""
+        """Return whether a group is held at all."""
         return True
 
     def priority(self, candidate: Candidate) -> float:  # noqa: ARG002 - for those that have one
-        """Return what is remembered beside a group."""
+        """Return what is held beside a group."""
         return 0.0
 
     def placed(self, slot: int) -> None:
-        """Hear that a slot has another group now, or, beyond the last, none."""
+        """Take note that a slot has another group now, or, beyond the last, none."""
 
     def weight(self, slot: int, clock: int) -> float:  # noqa: ARG002 - for those that draw unevenly
         """Return the importance weight of a group drawn."""
@@ -95,26 +103,26 @@ class Replay:
     # ---------------------------------------------------------------------------------------------------- a group comes
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
-        """Keep the group, replay what is due, then remember it."""
+        """Keep the group, replay what is due, then hold it."""
         self.forget_stale(clock)
         self._fresh += 1
         results: list[Result] = [Keep(candidate)]
         due = math.floor(self._fresh * self._credit + ROUNDING) - self._replayed
         while due > 0 and self._groups:
-            results.append(self._again(self.draw(), clock))
+            results.append(self._replay(self.draw(), clock))
             due -= 1
         if (
             candidate.min_version >= 0
             and clock - candidate.min_version <= self._max_staleness
             and self.takes(candidate)
         ):
-            self._remember(candidate)
+            self._hold(candidate)
         return results
 
-    def _again(self, slot: int, clock: int) -> Again:
+    def _replay(self, slot: int, clock: int) -> contract.Replay:
         one = self._groups[slot]
         weight = self.weight(slot, clock)
-        again = Again(
+        replay = contract.Replay(
             GroupUse(one.stream, one.number, one.uses),
             deadline_version=one.min_version + self._max_staleness,
             min_version=one.min_version,
@@ -125,20 +133,20 @@ class Replay:
         one.uses += 1
         if one.uses >= self._max_uses:
             self._remove(one.arrival)
-        return again
+        return replay
 
-    def _remember(self, candidate: Candidate) -> None:
+    def _hold(self, candidate: Candidate) -> None:
         if len(self._groups) == self._capacity:
             self._remove(next(iter(self._slots)))
         group = candidate.group
         low, high = candidate.min_version, candidate.max_version
         self._place(
-            Remembered(group.stream, group.number, low, high, 1, self._arrivals, self.priority(candidate)),
+            HeldGroup(group.stream, group.number, low, high, 1, self._arrivals, self.priority(candidate)),
         )
         self._arrivals += 1
         self.placed(len(self._groups) - 1)
 
-    def _place(self, one: Remembered) -> None:
+    def _place(self, one: HeldGroup) -> None:
         self._slots[one.arrival] = len(self._groups)
         self._groups.append(one)
         if one.min_version not in self._of_version:
@@ -166,9 +174,9 @@ class Replay:
                 self._remove(arrival)
             del self._of_version[version]
 
-    def holds(self) -> Iterable[tuple[str, int]]:
-        """Return (stream, number) of every group that is remembered."""
-        return ((one.stream, one.number) for one in self._groups)
+    def holds(self) -> Iterable[GroupId]:
+        """Return every group that is held."""
+        return (GroupId(one.stream, one.number) for one in self._groups)
 
     # ------------------------------------------------------------------------------------------------------------ state
 
@@ -191,10 +199,13 @@ class Replay:
         """Go back to a snapshot; every group gets the slot that it had."""
         self._forget_all()
         self._fresh, self._replayed, self._arrivals = state["fresh"], state["replayed"], state["arrivals"]
-        groups = [Remembered(state["streams"][stream], *rest) for stream, *rest in state["groups"]]
+        groups = [HeldGroup(state["streams"][stream], *rest) for stream, *rest in state["groups"]]
         for one in groups:
             self._place(one)
         self._slots = OrderedDict(sorted(self._slots.items()))
         self._of_version = {version: dict.fromkeys(sorted(arrivals)) for version, arrivals in self._of_version.items()}
         for slot in range(len(groups)):
             self.placed(slot)
+
+
+__getattr__ = deprecated_names(__name__, {"Replay": ReplayMemory})

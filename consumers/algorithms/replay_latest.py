@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from headrace.consumers.algorithms.replay import Replay
+from headrace.consumers.algorithms.replay import ReplayMemory
 
 
-class ReplayLatest(Replay):
+class ReplayLatest(ReplayMemory):
     """Replay the newest arrivals first: of the eligible groups the one that came last, nothing drawn at random.
 
-    A replay does not make a group newer; a group comes until its uses are up. `Replay` says when one is due. This is
-    AstraFlow's only replay, there without a bound on staleness.
+    A replay does not make a group newer; a group comes until its uses are up. When one is due: see `ReplayMemory`. This
+    is AstraFlow's only replay, there without a bound on staleness.
     """
 
     def __init__(

@@ -8,23 +8,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.consumers.algorithms.contract import Candidate
-from headrace.consumers.algorithms.draws import Draws
+from headrace.consumers.algorithms.draws import PhiloxDraws
 from headrace.consumers.algorithms.group_statistics import standardised
-from headrace.consumers.algorithms.ranges import above, at_least, finite
-from headrace.consumers.algorithms.replay import Replay
+from headrace.consumers.algorithms.replay import ReplayMemory
 from headrace.consumers.algorithms.sum_tree import SumTree
+from headrace.infra.recipe.ranges import above, at_least, within
 
 LARGEST_ALPHA = 10
 """A small priority to a larger power is none that a float holds."""
 
 
-class ReplayPrioritised(Replay):
+class ReplayPrioritised(ReplayMemory):
     """Draw group i with P_i = p_i ** alpha / sum_j p_j ** alpha, p_i = mean |A| + epsilon over its kept members.
 
     A is the group-normalised advantage (2402.03300) from shaped rewards, taken once when the group came. The importance
     weight of a replay is (1 / (N P_i)) ** beta over the largest of the N eligible groups', so (P_min / P_i) ** beta.
     `beta` rises linearly to 1 over the first `anneal_versions` versions of the clock, and stays as it is with 0.
-    `Replay` says when one is due. Source: prioritized experience replay (arXiv 1511.05952).
+    When one is due: see `ReplayMemory`. Source: prioritized experience replay (arXiv 1511.05952).
     """
 
     def __init__(  # noqa: PLR0913 - settings by name
@@ -42,18 +42,15 @@ class ReplayPrioritised(Replay):
     ) -> None:
         at_least(0, anneal_versions=anneal_versions)
         above(0, epsilon=epsilon)
-        finite(epsilon=epsilon)
-        if not 0 <= alpha <= LARGEST_ALPHA:
-            raise ValueError(f"alpha is from 0 to {LARGEST_ALPHA}; got {alpha}")
+        within(0, LARGEST_ALPHA, alpha=alpha)
+        within(0, 1, beta=beta)
         if epsilon**alpha == 0:
             raise ValueError(f"epsilon ** alpha is nothing to a float with epsilon {epsilon} and alpha {alpha}")
-        if not 0 <= beta <= 1:
-            raise ValueError(f"beta is from 0 to 1; got {beta}")
         self._alpha = alpha
         self._beta = beta
         self._anneal_versions = anneal_versions
         self._epsilon = epsilon
-        self._draws = Draws(seed, "replay_prioritised")
+        self._draws = PhiloxDraws(seed, "replay_prioritised")
         self._weights = SumTree()
         self._smallest: list[tuple[float, int]] = []
         """Heap of (p ** alpha, arrival), some of groups that are gone."""
@@ -101,11 +98,11 @@ class ReplayPrioritised(Replay):
 
 def _own_rewards(candidate: Candidate) -> list[float]:
     """Return the shaped rewards; of a member whose sequences have rewards of their own, the mean of them all."""
-    told = list(candidate.rewards)
+    rewards = list(candidate.rewards)
     for index, member in enumerate(candidate.group.trajectories):
         for sequence in member.sequences:
-            if sequence.reward is not None and not math.isnan(told[index]):
-                own = [told[index] if one.reward is None else one.reward for one in member.sequences]
-                told[index] = math.fsum(own) / len(own)
+            if sequence.reward is not None and not math.isnan(rewards[index]):
+                own = [rewards[index] if one.reward is None else one.reward for one in member.sequences]
+                rewards[index] = math.fsum(own) / len(own)
                 break
-    return told
+    return rewards

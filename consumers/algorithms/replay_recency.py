@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.consumers.algorithms.draws import Draws
-from headrace.consumers.algorithms.ranges import above, finite
-from headrace.consumers.algorithms.replay import Replay
+from headrace.consumers.algorithms.draws import PhiloxDraws
+from headrace.consumers.algorithms.replay import ReplayMemory
 from headrace.consumers.algorithms.sum_tree import SumTree
+from headrace.infra.recipe.ranges import above
 
 LARGEST_EXPONENT = 500
 """Of a weight that is kept; two to this is far from what a float cannot hold."""
 
 
-class ReplayRecency(Replay):
+class ReplayRecency(ReplayMemory):
     """Draw a group with weight 2 ** (-age / half_life), age = clock - min_version in versions.
 
     All ages grow together, so 2 ** ((min_version - base) / half_life) draws alike for any base, and no weight changes
-    with the clock. `Replay` says when a replay is due.
+    with the clock. When one is due: see `ReplayMemory`.
     """
 
     def __init__(
@@ -32,10 +32,9 @@ class ReplayRecency(Replay):
         seed: int = 1,
     ) -> None:
         above(0, half_life=half_life)
-        finite(half_life=half_life)
         self._half_life = half_life
         self._base = 0
-        self._draws = Draws(seed, "replay_recency")
+        self._draws = PhiloxDraws(seed, "replay_recency")
         self._weights = SumTree()
         super().__init__(ratio, capacity, max_uses, max_staleness)
 

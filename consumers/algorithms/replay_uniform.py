@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.consumers.algorithms.draws import Draws
-from headrace.consumers.algorithms.replay import Replay
+from headrace.consumers.algorithms.draws import PhiloxDraws
+from headrace.consumers.algorithms.replay import ReplayMemory
 
 
-class ReplayUniform(Replay):
-    """Draw every eligible group with the same probability. `Replay` says when one is due."""
+class ReplayUniform(ReplayMemory):
+    """Draw every eligible group with the same probability. When one is due: see `ReplayMemory`."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class ReplayUniform(Replay):
         seed: int = 1,
     ) -> None:
         super().__init__(ratio, capacity, max_uses, max_staleness)
-        self._draws = Draws(seed, "replay_uniform")
+        self._draws = PhiloxDraws(seed, "replay_uniform")
 
     def draw(self) -> int:
         """Return any slot."""

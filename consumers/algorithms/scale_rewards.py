@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless
-from headrace.consumers.algorithms.ranges import at_least, finite
+from headrace.infra.recipe.ranges import at_least, finite
 
 
 class ScaleRewards(Stateless):
@@ -16,7 +16,7 @@ class ScaleRewards(Stateless):
     """
 
     def __init__(self, bias: float = 0.0, scale: float = 1.0, clip: float = 20.0) -> None:
-        finite(bias=bias, scale=scale, clip=clip)
+        finite(bias=bias, scale=scale)
         at_least(0, clip=clip)
         if scale == 0:
             raise ValueError("scale is not 0, which would make all rewards equal")

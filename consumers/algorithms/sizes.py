@@ -11,7 +11,7 @@ SMALLEST_GROUP = 2
 
 
 def nothing_left(candidate: Candidate) -> Drop | None:
-    """Return the drop of a group of which no episode came back, for the reason that it came with; else None."""
+    """Return the drop of a group without trajectories, for the reason that it came with; else None."""
     group = candidate.group
     if group.trajectories:
         return None
@@ -29,5 +29,7 @@ def kept_or_dropped(candidate: Candidate, reason: str) -> Keep | Drop:
         counted -= sum(map(math.isnan, rewards))
     if candidate.kept and counted >= SMALLEST_GROUP:
         return Keep(candidate)
-    told = "; ".join(f"{r.index}: {r.reason}, {r.detail}" for r in candidate.rejected) or "no other survived"
-    return Drop(reason, f"{len(candidate.kept)} of {len(candidate.group.trajectories)} trajectories are left ({told})")
+    rejected = "; ".join(f"{r.index}: {r.reason}, {r.detail}" for r in candidate.rejected) or "no other survived"
+    return Drop(
+        reason, f"{len(candidate.kept)} of {len(candidate.group.trajectories)} trajectories are left ({rejected})"
+    )

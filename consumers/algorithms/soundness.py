@@ -24,7 +24,7 @@ _WRITABLE = bytearray()
 def all_sound(members: Several[Trajectory], head_version: int, vocabulary: int) -> bool:
     """Return True where `validate` finds no fault in any member; False where it has to look at each of them.
 
-    False does not say that there is one: what is rare, as a span of length 0, is left to the closer look.
+    False does not mean that there is one: what is rare, as a span of length 0, is left to the closer look.
     """
     if len({member.id for member in members if member.sequences}) < len(members):
         return False
@@ -33,11 +33,11 @@ def all_sound(members: Several[Trajectory], head_version: int, vocabulary: int) 
     # Arrays that are no tensors of a record are left to the closer look.
     try:
         ids, logprobs = _WRITABLE.join(map(_IDS, sequences)), _WRITABLE.join(map(_LOGPROBS, sequences))
-        tokens, told = _walked(sequences, logprobs, head_version)
+        tokens, rewards = _walked(sequences, logprobs, head_version)
     except (_Unclear, IndexError, TypeError):
         return False
-    told += sum([member.reward for member in members])
-    if not (tokens and len(ids) == len(logprobs) == 4 * tokens and math.isfinite(told)):
+    rewards += sum([member.reward for member in members])
+    if not (tokens and len(ids) == len(logprobs) == 4 * tokens and math.isfinite(rewards)):
         return False
     return _in_range(ids, logprobs, vocabulary)
 
@@ -57,20 +57,20 @@ def _walked(  # noqa: C901, PLR0912
     of it was generated, or a token that was not has a log-probability.
     """
     before = tokens = 0
-    told = 0.0
+    rewards = 0.0
     zeros = b""
     for sequence in sequences:
         if sequence.reward is not None:
-            told += sequence.reward
+            rewards += sequence.reward
         if sequence.baseline is not None:
-            told += sequence.baseline
+            rewards += sequence.baseline
         runs = sequence.version_runs.tolist()
         at = turn = generated = 0
         left = 0  # of a run without version, which may go on through several spans
         for span in sequence.spans:
             length = span.length
             if span.reward is not None:
-                told += span.reward
+                rewards += span.reward
             if length <= 0 or (span.turn < turn and tokens > before):
                 raise _Unclear
             turn = span.turn
@@ -103,7 +103,7 @@ def _walked(  # noqa: C901, PLR0912
         if not tokens - before == sequence.ids.size == sequence.logprobs.size:
             raise _Unclear
         before = tokens
-    return tokens, told
+    return tokens, rewards
 
 
 def _in_range(ids: bytearray, logprobs: bytearray, vocabulary: int) -> bool:

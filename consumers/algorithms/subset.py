@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from headrace.consumers.algorithms.contract import Candidate, Keep, Rejection, Result, Stateless
-from headrace.consumers.algorithms.ranges import at_least
+from headrace.infra.recipe.ranges import at_least
 
 
 class Subset(Stateless):
@@ -37,8 +37,8 @@ class Subset(Stateless):
         if len(candidate.kept) == len(rewards):
             return [Keep(left)]
         members = rewards[: len(candidate.group.trajectories)]
-        told = [reward if index in chosen else math.nan for index, reward in enumerate(members)]
-        return [Keep(left.with_rewards(tuple(told)))]
+        counted = [reward if index in chosen else math.nan for index, reward in enumerate(members)]
+        return [Keep(left.with_rewards(tuple(counted)))]
 
 
 def both_ways(ranked: Sequence[int], rewards: Sequence[float]) -> tuple[list[int], list[int]]:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from headrace.consumers.algorithms.contract import Candidate, Rejection, Result, Stateless
-from headrace.consumers.algorithms.ranges import at_least
 from headrace.consumers.algorithms.sizes import kept_or_dropped, nothing_left
 from headrace.consumers.algorithms.soundness import LOGPROB_SLACK, SPAN_KINDS, all_sound
+from headrace.infra.recipe.ranges import at_least
 from headrace.schemas.records import Sequence, Span, Trajectory
 
 Fault = tuple[str, str]

@@ -1,10 +1,10 @@
-"""Which recipe revisions are over on a partition: chains that no other has, and what they remember, can go.
+"""Which recipe revisions are finished on a partition: chains that no other has can go, with their memory.
 
 The feeder issues the numbers of a stream in order, and keeps the revision of a number over all its attempts. So where
-a number has a revision, all after it have that or a later one. A revision is over when the partition has concluded, of
-every stream of its policy, all numbers below one of a later revision; where one of them never comes, or a stream issues
-no more, it stays. A copy that `headrace redrive` sends back after
-that begins the chain of its revision anew, and ends it.
+a number has a revision, all after it have that or a later one. A revision is finished when the partition has concluded,
+of every stream of its policy, all numbers below one of a later revision. Where one of them never comes, or a stream
+issues no more, it stays. A copy that `headrace redrive` sends back later begins the chain of its revision anew, and
+ends it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 
 class ChainEnds:
-    """The lowest number that was seen of every revision and stream; of those that are over, nothing."""
+    """The lowest number that was seen of every revision and stream; of finished ones nothing is kept."""
 
     def __init__(self) -> None:
         self._lowest: dict[int, dict[str, int]] = {}
 
     @property
     def revisions(self) -> Collection[int]:
-        """Those that were seen and are not over."""
+        """Those that were seen and are not finished."""
         return self._lowest.keys()
 
     def see(self, revision: int, stream: str, number: int) -> None:
@@ -31,7 +31,7 @@ class ChainEnds:
             lowest[stream] = number
 
     def over(self, streams: Collection[str], settled: Callable[[str], int]) -> list[int]:
-        """Return the revisions that are over, and forget them.
+        """Return the revisions that are finished, and forget them.
 
         Args:
             streams: All that train the policy.

@@ -1,55 +1,103 @@
 """The curator: `headrace curate --run kafka://host:port/run --policy NAME [--variant NAME]`.
 
-A member of the consumer group of its policy, or of a shadow; `curation.py` is what it does with a partition.
+A member of the consumer group of its policy, or of a shadow. What it does with a partition is `CuratorPartition`, logic
+without I/O of its own. Every group gives exactly one outcome, and a kept one also a curated record, and so does every
+replay; bytes that cannot be read give a dead letter, or in a shadow an outcome. The state is a function of the
+partition's records in order, so it can be rebuilt from them. What could not be read may be readable later, so nothing
+is rebuilt over that: a snapshot follows it at once.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 
-from headrace.consumers.curate.curation import CuratorPartition, Desk, chain_of, recipe_for
-from headrace.infra.kafka.clients import parse_run
+import structlog
+
+from headrace.consumers.algorithms.chain import AlgorithmFailed, ChainError
+from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Replay, Result
+from headrace.consumers.curate.context import CuratorContext, UnknownRevision, recipe_for
+from headrace.consumers.curate.curated_records import (
+    fresh_record,
+    fresh_stamp,
+    group_outcome,
+    rejection_outcome,
+    replay_outcome,
+    replay_record,
+)
+from headrace.consumers.curate.dedupe import Dedupe
+from headrace.consumers.curate.end_watch import EndWatch
+from headrace.consumers.curate.issued_numbers import IssuedNumbers
+from headrace.consumers.curate.published_versions import PublishedVersions
+from headrace.consumers.curate.revision_chains import RevisionChains, chain_of
+from headrace.consumers.curate.uses import Uses
+from headrace.infra.kafka.clients import Message, Outgoing, parse_run
+from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL, dead_letter, lost_to_shadow, was_sent_back
+from headrace.infra.kafka.decoding import LARGEST_LEAP, LONGEST_NAME, MOST_EPISODES, Rejected, decode_record, stamp_own
 from headrace.infra.kafka.run_loop import run_loop
-from headrace.infra.kafka.topic_reader import whole_topics
+from headrace.infra.kafka.topic_reader import Place, whole_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.log import configure_logging
+from headrace.infra.log import bind_to_log, configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, attempts, stop_on_signals
 from headrace.infra.recipe.plug_in_sources import check_sources, curated
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.group_consumer import GroupConsumer, Membership
+from headrace.infra.run.claimed_groups import with_trajectories
+from headrace.infra.run.group_consumer import GroupConsumer
+from headrace.infra.run.group_restore import Membership
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import RecipeNews, Run
 from headrace.infra.stopwatch import Stopwatch
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp, outcome_stamp
+from headrace.schemas.records import CuratedGroup, Outcome, TrajectoryGroup
+from headrace.schemas.topics import policy_of
+
+log = structlog.get_logger()
+
+MOST_FAILURES = 8
+"""Groups in a row over which the chain may fail. One that fails over each would use up rollouts without end."""
+LARGEST_MESSAGE = 7 << 20
+"""A group that came inline in more bytes makes a curated record that the broker refuses."""
 
 
 def main(run: str, policy: str | None = None, slot: str | None = None, variant: str | None = None) -> None:
-    """Curate one policy's groups until told to stop, or a shadow's, by the name of its variant.
+    """Curate one policy's groups until a signal stops it, or a shadow's, by the name of its variant.
 
-    `slot` names a supervised place, whose successor fences it.
+    `slot` names a place under a supervisor: a later process of the same name fences it.
     """
-    configure_logging("curate", policy=policy or "", **({"variant": variant} if variant else {}))
+    configure_logging("curate", **{name: given for name, given in (("policy", policy), ("variant", variant)) if given})
     address, stop = parse_run(run), stop_on_signals()
 
     for attempt in attempts(stop):
         with attempt:
             joined = join_to_write(address, JOIN_PATIENCE_S, stop)
-            name = joined.policy(joined.line(policy, variant))
+            name = joined.policy(joined.policy_variant(policy, variant))
+            bind_to_log(policy=policy_of(name))
             transactional_id = f"{joined.topics.curate_group(name)}.{slot or secrets.token_hex(4)}"
             writer = TransactionalWriter(joined.connection, transactional_id, joined.topic_names)
-            with closing(writer), closing(curator(joined, name)) as consumer:
+            published, issued = PublishedVersions(joined, policy_of(name)), IssuedNumbers(joined)
+            with (
+                closing(writer),
+                closing(published),
+                closing(issued),
+                closing(curator(joined, name, published, issued)) as consumer,
+            ):
                 run_loop(consumer, writer, stop, Stopwatch())
 
 
-def curator(run: Run, line: str) -> GroupConsumer:
+def curator(run: Run, policy_variant: str, published: PublishedVersions, issued: IssuedNumbers) -> GroupConsumer:
     """Return the group consumer of the curators of a policy or shadow; the chain is checked before it joins the group.
 
-    Groups of before a shadow was there go through the first chain that it had. Raises OtherSource or SourceChanged
+    Groups that are older than a shadow go through the first chain that it had. Raises OtherSource or SourceChanged
     where the chain's plug-ins are not those that the run goes by.
     """
-    topics, topic = run.topics, run.topics.trajectories(line)
-    check_sources(run.plug_ins, curated(run.recipe, line))
-    chain_of(run.recipe, line)
+    topics, topic = run.topics, run.topics.trajectories(policy_variant)
+    check_sources(run.plug_ins, curated(run.recipe, policy_variant))
+    chain_of(run.recipe, policy_variant)
     partitions = len(whole_topics(run.connection, [topic]))
 
     recipes, news = dict(enumerate(run.revisions)), RecipeNews(run.address, run.recipe_end)
@@ -59,20 +107,211 @@ def curator(run: Run, line: str) -> GroupConsumer:
             for new in news.look():
                 if new.run_id == run.run_id:
                     recipes[new.revision] = Recipe.from_json(new.recipe)
-                    check_sources(new.plug_ins, curated(recipes[new.revision], line))
-        return recipe_for(recipes, revision, line)
+                    check_sources(new.plug_ins, curated(recipes[new.revision], policy_variant))
+        return recipe_for(recipes, revision, policy_variant)
 
-    desk = Desk(run.run_id, line, topics, recipe_of, run.get_group)
-    component = f"curate.{line}"
+    context = CuratorContext(
+        run.run_id,
+        policy_variant,
+        topics,
+        recipe_of,
+        run.get_group,
+        is_published=published.counts if run.asks_for_published else None,
+        is_issued=issued.counts if run.asks_for_issued else None,
+    )
+    component = f"curate.{policy_variant}"
     return GroupConsumer(
         Membership(
             connection=run.connection,
             component=component,
             run_id=run.run_id,
-            group=topics.curate_group(line),
+            group=topics.curate_group(policy_variant),
             topics=(topic,),
             state_topic=topics.state,
+            state_partition=run.state_place(component)[1],
             snapshot_every_s=run.recipe.curate.snapshot_every_s,
         ),
-        lambda place: CuratorPartition(desk, place, partitions),
+        lambda place: CuratorPartition(context, place, partitions),
+        EndWatch(run, policy_variant).look,
     )
+
+
+class CuratorPartition:
+    """One partition of trajectories: dedupe, clock and chains; a function of its records in order."""
+
+    def __init__(self, context: CuratorContext, place: Place, partitions: int) -> None:
+        self._context = context
+        self._partition = place[1]
+        self._dedupe = Dedupe(place[1], partitions)
+        self._clock = -1
+        self._uses = Uses(context.run_id, context.policy)
+        self._chains = RevisionChains(context)
+        self.was_unread = False
+        """Whether the message that was handled last could not be read."""
+        self._failures = 0
+        """Groups in a row over which the chain failed."""
+
+    def handle(self, message: Message) -> Iterable[Outgoing]:
+        """Return the dead letter, or the outcome (and curated record), of one message; nothing for a repetition.
+
+        A message that was sent back is no repetition, where its number was concluded by a dead letter; where that was
+        forgotten it becomes another dead letter. To a shadow, which concludes no number by one, it is a repetition.
+        """
+        self.was_unread = False
+        try:
+            stamp = self._stamp(message)
+        except Rejected as rejected:
+            # Such a number stays open: without its headers the dead letter concludes nothing.
+            named = replace(message, headers=[]) if rejected.reason in {"misrouted", NOT_ISSUED} else message
+            return self._dead(named, rejected)
+        stream, number = stamp.stream, stamp.number
+        is_new, is_back = self._dedupe.conclude(stream, number), was_sent_back(message) and not self._context.is_shadow
+        if not is_new and not (is_back and self._dedupe.revive(stream, number)):
+            if is_back and self._dedupe.forgot(stream):
+                # When it was sent back its number was opened, which this dead letter concludes again.
+                detail = "more numbers of its stream are dead than are kept: it may be a repetition"
+                return self._dead(message, Rejected("forgotten", detail))
+            log.debug("group.repeated", stream=stream, number=number, attempt=stamp.attempt)
+            return []
+        try:
+            group = self._group(message, stamp)
+        except Rejected as rejected:
+            self._dedupe.mark_dead(stream, number)
+            return self._dead(message, rejected)
+        self._clock = max(self._clock, group.head_version)
+        first, chain = self._chains.first(group.revision), self._chains.of(group.revision)
+        try:
+            results = chain.process(Candidate.of(group), self._clock)
+        except AlgorithmFailed as error:
+            return self._failed(message, stamp, error)
+        self._failures = 0
+        outgoing = self._messages_of(results, group, message.value)
+        self._uses.forget(first, chain)
+        for name in self._chains.end(group, self._dedupe.settled):
+            self._uses.drop(name)
+            log.info("chain.ended", revision=name, partition=self._partition)
+        return outgoing
+
+    def _failed(self, message: Message, stamp: Stamp, error: AlgorithmFailed) -> list[Outgoing]:
+        """Return the dead letter of a group over which an algorithm failed. Raises ChainError for too many in a row.
+
+        The snapshot that follows what cannot be read keeps what the chain has learnt from the group until it failed.
+        """
+        log.error("algorithm.failed", stream=stamp.stream, number=stamp.number, why=str(error))
+        self._failures += 1
+        if self._failures >= MOST_FAILURES:
+            raise ChainError(f"{self._failures} groups in a row are dead, the last as {error}") from error
+        self._dedupe.mark_dead(stamp.stream, stamp.number)
+        return self._dead(message, Rejected("algorithm_failed", str(error)))
+
+    def _stamp(self, message: Message) -> Stamp:
+        stamp = stamp_own(message, self._context.run_id)
+        if stamp.policy != self._context.policy:
+            raise Rejected("misrouted", f"a group of policy {stamp.policy!r} is on the topic of {self._context.policy}")
+        if not self._dedupe.belongs(stamp.number):
+            raise Rejected("misrouted", f"number {stamp.number} does not belong on partition {self._partition}")
+        is_issued = self._context.is_issued
+        if is_issued is not None and not is_issued(message, stamp):
+            raise Rejected(NOT_ISSUED, f"number {stamp.number} of stream {stamp.stream!r} was never issued")
+        if not self._dedupe.has_room(stamp.stream, stamp.number):
+            raise Rejected("misrouted", f"number {stamp.number} of {stamp.stream} is one gap too many")
+        return stamp
+
+    def _group(self, message: Message, stamp: Stamp) -> TrajectoryGroup:
+        value = message.value
+        if len(value) > LARGEST_MESSAGE:
+            raise Rejected("unusable", f"a group of {len(value)} bytes inline: put it behind a claim check")
+        group = with_trajectories(decode_record(value, TrajectoryGroup), self._context.fetch)
+        ours = (self._context.run_id, stamp.stream, stamp.number, self._context.policy, stamp.revision)
+        if (group.run_id, group.stream, group.number, group.policy, group.revision) != ours:
+            raise Rejected("undecodable", "the headers name another group, or revision, than the record")
+        names = max(len(group.task_id), len(group.tier), len(group.reason))
+        if names > LONGEST_NAME or len(group.trajectories) > MOST_EPISODES:
+            raise Rejected("unusable", f"{len(group.trajectories)} trajectories, a name of {names} characters")
+        self._refuse_time_travel(message, group)
+        try:
+            self._chains.of(group.revision)
+        except UnknownRevision as error:
+            raise Rejected("unknown_revision", str(error)) from error
+        return group
+
+    def _refuse_time_travel(self, message: Message, group: TrajectoryGroup) -> None:
+        """Refuse a group that would move the clock to a version that nobody can have played with. Raises Rejected.
+
+        Any published version moves it, however far: a partition may see no group for thousands of them.
+        """
+        version, is_published = group.head_version, self._context.is_published
+        if is_published is None:
+            if version > max(self._clock, 0) + LARGEST_LEAP:
+                raise Rejected(TIME_TRAVEL, f"head_version {version} at clock {self._clock}")
+        elif version > self._clock and not is_published(message, group):
+            raise Rejected(TIME_TRAVEL, f"head_version {version}, and no such version is published")
+
+    def _messages_of(self, results: Sequence[Result], group: TrajectoryGroup, value: bytes) -> list[Outgoing]:
+        """Return the records of what the chain made of a group, which came in the bytes `value`."""
+        outcome, outgoing = group_outcome(self._context.policy, Candidate.of(group)), []
+        for result in results:
+            if isinstance(result, Keep):
+                outgoing.append(self._outcome_message(replace(outcome, verdict="kept")))
+                rejected = result.candidate.rejected
+                outgoing += [self._outcome_message(rejection_outcome(outcome, group, one)) for one in rejected]
+                outgoing.append(self._fresh(result.candidate, value))
+            elif isinstance(result, Drop):
+                outgoing.append(self._outcome_message(replace(outcome, verdict="dropped", reason=result.reason)))
+            else:
+                outgoing += self._replay(result, self._chains.first(group.revision))
+        return outgoing
+
+    def _fresh(self, candidate: Candidate, value: bytes) -> Outgoing:
+        """Return the curated record of a group that was kept."""
+        revision, stamp = candidate.group.revision, fresh_stamp(candidate)
+        self._uses.add(stamp, self._chains.first(revision) if self._chains.of(revision).replays else None)
+        return self._curated_message(fresh_record(candidate, value, self._chains.max_staleness(revision)), stamp)
+
+    def _replay(self, replay: Replay, chain: int) -> list[Outgoing]:
+        """Return outcome and curated record of a group that is to be trained on once more. Raises ChainError."""
+        stamp, back = self._uses.replay(replay, chain)
+        curated = replay_record(replay, stamp, back)
+        return [self._outcome_message(replay_outcome(stamp)), self._curated_message(curated, stamp)]
+
+    def _curated_message(self, curated: CuratedGroup, stamp: Stamp) -> Outgoing:
+        topic = self._context.topics.curated(self._context.policy_variant)
+        return Outgoing(topic, codec.encode(curated), stamp.key, stamp.to_headers(), self._partition)
+
+    def _outcome_message(self, outcome: Outcome) -> Outgoing:
+        stamp = outcome_stamp(outcome)
+        topic = self._context.topics.outcomes(self._context.policy_variant)
+        return Outgoing(topic, codec.encode(outcome), stamp.key, stamp.to_headers(), self._partition)
+
+    def _dead(self, message: Message, rejected: Rejected) -> list[Outgoing]:
+        self.was_unread = True
+        context = self._context
+        if not context.is_shadow or rejected.reason == NOT_ISSUED:  # that concludes no number, of no policy
+            component = f"curate.{context.policy_variant}"
+            return [dead_letter(context.topics, context.run_id, component, message, rejected.why)]
+        outcome = lost_to_shadow(context.run_id, context.policy_variant, message, rejected.why)
+        return [self._outcome_message(replace(outcome, component="curate"))] if outcome is not None else []
+
+    @property
+    def flagged(self) -> Counter[str]:
+        """Trajectories that `repetition` and `gibberish` flagged, by algorithm; those that only watch too."""
+        return self._chains.flagged
+
+    def snapshot(self) -> bytes:
+        """Return the state as JSON, without what is too old to be trained on again."""
+        self._chains.forget_stale(self._clock)
+        state = {
+            "dedupe": self._dedupe.snapshot(),
+            "clock": self._clock,
+            "uses": self._uses.snapshot(self._chains.by_name()),
+            **self._chains.snapshot(),
+        }
+        return json.dumps(state, separators=(",", ":")).encode()
+
+    def restore(self, body: bytes) -> None:
+        """Take what `snapshot` returned."""
+        state = json.loads(body)
+        self._dedupe.restore(state["dedupe"])
+        self._clock = state["clock"]
+        self._uses.restore(state["uses"])
+        self._chains.restore(state)

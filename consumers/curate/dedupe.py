@@ -2,9 +2,9 @@
 
 A group's partition is its number modulo the partitions, so what a partition sees of a stream is consecutive in
 `number // partitions`: its *index*. Per stream the concluded indices are kept as runs, so memory grows with the gaps
-(numbers under way, or that died before any curator saw them), not with the length of a training; and those whose
-conclusion was a dead letter: a copy of such a number that `headrace redrive` sends back is new, once. Beyond MOST_DEAD
-the dead are forgotten, and what is sent back of such a stream may be a repetition or not: `forgot` says so.
+(numbers under way, or lost before any curator saw them), not with the length of a training. Numbers that were concluded
+by a dead letter are kept too: a copy of one that `headrace redrive` sends back is new, once. Beyond MOST_DEAD these are
+forgotten, and what is sent back of such a stream may be a repetition or not: `forgot` returns True for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 MOST_RUNS = 10_000
-"""Of all streams. More are no disorder: somebody invents numbers."""
+"""Of all streams. More do not come from disorder: somebody invents numbers."""
 MOST_STREAMS = 1_000
 MOST_DEAD = 100_000
 
@@ -29,14 +29,14 @@ class Dedupe:
         """By stream: [first, last + 1] of every run, in order, none touching the next."""
         self._dead: dict[str, set[int]] = {}
         self._forgot: set[str] = set()
-        """Streams with more dead numbers than are remembered."""
+        """Streams with more dead numbers than are kept."""
 
     def belongs(self, number: int) -> bool:
-        """Tell whether a number is one of this partition's."""
+        """Return whether a number is one of this partition's."""
         return number >= 0 and number % self._partitions == self._partition
 
     def has_room(self, stream: str, number: int) -> bool:
-        """Tell whether a number can be remembered; False for those that somebody invents without end."""
+        """Return whether there is room for a number; False for those that somebody invents without end."""
         runs = self._runs.get(stream)
         if sum(map(len, self._runs.values())) < MOST_RUNS:
             return runs is not None or len(self._runs) < MOST_STREAMS
@@ -68,15 +68,15 @@ class Dedupe:
         first_open = runs[0][1] if runs and runs[0][0] == 0 else 0
         return first_open * self._partitions + self._partition
 
-    def bury(self, stream: str, number: int) -> None:
-        """Note that a concluded number is dead: its conclusion was a dead letter. Beyond MOST_DEAD it is forgotten."""
+    def mark_dead(self, stream: str, number: int) -> None:
+        """Note that a concluded number was concluded by a dead letter. Beyond MOST_DEAD it is forgotten."""
         if sum(map(len, self._dead.values())) < MOST_DEAD:
             self._dead.setdefault(stream, set()).add(number // self._partitions)
         else:
             self._forgot.add(stream)
 
     def forgot(self, stream: str) -> bool:
-        """Tell whether a dead number of this stream was ever forgotten."""
+        """Return whether a dead number of this stream was ever forgotten."""
         return stream in self._forgot
 
     def revive(self, stream: str, number: int) -> bool:

@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.consumers.algorithms.chain import Chain, ChainError
-from headrace.consumers.algorithms.contract import Again
+from headrace.consumers.algorithms.contract import Replay
 from headrace.schemas.headers import Stamp
-
-Numbered = tuple[str, int]
-"""(stream, number)."""
+from headrace.schemas.ids import GroupId
 
 ROOM = 256
-"""Groups that are known at least before any is forgotten."""
+"""So many groups are kept at least before any is forgotten."""
 
 
 @dataclass(slots=True)
@@ -28,7 +26,7 @@ class _Curated:
     uses: int
     """How often it was curated."""
     stamp: Stamp
-    """Of its first use; every use says its own versions."""
+    """Of its first use; every use has its own versions."""
 
 
 class Uses:
@@ -36,15 +34,15 @@ class Uses:
 
     A chain is named by the first recipe revision that has it; its groups may be of later ones.
 
-    What a chain holds no more is forgotten when more than twice as many are known as were left the last time. Each
-    takes some 500 bytes, and 30 of a snapshot, in which the name of a stream stands once.
+    What a chain holds no more is forgotten when more than twice as many are kept as were left the last time. Each
+    takes some 500 bytes, and 30 of a snapshot, which has the name of a stream once.
     """
 
     def __init__(self, run_id: str, policy: str) -> None:
         self._run_id, self._policy = run_id, policy
         self._count = 0
         """Curated records of the partition."""
-        self._groups: dict[int, dict[Numbered, _Curated]] = {}
+        self._groups: dict[int, dict[GroupId, _Curated]] = {}
         self._left: dict[int, int] = {}
         """How many were left of each chain the last time that some were forgotten."""
 
@@ -52,47 +50,46 @@ class Uses:
         """Take in a group that was kept, by the stamp of its curated record, and the chain that may ask for it."""
         if chain is not None:
             groups = self._groups.setdefault(chain, {})
-            groups[stamp.stream, stamp.number] = _Curated(self._count, 1, stamp)
+            groups[GroupId.of(stamp)] = _Curated(self._count, 1, stamp)
         self._count += 1
 
     def forget(self, name: int, chain: Chain) -> None:
         """Forget what a chain holds no more, if there may be much of it.
 
-        To be called when all that the chain said of a group was taken in: what it asks for the last time it holds no
-        more.
+        To be called after all results of the chain for a group: it no longer holds what it replayed for the last time.
         """
         known = self._groups.get(name, {})
         if len(known) > 2 * self._left.get(name, 0) + ROOM:
             held = chain.holds()
-            self._groups[name] = {numbered: one for numbered, one in known.items() if numbered in held}
+            self._groups[name] = {group: one for group, one in known.items() if group in held}
             self._left[name] = len(self._groups[name])
 
     def drop(self, chain: int) -> None:
-        """Forget all groups of a chain that is over."""
+        """Forget all groups of a chain that has ended."""
         self._groups.pop(chain, None)
         self._left.pop(chain, None)
 
-    def again(self, again: Again, chain: int) -> tuple[Stamp, int]:
+    def replay(self, replay: Replay, chain: int) -> tuple[Stamp, int]:
         """Take in a replay that a chain asks for.
 
         Return the stamp of its curated record, and how many curated records ago the first use was written. Raises
-        ChainError for one that is not the next use of a group that is known, and for a weight that is none.
+        ChainError unless it is the next use of a group that is kept here, with a weight above 0 and at most 1.
         """
-        use, name = again.use, f"{again.use.stream}:{again.use.number}"
-        known = self._groups.get(chain, {}).get((use.stream, use.number))
+        use, name = replay.use, f"{replay.use.stream}:{replay.use.number}"
+        known = self._groups.get(chain, {}).get(GroupId.of(use))
         if known is None:
             raise ChainError(
-                f"use {use.use} of {name} was asked for, and the chain never kept that group, or did not say by "
-                "`holds` that it may be asked for again"
+                f"use {use.use} of {name} was asked for, and the chain never kept that group, or `holds` did "
+                "not name it"
             )
         if use.use != known.uses:
             raise ChainError(f"use {use.use} of {name} was asked for, and it is use {known.uses} that comes next")
-        if not 0 < again.weight <= 1:
-            raise ChainError(f"use {use.use} of {name} was asked for with weight {again.weight}: above 0, at most 1")
+        if not 0 < replay.weight <= 1:
+            raise ChainError(f"use {use.use} of {name} was asked for with weight {replay.weight}: above 0, at most 1")
         back = self._count - known.at
         known.uses += 1
         self._count += 1
-        stamp = replace(known.stamp, use=use.use, min_version=again.min_version, max_version=again.max_version)
+        stamp = replace(known.stamp, use=use.use, min_version=replay.min_version, max_version=replay.max_version)
         return stamp, back
 
     def snapshot(self, chains: Mapping[int, Chain]) -> dict[str, Any]:
@@ -101,9 +98,9 @@ class Uses:
         streams: dict[str, int] = {}
         rows = {
             str(name): [
-                [streams.setdefault(stream, len(streams)), number, *_row(one)]
-                for (stream, number), one in groups.items()
-                if (stream, number) in held[name]
+                [streams.setdefault(group.stream, len(streams)), group.number, *_row(one)]
+                for group, one in groups.items()
+                if group in held[name]
             ]
             for name, groups in self._groups.items()
         }
@@ -116,7 +113,7 @@ class Uses:
         self._left = {int(name): count for name, count in state["left"].items()}
         self._groups = {
             int(name): {
-                (state["streams"][stream], number): self._known(state["streams"][stream], number, *rest)
+                GroupId(state["streams"][stream], number): self._known(state["streams"][stream], number, *rest)
                 for stream, number, *rest in rows
             }
             for name, rows in state["groups"].items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import fsum
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.consumers.algorithms.contract import generated_lengths
 from headrace.consumers.evaluate.pass_at_k import mean_pass_at_k
@@ -15,8 +15,14 @@ from headrace.schemas.records import EvalResult, TrajectoryGroup
 RIGHT_ABOVE = 0.5
 """A sample with more reward than this counts as right in pass@k."""
 
-Key = tuple[str, str, int]
-"""(workflow, policy, version asked for)."""
+
+class EvaluationId(NamedTuple):
+    """One evaluation of a version on a workflow."""
+
+    workflow: str
+    policy: str
+    version: int
+    """The one asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ def answered(group: TrajectoryGroup) -> Answered:
 def stamp_of_lost(headers: Headers, run_id: str) -> Stamp | None:
     """Return the stamp by which a group that cannot be read counts as unanswered, so that its evaluation concludes.
 
-    The version asked for is that of its tokens. None when the headers do not tell: then its number stays open.
+    The version asked for is that of its tokens. None when the headers do not name it: then its number stays open.
     """
     try:
         stamp = Stamp.from_headers(headers)
@@ -73,12 +79,12 @@ class EvaluationFold:
     def __init__(self, run_id: str, problems: int) -> None:
         self.run_id = run_id
         self.problems = problems
-        self._open: dict[Key, dict[int, Answered]] = {}
-        self._done: set[Key] = set()
+        self._open: dict[EvaluationId, dict[int, Answered]] = {}
+        self._done: set[EvaluationId] = set()
 
     def take(self, group: TrajectoryGroup) -> EvalResult | None:
         """Take in a group; return the result that it completes."""
-        key = (workflow_of(group.stream), group.policy, group.asked_version)
+        key = EvaluationId(workflow_of(group.stream), group.policy, group.asked_version)
         if key in self._done:
             return None
         found = self._open.setdefault(key, {})
@@ -88,7 +94,7 @@ class EvaluationFold:
         self._done.add(key)
         return self._result(key, list(self._open.pop(key).values()))
 
-    def _result(self, key: Key, found: list[Answered]) -> EvalResult:
+    def _result(self, key: EvaluationId, found: list[Answered]) -> EvalResult:
         workflow, policy, version = key
         samples = min(one.samples for one in found)
         counts = [(one.samples, one.right) for one in found]
@@ -108,16 +114,16 @@ class EvaluationFold:
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the state as JSON has it."""
+        """Return the state as JSON has it. The feeder goes by it: what is missing here, and was read, is lost."""
         rows = [[*key, number, asdict(one)] for key, found in self._open.items() for number, one in found.items()]
         return {"open": rows, "done": [list(key) for key in sorted(self._done)]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take the state that `snapshot` returned."""
-        self._done = {(workflow, policy, version) for workflow, policy, version in state["done"]}
+        self._done = {EvaluationId(*key) for key in state["done"]}
         self._open = {}
         for workflow, policy, version, number, one in state["open"]:
-            self._open.setdefault((workflow, policy, version), {})[number] = Answered(**one)
+            self._open.setdefault(EvaluationId(workflow, policy, version), {})[number] = Answered(**one)
 
 
 def workflow_of(stream: str) -> str:

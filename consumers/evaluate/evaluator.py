@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 
 import structlog
 
 from headrace.consumers.evaluate.evaluation import EvaluationFold, stamp_of_lost
-from headrace.infra.kafka.clients import Message, Outgoing, RunAddress, parse_run
+from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import dead_letter
 from headrace.infra.kafka.decoding import MOST_EPISODES, Rejected, decode_own
-from headrace.infra.kafka.run_loop import run_loop
-from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
-from headrace.infra.log import configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, attempts, stop_on_signals
+from headrace.infra.kafka.transactions import Ticket
 from headrace.infra.run.claimed_groups import with_trajectories
-from headrace.infra.run.own_positions import OwnPositions, Role
-from headrace.infra.run.revisions import join_to_write
+from headrace.infra.run.own_positions import SNAPSHOT_EVERY_S, OwnPositions, Role, run_alone
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
@@ -30,7 +24,6 @@ log = structlog.get_logger()
 
 COMPONENT = "evaluate"
 TURN_S = 0.2
-SNAPSHOT_EVERY_S = 5.0
 
 
 class Evaluator:
@@ -97,7 +90,7 @@ class Evaluator:
         return dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.why)
 
     def _lost(self, message: Message, policy: str) -> TrajectoryGroup | None:
-        """Return a group without answers for one that is unreadable; None when its headers do not tell which."""
+        """Return a group without answers for one that is unreadable; None when its headers do not name it."""
         stamp = stamp_of_lost(message.headers, self.run.run_id)
         if stamp is None:
             return None
@@ -110,20 +103,20 @@ class Evaluator:
         )
 
     def tick(self) -> Iterable[Outgoing]:
-        """Return the snapshot that belongs to what was said, or that is due."""
+        """Return the snapshot that belongs to the results of this turn, or that is due."""
         now = time.monotonic()
         if not self._said and not (self._changed and now >= self._snapshot_due):
             return ()
         self._changed = self._said = False
         self._snapshot_due = now + SNAPSHOT_EVERY_S
-        return [self.own.snapshot(json.dumps(self.fold.snapshot()).encode())]
+        return self.own.snapshot(json.dumps(self.fold.snapshot()).encode())
 
     def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:  # noqa: ARG002 - nothing rests on it
         """Nothing: the snapshot follows from the tick."""
         return ()
 
     def offsets(self, before: Sequence[Ticket]) -> None:
-        """None: positions stand in the snapshot."""
+        """None: positions are in the snapshot."""
 
     @property
     def moved(self) -> bool:
@@ -142,22 +135,10 @@ class Evaluator:
 def open_evaluator(run: Run) -> Evaluator:
     """Build the evaluator of a run from what is committed; its transactional id has been taken over before."""
     topics = tuple(run.topics.eval_groups(policy) for policy in run.recipe.policies)
-    return Evaluator(run, OwnPositions(Role(run.connection, COMPONENT, run.run_id, run.topics.state, topics)))
-
-
-def evaluate(address: RunAddress, stop: threading.Event) -> None:
-    """Evaluate a run until told to stop. Raises MustRestart or Unavailable when it is to be built anew."""
-    run = join_to_write(address, JOIN_PATIENCE_S, stop)
-    writer = TransactionalWriter(run.connection, f"{address.run}.{COMPONENT}", run.topic_names)
-    with closing(writer), closing(open_evaluator(run)) as evaluator:
-        run_loop(evaluator, writer, stop, Stopwatch())
+    role = Role(run.connection, COMPONENT, run.run_id, run.state_place(COMPONENT), topics)
+    return Evaluator(run, OwnPositions(role))
 
 
 def main(run: str) -> None:
     """Run the evaluator of `kafka://host:port/run` until a signal."""
-    address = parse_run(run)
-    configure_logging(COMPONENT, run=address.run)
-    stop = stop_on_signals()
-    for attempt in attempts(stop):
-        with attempt:
-            evaluate(address, stop)
+    run_alone(COMPONENT, run, lambda joined, _writer: open_evaluator(joined))

@@ -2,9 +2,9 @@
 
 A file holds messages of one partition whose values were written in one schema. Each is an envelope: offset, timestamp,
 key, headers, length, and as the value a union of null (there was none), bytes (a value that is no message of the
-file's schema) and that schema. A message in Avro's single-object encoding is the third: its body stands in the file as
+file's schema) and that schema. A message in Avro's single-object encoding is the third: its body is in the file as
 it came, not encoded anew, which might give other bytes. Magic and fingerprint, which the whole file shares, and as many
-bytes of body as `length` says, are the message again, without decoding it.
+bytes of body as `length` gives, are the message again, without decoding it.
 
 Source: Avro 1.11 specification, "Object Container Files", "Single-object encoding" and "Binary encoding of unions".
 """
@@ -171,17 +171,17 @@ class ContainerWriter:
 
 
 class Container:
-    """A file to be read: what it says of itself, and its messages. The file is the caller's to verify and to close.
+    """A file to be read: its metadata, and its messages. The file is the caller's to verify and to close.
 
     Raises ValueError, or what fastavro raises on a file that is none of Avro's.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._blocks = block_reader(file)
-        told = self._blocks.metadata
-        self.topic, self.partition = told[TOPIC], int(told[PARTITION])
-        self.fingerprint = bytes.fromhex(told[FINGERPRINT])
-        value = json.loads(told["avro.schema"])["fields"][-1]["type"]
+        metadata = self._blocks.metadata
+        self.topic, self.partition = metadata[TOPIC], int(metadata[PARTITION])
+        self.fingerprint = bytes.fromhex(metadata[FINGERPRINT])
+        value = json.loads(metadata["avro.schema"])["fields"][-1]["type"]
         self.schema: Plain | None = value[2] if len(value) > 2 else None
         """In which the values were written."""
 

@@ -1,15 +1,14 @@
-"""Where an archive lies: in a folder, or below a prefix of an object store. The names of its files are the same.
+"""Where an archive is: in a folder, or below a prefix of an object store. The names of its files are the same.
 
 A folder has one manifest, which is replaced, and one writer, who holds a lock. In a store nothing is overwritten and
 nothing can be locked: each manifest is an object of its own, numbered, and named by its hash; the one of the last name
 counts. A manifest names only files that are there, and a writer adds to those of the manifest that it began with. So
 two writers at once cannot mix what they add: whoever finds another's manifest of its number takes its own back and is
-told so, and what it has added is the next one's to add.
+refused, and what it has added is the next one's to add.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import mmap
 import os
@@ -26,6 +25,7 @@ from headrace.infra.atomic_files import sync_folder, write_atomically
 from headrace.infra.environment import ENDPOINT_VARIABLE, environment
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.failpoints import reach
+from headrace.infra.file_locks import open_locked
 from headrace.infra.store.object_store import (
     SPARED_BY_GC,
     ListedObject,
@@ -52,7 +52,7 @@ class ArchiveBusy(HeadraceError):
 
 
 class Location(Protocol):
-    """Where an archive lies; `str` of it tells people where."""
+    """Where an archive is; `str` of it is for people."""
 
     def manifest(self) -> bytes | None:
         """Return the manifest that counts; None where there is none. Raises OSError and StoreError."""
@@ -74,7 +74,7 @@ class Location(Protocol):
         ...
 
     def others(self) -> list[str]:
-        """Return names of what lies there and could be no archive's; none where nobody else's is to be met."""
+        """Return names of what is there and could be no archive's; none where nobody else's is to be met."""
         ...
 
     def sweep(self, files: Collection[str], objects: Collection[str]) -> None:
@@ -162,14 +162,11 @@ class InFolder:
         """Lock the folder, which is made."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            lock = open_locked(self.root / LOCK)
         except OSError as error:
             raise UsageError(f"cannot use the archive's folder {self.root}: {error}; give another by --out") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise ArchiveBusy(f"another process archives into {self.root} now: let it end first") from None
+        if lock is None:
+            raise ArchiveBusy(f"another process archives into {self.root} now: let it end first")
         self._lock = lock
 
     def sizes(self, names: Collection[str]) -> dict[str, int]:
@@ -327,7 +324,7 @@ class InStore:
 
     def _busy(self) -> ArchiveBusy:
         return ArchiveBusy(
-            f"another process has archived into {self} meanwhile: what it has added stands, and what this one has "
+            f"another process has archived into {self} meanwhile: what it has added is kept, and what this one has "
             "added since does not; let it end, and give the command again"
         )
 

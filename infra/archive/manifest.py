@@ -1,4 +1,4 @@
-"""What an archive holds: `manifest.json`, replaced as a whole, which alone says what belongs to it.
+"""What an archive holds: `manifest.json`, replaced as a whole, which alone lists what belongs to it.
 
 A file that it does not list is none of the archive's: it is what a process that was killed had not finished. It carries
 its own sha256, so no digit of an offset can change unseen.
@@ -110,12 +110,12 @@ class Manifest(_Table):
 
     def to_bytes(self) -> bytes:
         """Return it as it is written."""
-        told = self.model_dump(mode="json")
-        return json.dumps({**told, "sha256": _digest(told)}, indent=1).encode()
+        fields = self.model_dump(mode="json")
+        return json.dumps({**fields, "sha256": _digest(fields)}, indent=1).encode()
 
 
-def _digest(told: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+def _digest(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(location: Location) -> Manifest:
@@ -124,15 +124,15 @@ def read_manifest(location: Location) -> Manifest:
     if text is None:
         raise UsageError(f"{location} is no archive: there is no {MANIFEST}; `headrace archive --out` makes one")
     try:
-        told = json.loads(text)
-        promised = told.pop("sha256")
-        found = Manifest.model_validate(told)
+        fields = json.loads(text)
+        promised = fields.pop("sha256")
+        found = Manifest.model_validate(fields)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, ValidationError) as error:
         raise ArchiveCorrupt(f"{path} cannot be read: {_advice(error)}") from error
     if found.format != FORMAT:
-        raise UsageError(f"{path} says format {found.format!r}, and this build of Headrace reads {FORMAT!r}")
-    if promised != _digest(told):
-        raise ArchiveCorrupt(f"{path} has sha256 {_digest(told)} where it says {promised}: {_advice()}")
+        raise UsageError(f"{path} has format {found.format!r}, and this build of Headrace reads {FORMAT!r}")
+    if promised != _digest(fields):
+        raise ArchiveCorrupt(f"{path} has sha256 {_digest(fields)} where it names {promised}: {_advice()}")
     if why := found.check():
         raise ArchiveCorrupt(f"{path}: {why}: {_advice()}")
     return found

@@ -1,4 +1,4 @@
-"""Reading an archive: nothing is handed out of a file before the whole of it was found to be what the manifest says."""
+"""Reading an archive: nothing is handed out of a file before the whole of it was checked against the manifest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headrace.schemas.topics import Topics
 
 
 def is_archive(place: str) -> bool:
-    """Tell whether there is an archive, or was meant to be one."""
+    """Return whether there is an archive, or was meant to be one."""
     return place.startswith(IN_A_STORE) or location_of(place).manifest() is not None
 
 
@@ -71,8 +71,8 @@ class Archive:
     def revisions(self) -> list[RecipeRevision]:
         """Return the recipe revisions of the archived run itself, oldest first. Raises as `places` and `messages`."""
         [place] = self.places(self.topics.recipe)
-        told = (read_revision(message) for message in self.messages(place))
-        return [one for one in told if one is not None and one.run_id == self.manifest.run_id]
+        found = (read_revision(message) for message in self.messages(place))
+        return [one for one in found if one is not None and one.run_id == self.manifest.run_id]
 
     def _messages(self, place: Place, listed: ArchivedFile) -> Iterator[Message]:
         count, behind = 0, listed.first_offset - 1
@@ -100,7 +100,7 @@ class Archive:
         file.seek(0)
         container = Container(file)
         if (container.topic, container.partition) != place:
-            raise wrong(f"says that it is of {container.topic}[{container.partition}]")
+            raise wrong(f"names as its own {container.topic}[{container.partition}]")
         if container.schema is not None:
             codec.learn({listed.schema_name: json.dumps(container.schema)})
         return container
@@ -109,7 +109,7 @@ class Archive:
 
     @contextmanager
     def object_file(self, key: str) -> Iterator[Path]:
-        """Open a path at which an object that the manifest lists lies, verified. Raises ArchiveCorrupt."""
+        """Open a path of an object that the manifest lists, verified. Raises ArchiveCorrupt."""
         listed, where = self.manifest.objects[key], f"{self.root}/{OBJECTS}/{key}"
         with ExitStack() as opened:
             try:
@@ -120,7 +120,7 @@ class Archive:
                 raise ArchiveCorrupt(f"{where} cannot be read ({error}): put the object back from a copy") from error
             if digest != listed.sha256:
                 raise ArchiveCorrupt(
-                    f"{where} has sha256 {digest} where the manifest says {listed.sha256}: put the object back from a "
+                    f"{where} has sha256 {digest} where the manifest has {listed.sha256}: put the object back from a "
                     "copy"
                 )
             yield path
@@ -150,12 +150,12 @@ class Archive:
             why = self.manifest.missing.get(claim.key)
             raise ObjectMissing(why.why if why else f"the archive {self.root} has no object {claim.key[:200]!r}")
         if (listed.sha256, listed.size_bytes) != (claim.sha256, claim.size_bytes):
-            raise ObjectCorrupt(f"object {claim.key} has sha256 {listed.sha256} where its record says {claim.sha256}")
+            raise ObjectCorrupt(f"object {claim.key} has sha256 {listed.sha256} where its record has {claim.sha256}")
         return self.object_file(claim.key)
 
 
 def _corrupt(where: str, listed: ArchivedFile, what: str) -> ArchiveCorrupt:
     return ArchiveCorrupt(
-        f"{where} {what}; the manifest says {listed.records} records, offsets {listed.first_offset} to "
+        f"{where} {what}; the manifest has {listed.records} records, offsets {listed.first_offset} to "
         f"{listed.last_offset}, sha256 {listed.sha256}: put the file back from a copy, or archive the run anew"
     )

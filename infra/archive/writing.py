@@ -1,9 +1,9 @@
-"""Writing an archive: files grow beside it, and belong to it once the manifest says so.
+"""Writing an archive: files grow beside it, and belong to it once the manifest lists them.
 
 The order of the steps makes it exact. Objects that a message names are copied first; then a file is closed, synced and
-given its name; then the manifest, which also says up to which offset each partition is archived, is replaced. Whoever
+given its name; then the manifest, which also holds up to which offset each partition is archived, is replaced. Whoever
 is killed in between leaves the manifest of before: what it does not list is removed by the next writer, which goes on
-at the offsets that it says.
+at those offsets.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Claims = Callable[[str, Plain], list[ClaimCheck]]
 
 
 @dataclass(slots=True)
-class Written:
+class Added:
     """What this writer has added."""
 
     records: int = 0
@@ -61,7 +61,7 @@ class ArchiveWriter:
     """Adds to an archive, or begins one; a context manager, and only one at a time may be open on a folder.
 
     Args:
-        root: Where the archive lies: a folder, or a location.
+        root: Where the archive is: a folder, or a location.
         run: Name of the run.
         run_id: Of the run; an archive holds one.
         fetch: How to get an object.
@@ -70,7 +70,7 @@ class ArchiveWriter:
     Raises:
         UsageError: The folder holds the archive of another run, or cannot be used.
         ArchiveBusy: Another process has it open.
-        ArchiveCorrupt: What is there is not what its manifest says.
+        ArchiveCorrupt: What is there is not what its manifest lists.
     """
 
     def __init__(self, root: Path | Location, run: str, run_id: str, fetch: Fetch, claims: Claims) -> None:
@@ -84,7 +84,7 @@ class ArchiveWriter:
             raise
         self._open: dict[Place, ContainerWriter] = {}
         self._saved_at = time.monotonic()
-        self.new: dict[str, Written] = {}
+        self.new: dict[str, Added] = {}
         """What was added, by topic."""
         self.new_objects = 0
         self.raw = 0
@@ -118,7 +118,7 @@ class ArchiveWriter:
             if size != file.bytes:
                 what = "is not there" if size < 0 else f"has {size} bytes"
                 raise ArchiveCorrupt(
-                    f"{self.location}/{file.name} {what}, and the manifest says {file.bytes} bytes of sha256 "
+                    f"{self.location}/{file.name} {what}, and the manifest has {file.bytes} bytes of sha256 "
                     f"{file.sha256}: put it back from a copy, or archive into another folder"
                 )
 
@@ -136,7 +136,7 @@ class ArchiveWriter:
                 f"{self.location} holds, which has {len(known.partitions)} and id {known.topic_id}: it was made anew, "
                 "or is on another cluster, where offsets are others; give another folder by --out"
             )
-        self.new[topic] = Written()
+        self.new[topic] = Added()
 
     def next_offset(self, place: Place) -> int:
         """Return where a partition is to be read from."""

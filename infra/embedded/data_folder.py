@@ -1,8 +1,7 @@
-"""The data folder of a run: where its servers, logs and notes lie, and who uses it now."""
+"""The data folder of a run: where its servers, logs and notes are, and who uses it now."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -13,9 +12,10 @@ from typing import Any
 
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.file_locks import open_locked, take_lock
 
 HOME = Path(".headrace")
-"""Data folders lie here, below the working directory, one per run, unless `--data` says otherwise."""
+"""Data folders are here, below the working directory, one per run, unless `--data` names another."""
 SWEPT, SUMMARY = "recipe.json", "summary.json"
 """In a run's folder below that of a sweep: what it was asked for, which nothing but `headrace compare` writes; and what
 came of it, once it is done."""
@@ -51,7 +51,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class RunNotes:
-    """What `run.json` says: enough to find the run again, nothing that the topics know better."""
+    """What `run.json` holds: enough to find the run again, nothing that the topics hold."""
 
     run: str
     bootstrap: str
@@ -96,7 +96,7 @@ class DataFolder:
         if notes is None and self.sweep_runs():
             raise UsageError(
                 f"{self.root} holds a sweep over an archive, whose runs have no topics to look at: {self.root}/RUN/"
-                "summary.json has what came of each, and `headrace compare` shows them all"
+                "summary.json has the result of each, and `headrace compare` shows them all"
             )
         if notes is None:
             raise UsageError(
@@ -121,23 +121,21 @@ class DataFolder:
         """Hold the folder for this process. Raises FolderInUse while another holds it, UsageError if not writable.
 
         Args:
-            by: What holds it, as the one that is refused is told: "`headrace up`".
+            by: What holds it, as the refusal of another process names it: "`headrace up`".
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+            lock = open_locked(self._lock)
         except OSError as error:
             raise UsageError(f"cannot use the data folder {self.root}: {error}; give another by --data") from error
+        if lock is None:
+            pid, other = self.owner() or (0, "")
+            watch = f"watch it with `headrace status --data {self.root}`" if other == UP else "wait for its end"
+            raise FolderInUse(
+                f"process {pid} runs {other or 'another command'} on {self.root} now: {watch}, stop it with "
+                "Ctrl-C, or give this run another folder by --data"
+            )
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pid, other = self.owner() or (0, "")
-                watch = f"watch it with `headrace status --data {self.root}`" if other == UP else "wait for its end"
-                raise FolderInUse(
-                    f"process {pid} runs {other or 'another command'} on {self.root} now: {watch}, stop it with "
-                    "Ctrl-C, or give this run another folder by --data"
-                ) from None
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n{by}".encode(), 0)
             yield
@@ -148,14 +146,19 @@ class DataFolder:
         """Return the process that holds the folder now, and what it runs; None for nobody."""
         try:
             with self._lock.open("rb") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if not take_lock(file.fileno(), shared=True):
                     pid, _, by = file.read(200).decode().partition("\n")
                     return int(pid or 0), by
         except OSError:
             return None
         return None
+
+    def owned_since_ms(self) -> int:
+        """Return when the folder was taken by who holds it, in ms since the epoch; 0 where that is not to be seen."""
+        try:
+            return self._lock.stat().st_mtime_ns // 1_000_000
+        except OSError:
+            return 0
 
     def size_bytes(self) -> int:
         """Return how much the folder holds on disk."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ import structlog
 
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import Unavailable
+from headrace.infra.file_locks import take_lock
 
 if TYPE_CHECKING:
     from jgo.maven import MavenContext
@@ -52,7 +52,7 @@ def read_lock(lock: Path = LOCK_FILE) -> dict[str, str]:
 
 
 def jar_path(cache: Path, coordinate: str) -> Path:
-    """Where the jar of `group:artifact:version` lies in the cache (the layout of a Maven repository)."""
+    """Where the jar of `group:artifact:version` is in the cache (the layout of a Maven repository)."""
     group, artifact, version = coordinate.split(":")
     return cache / "m2" / group.replace(".", "/") / artifact / version / f"{artifact}-{version}.jar"
 
@@ -62,8 +62,8 @@ def class_path(
 ) -> list[str]:
     """Paths of all pinned jars, verified; missing and broken ones are fetched first, in parallel.
 
-    Nothing is asked of the network when all are there. `progress` is told in words what is being fetched. Raises
-    JarUnavailable.
+    Nothing is asked of the network when all are there. `progress` is called with a sentence on what is
+    being fetched. Raises JarUnavailable.
     """
     pins = read_lock() if pins is None else pins
     if _lacking(cache, pins):
@@ -150,7 +150,7 @@ def _exclusive(cache: Path) -> Iterator[None]:
     """One process at a time fetches into a cache."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "jars.lock").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
+        take_lock(file.fileno(), wait=True)
         yield
 
 

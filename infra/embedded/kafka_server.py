@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.jars import KAFKA_VERSION, LOCK_FILE, class_path
 from headrace.infra.embedded.loopback_ports import HOST
-from headrace.infra.embedded.server_process import Launch, ServerFailed, ServerProcess
+from headrace.infra.embedded.server_process import ServerCommand, ServerFailed, ServerProcess
 from headrace.infra.environment import cache_folder
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -44,7 +44,7 @@ JVM_FLAGS = (
     "-XX:GCTimeRatio=4",
     "-XX:TieredStopAtLevel=1",
     "-XX:+ExitOnOutOfMemoryError",
-    "-Xlog:disable",  # its warnings about its own cache would bury what a failed start has to tell
+    "-Xlog:disable",  # its warnings about its own cache would hide what a failed start logs
     "-Xlog:all=error:stdout",
     "-Djava.awt.headless=true",
 )
@@ -99,16 +99,22 @@ class EmbeddedKafka(ServerProcess):
         """Whether this process writes the AOT cache when it stops, which takes 6-10 s instead of half a second."""
         return self._recording is not None and self.alive()
 
-    def _launch(self) -> Launch:
+    def _command(self) -> ServerCommand:
         jars = class_path(self._cache, self._progress)
         self._write_properties()
+        self._scratch.mkdir(exist_ok=True)
         (self.folder / "log4j2.xml").write_text(LOG4J)
         if not (self.folder / "data").exists():
             self._format(jars)
-        return Launch(
+        return ServerCommand(
             command=[*self._java(jars, *self._aot_flags()), "kafka.Kafka", "server.properties"],
             logs=(self.folder / "kafka.log", self.folder / "stdout.log"),
         )
+
+    @property
+    def _scratch(self) -> Path:
+        """Where the JVM unpacks native libraries: one that is killed leaves them, here and not in /tmp."""
+        return self.folder / "tmp"
 
     def _answers(self) -> bool:
         try:
@@ -144,6 +150,7 @@ class EmbeddedKafka(ServerProcess):
             *flags,
             f"-Dlog4j2.configurationFile={self.folder / 'log4j2.xml'}",
             f"-Dkafka.log={self.folder / 'kafka.log'}",
+            f"-Djava.io.tmpdir={self._scratch}",
             "-cp",
             os.pathsep.join(jars),
         ]
@@ -175,8 +182,8 @@ class EmbeddedKafka(ServerProcess):
                 [*self._java(jars), *tool], cwd=scratch, check=False, capture_output=True, text=True, timeout=120
             )
             if done.returncode != 0:
-                told = f"{done.stdout[-800:]}{done.stderr[-800:]}"
-                raise ServerFailed(f"Kafka's StorageTool cannot format {scratch}: {told}")
+                output = f"{done.stdout[-800:]}{done.stderr[-800:]}"
+                raise ServerFailed(f"Kafka's StorageTool cannot format {scratch}: {output}")
             write_atomically(template, (Path(scratch) / "data" / "bootstrap.checkpoint").read_bytes())
 
     def _aot_cache(self) -> Path:
@@ -238,6 +245,9 @@ def broker_settings() -> dict[str, str]:
         # from its next heartbeat for two seconds; one that takes itself for dead stops everybody for two more.
         "broker.session.timeout.ms": "4000",
         "broker.heartbeat.interval.ms": "400",
+        # Kafka's default. A coordinator that ends overdue transactions while its broker starts has no leader for their
+        # partitions yet, and leaves them without a marker: it looks for none before the broker leads again.
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "10000",
         # A KIP-848 rebalance takes one heartbeat, whose length the broker decides: 0.5 s instead of 5.
         "group.initial.rebalance.delay.ms": "0",
         "group.consumer.min.heartbeat.interval.ms": "100",
@@ -245,7 +255,7 @@ def broker_settings() -> dict[str, str]:
         # A member that was killed gives its partitions back after 8 s instead of 45.
         "group.consumer.min.session.timeout.ms": "6000",
         "group.consumer.session.timeout.ms": "8000",
-        # A run that rests for weeks goes on where it was: nothing expires unless its topic says so.
+        # A run that rests for weeks goes on where it was: nothing expires unless its topic is set so.
         "offsets.retention.minutes": "2147483647",
         "log.retention.ms": "-1",
     }

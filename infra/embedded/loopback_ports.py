@@ -46,7 +46,7 @@ def hold_port(port: int) -> socket.socket:
 
 
 def port_user(port: int) -> str:
-    """Say which process uses a port, as far as this user may know; listeners first."""
+    """Return which process uses a port, as far as this user may know; listeners first."""
     try:
         connections = psutil.net_connections(kind="tcp")
     except psutil.Error:

@@ -13,7 +13,6 @@ ServerError
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -34,7 +33,8 @@ import structlog
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.loopback_ports import draw_port, hold_port, port_user
 from headrace.infra.errors import HeadraceError
-from headrace.infra.process.child_process import ChildCommand, spawn_from_own_thread
+from headrace.infra.file_locks import open_locked
+from headrace.infra.process.child_process import ChildCommand, has_ended, spawn_from_own_thread
 from headrace.infra.process.log_lines import lines_from
 
 PROBE_INTERVAL_S = 0.03
@@ -59,12 +59,12 @@ class ServerFailed(ServerError):
     """The server exited, or did not answer in time."""
 
 
-_TELLING = (" ERROR ", " FATAL ", "Caused by: ", "Exception: ")
+_ERRORS = (" ERROR ", " FATAL ", "Caused by: ", "Exception: ")
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """How to run a server: its command (program first, by path), environment and the logs that tell why it failed."""
+class ServerCommand:
+    """How to run a server: its command (program first, by path), environment and the logs that show why it failed."""
 
     command: Sequence[str]
     logs: tuple[Path, ...]
@@ -72,7 +72,7 @@ class Launch:
 
 
 class ServerProcess(ABC):
-    """A server on loopback as a child process; subclasses say what to run and when it answers.
+    """A server on loopback as a child process; subclasses give the command and check that it answers.
 
     `start` may be called again after the process died or was stopped: same folder, same ports. Constructors touch
     nothing. All methods raise `ServerError`.
@@ -90,8 +90,8 @@ class ServerProcess(ABC):
         self._process: subprocess.Popen[bytes] | None = None
 
     @abstractmethod
-    def _launch(self) -> Launch:
-        """Write what the server needs and say how to run it; the folder and ports are ours by now."""
+    def _command(self) -> ServerCommand:
+        """Write what the server needs and return how to run it; the folder and ports are ours by now."""
 
     @abstractmethod
     def _answers(self) -> bool:
@@ -102,8 +102,12 @@ class ServerProcess(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Process id while the server runs, else None."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
+        """Process id while the server runs, else None.
+
+        `poll` alone would say that it runs until the thread that waits for it has noted its end.
+        """
+        process = self._process
+        return process.pid if process is not None and process.poll() is None and not has_ended(process.pid) else None
 
     def alive(self) -> bool:
         """Whether the process runs."""
@@ -151,7 +155,7 @@ class ServerProcess(ABC):
         began = time.monotonic()
         try:
             self._reserve_ports()
-            launch = self._launch()
+            launch = self._command()
             log_starts = {log: log.stat().st_size if log.exists() else 0 for log in launch.logs}
             log = self.folder / "stdout.log"
             self._process = spawn_from_own_thread(
@@ -196,16 +200,13 @@ class ServerProcess(ABC):
         return self.folder / "server.json"
 
     def _lock_folder(self) -> int:
-        descriptor = os.open(self.folder / "owner.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(descriptor, 20).decode() or "unknown"
-            os.close(descriptor)
+        descriptor = open_locked(self.folder / "owner.lock", 0o600)
+        if descriptor is None:
+            owner = (self.folder / "owner.lock").read_text() or "unknown"
             raise FolderTaken(
                 f"process {owner} runs {self._a_server} in {self.folder} now: stop that run first, or give this one a "
                 "data folder of its own"
-            ) from None
+            )
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         return descriptor
@@ -222,7 +223,7 @@ class ServerProcess(ABC):
         self._pid_file.unlink(missing_ok=True)
 
     def _write_pid(self, pid: int) -> None:
-        with suppress(psutil.NoSuchProcess):  # gone already: the wait for its answer tells
+        with suppress(psutil.NoSuchProcess):  # gone already: the wait for its answer reports it
             record = {"pid": pid, "created": psutil.Process(pid).create_time()}
             write_atomically(self._pid_file, json.dumps(record).encode())
 
@@ -316,11 +317,11 @@ def _recorded_process(pid_file: Path, folder: Path) -> psutil.Process | None:
 
 
 def _what_logs_say(log_starts: Mapping[Path, int], n_lines: int = 8) -> str:
-    """Tell what the logs said since the start: the first errors, then the last lines."""
-    told = []
+    """Return what was logged since the start: the first errors, then the last lines."""
+    shown = []
     for log, start in log_starts.items():
         lines = [line for line in lines_from(log, start) if not line.startswith("\tat ")]  # of a Java stack
         if lines:
-            errors = [line for line in lines[:-n_lines] if any(word in line for word in _TELLING)][:4]
-            told.append("\n  ".join([f"{log} ends with:", *errors, *lines[-n_lines:]]))
-    return "\n".join(told) if told else f"its logs say nothing: {', '.join(map(str, log_starts))}"
+            errors = [line for line in lines[:-n_lines] if any(word in line for word in _ERRORS)][:4]
+            shown.append("\n  ".join([f"{log} ends with:", *errors, *lines[-n_lines:]]))
+    return "\n".join(shown) if shown else f"its logs are empty: {', '.join(map(str, log_starts))}"

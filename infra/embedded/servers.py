@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -12,24 +11,26 @@ from pathlib import Path
 import structlog
 from rich.markup import escape
 
+from headrace.infra.backoff import Backoff
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.jars import class_path
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.embedded.server_probe import ServerProbe, Silence, kafka_answers, store_answers
 from headrace.infra.embedded.server_process import ServerError, ServerProcess
 from headrace.infra.embedded.store_server import EmbeddedStore
-from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, cache_folder, environment
+from headrace.infra.environment import cache_folder
 from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka.client_settings import settings_of_environment
 from headrace.infra.kafka.clients import (
     Connection,
     KafkaAway,
     KafkaRefused,
-    RunAddress,
     end_offsets,
     kafka_errors,
     open_admin,
     patiently,
 )
-from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.settings import Kafka, Store
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 
 PATIENCE_S = 10.0
@@ -42,21 +43,32 @@ FULL = "its disk is full"
 LONGEST_START_S = 5.0
 """How long a start that is under way is waited for before its server is stopped."""
 
-Say = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 log = structlog.get_logger()
 
 
 class Servers:
-    """Both servers of a run, started at once. Constructing and `claim` start nothing; addresses are known after it."""
+    """Both servers of a run, started at once. Constructing and `claim` start nothing; addresses are known after it.
 
-    def __init__(self, recipe: Recipe, folder: DataFolder, say: Say) -> None:
-        self._recipe = recipe
+    Args:
+        kafka: The recipe's section; without an address Kafka is an embedded one.
+        store: The same of the store.
+        folder: Where embedded ones live.
+        say: Reports to people.
+    """
+
+    def __init__(self, kafka: Kafka, store: Store, folder: DataFolder, say: ReportLine) -> None:
+        self._named_kafka, self._named_store = kafka, store
         self._say = say
-        self._kafka = None if recipe.kafka.bootstrap else EmbeddedKafka(folder.kafka, progress=say)
-        self._store = None if recipe.store.endpoint else EmbeddedStore(folder.store)
+        self._kafka = None if kafka.bootstrap else EmbeddedKafka(folder.kafka, progress=say)
+        self._store = None if store.endpoint else EmbeddedStore(folder.store)
         self._starters: list[threading.Thread] = []
         self._nurses = [Nurse(say) for _ in self._embedded]
+        self._probes: dict[str, ServerProbe] = {}
+        """By what is asked, once it has been watched."""
+        self._reported: set[str] = set()
+        """Servers whose silence was reported."""
 
     @property
     def embedded_kafka(self) -> bool:
@@ -80,30 +92,24 @@ class Servers:
     @property
     def connection(self) -> Connection:
         """How to reach Kafka; an embedded one's address is known from `claim` on."""
-        kafka = self._recipe.kafka
-        bootstrap = self._kafka.bootstrap if self._kafka else kafka.bootstrap
-        return Connection(bootstrap, self.client, kafka.compression)
+        named = self._named_kafka
+        return Connection(self._kafka.bootstrap if self._kafka else named.bootstrap, self.client, named.compression)
 
     @property
     def client(self) -> dict[str, str]:
         """Further librdkafka settings: the recipe's, then those of the environment."""
-        return {**self._recipe.kafka.client, **json.loads(environment(KAFKA_CLIENT_VARIABLE, "{}"))}
-
-    @property
-    def address(self) -> RunAddress:
-        """The run."""
-        return RunAddress(self.connection, self._recipe.name)
+        return {**self._named_kafka.client, **settings_of_environment()}
 
     @property
     def store_address(self) -> StoreAddress:
         """How to reach the store; an embedded one's address is known from `claim` on."""
-        store = self._recipe.store
+        store = self._named_store
         if self._store is not None:
             return self._store.address(store.bucket)
         return StoreAddress(store.endpoint, store.bucket, secure=store.secure, region=store.region)
 
     def fetch(self) -> None:
-        """Fetch what an embedded Kafka lacks, said in words. Raises JarUnavailable."""
+        """Fetch what an embedded Kafka lacks, and report it. Raises JarUnavailable."""
         if self._kafka is not None:
             class_path(cache_folder(), self._say)
 
@@ -141,17 +147,53 @@ class Servers:
             patiently(lambda: admin.list_topics(timeout=3), "asking Kafka for its topics", PATIENCE_S)
         except KafkaAway as error:
             raise KafkaAway(
-                f"no Kafka answers at {self._recipe.kafka.bootstrap}, which the recipe names as kafka.bootstrap: start "
+                f"no Kafka answers at {self._named_kafka.bootstrap}, which the recipe names as kafka.bootstrap: start "
                 "it, correct the address, or leave the key out and an embedded Kafka is started"
             ) from error
 
     def revive(self) -> None:
         """Start again an embedded server that has died, with its data; one that does not come up is tried ever later.
 
-        All components wait meanwhile, so a disk that is full ends nothing: what is wrong is said once.
+        All components wait meanwhile, so a disk that is full ends nothing: what is wrong is reported once.
         """
         for server, nurse in zip(self._embedded, self._nurses, strict=True):
             nurse.visit(server)
+
+    def watch(self) -> tuple[Silence, ...]:
+        """Return the servers that run and do not answer, frozen ones above all; report each once, and its answer.
+
+        They are asked from the first call on. One that has died is `revive`'s.
+        """
+        if not self._probes:
+            connection, store = self.connection, self.store_address
+            asks = {"broker": lambda: kafka_answers(connection), "object store": lambda: store_answers(store)}
+            self._probes = {what: ServerProbe(ask) for what, ask in asks.items()}
+            for probe in self._probes.values():
+                probe.start()
+        silent = {what: one for what in self._probes if (one := self._silence(what)) is not None}
+        for what in silent.keys() - self._reported:
+            self._say(escape(silent[what].sentence))
+            log.warning("server.silent", server=what, since_ms=silent[what].since_ms)
+        back = {what for what in self._reported if self._probes[what].silent_since_ms() is None}
+        for what in back:
+            self._say(f"the {what} answers again: the run goes on")
+        self._reported = (self._reported | set(silent)) - back
+        return tuple(silent.values())
+
+    def _silence(self, what: str) -> Silence | None:
+        since_ms = self._probes[what].silent_since_ms()
+        own = {server.what: server for server in self._embedded}.get(what)
+        if since_ms is None or (own is not None and own.pid is None):
+            return None
+        if own is not None:
+            server = f"the {what} (process {own.pid})"
+            remedy = (
+                f"if it is frozen, let it go on by `kill -CONT {own.pid}`, or end it by `kill -KILL {own.pid}`: it is "
+                f"then started again with its data; else see what the machine and its disk are busy with"
+            )
+            return Silence(server, since_ms, remedy)
+        where = self._named_kafka.bootstrap if what == "broker" else self._named_store.endpoint
+        return Silence(f"the {what} at {where}", since_ms, "see that it runs, and that this machine reaches it")
 
     def pids(self) -> dict[str, int]:
         """Return the processes of the embedded servers that run, by `broker` and `store`."""
@@ -160,6 +202,8 @@ class Servers:
 
     def stop(self, timeout_s: float = 30) -> None:
         """Stop the embedded servers beside each other; killed when SIGTERM did not end them within `timeout_s`."""
+        for probe in self._probes.values():
+            probe.close()
         end = time.monotonic() + LONGEST_START_S
         for starter in self._starters:
             starter.join(max(0.0, end - time.monotonic()))
@@ -175,40 +219,44 @@ class Servers:
 class Nurse:
     """Brings one embedded server back whenever it has died."""
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: ReportLine) -> None:
         self._say = say
-        self._failures = 0
+        self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._has_failed = False
         self._due = 0.0
-        self._told = ""
-        """What was said last of a server that is down; empty while it runs."""
+        self._reported = ""
+        """What was reported last of a server that is down; empty while it runs."""
 
     def visit(self, server: ServerProcess) -> None:
         """Start the server if it has died and it is time to; called again and again."""
         if server.alive() or time.monotonic() < self._due:
             return
-        if not self._told:
+        if not self._reported:
             log.warning("server.died", server=server.what)
-            self._tell(f"the {server.what} died and is started again with its data", full_disk(server.folder))
+            self._report(f"the {server.what} died and is started again with its data", full_disk(server.folder))
         try:
             server.start()
         except ServerError as error:
-            pause = min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
+            pause = self._pauses.next_s()
             log.info("server.not_started", server=server.what, error=str(error), again_in_s=pause)
             why = full_disk(server.folder) or f": {escape(str(error))}"
-            self._tell(f"the {server.what} does not start", f"{why}\nThe run waits; it is tried again until it starts")
+            self._report(
+                f"the {server.what} does not start", f"{why}\nThe run waits; it is tried again until it starts"
+            )
             self._due = time.monotonic() + pause
-            self._failures += 1
+            self._has_failed = True
         else:
-            if self._failures:
+            if self._has_failed:
                 self._say(f"the {server.what} runs again: the run goes on")
-            self._told, self._failures = "", 0
+            self._reported, self._has_failed = "", False
+            self._pauses.reset()
 
-    def _tell(self, what: str, why: str) -> None:
-        """Say it, but for what was said already: that the disk is full, or that it does not start."""
+    def _report(self, what: str, why: str) -> None:
+        """Report it, unless it was: that the disk is full, or that it does not start."""
         kind = FULL if FULL in why else what
-        if self._told not in (kind, FULL):
+        if self._reported not in (kind, FULL):
             self._say(f"{what}{why}")
-            self._told = kind
+            self._reported = kind
 
 
 def full_disk(folder: Path) -> str:
@@ -225,7 +273,7 @@ def full_disk(folder: Path) -> str:
 def await_leaders(connection: Connection, patience_s: float = PATIENCE_S) -> None:
     """Return when a broker that has just started leads all its partitions.
 
-    For some milliseconds it knows their new leader epochs before it takes requests for them, and refuses with
+    For some milliseconds it has their new leader epochs before it takes requests for them, and refuses with
     UNKNOWN_LEADER_EPOCH. Raises KafkaAway or KafkaRefused at the end of patience.
     """
     admin = open_admin(connection)

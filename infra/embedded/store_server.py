@@ -10,13 +10,14 @@ import json
 import os
 import secrets
 import shutil
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.loopback_ports import HOST
-from headrace.infra.embedded.server_process import Launch, ServerError, ServerFailed, ServerProcess
+from headrace.infra.embedded.server_process import ServerCommand, ServerError, ServerFailed, ServerProcess
 from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoreError
 
 PROBE_TIMEOUT_S = 1.0
@@ -35,10 +36,11 @@ class EmbeddedStore(ServerProcess):
 
     def address(self, bucket: str, prefix: str = "") -> StoreAddress:
         """How to reach a bucket of this server, with this folder's keys; known from `claim` on."""
-        endpoint, settings = self.endpoint, self._settings()
-        return StoreAddress(endpoint, bucket, settings["access_key"], settings["secret_key"], prefix=prefix)
+        keys = self._settings()
+        address = StoreAddress(self.endpoint, bucket, keys["access_key"], keys["secret_key"], prefix=prefix)
+        return replace(address, keys_file=str(self._keys_file))
 
-    def _launch(self) -> Launch:
+    def _command(self) -> ServerCommand:
         (self.folder / "data").mkdir(exist_ok=True)
         data = str(self.folder / "data")
         settings = self._settings()
@@ -63,7 +65,7 @@ class EmbeddedStore(ServerProcess):
             environment["RCLONE_AUTH_KEY"] = f'"{settings["access_key"]},{settings["secret_key"]}"'  # a CSV list of one
             # For an ETag it would read a whole object before it answers, and nobody here asks for one.
             arguments = ["--config", os.devnull, "serve", "s3", "--etag-hash=", "--addr", self.endpoint, data]
-        return Launch([program, *arguments], logs=(self.folder / "stdout.log",), environment=environment)
+        return ServerCommand([program, *arguments], logs=(self.folder / "stdout.log",), environment=environment)
 
     def _answers(self) -> bool:
         # A signed request: MinIO's /minio/health/ready says yes while every request of ours is still refused (503).
@@ -74,9 +76,13 @@ class EmbeddedStore(ServerProcess):
             return False
         return True
 
+    @property
+    def _keys_file(self) -> Path:
+        return self.folder / "store.json"
+
     def _settings(self) -> dict[str, str]:
         """Server and keys of this folder, made once; the file is for its owner only."""
-        path = self.folder / "store.json"
+        path = self._keys_file
         if path.exists():
             try:
                 saved = json.loads(path.read_bytes())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +22,8 @@ from confluent_kafka import Message as RawMessage
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from headrace.infra.backoff import Backoff
-from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, environment
-from headrace.infra.errors import HeadraceError, Unavailable, UsageError
+from headrace.infra.errors import FENCED, HeadraceError, Unavailable, UsageError
+from headrace.infra.kafka.client_settings import settings_of_environment
 from headrace.schemas.headers import Headers
 
 log = structlog.get_logger()
@@ -30,6 +31,8 @@ log = structlog.get_logger()
 MESSAGE_BYTES = 8 << 20
 READ_BUFFER_KIB = 32 * 1024
 TRANSACTION_TIMEOUT_MS = 10_000
+MOST_IN_FLIGHT = 5
+"""Requests under way on a connection: the most of which a broker remembers the sequence numbers (KIP-98)."""
 QUICK_RETRY = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 50, "reconnect.backoff.max.ms": 1000}
 
 AWAY = {
@@ -55,23 +58,46 @@ AWAY = {
 }
 """Errors that time heals: the broker is away, or not ready yet."""
 
+REFUSED = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+}
+"""Errors that no time heals: the same record, or the same rights, are refused again."""
+
 
 class KafkaAway(Unavailable):
     """No broker answers at the address; waiting is right."""
 
 
 class KafkaRefused(HeadraceError):
-    """The broker answers and says no: wrong credentials, no rights, a missing topic."""
+    """The broker answers and refuses: wrong credentials, no rights, a missing topic."""
+
+
+class LogTruncated(HeadraceError):
+    """A log ends before records that were read from it: a tail of it is lost."""
 
 
 class Fenced(HeadraceError):
     """Another process has taken over this one's transactional id; this one must end and write nothing more."""
 
+    exit_code = FENCED
+
 
 class Overdue(Fenced):
     """The transaction had been open for longer than Kafka allows, as when Kafka was away: nobody need have taken over.
 
-    The process ends all the same, as somebody may have; whoever supervises it knows, and starts it again.
+    The process ends all the same, as somebody may have; its supervisor starts it again.
     """
 
     exit_code = os.EX_TEMPFAIL
@@ -112,7 +138,7 @@ class Connection:
     """Where the cluster is and how to speak with it."""
 
     bootstrap: str
-    client: Mapping[str, str] = field(default_factory=dict)
+    client: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Further librdkafka settings, for instance for SASL; they win over ours."""
     compression: str = "lz4"
 
@@ -144,18 +170,18 @@ class RunAddress:
 
 
 def parse_run(text: str) -> RunAddress:
-    """Read `kafka://host:port/run`. Raises UsageError that shows the form."""
+    """Read `kafka://host:port/run`. Raises UsageError that shows the form, with what can be read of another text."""
     parts = urlsplit(text)
     run = parts.path.strip("/")
     if parts.scheme != "kafka" or not parts.netloc or not run or "/" in run:
-        raise UsageError(
-            f"cannot read the run address {text!r}: give kafka://HOST:PORT/RUN, as `headrace up` prints it"
-        )
-    try:
-        client = json.loads(environment(KAFKA_CLIENT_VARIABLE, "{}"))
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{KAFKA_CLIENT_VARIABLE} must hold librdkafka settings as a JSON object: {error}") from error
-    return RunAddress(Connection(parts.netloc, client), run)
+        meant = _BARE.fullmatch(text.removeprefix("kafka://"))
+        form = f"kafka://{meant[1]}/{meant[2] or 'RUN'}" if meant else "kafka://HOST:PORT/RUN"
+        raise UsageError(f"cannot read the run address {text!r}: give {form}, as `headrace up` prints it")
+    return RunAddress(Connection(parts.netloc, settings_of_environment()), run)
+
+
+_BARE = re.compile(r"((?:[^/:,]+:\d+,?)+)/?([^/]*)")
+"""Brokers and perhaps a run, as an address without its scheme has them."""
 
 
 def _say_error(error: KafkaError) -> None:
@@ -185,25 +211,35 @@ def translate(error: KafkaException, doing: str) -> HeadraceError:
         )
     if cause.code() in AWAY or cause.retriable():
         return KafkaAway(f"{doing}: no answer from Kafka ({cause.str()}); check that it runs and can be reached")
-    return KafkaRefused(f"{doing}: Kafka says {cause.name()}: {cause.str()}")
+    return KafkaRefused(f"{doing}: Kafka answers {cause.name()}: {cause.str()}")
 
 
 def open_producer(connection: Connection, name: str, **more: Any) -> Producer:
-    """Return a producer, idempotent unless `more` says otherwise; it reports each record by its delivery callback.
+    """Return a producer, idempotent unless `more` sets it otherwise; it reports each record by its delivery callback.
 
-    It has one request under way at a time. Of two, a broker may refuse the first and take the second, as when it is
-    just becoming the leader: it knows the producer of no earlier record on the partition, so any number begins one.
-    librdkafka then holds the first for delivered as well, and it is lost.
+    Of two requests under way a broker may refuse the first and take the second, as when it is just becoming the
+    leader: it has no earlier record of the producer on the partition, so any number begins one. librdkafka then reports
+    the first as delivered as well, and it is lost: see `is_delivered`.
     """
     settings = {
         "enable_idempotence": True,
-        "max_in_flight": 1,
+        "max_in_flight": MOST_IN_FLIGHT,
         "linger_ms": 5,
         "batch_size": 1_000_000,
         "message_max_bytes": MESSAGE_BYTES,
         "compression_type": connection.compression,
     }
     return Producer(connection.config(client_id=name, **{**settings, **more}))
+
+
+def is_delivered(raw: RawMessage) -> bool:
+    """Return whether a record that was reported without an error is in the log for certain: it has an offset.
+
+    librdkafka also reports a record because a later one of its partition was acknowledged (`rd_kafka_dr_implicit_ack`).
+    It then knows no offset, and the record may be lost. One that was sent twice, as its first acknowledgement got lost,
+    looks the same.
+    """
+    return raw.offset() is not None
 
 
 def open_transactional_producer(connection: Connection, transactional_id: str, timeout_s: float = 60) -> Producer:
@@ -219,7 +255,11 @@ def open_transactional_producer(connection: Connection, transactional_id: str, t
 
 
 def open_consumer(connection: Connection, name: str, group: str = "", **more: Any) -> Consumer:
-    """Return a consumer that reads committed records only; with a group it is a KIP-848 member."""
+    """Return a consumer that reads committed records only; with a group it is a KIP-848 member.
+
+    One without a group never falls back to the beginning: its positions are its owner's, and where the log has no
+    record at one it hands over the error `_AUTO_OFFSET_RESET`.
+    """
     protocol = {"group_protocol": "consumer"} if group else {}
     return Consumer(
         connection.config(
@@ -228,7 +268,7 @@ def open_consumer(connection: Connection, name: str, group: str = "", **more: An
             isolation_level="read_committed",
             enable_auto_commit=False,
             enable_auto_offset_store=False,
-            auto_offset_reset="earliest",
+            auto_offset_reset="earliest" if group else "error",
             fetch_wait_max_ms=100,
             fetch_message_max_bytes=MESSAGE_BYTES,
             queued_max_messages_kbytes=READ_BUFFER_KIB,
@@ -339,6 +379,12 @@ def end_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -
     return _patient_offsets(connection, list(partitions), latest, "ends")
 
 
+def stable_ends(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """Return where readers of committed records get to: all transactions before that have ended."""
+    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
+    return _patient_offsets(connection, list(partitions), latest, "ends", IsolationLevel.READ_COMMITTED)
+
+
 def begin_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
     """Return the first offsets that there are: records before them were deleted. As patient as `end_offsets`."""
     earliest: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # the client's own gap
@@ -352,9 +398,7 @@ def held_back(connection: Connection, topics: Iterable[str]) -> list[tuple[str, 
         return []
     known = patiently(lambda: open_admin(connection).list_topics(timeout=10), "listing topics", SETTLING_S).topics
     places = [(topic, partition) for topic in wanted if topic in known for partition in known[topic].partitions]
-    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
-    stable = _patient_offsets(connection, places, latest, "ends", IsolationLevel.READ_COMMITTED)
-    ends = _patient_offsets(connection, places, latest, "ends")
+    stable, ends = stable_ends(connection, places), end_offsets(connection, places)
     return [place for place in places if stable[place] < ends[place]]
 
 

@@ -1,7 +1,7 @@
-"""Bytes that could not be read become a record that says so; nothing is lost, and nothing stands still.
+"""Dead letters: bytes that could not be read are kept with the reason; nothing is lost, and nothing waits for them.
 
-`headrace redrive` sends them back to where they came from, with a header that names the letter, and writes a letter of
-reason `redriven`: the number is open again.
+`headrace redrive` sends them back to where they came from, with a header that names the dead letter, and
+writes another one of reason `redriven`: the number is open again.
 """
 
 from __future__ import annotations
@@ -21,40 +21,56 @@ from headrace.schemas.topics import Topics, policy_of
 log = structlog.get_logger()
 
 REDRIVEN = "redriven"
-"""Reason of a letter that says that another one's message was sent back."""
+"""Reason of a dead letter that marks another one's message as sent back."""
+TIME_TRAVEL = "time_travel"
+"""Reason of the dead letter of a group that names a version which is not published."""
+NOT_ISSUED = "not_issued"
+"""Reason of the dead letter of a group of a number that the feeder never issued; it concludes none."""
 REASONS = (
     "undecodable",
     "other_run",
     "misrouted",
-    "time_travel",
+    TIME_TRAVEL,
     "missing_object",
     "unknown_revision",
     "unusable",
     "poison",
     "forgotten",
+    "unanswered",
+    "algorithm_failed",
+    NOT_ISSUED,
     REDRIVEN,
 )
-"""Of this build; a letter of a newer one may have another."""
+"""Of this build; a dead letter of a newer one may have another."""
 REDRIVE_HEADER = "redrive"
-"""Header of a message that was sent back; its value is the offset of the letter."""
+"""Header of a message that was sent back; its value is the offset of the dead letter."""
+VERDICT_HEADER = "verdict"
+"""Header that `headrace replay` gives to the trajectories of a run whose curators ask what is published; its value is
+TAKEN, or the reason for which they refused the message."""
+TAKEN = "taken"
 MOST_BYTES = 7 << 20
-"""Key, headers and value of a letter; the letter must fit into a message itself, or its writer would stand still."""
+"""Key, headers and value in a dead letter, which must fit into a message itself, or its writer could not go on."""
 MOST_KEY_BYTES = 1000
-"""Key of the letter's own message."""
+"""Key of the dead letter's own message."""
 DETAIL_LENGTH = 1000
 
 
 def was_sent_back(message: Message) -> bool:
-    """Tell whether a message came by `headrace redrive`."""
+    """Return whether a message came by `headrace redrive`."""
     return any(name == REDRIVE_HEADER for name, _ in message.headers)
+
+
+def verdict_of(message: Message) -> str | None:
+    """Return what a run that is replayed decided of a message: TAKEN, or why not; None where it is no replay."""
+    return next((value.decode(errors="replace") for name, value in message.headers if name == VERDICT_HEADER), None)
 
 
 def dead_letter(topics: Topics, run_id: str, component: str, message: Message, why: tuple[str, str]) -> Outgoing:
     """Return the dead letter of a message; `why` is (reason, detail).
 
     When the headers still name a task of this run, its number goes into the record and so concludes it as dead; of a
-    replay that use alone. What is too large for a letter is cut off; the whole is where topic, partition and offset
-    say.
+    replay that use alone. What is too large for a dead letter is cut off; the whole is at topic, partition and
+    offset.
     """
     policy, stream, number, use = "", "", -1, 0
     try:
@@ -67,7 +83,7 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
     reason, whole, message = why[0], message, _fitting(message)
     headers = dict(message.headers)  # of two of one name the last
     log.warning("message.dead", topic=message.topic, offset=message.offset, reason=reason, detail=detail)
-    letter = DeadLetter(
+    record = DeadLetter(
         run_id=run_id,
         component=component,
         topic=message.topic,
@@ -85,23 +101,23 @@ def dead_letter(topics: Topics, run_id: str, component: str, message: Message, w
         cut_bytes=_size(whole.key, whole.headers, whole.value) - _size(message.key, headers.items(), message.value),
         created_ms=now_ms(),
     )
-    return Outgoing(topics.dead_letters, codec.encode(letter), message.key[:MOST_KEY_BYTES])
+    return Outgoing(topics.dead_letters, codec.encode(record), message.key[:MOST_KEY_BYTES])
 
 
-def lost_to_shadow(run_id: str, line: str, message: Message, why: tuple[str, str]) -> Outcome | None:
-    """Return the outcome of a message that a shadow cannot read; `why` is (reason, detail). It writes no letter.
+def lost_to_shadow(run_id: str, policy_variant: str, message: Message, why: tuple[str, str]) -> Outcome | None:
+    """Return the outcome of a message that a shadow cannot read; `why` is (reason, detail). It writes no dead letter.
 
-    A letter concludes a number of the main variant, and can be sent back to it: the main curator writes that, where it
-    cannot read the message either. None when the headers name no task of this run: it concludes nothing.
+    A dead letter concludes a number of the policy, and can be sent back to it: the policy's own curator writes that,
+    where it cannot read the message either. None when the headers name no task of this run: it concludes nothing.
     """
     reason, detail = why
-    said = detail[:DETAIL_LENGTH]
-    log.warning("message.lost", line=line, topic=message.topic, offset=message.offset, reason=reason, detail=said)
+    topic, offset, detail = message.topic, message.offset, detail[:DETAIL_LENGTH]
+    log.warning("message.lost", line=policy_variant, topic=topic, offset=offset, reason=reason, detail=detail)
     try:
         stamp = Stamp.from_headers(message.headers)
     except HeaderError:
         return None
-    if (stamp.run_id, stamp.policy) != (run_id, policy_of(line)):
+    if (stamp.run_id, stamp.policy) != (run_id, policy_of(policy_variant)):
         return None
     return Outcome(
         run_id=run_id,
@@ -119,7 +135,7 @@ def lost_to_shadow(run_id: str, line: str, message: Message, why: tuple[str, str
 
 
 def _fitting(message: Message) -> Message:
-    """Return a message that fits into a letter: of one that is too large the beginning."""
+    """Return a message that fits into a dead letter: of one that is too large the beginning."""
     beside = _size(message.key, message.headers)
     if beside > MOST_BYTES:
         return replace(message, key=b"", headers=[], value=message.value[:MOST_BYTES])

@@ -84,7 +84,7 @@ def decode_own(value: bytes, kind: type[R], run_id: str, describe: Callable[[R],
 
 
 def stamp_own(message: Message, run_id: str) -> Stamp:
-    """Return what the headers of a message say. Raises Rejected as `undecodable` or `other_run`."""
+    """Return the headers of a message, read. Raises Rejected as `undecodable` or `other_run`."""
     try:
         stamp = Stamp.from_headers(message.headers)
     except HeaderError as error:

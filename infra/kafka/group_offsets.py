@@ -14,7 +14,7 @@ REQUEST_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A group's next offset of a partition, and what stands beside it."""
+    """A group's next offset of a partition, and what is committed beside it."""
 
     offset: int
     metadata: str = ""

@@ -1,9 +1,9 @@
 """The run loop of every component that turns records into records: handle, produce, commit.
 
-Only the loop writes: a component returns what is to be written, and is told at which offsets it stands.
+Only the loop writes: a component returns what is to be written, and is passed the offsets at which it was written.
 
-A component with partitions of a group (curator, evaluator) is a `GroupConsumer`; one that keeps its own positions
-(feeder, trainer) implements `Component` itself. Both run here, so the order of the steps is written once.
+A component with partitions of a group (curator) is a `GroupConsumer`; one that keeps its own positions (feeder,
+evaluator, trainer) implements `Component` itself. Both run here, so the order of the steps is written once.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Component(Protocol):
         """Return what can be written only now that the turn's records have their offsets, such as a snapshot.
 
         Args:
-            ticked: Where the records stand that `tick` returned in this turn, in their order.
+            ticked: Where the records are that `tick` returned in this turn, in their order.
         """
 
     def offsets(self, before: Sequence[Ticket]) -> GroupOffsets | None:
         """Return the offsets of a consumer group; None for a component that keeps its positions in its own records.
 
         Args:
-            before: Where the records stand that `before_commit` returned in this turn, in their order.
+            before: Where the records are that `before_commit` returned in this turn, in their order.
         """
 
     @property
@@ -61,10 +61,13 @@ class Component(Protocol):
         """True when there is something to commit even if nothing followed from this turn."""
 
     def rewind(self) -> None:
-        """Drop records and memory that ran ahead of the last commit, and stand where that left off.
+        """Drop records and memory that ran ahead of the last commit, and go back to where that left off.
 
         A component that cannot do so in place raises; its process then starts again.
         """
+
+    def close(self) -> None:
+        """Leave, once the loop has ended."""
 
 
 def run_loop(
@@ -73,12 +76,12 @@ def run_loop(
     stop: threading.Event,
     watch: Stopwatch,
 ) -> bool:
-    """Drive a component until it is told to stop; return whether its memory is what is committed, or ran ahead.
+    """Drive a component until `stop` is set; return whether its memory is what is committed, or ran ahead.
 
     One turn:
 
     1. poll: up to 64 records or 150 ms. Rebalances happen in here, and partitions that are new are restored. A
-       group's metadata is taken right after; no other poll lies before the commit.
+       group's metadata is taken right after; no other poll comes before the commit.
     2. handle: every record, then the tick. No step after this one changes the component's memory.
     3. produce: all that followed, in one transaction, and flush: it yields their offsets.
     4. before_commit: what rests on these offsets and snapshots that are due, in the same transaction, and flush.
@@ -95,7 +98,7 @@ def run_loop(
             messages = component.poll(watch)  # 1
             with watch.measure("handle"):  # 2
                 handled: list[Outgoing] = []
-                for message in messages:  # its place stands on every line that is logged meanwhile
+                for message in messages:  # its place is on every line that is logged meanwhile
                     with bound_contextvars(topic=message.topic, partition=message.partition, offset=message.offset):
                         handled += component.handle(message)
             ticked = list(component.tick())

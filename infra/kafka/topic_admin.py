@@ -10,10 +10,13 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka.clients import Connection, KafkaAway, kafka_errors, open_admin, patiently
+from headrace.infra.kafka.clients import Connection, KafkaAway, KafkaRefused, kafka_errors, open_admin, patiently
 from headrace.schemas.topics import TopicSpec
 
 log = structlog.get_logger()
+
+SESSION_S = 45.0
+"""Kafka's default of `group.consumer.session.timeout.ms`, in seconds."""
 
 
 class TopicDiffers(HeadraceError):
@@ -31,7 +34,7 @@ def ensure_topics(connection: Connection, specs: Iterable[TopicSpec], replicatio
     found = patiently(lambda: admin.list_topics(timeout=10), "listing topics", 30).topics
     missing = [spec for name, spec in wanted.items() if name not in found]
     differences = [
-        f"{name} has {len(found[name].partitions)} partitions, the recipe says {spec.partitions}"
+        f"{name} has {len(found[name].partitions)} partitions, the recipe has {spec.partitions}"
         for name, spec in wanted.items()
         if name in found and len(found[name].partitions) != spec.partitions
     ]
@@ -47,7 +50,7 @@ def ensure_topics(connection: Connection, specs: Iterable[TopicSpec], replicatio
 def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> None:
     if not missing:
         return
-    new = [NewTopic(s.name, s.partitions, replication, config=s.config) for s in missing]
+    new = [NewTopic(s.name, s.partitions, replication, config={**s.config, **s.made_with}) for s in missing]
     for name, future in admin.create_topics(new, operation_timeout=30, request_timeout=35).items():
         try:
             with kafka_errors(f"creating topic {name}"):
@@ -82,12 +85,31 @@ def topic_ids(connection: Connection, names: Iterable[str]) -> dict[str, str]:
 
 
 def _await_listed(admin: AdminClient, names: set[str], patience_s: float = 10) -> None:
-    """Wait until the broker lists topics that it has just made, or whoever asks next is told that they are missing."""
+    """Wait until the broker lists topics that it has just made, or the next request finds them missing."""
     end = time.monotonic() + patience_s
     while names - admin.list_topics(timeout=10).topics.keys():
         if time.monotonic() > end:
             raise KafkaAway(f"topics were created and are not listed after {patience_s:.0f} s: {sorted(names)}")
         time.sleep(0.02)
+
+
+def session_timeout_s(connection: Connection) -> float:
+    """Return after how many seconds of silence the cluster gives a member of a consumer group up.
+
+    Kafka's default where this client may not ask. Raises KafkaAway.
+    """
+    admin = open_admin(connection)
+    with kafka_errors("listing brokers"):
+        brokers = admin.list_topics(timeout=10).brokers
+    resource = ConfigResource(ResourceType.BROKER, str(next(iter(brokers), 0)))
+    try:
+        with kafka_errors("reading settings of a broker"):
+            entries = admin.describe_configs([resource], request_timeout=10)[resource].result()
+    except KafkaRefused as error:
+        log.info("session.not_asked", why=str(error))
+        return SESSION_S
+    entry = entries.get("group.consumer.session.timeout.ms")
+    return int(entry.value) / 1000 if entry is not None and entry.value else SESSION_S
 
 
 def _config_differences(admin: AdminClient, specs: list[TopicSpec]) -> list[str]:

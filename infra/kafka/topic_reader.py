@@ -12,9 +12,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from headrace.infra.kafka.clients import (
     AWAY,
+    SETTLING_S,
     Connection,
     KafkaAway,
+    LogTruncated,
     Message,
+    begin_offsets,
     end_offsets,
     kafka_errors,
     message_of,
@@ -27,6 +30,16 @@ log = structlog.get_logger()
 
 Place = tuple[str, int]
 """(topic, partition)."""
+
+
+def place_name(place: Place) -> str:
+    """Return `topic[partition]`."""
+    return f"{place[0]}[{place[1]}]"
+
+
+def spot(message: Message) -> str:
+    """Return where a message stands: `topic[partition]@offset`."""
+    return f"{place_name((message.topic, message.partition))}@{message.offset}"
 
 
 class TopicReader:
@@ -47,7 +60,7 @@ class TopicReader:
         self._assign()
 
     def _assign(self) -> None:
-        # Plain offsets, also for 0: asking for the beginning by name costs half a second; below it, a reset goes there.
+        # Plain offsets, also for 0: asking for the beginning by name costs half a second.
         places = [TopicPartition(t, p, offset) for (t, p), offset in self.positions.items()]
         with kafka_errors("assigning partitions"):
             self._consumer.assign(places)
@@ -65,6 +78,7 @@ class TopicReader:
     def poll(self, most: int = 64, timeout_s: float = 0.1) -> list[Message]:
         """Return up to `most` records, as soon as there are any; none after the timeout. Positions move past them."""
         found: list[Message] = []
+        outside: set[Place] = set()
         batch = self._consumer.consume(most, 0)
         if not batch and timeout_s > 0 and (first := self._consumer.poll(timeout_s)) is not None:
             batch = [first, *self._consumer.consume(most - 1, 0)]
@@ -74,13 +88,25 @@ class TopicReader:
                 found.append(message_of(raw))
                 self.positions[found[-1].topic, found[-1].partition] = found[-1].offset + 1
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-                # An end of partition also tells of markers that no record shows.
+                # An end of partition also covers markers that no record shows.
                 place = (raw.topic() or "", raw.partition() or 0)
                 self.positions[place] = max(self.positions[place], raw.offset() or 0)
                 self._ended.add(place)
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
+                outside.add((raw.topic() or "", raw.partition() or 0))
             elif error.code() not in AWAY:
                 raise translate(KafkaException(error), f"reading {raw.topic()}")
+        if outside:
+            self._reenter(outside)
         return found
+
+    def _reenter(self, outside: set[Place]) -> None:
+        """Go to the first record that there is where earlier ones were deleted. Raises LogTruncated."""
+        places = {place: self.positions[place] for place in outside}
+        refuse_lost_tail(self.connection, places)
+        for place, begin in begin_offsets(self.connection, places).items():
+            self.positions[place] = max(self.positions[place], begin)
+        self._assign()
 
     def until(self, ends: Mapping[Place, int], timeout_s: float = 60) -> Iterator[Message]:
         """Yield records until every position has passed its end, waiting for transactions that are still open.
@@ -97,36 +123,36 @@ class TopicReader:
                 patience = time.monotonic() + timeout_s
             elif time.monotonic() > patience:
                 behind = {f"{t}[{p}]": (self.positions[t, p], end) for (t, p), end in ends.items()}
-                raise KafkaAway(f"reading up to the end of a topic stands still for {timeout_s:.0f} s: {behind}")
+                raise KafkaAway(f"reading up to the end of a topic makes no progress for {timeout_s:.0f} s: {behind}")
             yield from found
 
     def catch_up(self, timeout_s: float = 60) -> Iterator[Message]:
         """Yield records up to the high watermarks of this moment, open transactions included: an exact restore.
 
-        A fetch of every partition must have met its end too, or have told it: on a topic that is written all the time
-        none meets it. The answer to a question for it was seen to be wrong just after a broker's restart, and whoever
-        takes an empty past for the truth begins a run anew that is there.
+        A fetch of every partition must have reached its end too, or have returned it: on a topic that is written all
+        the time none reaches it. Asking for the end was seen to give a wrong answer just after a broker's restart, and
+        whoever takes an empty past for the truth begins anew a run that exists.
         """
         ends = end_offsets(self.connection, self.positions)
-        untold = set(ends)
+        unmet = set(ends)
 
         def goes_on() -> bool:
-            untold.difference_update(self._ended)
-            for place in tuple(untold):
-                if (told := self._told_end(place)) is not None:
-                    ends[place] = max(ends[place], told)
-                    untold.remove(place)
-            return bool(untold) or any(self.positions[place] < end for place, end in ends.items())
+            unmet.difference_update(self._ended)
+            for place in tuple(unmet):
+                if (end := self._fetched_end(place)) is not None:
+                    ends[place] = max(ends[place], end)
+                    unmet.remove(place)
+            return bool(unmet) or any(self.positions[place] < end for place, end in ends.items())
 
         return self._while(goes_on, ends, timeout_s)
 
-    def _told_end(self, place: Place) -> int | None:
-        """Return the high watermark that the newest fetch of a partition told; None while the client knows of none.
+    def _fetched_end(self, place: Place) -> int | None:
+        """Return the high watermark that the newest fetch of a partition returned; None while the client has none.
 
-        It was seen to know of none, minutes after it had read a partition to its end.
+        It was seen to have none, minutes after it had read a partition to its end.
         """
-        told = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-        return told[1] if told and told[1] >= 0 else None
+        marks = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+        return marks[1] if marks and marks[1] >= 0 else None
 
     def ends(self) -> dict[Place, int]:
         """Return the high watermarks of this moment."""
@@ -135,6 +161,28 @@ class TopicReader:
     def close(self) -> None:
         """Leave."""
         self._consumer.close()
+
+
+def refuse_lost_tail(connection: Connection, positions: Mapping[Place, int]) -> None:
+    """Refuse to read on where a log ends before the next offset: what was read there before is no longer in it.
+
+    An end that a broker gives while it starts may be too low, so it gets some seconds. Raises LogTruncated.
+    """
+    patience = time.monotonic() + SETTLING_S
+    while True:
+        ends = end_offsets(connection, positions)
+        short = {place: end for place, end in ends.items() if end < positions[place]}
+        if not short:
+            return
+        if time.monotonic() > patience:
+            break
+        time.sleep(0.2)
+    lost = ", ".join(f"{t}[{p}] ends at {end}, and was read up to {positions[t, p]}" for (t, p), end in short.items())
+    raise LogTruncated(
+        f"records that were read are gone from the end of the log: {lost}. Did a broker lose its disk, its power or an "
+        "unclean election? Going on would use other records under the same offsets. Bring back a replica that has "
+        "them; or keep what is left with `headrace archive` and begin a new run"
+    )
 
 
 def whole_topics(
@@ -152,6 +200,12 @@ def whole_topics(
 def read_all(connection: Connection, topics: Iterable[str]) -> Iterator[Message]:
     """Yield every committed record of these topics, up to their ends at this moment."""
     with TopicReader(connection, whole_topics(connection, topics)) as reader:
+        yield from reader.catch_up()
+
+
+def read_place(connection: Connection, place: Place) -> Iterator[Message]:
+    """Yield every committed record of a partition, up to its end at this moment."""
+    with TopicReader(connection, {place: 0}) as reader:
         yield from reader.catch_up()
 
 

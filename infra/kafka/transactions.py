@@ -6,9 +6,11 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Protocol, TypeVar
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -19,31 +21,65 @@ from headrace.infra.errors import HeadraceError, Unavailable
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import (
     AWAY,
+    REFUSED,
     TRANSACTION_TIMEOUT_MS,
     Connection,
     Fenced,
+    KafkaRefused,
     Outgoing,
     Overdue,
     held_back,
+    is_delivered,
     open_transactional_producer,
     translate,
 )
+from headrace.infra.kafka.deleted_topics import GONE_S, gone
 from headrace.infra.process.signals import MustRestart
 
 log = structlog.get_logger()
 
+MOST_BATCH_BYTES = 8 << 20
+"""Record in one transaction, but for a single record that is larger."""
 CALL_S = 5.0
 """How long one call to the coordinator waits before it is asked again."""
 STUCK_S = 12.0
 """A call that has not returned after so long never will."""
+WATCH_EVERY_S = 1.0
 STUCK_EXIT = os.EX_TEMPFAIL
 """The supervisor takes it for no failure."""
+LOOK_EVERY_S = 1.0
 LOST = {KafkaError.INVALID_TXN_STATE, KafkaError._STATE}  # noqa: SLF001
 """Client and broker disagree on the transaction, as after a black hole that swallowed the broker's answers."""
 
 
 class Aborted(Unavailable):
     """The transaction was aborted: nothing of it happened, and memory that ran ahead of it must be rebuilt."""
+
+
+class HasValue(Protocol):
+    """What is written with its bytes."""
+
+    @property
+    def value(self) -> bytes:
+        """Its bytes."""
+        ...
+
+
+Record = TypeVar("Record", bound=HasValue)
+
+
+def in_transactions(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
+    """Yield records in pieces that a transaction can hold: `most` of them, of some MiB."""
+    batch: list[Record] = []
+    size = 0
+    for record in records:
+        if batch and (len(batch) == most or size + len(record.value) > MOST_BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(record)
+        size += len(record.value)
+    if batch:
+        yield batch
 
 
 @dataclass(slots=True)
@@ -66,9 +102,10 @@ class GroupOffsets:
 class TransactionalWriter:
     """Writes records and consumer offsets all at once or not at all (KIP-98, KIP-447).
 
-    Every method raises Aborted when nothing of the transaction happened, MustRestart when this producer can write no
-    more, and Fenced when another process has taken over the transactional id. A commit is asked for until its outcome
-    is known.
+    Every method raises Aborted when nothing of the transaction happened, KafkaRefused when nothing of it happened and
+    nothing would if it were tried again (as for a topic that is gone for GONE_S), MustRestart when this producer can
+    write no more, and Fenced when another process has taken over the transactional id. A commit is asked for until its
+    outcome is known.
 
     Args:
         connection: The cluster.
@@ -83,7 +120,8 @@ class TransactionalWriter:
         self._producer = open_transactional_producer(connection, transactional_id)
         self._open = False
         self._begun_at = math.inf
-        self._failure: KafkaError | None = None
+        self._failure: tuple[KafkaError, Outgoing] | None = None
+        """The first record of the transaction that was not delivered, and why."""
         self._called_at, self._calling = math.inf, ""
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="transaction-watch", daemon=True).start()
@@ -96,19 +134,25 @@ class TransactionalWriter:
     def _sweep(self, places: list[tuple[str, int]]) -> None:
         """Write to partitions that are held back, and abort, so that a transaction that hangs there ends as aborted.
 
-        A coordinator that aborts a transaction while its broker is starting knows no leader yet for its partitions,
+        A coordinator that aborts a transaction while its broker is starting has no leader yet for its partitions,
         takes them for deleted, and leaves them without a marker (seen with Kafka 4.3). Readers then wait for ever, and
         worse: the next marker of this producer, a commit, would commit what was aborted. Where the transaction is
         another producer's, and goes on, this does no harm.
         """
         if not places:
             return
-        where = ", ".join(f"{topic}[{partition}]" for topic, partition in places)
-        log.info("transaction.swept", transactional_id=self.transactional_id, partitions=where)
-        self.begin()
-        self.produce(Outgoing(topic, b"", b"swept", partition=partition) for topic, partition in places)
-        self.flush()
-        self.abort()
+        for topic, found in groupby(places, key=itemgetter(0)):
+            partitions = [partition for _, partition in found]
+            where = ", ".join(f"{topic}[{partition}]" for partition in partitions)
+            try:
+                self.begin()
+                self.produce(Outgoing(topic, b"", b"swept", partition=partition) for partition in partitions)
+                self.flush()
+                self.abort()
+            except KafkaRefused as error:  # without the right to write there, nothing of ours can hang there
+                log.warning("transaction.not_swept", transactional_id=self.transactional_id, why=str(error))
+            else:
+                log.info("transaction.swept", transactional_id=self.transactional_id, partitions=where)
 
     def _watch(self) -> None:
         """End the process when a call hangs past its own timeout, as librdkafka's was seen to for ten minutes.
@@ -116,7 +160,7 @@ class TransactionalWriter:
         It is mostly the sending of offsets after a broker's restart, whose timeout nobody looks at (librdkafka #5456).
         Nothing is lost by it: the transaction aborts at the broker, and the successor begins from what is committed.
         """
-        while not self._closed.wait(1.0):
+        while not self._closed.wait(WATCH_EVERY_S):
             if time.monotonic() - self._called_at > STUCK_S:
                 who = self.transactional_id
                 log.error("transaction.stuck", transactional_id=who, doing=self._calling, seconds=STUCK_S)
@@ -137,10 +181,12 @@ class TransactionalWriter:
         ticket = Ticket()
 
         def delivered(error: KafkaError | None, raw: RawMessage) -> None:
-            if error is not None:
-                self._failure = error
-            else:
+            if error is None and not is_delivered(raw):
+                error = KafkaError(KafkaError._TIMED_OUT, "a record has no offset: it may be lost")  # noqa: SLF001
+            if error is None:
                 ticket.offset = raw.offset() or 0
+            elif self._failure is None:
+                self._failure = error, record
 
         def hand_over() -> None:
             self._producer.produce(
@@ -155,7 +201,7 @@ class TransactionalWriter:
 
         while True:
             try:
-                self._guarded(hand_over, f"producing to {record.topic}")
+                self._guarded(hand_over, f"producing {_named(record)}")
             except BufferError:
                 self._producer.poll(0.1)
             else:
@@ -166,11 +212,12 @@ class TransactionalWriter:
         try:
             while self._guarded(lambda: self._producer.flush(CALL_S), "delivering records"):
                 log.info("kafka.waiting", doing="flushing a transaction", transactional_id=self.transactional_id)
-        except SystemError as error:  # confluent-kafka 2.16 breaks off at a fatal error, and forgets to say at which
+        except SystemError as error:  # confluent-kafka 2.16 breaks off at a fatal error; its next call raises that
             self._open = False
-            raise self._ended("delivering records: Kafka refuses this producer for good; this process ends") from error
+            self._guarded(lambda: self._producer.abort_transaction(CALL_S), "delivering records")
+            raise Aborted("delivering records: the client broke off; the transaction was aborted") from error
         if self._failure is not None:
-            self._abort(KafkaException(self._failure), "delivering records")
+            self._undelivered(*self._failure)
         reach(f"{self.component}.produced")
 
     def send_offsets(self, offsets: GroupOffsets) -> None:
@@ -241,5 +288,53 @@ class TransactionalWriter:
         return (Overdue if too_long else Fenced)(why)
 
     def _abort(self, error: KafkaException, doing: str) -> None:
+        """Abort, and raise what that means: Aborted where another try may succeed, KafkaRefused where none can."""
         self.abort()
-        raise Aborted(f"{doing}: {error.args[0].str()}; the transaction was aborted") from error
+        cause: KafkaError = error.args[0]
+        if cause.code() in REFUSED:
+            raise KafkaRefused(
+                f"{doing}: Kafka answers {cause.name()}: {cause.str()}; the transaction was aborted, and would be each "
+                "time: set the topic's limits or the rights of this client, then start it again"
+            ) from error
+        raise Aborted(f"{doing}: {cause.str()}; the transaction was aborted") from error
+
+    def _undelivered(self, cause: KafkaError, record: Outgoing) -> None:
+        """Abort for a record that was not delivered, and raise what that means.
+
+        A broker that has lost the topic says nothing of it: the record times out, and the abort may be refused as that
+        of a fenced producer.
+        """
+        doing = f"delivering {_named(record)}"
+        try:
+            self._abort(KafkaException(cause), doing)
+        except KafkaRefused:
+            raise
+        except HeadraceError as error:
+            if self._is_gone(record):
+                raise KafkaRefused(f"{doing}: {gone(_place(record), GONE_S)}") from error
+            raise
+
+    def _is_gone(self, record: Outgoing) -> bool:
+        """Wait for the topic of a record as long as Kafka answers, GONE_S at most; return whether it stays away."""
+        begun, said = time.monotonic(), False
+        while True:
+            try:
+                topics = self._producer.list_topics(timeout=CALL_S).topics  # naming one might make it anew
+            except KafkaException:
+                return False
+            if record.topic in topics and (record.partition < 0 or record.partition in topics[record.topic].partitions):
+                return False
+            if not said:
+                said = True
+                log.warning("topic.gone", topic=record.topic, partition=record.partition, patience_s=GONE_S)
+            if time.monotonic() - begun >= GONE_S:
+                return True
+            time.sleep(LOOK_EVERY_S)
+
+
+def _place(record: Outgoing) -> str:
+    return record.topic if record.partition < 0 else f"{record.topic}[{record.partition}]"
+
+
+def _named(record: Outgoing) -> str:
+    return f"{record.topic} {record.key[:80].decode(errors='replace')!r} of {len(record.value):,} bytes"

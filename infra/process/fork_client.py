@@ -14,18 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from headrace.infra.process.child_process import PYTHON, ChildCommand, spawn
-from headrace.infra.process.fork_server import CannotFork, Order
+from headrace.infra.process.fork_server import CannotFork, ForkRequest
 
 IMPORT_S = 90.0
 """How long imports may take, on a busy machine."""
 FORK_S = 10.0
 PR_SET_CHILD_SUBREAPER = 36
 """Of prctl(2)."""
-
-log = structlog.get_logger()
 
 
 class ForkedProcess:
@@ -47,18 +43,20 @@ class ForkServer:
 
     Args:
         environment: What it, and so every fork, gets.
-        log: Takes what it says.
+        log: Takes its output.
     """
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         self._environment = environment
         self._log = log
         self._lock = threading.Lock()
-        """Over orders: one at a time."""
+        """Over requests: one at a time."""
         self._line: socket.socket | None = None
         self._server: subprocess.Popen[bytes] | None = None
         self._waiter: threading.Thread | None = None
         self._imported: set[str] = set()
+        self._preparation: ForkRequest | None = None
+        """What is to be sent before the next component."""
 
     @property
     def pid(self) -> int | None:
@@ -66,7 +64,7 @@ class ForkServer:
         return self._server.pid if self._server is not None and self._server.returncode is None else None
 
     def start(self) -> None:
-        """Start the process; it imports nothing before the first order. Raises OSError."""
+        """Start the process; it imports nothing before the first request. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
             command = [*PYTHON, "-m", "headrace.infra.process.fork_server", str(os.getpid())]
@@ -93,49 +91,75 @@ class ForkServer:
             raise server
         self._server = server
 
-    def fork(self, order: Order) -> ForkedProcess:
-        """Return a new process, which is what the order says. Raises CannotFork: then nothing of it has begun."""
+    def import_early(self, names: Sequence[str]) -> None:
+        """Begin to import modules, beside what this process does. What cannot be is reported by the first `fork`."""
+
+        def import_them() -> None:
+            with self._lock, suppress(CannotFork):
+                self._have_imported(names)
+
+        threading.Thread(target=import_them, name="fork-server-imports", daemon=True).start()
+
+    def prepare(self, environment: Mapping[str, str], log: Path) -> None:
+        """Add to the environment, and log to another file, before the next component is forked; this waits for nothing.
+
+        What was imported before has read its variables already.
+        """
+        self._preparation = ForkRequest(environment=environment, log=str(log))
+
+    def fork(self, request: ForkRequest) -> ForkedProcess:
+        """Return a new process, as the request has it. Raises CannotFork: then nothing of it has begun."""
         with self._lock:
-            self._have_imported(order.imports)
+            self._send_preparation()
+            self._have_imported(request.imports)
             with _adopting():
-                told = self._ask(order, FORK_S)
-        if "error" in told:
-            if "pid" in told:
+                reply = self._ask(request, FORK_S)
+        if "error" in reply:
+            if "pid" in reply:
                 with suppress(ChildProcessError):
-                    os.waitpid(told["pid"], 0)
-            raise CannotFork(told["error"])
-        return ForkedProcess(told["pid"])
+                    os.waitpid(reply["pid"], 0)
+            raise CannotFork(reply["error"])
+        return ForkedProcess(reply["pid"])
+
+    def _send_preparation(self) -> None:
+        preparation, self._preparation = self._preparation, None
+        if preparation is None:
+            return
+        reply = self._ask(preparation, FORK_S)
+        if "error" in reply:
+            self._end()
+            raise CannotFork(reply["error"])
 
     def _have_imported(self, names: Sequence[str]) -> None:
         missing = [name for name in names if name not in self._imported]
         if not missing:
             return
-        told = self._ask(Order(missing), IMPORT_S)
-        if "error" in told:  # what is imported stays so: it would refuse every order
+        reply = self._ask(ForkRequest(missing), IMPORT_S)
+        if "error" in reply:  # what is imported stays so: it would refuse every request
             self._end()
-            raise CannotFork(told["error"])
+            raise CannotFork(reply["error"])
         self._imported.update(missing)
 
-    def _ask(self, order: Order, patience_s: float) -> dict[str, Any]:
-        """Return the answer to an order. Raises CannotFork when there is none: then the server is ended."""
+    def _ask(self, request: ForkRequest, patience_s: float) -> dict[str, Any]:
+        """Return the answer to a request. Raises CannotFork when there is none: then the server is ended."""
         if self._line is None:
             raise CannotFork("there is no fork server")
         try:
             self._line.settimeout(patience_s)
-            self._line.sendall(order.line())
-            told = _line_of(self._line)
-            why = "" if told else "the fork server has ended"
+            self._line.sendall(request.line())
+            reply = _line_of(self._line)
+            why = "" if reply else "the fork server has ended"
         except TimeoutError:
             # Nothing comes in after this, so whatever answers later ends, and has not begun.
             self._line.shutdown(socket.SHUT_RD)
-            told, why = _line_of(self._line), f"the fork server did not answer within {patience_s:g} s"
+            reply, why = _line_of(self._line), f"the fork server did not answer within {patience_s:g} s"
         except OSError as error:
-            told, why = b"", f"the fork server does not listen: {error}"
+            reply, why = b"", f"the fork server does not listen: {error}"
         if why:
             self._end()
-        if not told:
+        if not reply:
             raise CannotFork(why)
-        answer: dict[str, Any] = json.loads(told)
+        answer: dict[str, Any] = json.loads(reply)
         return answer
 
     def _end(self) -> None:
@@ -150,7 +174,7 @@ class ForkServer:
             self._waiter.join()
 
     def stop(self) -> None:
-        """End the process, if need be in the middle of an order, which then fails. It holds nothing that is lost."""
+        """End the process, if need be in the middle of a request, which then fails. It holds nothing that is lost."""
         self._kill()
         with self._lock:
             self._end()
@@ -158,13 +182,13 @@ class ForkServer:
 
 def _line_of(line: socket.socket) -> bytes:
     """Return the next line; what there is of it when the other end has hung up. Raises OSError."""
-    told = b""
-    while not told.endswith(b"\n"):
+    reply = b""
+    while not reply.endswith(b"\n"):
         part = line.recv(4096)
         if not part:
             break
-        told += part
-    return told
+        reply += part
+    return reply
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from headrace.infra.process.child_process import die_with_parent
 
 ADOPTION_PAUSE_S = 0.0005
 TASKS = Path("/proc/self/task")
+LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 class CannotFork(Exception):
@@ -42,20 +43,22 @@ class CannotFork(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What the launcher asks for: imports alone, or a component too."""
+class ForkRequest:
+    """What the launcher asks for: a component, or no more than what it will need."""
 
     imports: Sequence[str] = ()
     """Modules of which everything is imported before anything is forked."""
     name: str = ""
-    """What to call the process; empty for imports alone."""
+    """What to call the process; empty for what only prepares this one."""
     command: Sequence[str] = ()
     """`python … -m module words …`: what the component is, as it stands in the list of processes."""
     log: str = ""
     """Takes standard output and standard error."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that are set before the imports, here and so in every later fork."""
 
     def line(self) -> bytes:
-        """Return the order as one line."""
+        """Return the request as one line."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
@@ -64,39 +67,51 @@ def main() -> None:
 
     The component begins here, and not where it was forked, so that it ends as any program does.
     """
+    setproctitle.getproctitle()  # it finds the place of the title as long as no variable has been set
     launcher = socket.socket(fileno=0)
-    order = serve(launcher, int(sys.argv[1]))
-    if order is None:
+    request = serve(launcher, int(sys.argv[1]))
+    if request is None:
         os._exit(0)  # taking apart all that was imported would take a while
-    module, *words = order.command[order.command.index("-m") + 1 :]
+    module, *words = request.command[request.command.index("-m") + 1 :]
     sys.argv = [module, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def serve(launcher: socket.socket, launcher_pid: int) -> Order | None:
-    """Carry out orders until the launcher is gone. Returns None then, and in every fork its order."""
+def serve(launcher: socket.socket, launcher_pid: int) -> ForkRequest | None:
+    """Carry out requests until the launcher is gone. Returns None then, and in every fork its request."""
     gc.disable()  # there is nothing to collect: modules stay
-    with launcher.makefile("rb") as orders:
-        for line in orders:
-            order = Order(**json.loads(line))
+    with launcher.makefile("rb") as requests:
+        for line in requests:
+            request = ForkRequest(**json.loads(line))
             try:
-                import_all(order.imports)
-                if order.name and (between := fork_twice(order.name)):
+                os.environ.update(request.environment)
+                if request.log and not request.name:
+                    log_to(request.log)
+                import_all(request.imports)
+                if request.name and (between := fork_twice(request.name)):
                     break
             except (CannotFork, OSError) as error:
                 answer(launcher, error=str(error))
             else:
-                if not order.name:
+                if not request.name:
                     answer(launcher)
         else:
             return None
-    become(order, launcher, (launcher_pid, between))
-    return order
+    become(request, launcher, (launcher_pid, between))
+    return request
 
 
-def answer(launcher: socket.socket, **told: Any) -> None:
-    """Tell the launcher how it went. Raises OSError when it does not listen any more."""
-    launcher.sendall(json.dumps(told).encode() + b"\n")
+def answer(launcher: socket.socket, **reply: Any) -> None:
+    """Report to the launcher how it went. Raises OSError when it does not listen any more."""
+    launcher.sendall(json.dumps(reply).encode() + b"\n")
+
+
+def log_to(path: str) -> None:
+    """Have standard output and standard error go to a file from now on. Raises OSError."""
+    said = os.open(path, LOG_FLAGS, 0o666)
+    for there in (1, 2):
+        os.dup2(said, there)
+    os.close(said)
 
 
 def import_all(names: Sequence[str]) -> None:
@@ -140,7 +155,7 @@ def fork_twice(name: str) -> int:
     return between
 
 
-def become(order: Order, launcher: socket.socket, parents: tuple[int, int]) -> None:
+def become(request: ForkRequest, launcher: socket.socket, parents: tuple[int, int]) -> None:
     """Make a fork what a program is that the launcher starts: session, death with the launcher, log, name, randomness.
 
     Then tell the launcher. A fork that cannot, or to which nobody listens, ends here: nothing of it has begun.
@@ -150,7 +165,7 @@ def become(order: Order, launcher: socket.socket, parents: tuple[int, int]) -> N
         os.setsid()
         die_with_parent()
         await_adoption(*parents)  # it may have died before this
-        said = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        said = os.open(request.log, LOG_FLAGS, 0o666)
         nothing = os.open(os.devnull, os.O_RDONLY)
         answer(launcher, pid=os.getpid())
     except (CannotFork, OSError) as error:
@@ -162,8 +177,8 @@ def become(order: Order, launcher: socket.socket, parents: tuple[int, int]) -> N
         os.dup2(here, there)
     os.close(nothing)
     os.close(said)
-    setproctitle.setproctitle(" ".join(order.command))
-    setproctitle.setthreadtitle(order.name)
+    setproctitle.setproctitle(" ".join(request.command))
+    setproctitle.setthreadtitle(request.name)
     _seed(sys.modules)
     gc.enable()
 

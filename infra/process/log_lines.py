@@ -1,4 +1,4 @@
-"""The end of a log, for the message that says why its process failed."""
+"""The end of a log, for the message on why its process failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every component process does around its work: stop on a signal, say how it ended."""
+"""What every component process does around its work: stop on a signal, log how it ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 RESTART_PAUSE_S = 0.5
 LONG_LIFE_S = 60.0
-"""Who lived so long had work to do in between: the same trouble is told again."""
+"""Who lived so long had work to do in between: the same trouble is logged again."""
 JOIN_PATIENCE_S = 60.0
 """How long a component waits for broker and recipe: both may come up beside it."""
 
@@ -32,8 +32,8 @@ class MustRestart(HeadraceError):
     """Memory ran ahead of the log: the component is to be built anew from what is committed."""
 
 
-class ToldToStop(HeadraceError):
-    """The process was told to stop in the middle of long work, which its successor begins again."""
+class StopRequested(HeadraceError):
+    """The process is to stop in the middle of long work, which its successor begins again."""
 
 
 class Attempt:
@@ -48,38 +48,31 @@ class Attempt:
         """Begin."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
-        if not isinstance(error, ToldToStop | MustRestart | Unavailable):
+        if not isinstance(error, StopRequested | MustRestart | Unavailable):
             return False
         # Not the error itself: its frames hold what the next life builds anew.
-        self.why, self.was_stopped = str(error), isinstance(error, ToldToStop)
+        self.why, self.was_stopped = str(error), isinstance(error, StopRequested)
         return True
 
 
 def attempts(stop: threading.Event) -> Iterator[Attempt]:
-    """Yield one life of a component after the other until it is told to stop: its memory must be dropped now and then.
+    """Yield one life of a component after the other until `stop` is set: its memory must be dropped now and then.
 
-    Servers that are away are waited for, which is said once. ToldToStop is an end like any. Every other error ends the
-    process.
+    Servers that are away are waited for, which is logged once. StopRequested is an end like any. Every other error
+    ends the process.
     """
-    said = ""
+    logged = ""
     while not stop.is_set():
         began = time.monotonic()
         attempt = Attempt()
         yield attempt
-        if attempt.was_stopped:
+        if attempt.was_stopped or (attempt.why is not None and stop.is_set()):
             log.info("component.stopping", why=attempt.why)
         elif attempt.why is not None:
-            if attempt.why != said or time.monotonic() - began > LONG_LIFE_S:
+            if attempt.why != logged or time.monotonic() - began > LONG_LIFE_S:
                 log.warning("component.restarting", why=attempt.why)
-            said = attempt.why
+            logged = attempt.why
             stop.wait(RESTART_PAUSE_S)
-
-
-def keep_running(build_and_run: Callable[[threading.Event], None], stop: threading.Event) -> None:
-    """Make `attempts` with a function."""
-    for attempt in attempts(stop):
-        with attempt:
-            build_and_run(stop)
 
 
 def stop_on_signals() -> threading.Event:

@@ -6,20 +6,23 @@ parent-death signal needs.
 
 from __future__ import annotations
 
-import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import structlog
 
 from headrace.infra.backoff import Backoff
-from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.errors import FENCED, HeadraceError, UsageError
+from headrace.infra.own_frames import own_place_in
 from headrace.infra.process.child_process import (
     ChildCommand,
     ChildProcess,
+    child_environment,
     end_all,
     kill_session,
     spawn,
@@ -27,17 +30,19 @@ from headrace.infra.process.child_process import (
 )
 from headrace.infra.process.cpu_account import CpuAccount
 from headrace.infra.process.fork_client import ForkServer
-from headrace.infra.process.fork_server import CannotFork, Order
-from headrace.infra.process.log_lines import last_lines
+from headrace.infra.process.fork_server import CannotFork, ForkRequest
+from headrace.infra.process.log_lines import last_lines, lines_from
+from headrace.infra.process.patience import Deaths, Patience
 
 FINISHED = 0
 USAGE_ERROR = 2
-AWAY = os.EX_TEMPFAIL
-"""A component ends with this when a server that is away left it stuck: no fault of its own."""
 SAMPLE_S = 1.0
 LAST_LINES = 12
 ERROR_MARK = "error: "
 """What the command line begins an error with."""
+ERROR_LEVEL = '"level": "error"'
+ERROR_TYPE = re.compile(r"[A-Za-z_.]*(Error|Exception|Killed|Interrupt)\b")
+"""How the last line of a traceback begins."""
 
 log = structlog.get_logger()
 
@@ -62,27 +67,17 @@ class Child:
     """Modules that the fork server imports before it forks the component; none for one that is never forked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How often, and how soon, a child is started again."""
-
-    most_short_lives: int
-    """A child that dies so often in a row, each time soon after its start, is given up."""
-    first_pause_s: float = 0.5
-    longest_pause_s: float = 10.0
-    healthy_after_s: float = 30.0
-    """A life of this length makes the next pause the first again."""
-    short_life_s: float = 60.0
-    """Deaths within this time of the start count, one after the other."""
-
-
 @dataclass(slots=True)
 class _Life:
-    """What the supervisor knows of one child."""
+    """What the supervisor keeps of one child."""
 
     process: ChildProcess | None = None
     starts: int = 0
     exit_code: int | None = None
+    log_begin: int = 0
+    """Bytes of its log before this life's."""
+    error: str = ""
+    """Of its newest death."""
     state: str = "starting"
     """starting | running | waiting | finished | failed | stopped."""
 
@@ -96,6 +91,8 @@ class ChildState:
     starts: int
     exit_code: int | None
     """Of the newest life that ended; negative for a signal."""
+    error: str = ""
+    """What its log said last of its newest death, with the line of the user's own code where there is one."""
 
 
 class Supervisor:
@@ -106,11 +103,12 @@ class Supervisor:
         logs: Folder of their logs, `<name>.log` each.
         environment: What every child gets; threads and Python's own switches are set on top.
         patience: When to start again, and when to give up.
-        is_over: Whether a child that ends in good order has finished. Before, somebody told it to stop from outside,
+        is_over: Whether a child that ends in good order has finished. Before, somebody stopped it from outside,
             and it is started again.
+        progress: How far the run is, as anything that differs once it is further; None while nobody can get further.
         also: Names and pids of further processes whose CPU time is to be counted.
-        forks: Forks children that say what they import; it is stopped with them. Without one, and where it cannot, they
-            are started as programs of their own.
+        forks: Forks children that name what they import; it is stopped with them. Without one, and where it cannot,
+            they are started as programs of their own.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three by name
@@ -121,6 +119,7 @@ class Supervisor:
         *,
         patience: Patience,
         is_over: Callable[[], bool],
+        progress: Callable[[], object] = lambda: None,
         also: Callable[[], Mapping[str, int]] = dict,
         forks: ForkServer | None = None,
     ) -> None:
@@ -129,6 +128,7 @@ class Supervisor:
         self._environment = child_environment(environment, sum(child.torch_processes for child in children))
         self._patience = patience
         self._run_is_over = is_over
+        self._progress = progress
         self._also = also
         self._forks = forks
         self._cpu = CpuAccount()
@@ -136,6 +136,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._failures: list[GaveUp] = []
+        self._news: SimpleQueue[str] = SimpleQueue()
         self._keepers: list[threading.Thread] = []
         self._sampler: threading.Thread | None = None
 
@@ -179,7 +180,9 @@ class Supervisor:
         """Return how every child is doing."""
         with self._lock:
             return {
-                name: ChildState(life.state, life.process.pid if life.process else None, life.starts, life.exit_code)
+                name: ChildState(
+                    life.state, life.process.pid if life.process else None, life.starts, life.exit_code, life.error
+                )
                 for name, life in self._lives.items()
             }
 
@@ -188,7 +191,7 @@ class Supervisor:
         return self._cpu.seconds()
 
     def _keep(self, child: Child, turn: threading.Event, begun: threading.Event) -> None:
-        """Run a child, life after life; begin when it is its turn, and say so when it has begun."""
+        """Run a child, life after life; begin when it is its turn, and report when it has begun."""
         turn.wait()
         try:
             self._live_on(child, begun)
@@ -198,7 +201,8 @@ class Supervisor:
     def _live_on(self, child: Child, begun: threading.Event) -> None:
         life = self._lives[child.name]
         backoff = Backoff(self._patience.first_pause_s, self._patience.longest_pause_s)
-        short_lives = 0
+        deaths = Deaths(self._patience)
+        reported: set[str] = set()
         while not self._stop.is_set():
             began = time.monotonic()
             try:
@@ -208,27 +212,57 @@ class Supervisor:
                 life.state = "failed"
                 return
             lived = time.monotonic() - began
-            if life.exit_code != AWAY:
-                short_lives = short_lives + 1 if lived < self._patience.short_life_s else 0
-            if self._is_over(child, life, short_lives):
+            deaths.count(life.exit_code, lived, self._progress())
+            if self._is_over(child, life, deaths):
                 return
             if lived >= self._patience.healthy_after_s:
                 backoff.reset()
             pause = backoff.next_s()
             life.state = "waiting"
-            log.warning("child.died", child=child.name, exit_code=life.exit_code, again_in_s=pause)
+            if life.exit_code == FENCED:  # another process works in its place, and would be fenced in its turn
+                pause = self._patience.longest_pause_s
+                log.warning("child.fenced", child=child.name, again_in_s=pause)
+            else:
+                log.warning("child.died", child=child.name, exit_code=life.exit_code, again_in_s=pause)
+            self._report(child, life, reported)
             self._stop.wait(pause)
-            if self._is_over(child, life, short_lives):  # a worker may see the end of the run before we do
+            if self._is_over(child, life, deaths):  # a worker may see the end of the run before we do
                 return
         life.state = "stopped"
 
-    def _is_over(self, child: Child, life: _Life, short_lives: int) -> bool:
-        """Tell whether a child whose life ended is not to be started again; note why."""
+    def _report(self, child: Child, life: _Life, reported: set[str]) -> None:
+        """Have a death reported with the error that its log ends with: the first, and those of another error."""
+        path = self.logs / f"{child.name}.log"
+        error = self._read_error(child, life)
+        kind = f"{life.exit_code} {re.sub('[0-9]+', '', error)}"
+        if kind in reported:
+            return
+        reported.add(kind)
+        ends = f" ends with: {life.error}" if error else ""
+        self._news.put(f"{child.name} died (exit code {life.exit_code}) and is started again; its log {path}{ends}")
+
+    def _read_error(self, child: Child, life: _Life) -> str:
+        """Return what the log of a life that ended says last, and keep it with its place."""
+        lines = lines_from(self.logs / f"{child.name}.log", life.log_begin)
+        error = last_error(lines)
+        place = own_place_in(lines)
+        life.error = f"{error} at {place}" if place else error
+        return error
+
+    def news(self) -> list[str]:
+        """Return, each once, sentences on deaths for people: the first of a child, and those of another error."""
+        found = []
+        while not self._news.empty():
+            found.append(self._news.get())
+        return found
+
+    def _is_over(self, child: Child, life: _Life, deaths: Deaths) -> bool:
+        """Return whether a child whose life ended is not to be started again; note why."""
         if self._stop.is_set():
             life.state = "stopped"
         elif life.exit_code == FINISHED and self._run_is_over():
             life.state = "finished"
-        elif life.exit_code == USAGE_ERROR or short_lives >= self._patience.most_short_lives:
+        elif life.exit_code == USAGE_ERROR or deaths.are_too_many:
             self._failures.append(self._give_up(child, life))
             life.state = "failed"  # last: who sees it asks for the reason
         else:
@@ -237,6 +271,8 @@ class Supervisor:
 
     def _live(self, child: Child, life: _Life, begun: threading.Event) -> None:
         """Run a child once. Raises OSError when it cannot be started."""
+        path = self.logs / f"{child.name}.log"
+        life.log_begin = path.stat().st_size if path.exists() else 0
         try:
             process = self._begin(child)
         finally:
@@ -260,7 +296,7 @@ class Supervisor:
         path = self.logs / f"{child.name}.log"
         if self._forks is not None and child.imports:
             try:
-                return self._forks.fork(Order(child.imports, child.name, child.command, str(path)))
+                return self._forks.fork(ForkRequest(child.imports, child.name, child.command, str(path)))
             except CannotFork as error:
                 if not self._stop.is_set():
                     log.warning("child.not_forked", child=child.name, why=str(error))
@@ -270,13 +306,15 @@ class Supervisor:
         path = self.logs / f"{child.name}.log"
         lines = last_lines(path, LAST_LINES)
         if life.exit_code == USAGE_ERROR:
-            told = [n for n, line in enumerate(lines) if line.startswith(ERROR_MARK)]
-            sentence = "\n".join(lines[told[-1] :]).removeprefix(ERROR_MARK) if told else "\n".join(lines)
+            marked = [n for n, line in enumerate(lines) if line.startswith(ERROR_MARK)]
+            sentence = "\n".join(lines[marked[-1] :]).removeprefix(ERROR_MARK) if marked else "\n".join(lines)
             return Misused(f"{child.name}: {sentence}")
+        self._read_error(child, life)
+        why = f" ({life.error})" if life.error else ""
         shown = "\n".join(f"  {line}" for line in lines)
         return GaveUp(
-            f"{child.name} died {life.starts} times, the last time with exit code {life.exit_code}, and is not started "
-            f"again. Its log {path} ends with:\n{shown or '  (nothing)'}"
+            f"{child.name} died {life.starts} times, the last time with exit code {life.exit_code}{why}, and is not "
+            f"started again. Its log {path} ends with:\n{shown or '  (nothing)'}"
         )
 
     def _sample(self) -> None:
@@ -293,21 +331,7 @@ class Supervisor:
                 self._cpu.sample(name, pid)
 
 
-def child_environment(environment: Mapping[str, str], torch_processes: int, cores: int | None = None) -> dict[str, str]:
-    """Return the environment of components: threads are set before any import, and bytecode is kept.
-
-    Two torch processes with two threads each on two cores are six times slower than with one each: OpenMP's threads
-    spin while they wait. Set only where the user has not set them.
-    """
-    count = cores or len(os.sched_getaffinity(0))
-    threads = str(max(1, count // max(1, torch_processes)))
-    ours = {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": "1",  # of numpy, which starts them when it is imported; torch has its own
-        "OMP_WAIT_POLICY": "passive",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
-    }
-    kept = {key: value for key, value in environment.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    return {**ours, **kept}
+def last_error(lines: Sequence[str]) -> str:
+    """Return the last line of a log that says an error, else its last one; empty when there is none."""
+    errors = [line for line in lines if line.startswith(ERROR_MARK) or ERROR_LEVEL in line or ERROR_TYPE.match(line)]
+    return (errors or list(lines) or [""])[-1].removeprefix(ERROR_MARK)

@@ -35,13 +35,15 @@ def named(where: str, use: str, shipped: Mapping[str, str | Callable[..., Any]])
 def check_kinds(where: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     """Raise UsageError for a value that is not of the plain kind which its parameter's annotation names.
 
-    A whole number is a number too; a bool is none. Settings that are no parameters are passed over.
+    A whole number is a number too; a bool is none. None, which only a call can give, passes where the annotation has
+    it. Settings that are no parameters are passed over.
     """
     parameters = _signature(function).parameters
     for name, value in settings.items():
         kinds = _kinds(parameters[name].annotation) if name in parameters else ()
         if kinds and type(value) not in kinds and not (type(value) is int and float in kinds):
-            raise UsageError(f"{where}: {name} must be {' or '.join(KINDS[k] for k in kinds)}, got {value!r}")
+            plain = [KINDS[kind] for kind in kinds if kind is not NoneType]
+            raise UsageError(f"{where}: {name} must be {' or '.join(plain)}, got {value!r}")
 
 
 def check_options(
@@ -96,7 +98,6 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _kinds(annotation: Any) -> tuple[type, ...]:
-    """Return the plain kinds that an annotation allows, but for None, which no recipe can say; none for any other."""
+    """Return the plain kinds that an annotation allows, None among them; none for any other annotation."""
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    some = tuple(part for part in parts if part is not NoneType)
-    return some if all(part in KINDS for part in some) else ()
+    return tuple(parts) if all(part in KINDS or part is NoneType for part in parts) else ()

@@ -1,6 +1,6 @@
-"""Which source a run's plug-ins have: a hash of each stands on the `recipe` topic, and who joins the run compares.
+"""Which source a run's plug-ins have: a hash of each is on the `recipe` topic, and who joins the run compares.
 
-The source of a plug-in is the file of its module, or, where that lies in a package, all `.py` files below the top
+The source of a plug-in is the file of its module, or, where that is in a package, all `.py` files below the top
 package. What is shipped has no hash: the build is named elsewhere.
 """
 
@@ -38,7 +38,7 @@ class SourceChanged(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the source of a plug-in lies, and its hash."""
+    """Where the source of a plug-in is, and its hash."""
 
     place: Path
     hash: str
@@ -104,9 +104,10 @@ def fed(recipe: Recipe) -> tuple[str, ...]:
     return _own([*environments, *(selector.use for selector in recipe.feed.selector)])
 
 
-def curated(recipe: Recipe, line: str) -> tuple[str, ...]:
+def curated(recipe: Recipe, policy_variant: str) -> tuple[str, ...]:
     """Return the plug-ins that a curator of a policy or shadow loads: its data algorithms; none where there is none."""
-    return _own([use.use for use in recipe.chain_of(line)] if line in recipe.lines else [])
+    known = policy_variant in recipe.policy_variants
+    return _own([use.use for use in recipe.chain_of(policy_variant)] if known else [])
 
 
 def trained(settings: Trainer) -> tuple[str, ...]:
@@ -118,8 +119,10 @@ def trained(settings: Trainer) -> tuple[str, ...]:
 def all_of(recipe: Recipe) -> tuple[str, ...]:
     """Return every plug-in that a recipe names, each once."""
     by_workflow = (use for workflow in recipe.workflows for use in played(recipe, workflow))
-    by_line = (use for line in recipe.lines for use in (*curated(recipe, line), *trained(recipe.trainer_of(line))))
-    return tuple(dict.fromkeys([*fed(recipe), *by_workflow, *by_line]))
+    by_variant = (
+        use for one in recipe.policy_variants for use in (*curated(recipe, one), *trained(recipe.trainer_of(one)))
+    )
+    return tuple(dict.fromkeys([*fed(recipe), *by_workflow, *by_variant]))
 
 
 def _own(uses: Iterable[str]) -> tuple[str, ...]:
@@ -151,7 +154,7 @@ def _named_in(settings: Any) -> Iterator[str]:
 
 def known_sources(revisions: Iterable[RecipeRevision]) -> dict[str, str]:
     """Return hashes by top-level module, the newest of each, from revisions in order; old runs have none."""
-    return {top: told for revision in revisions for top, told in revision.plug_ins.items()}
+    return {top: recorded for revision in revisions for top, recorded in revision.plug_ins.items()}
 
 
 def sources_of(uses: Iterable[str]) -> dict[str, Source]:
@@ -161,29 +164,29 @@ def sources_of(uses: Iterable[str]) -> dict[str, Source]:
 
 
 def hashes_of(uses: Iterable[str]) -> dict[str, str]:
-    """Return what a revision says of plug-ins. Raises OSError."""
+    """Return the hashes that a revision records. Raises OSError."""
     return {top: source.hash for top, source in sources_of(uses).items()}
 
 
-def source_differences(told: Mapping[str, str], here: Mapping[str, Source]) -> list[str]:
-    """Return `plug-in NAME (PLACE): source OLD -> NEW` for every source that is another here than is told."""
+def source_differences(recorded: Mapping[str, str], here: Mapping[str, Source]) -> list[str]:
+    """Return `plug-in NAME (PLACE): source OLD -> NEW` for every source that is another here than recorded."""
     return [
-        f"plug-in {top} ({source.place}): source {told[top][:SHOWN]} -> {source.hash[:SHOWN]}"
+        f"plug-in {top} ({source.place}): source {recorded[top][:SHOWN]} -> {source.hash[:SHOWN]}"
         for top, source in here.items()
-        if told.get(top, source.hash) != source.hash
+        if recorded.get(top, source.hash) != source.hash
     ]
 
 
-def check_sources(told: Mapping[str, str], uses: Iterable[str]) -> None:
-    """Compare the plug-ins that this process loads with those that the run goes by; what nobody told is accepted.
+def check_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
+    """Compare the plug-ins that this process loads with those that the run goes by; one without a record is accepted.
 
     Raises OtherSource with both hashes; SourceChanged where a process that begins now would have the right one.
     """
-    for use, source in _differing(told, uses):
+    for use, source in _differing(recorded, uses):
         top = top_of(use)
         now = source_on_disk(top)
-        hashes = f"has source {source.hash[:SHOWN]}, and the run goes by {told[top][:SHOWN]}"
-        if now is not None and now.hash == told[top]:
+        hashes = f"has source {source.hash[:SHOWN]}, and the run goes by {recorded[top][:SHOWN]}"
+        if now is not None and now.hash == recorded[top]:
             raise SourceChanged(
                 f"plug-in {use}, as this process loaded it from {source.place}, {hashes}: begun anew, it takes that one"
             )
@@ -193,15 +196,15 @@ def check_sources(told: Mapping[str, str], uses: Iterable[str]) -> None:
         )
 
 
-def note_sources(told: Mapping[str, str], uses: Iterable[str]) -> None:
+def note_sources(recorded: Mapping[str, str], uses: Iterable[str]) -> None:
     """Warn of plug-ins that are not those of the run, where nothing is written to it: there a new try is no mistake."""
-    for use, source in _differing(told, uses):
-        why = f"{use} in {source.place} has source {source.hash[:SHOWN]}, the run's had {told[top_of(use)][:SHOWN]}"
+    for use, source in _differing(recorded, uses):
+        why = f"{use} in {source.place} has source {source.hash[:SHOWN]}, the run's had {recorded[top_of(use)][:SHOWN]}"
         log.warning("plug_in.differs", why=why)
 
 
-def _differing(told: Mapping[str, str], uses: Iterable[str]) -> Iterator[tuple[str, Source]]:
+def _differing(recorded: Mapping[str, str], uses: Iterable[str]) -> Iterator[tuple[str, Source]]:
     for use in uses:
         source = source_here(top_of(use))
-        if source is not None and told.get(top_of(use), source.hash) != source.hash:
+        if source is not None and recorded.get(top_of(use), source.hash) != source.hash:
             yield use, source

@@ -1,7 +1,7 @@
 """A user's own functions and classes, by `package.module:Name`: where they are looked for, and what went wrong.
 
 A module is looked for among all that can be imported already, then in the folders of the recipe, then in the folder
-where the command runs. These folders stand at the end of `sys.path`: what lies in them hides neither Python's own
+where the command runs. These folders are at the end of `sys.path`: what is in them hides neither Python's own
 modules nor an installed package, and what a plug-in imports itself is found in the same way.
 """
 
@@ -85,13 +85,13 @@ def module_named(name: str) -> ModuleType:
 
 
 def is_own(use: str) -> bool:
-    """Tell whether what a recipe names is the user's own, and nothing that is shipped."""
+    """Return whether what a recipe names is the user's own, and nothing that is shipped."""
     module, _, attribute = use.partition(":")
     return bool(module and attribute) and module.partition(".")[0] not in NOT_THEIRS and not is_of_0_1(module)
 
 
 def is_of_0_1(name: str) -> bool:
-    """Tell whether a module is one of ours by the name that it had until 0.1, and none of the user's own."""
+    """Return whether a module is one of ours by the name that it had until 0.1, and none of the user's own."""
     if name.partition(".")[0] not in ROOMS_OF_0_1:
         return False
     _open_places()
@@ -135,7 +135,7 @@ def _file_of(module: str) -> str | None:
 
 
 def _why(module: str, error: BaseException) -> str:
-    """Say why a module could not be imported: it is nowhere, or it fails by itself."""
+    """Return why a module could not be imported: it is nowhere, or it fails by itself."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is None or not f"{module}.".startswith(f"{missing}."):
         return (
@@ -166,7 +166,7 @@ def _line(module: str, error: BaseException) -> str:
 
 
 def _hidden(module: str) -> str:
-    """Say which module of the user's own an installed one of the same name hides; nothing for none."""
+    """Return which module of the user's own an installed one of the same name hides; nothing for none."""
     top = module.partition(".")[0]
     taken = location_of(top)
     for place in places():

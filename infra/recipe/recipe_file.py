@@ -1,4 +1,4 @@
-"""Recipes from TOML files: `extends`, `--set`, and errors that say where, what and what would be right.
+"""Recipes from TOML files: `extends`, `--set`, and errors that name where, what and what would be right.
 
 A recipe is named by its path, or, for those shipped with Headrace, by its name (`arithmetic`, `efficient-data/ds`).
 `extends = "other.toml"` begins with another recipe and changes some of it: tables are merged, key by key; everything
@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from headrace.infra.errors import UsageError
+from headrace.infra.kafka.client_settings import refuse_secrets
 from headrace.infra.recipe.plug_ins import look_in
 from headrace.infra.recipe.recipe_keys import children_of, fields_of, is_free, known_keys
 from headrace.infra.recipe.settings import Recipe, Trainer, TrainerError
@@ -54,7 +55,7 @@ def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
     """Read a recipe with all that it extends, change it by `a.b=c` words, and check it whole.
 
     From then on plug-ins are looked for in the folders of these files too.
-    Raises UsageError that names file and key, says what is wrong and what is allowed.
+    Raises UsageError that names file and key, what is wrong and what is allowed.
     """
     draft = Draft()
     try:
@@ -66,6 +67,7 @@ def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
         raise UsageError(_explain(error, draft, name_or_path)) from error
     except RecursionError as error:
         raise UsageError(f"recipe {name_or_path} nests tables without end") from error
+    refuse_secrets(recipe.kafka.client, f"recipe {name_or_path}")
     look_in(draft.folders)
     return _that_travels(recipe, name_or_path)
 
@@ -95,22 +97,25 @@ def changed_recipe(recipe: Recipe, name: str, sets: Sequence[str]) -> Recipe:
 
 
 def with_chain(recipe: Recipe, path: Path) -> Recipe:
-    """Return a recipe with the chain of a TOML file, which holds `[[curate.chain]]` and nothing else.
+    """Return a recipe with the chain of a TOML file, which holds that and nothing else.
 
+    It is written as in a recipe, as `chain` of `[curate]` or as `[[curate.chain]]` tables; or as `chain` alone.
     From then on plug-ins are looked for in the folder of that file too.
     Raises UsageError that names file and key.
     """
     read = Draft()
     if not path.is_file():
-        raise UsageError(f"there is no file {path.absolute()}: name one that holds [[curate.chain]] tables")
+        raise UsageError(f"there is no file {path.absolute()}: name one that holds a chain, as `chain = [ … ]`")
     _read_into(read, str(path), ())
     match read.table:
         case {"curate": {"chain": list(chain), **beside}, **others} if not beside and not others:
             pass
+        case {"chain": list(chain), **others} if not others:
+            pass
         case _:
             more = [*(key for key in read.table if key != "curate"), *_beside_a_chain(read.table.get("curate"))]
-            told = f"beside them it has {', '.join(more)}" if more else "it has none"
-            raise UsageError(f"{path} is no chain: write its data algorithms as [[curate.chain]] tables; {told}")
+            it_has = f"beside them it has {', '.join(more)}" if more else "it has none"
+            raise UsageError(f"{path} is no chain: write its data algorithms as `chain = [ … ]` of [curate]; {it_has}")
     draft = Draft(recipe.model_dump(mode="json"), read.origins)
     draft.table["curate"]["chain"] = chain
     try:
@@ -213,7 +218,7 @@ def _note(draft: Draft, here: Location, value: Any, source: str) -> None:
 
 
 def _set(draft: Draft, word: str) -> None:
-    """Change one key by a word of the command line; the value is TOML, or else a string as it stands."""
+    """Change one key by a word of the command line; the value is TOML, or else a string as given."""
     path, equals, text = word.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
@@ -252,7 +257,7 @@ def _index(items: list[Any], key: str, word: str) -> int:
 
 
 def _check_name(draft: Draft, keys: list[str], word: str) -> None:
-    """Refuse a key that no recipe knows, and a policy or workflow that this one lacks: nothing new by a slip."""
+    """Refuse a key that no recipe has, and a policy or workflow that this one lacks: nothing new by a slip."""
     *above, key = keys
     if is_free(above):
         return
@@ -315,7 +320,7 @@ def _trainer_faults(table: Table) -> list[tuple[Location, str]]:
 
 
 def _sentence(error: ErrorDetails) -> str:
-    """Say what is wrong with one key: the key, the fault, what was given, what it is for."""
+    """Return what is wrong with one key: the key, the fault, what was given, what it is for."""
     location = error["loc"]
     above = [str(part) for part in location[:-1]]
     if error["type"] == "extra_forbidden":
@@ -335,7 +340,7 @@ def _about(location: Location) -> str:
 
 
 def _unknown(above: Sequence[str], key: str, allowed: Sequence[str]) -> str:
-    """Say that a key is unknown, with the nearest known one and those that are allowed in its place."""
+    """Return that a key is unknown, with the nearest known one and those that are allowed in its place."""
     table = f"[{'.'.join(above)}]" if above else "A recipe"
     hint = _elsewhere(key) or _nearest(key, allowed)
     unknown = f"`{_dotted((*above, key))}` is not known{f': {hint}' if hint else '.'}"

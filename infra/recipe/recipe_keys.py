@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Iterator, Sequence
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from headrace.infra.recipe import settings
 from headrace.infra.recipe.settings import Recipe, Trainer, Use
+from headrace.schemas.field_texts import field_texts
 
 
 def children_of(path: Sequence[str]) -> dict[str, str]:
@@ -16,7 +20,18 @@ def children_of(path: Sequence[str]) -> dict[str, str]:
     kind = _kind_at(path)
     if not _is_model(kind):
         return {}
-    return {name: field.description or "" for name, field in kind.model_fields.items()}
+    return {name: _text_of(kind, name) for name in kind.model_fields}
+
+
+def _text_of(kind: type[BaseModel], name: str) -> str:
+    """Return the text under a field, in the class that has it."""
+    texts = (_settings_texts().get(one.__name__, {}).get(name) for one in kind.__mro__)
+    return inspect.cleandoc(next((text for text in texts if text), ""))
+
+
+@functools.cache
+def _settings_texts() -> dict[str, dict[str, str]]:
+    return field_texts(settings)  # pydantic would look for them in every process that reads a recipe
 
 
 def fields_of(path: Sequence[str]) -> tuple[str, ...]:
@@ -25,7 +40,7 @@ def fields_of(path: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_free(path: Sequence[str]) -> bool:
-    """Tell whether any key may stand below the path: settings of a `use`, fields of a model config, roles."""
+    """Return whether any key may be below the path: settings of a `use`, fields of a model config, roles."""
     kind = _kind_at(path)
     if _is_model(kind):
         return issubclass(kind, Use)
@@ -34,7 +49,7 @@ def is_free(path: Sequence[str]) -> bool:
 
 
 def known_keys() -> tuple[str, ...]:
-    """Return every fixed dotted key; `<name>` stands for names of policies and workflows."""
+    """Return every fixed dotted key; `<name>` is for names of policies and workflows."""
     return tuple(_walk(Recipe, ""))
 
 
@@ -50,7 +65,7 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def _kind_at(path: Sequence[str]) -> Any:
-    """Return the type of what stands at a path; None where nothing is known."""
+    """Return the type of what is at a path; None where nothing is known."""
     if len(path) == 3 and path[0] in {"policies", "shadows"} and path[2] == "trainer":
         return Trainer  # held as a plain table, as its keys are checked together with [trainer]
     kind: Any = Recipe

@@ -1,4 +1,4 @@
-"""The recipe: everything a run can be told, checked before anything starts.
+"""The recipe: everything that can be set for a run, checked before anything starts.
 
 `recipe_file.py` reads it from TOML, the `recipe` topic carries it as JSON to every component.
 """
@@ -11,19 +11,21 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headrace.infra.errors import UsageError
-from headrace.schemas.topics import Topics, TopicSpec, check_name, line_of, policy_of, variant_of
+from headrace.schemas.topics import Topics, TopicSpec, check_name, policy_of, policy_variant_of, variant_of
+
+MOST_STATE_PARTITIONS = 64
 
 
 class Settings(BaseModel):
-    """Base of every table of a recipe: frozen, no unknown key, the text under a field is its description."""
+    """Base of every table of a recipe: frozen, no unknown key. `recipe_keys` reads the text under a field."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Use(BaseModel):
     """A thing found by name, with its own settings: `{ use = "max_staleness", limit = 2 }`, or only its name."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
     use: str
     """Name of a shipped one, or `package.module:Name`."""
@@ -52,10 +54,10 @@ Uses: TypeAlias = Annotated[tuple[Use, ...], BeforeValidator(_one_or_several)]
 
 
 class WarmStart(Settings):
-    """Supervised steps before version 0, until measured held-out reward lies in a band."""
+    """Supervised steps before version 0, until the measured exact match with worked examples is in a band."""
 
     reward_low: float = Field(0.30, ge=0, lt=1)
-    """Lower edge of the band."""
+    """Lower edge of the band: share of held-out examples that the policy completes word by word. No reward is taken."""
     reward_high: float = Field(0.40, gt=0, le=1)
     """Upper edge of the band."""
     examples: int = Field(4096, ge=1)
@@ -272,7 +274,7 @@ class Trainer(Settings):
     micro_batch_tokens: int = Field(16384, ge=64)
     """Token budget of one forward pass, padding included where there is any."""
     packing: bool = True
-    """Lay sequences end to end instead of padding them. A model that cannot do it pads, and its trainer says so."""
+    """Lay sequences end to end instead of padding them. A model that cannot do it pads, and its trainer logs that."""
     activation_checkpointing: bool = False
     """Keep the inputs of each layer only, and compute it again in the backward pass: less memory, a third more work."""
     compile: bool = False
@@ -355,9 +357,11 @@ class Kafka(Settings):
     bootstrap: str = ""
     """Address of a Kafka cluster, 4.0 or newer; empty starts an embedded one."""
     client: dict[str, str] = Field(default_factory=dict)
-    """Further librdkafka settings, for instance for SASL."""
+    """Further librdkafka settings. Secrets belong into HEADRACE_KAFKA_CLIENT: a recipe is written to a topic."""
     partitions: int = Field(8, ge=1)
     """Partitions of tasks, trajectories, curated and outcomes; fixed for a run."""
+    task_partitions: int = Field(0, ge=0)
+    """Partitions of tasks alone, of which each worker needs one; 0 for as many as `partitions`. Fixed for a run."""
     compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = "lz4"
     """Of produced batches."""
 
@@ -371,7 +375,7 @@ class Store(Settings):
     bucket: str = "headrace"
     """Bucket; made when it is missing."""
     secure: bool = False
-    """TLS, which `https://` before the endpoint says too."""
+    """TLS, as with `https://` before the endpoint."""
     region: str = "us-east-1"
     """Region of the bucket."""
     cache_gib: float = Field(20.0, ge=0)
@@ -394,12 +398,18 @@ class Launch(Settings):
     """How many processes `headrace up` starts."""
 
     workers: int = Field(1, ge=0)
-    """Rollout workers per workflow."""
-    curators: int = Field(1, ge=1)
-    """Curators per policy; a shadow has one."""
+    """Rollout workers per workflow; 0 where you start them yourself."""
+    curators: int = Field(1, ge=0)
+    """Curators per policy; a shadow has one. 0 where you start them yourself: `docs/processes.md`."""
+    feeder: bool = True
+    """Whether the feeder is started too; false where you start it yourself."""
     most_short_lives: int = Field(8, ge=1)
     """A component that dies so often in a row, each time within a minute of its start, is given up; the run stops. The
     default is more than it takes to find two tasks that kill their worker, three deaths each."""
+    all_failed_limit_s: float = Field(300.0, ge=0)
+    """Seconds for which episodes may fail, all of them and in the whole run, until it is given up with exit code 1: a
+    workflow, an environment or a judge that raises each time. An environment that cannot be reached is waited for, and
+    does not count. 0 for never."""
     fork: bool = True
     """Components are forked from a process that has imported what they need, which saves each some seconds. Those on
     CUDA and trainers of several processes are programs of their own in any case."""
@@ -425,7 +435,7 @@ class Recipe(Settings):
     curate: Curate = Curate()
     """The chain of data algorithms."""
     trainer: Trainer = Trainer()
-    """Algorithm and pace, for every policy that does not say otherwise."""
+    """Algorithm and pace, for every policy that sets nothing else."""
     shadows: dict[str, Shadow] = Field(default_factory=dict)
     """Shadows by name, which is that of their variant."""
     evaluate: Evaluate = Evaluate()
@@ -457,51 +467,74 @@ class Recipe(Settings):
         return self
 
     @model_validator(mode="after")
-    def _lines(self) -> Recipe:
+    def _variants(self) -> Recipe:
         for name, shadow in self.shadows.items():
             check_name("shadow", name)
             if shadow.policy not in self.policies and (shadow.policy or len(self.policies) > 1):
                 found = f"names {shadow.policy!r}" if shadow.policy else "is missing"
                 raise ValueError(f"shadows.{name}.policy {found}: name one of {', '.join(self.policies)}")
-        for line in self.lines:
+        for policy_variant in self.policy_variants:
             try:
-                trainer = self.trainer_of(line)
+                trainer = self.trainer_of(policy_variant)
             except ValidationError as error:
-                raise TrainerError(f"the trainer of {line}: {error}") from error
+                raise TrainerError(f"the trainer of {policy_variant}: {error}") from error
             if trainer.replay_routing and not self.rollout.record_routing:
                 raise ValueError(
-                    f"the trainer of {line} is to replay routing that nobody records: set rollout.record_routing = true"
+                    f"the trainer of {policy_variant} is to replay routing that nobody records: set "
+                    "rollout.record_routing = true"
                 )
         return self
 
     @property
-    def shadow_lines(self) -> tuple[str, ...]:
+    def shadow_variants(self) -> tuple[str, ...]:
         """The shadows, each named `policy.variant`."""
-        return tuple(line_of(shadow.policy or next(iter(self.policies)), name) for name, shadow in self.shadows.items())
+        return tuple(
+            policy_variant_of(shadow.policy or next(iter(self.policies)), name) for name, shadow in self.shadows.items()
+        )
 
     @property
-    def lines(self) -> tuple[str, ...]:
+    def policy_variants(self) -> tuple[str, ...]:
         """All that curate and train: the policies, then the shadows."""
-        return (*self.policies, *self.shadow_lines)
+        return (*self.policies, *self.shadow_variants)
 
-    def trainer_of(self, line: str) -> Trainer:
+    def trainer_of(self, policy_variant: str) -> Trainer:
         """Return the trainer settings of a policy, or of a shadow, `policy.variant`."""
-        settings = {**self.trainer.model_dump(), **self.policies[policy_of(line)].trainer}
-        if not (variant := variant_of(line)):
+        settings = {**self.trainer.model_dump(), **self.policies[policy_of(policy_variant)].trainer}
+        if not (variant := variant_of(policy_variant)):
             return Trainer.model_validate(settings)
         return ShadowTrainer.model_validate({**settings, **self.shadows[variant].trainer})
 
-    def chain_of(self, line: str) -> tuple[Use, ...]:
+    def chain_of(self, policy_variant: str) -> tuple[Use, ...]:
         """Return the data algorithms of a policy, or of a shadow, `policy.variant`."""
-        variant = variant_of(line)
+        variant = variant_of(policy_variant)
         own = self.shadows[variant].chain if variant else None
         return self.curate.chain if own is None else own
 
     @property
+    def task_partitions(self) -> int:
+        """Partitions of every topic of tasks."""
+        return self.kafka.task_partitions or self.kafka.partitions
+
+    @property
+    def state_partitions(self) -> int:
+        """Partitions of `state` in a run that begins with this recipe."""
+        return min(self.kafka.partitions, MOST_STATE_PARTITIONS)
+
+    @property
     def topic_specs(self) -> tuple[TopicSpec, ...]:
-        """Every topic of the run, as it should be."""
-        policies, shadows = tuple(self.policies), self.shadow_lines
-        return self.topics.all(tuple(self.workflows), policies, self.kafka.partitions, shadows)
+        """Every topic of a run whose `state` has one partition, as it should be."""
+        return self.topic_specs_with(1)
+
+    def topic_specs_with(self, state_partitions: int) -> tuple[TopicSpec, ...]:
+        """Return every topic of a run, as it should be."""
+        return self.topics.all(
+            tuple(self.workflows),
+            tuple(self.policies),
+            self.kafka.partitions,
+            self.shadow_variants,
+            task_partitions=self.task_partitions,
+            state_partitions=state_partitions,
+        )
 
     @property
     def topics(self) -> Topics:

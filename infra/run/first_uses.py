@@ -1,7 +1,7 @@
 """The records that replays are of, which hold what replays only name: the group's bytes, its rewards, what is kept.
 
 Both are on one partition of the curated topic, the first use before all others. Its record is looked for backwards, in
-steps that grow, from where the replay says that it is: nothing is remembered but what was asked for.
+steps that grow, from where the replay names it: nothing is kept but what was asked for.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ FIRST_STEP = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
-    """Where a replay stands, and what it is of."""
+class CuratedReplay:
+    """Where a replay is, and of which group."""
 
     partition: int
     offset: int
     stream: str
     number: int
     back: int = 0
-    """As `CuratedGroup.first_back` says."""
+    """As in `CuratedGroup.first_back`."""
 
 
 def find_first_uses(
-    connection: Connection, topic: str, run_id: str, replays: Iterable[Replay]
-) -> dict[Replay, Message]:
+    connection: Connection, topic: str, run_id: str, replays: Iterable[CuratedReplay]
+) -> dict[CuratedReplay, Message]:
     """Return the record of each replay's first use, of those that are still on the log. Waits for what is open there.
 
     Raises KafkaAway or KafkaRefused.
     """
-    by_partition: dict[int, list[Replay]] = {}
+    by_partition: dict[int, list[CuratedReplay]] = {}
     for replay in replays:
         by_partition.setdefault(replay.partition, []).append(replay)
     begin = begin_offsets(connection, ((topic, partition) for partition in by_partition))
-    found: dict[Replay, Message] = {}
+    found: dict[CuratedReplay, Message] = {}
     for place, first in begin.items():
         found |= _on_partition(connection, place, first, run_id, by_partition[place[1]])
     return found
 
 
 def _on_partition(
-    connection: Connection, place: Place, begin: int, run_id: str, replays: list[Replay]
-) -> dict[Replay, Message]:
-    wanted: dict[bytes, list[Replay]] = {}
+    connection: Connection, place: Place, begin: int, run_id: str, replays: list[CuratedReplay]
+) -> dict[CuratedReplay, Message]:
+    wanted: dict[bytes, list[CuratedReplay]] = {}
     for replay in replays:
         wanted.setdefault(task_key(replay.stream, replay.number), []).append(replay)
-    found: dict[Replay, Message] = {}
+    found: dict[CuratedReplay, Message] = {}
     end = max(replay.offset - replay.back for replay in replays) + 1
-    # Every record before it may have a marker behind it; aborted records lie further back.
+    # Every record before it may have a marker behind it; aborted records are further back.
     low, step = min(replay.offset - 2 * replay.back for replay in replays) - FIRST_STEP, FIRST_STEP
     while wanted and end > begin:
         low = max(begin, min(low, end - step))
@@ -67,12 +67,12 @@ def _on_partition(
 
 
 def made_whole(replay: CuratedGroup, first: CuratedGroup) -> CuratedGroup:
-    """Return a replay with what stands in the record of its first use alone."""
+    """Return a replay with what only the record of its first use has."""
     return replace(replay, group=first.group, kept=first.kept, rewards=first.rewards)
 
 
 def is_first_use(message: Message, run_id: str) -> bool:
-    """Tell, by its headers, whether a curated record is the first use of a group of this run."""
+    """Return, by its headers, whether a curated record is the first use of a group of this run."""
     try:
         stamp = Stamp.from_headers(message.headers)
     except HeaderError:

@@ -2,8 +2,10 @@
 
 The commit metadata of each offset names the offset, in `state`, of the newest snapshot of that partition; the snapshot
 names its input position. On assignment: `committed()`, which waits for a pending transaction; that one snapshot; then
-the records from its position up to the committed offset, handled silently. Nobody restores from "the end" of `state`:
-an open transaction hides the newest snapshot there.
+the records from its position up to the committed offset, handled silently. A partition is paused until it is restored.
+
+A turn is cut: what it writes must come through within the transaction's time also on a slow connection, and whoever
+reads from a slow store must poll now and then. What is left comes first in the next turn.
 
 A turn in which something could not be read ends with a snapshot: after a fix the same bytes, handled again, might be.
 """
@@ -11,17 +13,16 @@ A turn in which something could not be read ends with a snapshot: after a fix th
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import (
-    Connection,
     Message,
     Outgoing,
     good_messages,
@@ -29,10 +30,10 @@ from headrace.infra.kafka.clients import (
     open_consumer,
     patiently,
 )
-from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.group_offsets import without_errors
-from headrace.infra.kafka.topic_reader import Place, read_all, read_one, read_range
+from headrace.infra.kafka.topic_reader import Place, place_name, refuse_lost_tail
 from headrace.infra.kafka.transactions import GroupOffsets, Ticket
+from headrace.infra.run.group_restore import Membership, PartitionState, Restore, Restored
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
 from headrace.schemas.records import Snapshot
@@ -40,43 +41,14 @@ from headrace.schemas.records import Snapshot
 log = structlog.get_logger()
 
 MOST_RECORDS = 64
+MOST_BYTES = 8 << 20
+"""Written in one turn, and one record's more."""
+MOST_S = 2.0
+"""Of handling in one turn, and one record's more."""
 TURN_S = 0.15
 REBALANCE_S = 30.0
-
-
-class StateLost(HeadraceError):
-    """The snapshot that a committed offset names is not there."""
-
-
-class PartitionState(Protocol):
-    """The memory of one input partition: a function of its records in order, without I/O or a clock."""
-
-    @property
-    def was_unread(self) -> bool:
-        """Whether the record that was handled last could not be read."""
-
-    def handle(self, message: Message) -> Iterable[Outgoing]:
-        """Take in one record; return what follows."""
-
-    def snapshot(self) -> bytes:
-        """Return the state."""
-
-    def restore(self, body: bytes) -> None:
-        """Take the state that `snapshot` returned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """Who a group consumer is."""
-
-    connection: Connection
-    component: str
-    """Name under which its snapshots stand, and of its consumer group."""
-    run_id: str
-    group: str
-    topics: tuple[str, ...]
-    state_topic: str
-    snapshot_every_s: float = 3.0
+RESTORE_S = 2.0
+"""Of restoring in one poll."""
 
 
 @dataclass(slots=True)
@@ -94,15 +66,33 @@ class _Held:
 
 
 class GroupConsumer:
-    """Drives one `PartitionState` per assigned partition; implements the run loop's `Component`."""
+    """Drives one `PartitionState` per assigned partition; implements the run loop's `Component`.
 
-    def __init__(self, membership: Membership, make_state: Callable[[Place], PartitionState]) -> None:
+    Args:
+        membership: Who it is.
+        make_state: Returns the empty state of a partition.
+        when_idle: Called after a poll that brought nothing.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        make_state: Callable[[Place], PartitionState],
+        when_idle: Callable[[], None] = lambda: None,
+    ) -> None:
         self.membership = membership
+        self._when_idle = when_idle
         self._make_state = make_state
         self._held: dict[Place, _Held] = {}
         self._owned: set[Place] = set()
+        self._restore: Restore | None = None
+        """Of partitions that are ours and not held yet."""
+        self._left: list[Message] = []
+        """What the last turn was cut before."""
+        self._turn_began, self._turn_bytes = math.inf, 0
+        """When the turn's first record was handled, and what it writes so far."""
         self._due: list[Place] = []
-        """Partitions whose snapshots stand in the transaction that is being written."""
+        """Partitions whose snapshots are in the transaction that is being written."""
         self._metadata: Any = None
         self._consumer: Consumer = open_consumer(membership.connection, membership.component, membership.group)
         self._consumer.subscribe(
@@ -115,17 +105,22 @@ class GroupConsumer:
     # ------------------------------------------------------------------------------------------------------- rebalance
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Own; the states are restored before the first record is handled."""
+        """Own; the states are restored before the first record is read."""
         consumer.incremental_assign(partitions)
+        consumer.pause(partitions)
         self._owned.update((tp.topic, tp.partition) for tp in partitions)
         log.info("partitions.assigned", partitions=_names(partitions))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget: what was handled is committed, and what was not belongs to the next owner."""
         consumer.incremental_unassign(partitions)
-        for tp in partitions:
-            self._owned.discard((tp.topic, tp.partition))
-            self._held.pop((tp.topic, tp.partition), None)
+        lost = {(tp.topic, tp.partition) for tp in partitions}
+        self._owned -= lost
+        for place in lost:
+            self._held.pop(place, None)
+        self._left = [message for message in self._left if (message.topic, message.partition) not in lost]
+        if self._restore is not None:
+            self._restore.drop(lost)
         log.info("partitions.revoked", partitions=_names(partitions))
 
     def _committed(self, places: Iterable[Place]) -> list[TopicPartition]:
@@ -140,85 +135,72 @@ class GroupConsumer:
 
     # --------------------------------------------------------------------------------------------------------- restore
 
-    def _restore(self, committed: TopicPartition) -> None:
-        place: Place = (committed.topic, committed.partition)
-        state, begin, end, snapshot_offset = self._make_state(place), 0, max(committed.offset, 0), -1
-        if committed.metadata:
-            snapshot_offset = _snapshot_offset(committed)
-        if snapshot_offset >= 0:
-            snapshot = self._snapshot_at(snapshot_offset, place)
-            try:
-                state.restore(snapshot.body)
-                begin = snapshot.positions[_name(place)]
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-                raise StateLost(
-                    f"the snapshot of {_name(place)} at {self.membership.state_topic}@{snapshot_offset} cannot be "
-                    f"taken back ({type(error).__name__}: {error}): was it written by another version of Headrace?"
-                ) from error
-        if begin < end:
-            for message in read_range(self.membership.connection, place, begin, end):
-                _exhaust(state.handle(message))
-        due = time.monotonic() + self.membership.snapshot_every_s
-        self._held[place] = _Held(state, end, snapshot_offset, due)
-        log.info("state.restored", partition=_name(place), offset=end, replayed=end - begin)
-
-    def _refuse_lost_offsets(self, places: list[Place]) -> None:
-        """Refuse to begin anew where somebody has been before: all that was handled would be handled again."""
-        if not places:
+    def _go_on_restoring(self) -> None:
+        """Restore partitions that are new for a while; hold those that are restored, and read them from now on."""
+        if self._restore is None:
+            if not (new := self._owned - self._held.keys()):
+                return
+            self._restore = Restore(self.membership, self._committed(new), self._make_state)
+        restored = self._restore.go_on(RESTORE_S)
+        if restored is None:
             return
-        known = {message.key for message in read_all(self.membership.connection, [self.membership.state_topic])}
-        lost = [_name(place) for place in places if self._key(place) in known]
-        if lost:
-            raise StateLost(
-                f"group {self.membership.group} has lost its offsets of {', '.join(lost)}, where it has been: did the "
-                "cluster's offsets.retention.minutes pass while the run rested? Going on would curate everything a "
-                "second time; set the offsets back, or begin a new run",
-            )
+        self._drop_restore()
+        for place, one in restored.items():
+            self._hold(place, one)
+        with kafka_errors("reading on"):
+            self._consumer.resume([TopicPartition(*place) for place in restored])
 
-    def _key(self, place: Place) -> bytes:
-        topic, partition = place
-        return f"{self.membership.component}|{topic}|{partition}".encode()
+    def _drop_restore(self) -> None:
+        if self._restore is not None:
+            self._restore.close()
+        self._restore = None
 
-    def _snapshot_at(self, offset: int, place: Place) -> Snapshot:
-        topic, partition = place
-        message = read_one(self.membership.connection, (self.membership.state_topic, 0), offset)
-        snapshot = read_record(message, Snapshot) if message else None
-        wanted = (self.membership.component, topic, partition)
-        if snapshot is None or (snapshot.component, snapshot.topic, snapshot.partition) != wanted:
-            raise StateLost(
-                f"{self.membership.state_topic}@{offset} should hold the snapshot of {_name(place)}, and does not: "
-                "was the topic's retention changed? Without it records could be trained twice",
-            )
-        return snapshot
+    def _hold(self, place: Place, one: Restored) -> None:
+        due = time.monotonic() + self.membership.snapshot_every_s
+        self._held[place] = _Held(one.state, one.end, one.snapshot_offset, due)
 
     # ----------------------------------------------------------------------------------------------- the loop's steps
 
     def poll(self, watch: Stopwatch) -> list[Message]:
-        """Return owned records; partitions that are new are restored first."""
+        """Return owned records, first those that the last turn left; partitions that are new are restored first."""
+        most = max(MOST_RECORDS - len(self._left), 1)
         with watch.measure("consume"):
-            raw = self._consumer.consume(MOST_RECORDS, 0)
-        if len(raw) < MOST_RECORDS:
+            raw = self._consumer.consume(most, 0)
+        if len(raw) < most and not self._left and self._restore is None:
             with watch.measure("wait"):
-                raw += self._consumer.consume(MOST_RECORDS - len(raw), TURN_S)
+                raw += self._consumer.consume(most - len(raw), TURN_S)
         self._metadata = self._consumer.consumer_group_metadata()
-        if new := self._owned - self._held.keys():
-            committed = self._committed(new)
-            self._refuse_lost_offsets([(tp.topic, tp.partition) for tp in committed if tp.offset < 0])
-            for position in committed:
-                self._restore(position)
+        self._go_on_restoring()
         found = good_messages(raw, f"reading {', '.join(self.membership.topics)}")
-        return [m for m in found if (m.topic, m.partition) in self._held]
+        left, self._left = self._left, []
+        messages = [m for m in (*left, *found) if (m.topic, m.partition) in self._held]
+        if behind := {(m.topic, m.partition) for m in messages if m.offset < self._held[m.topic, m.partition].position}:
+            refuse_lost_tail(self.membership.connection, {place: self._held[place].position for place in behind})
+        self._turn_began, self._turn_bytes = math.inf, 0
+        if not messages and self._restore is None:
+            self._when_idle()
+        return messages
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
-        """Hand the record to its partition's state."""
+        """Hand the record to its partition's state, or keep it for the next turn where this one is full."""
+        if self._turn_is_full:
+            self._left.append(message)
+            return ()
         held = self._held[message.topic, message.partition]
         if message.offset < held.position:
             return ()
+        self._turn_began = min(self._turn_began, time.monotonic())
         held.position, held.handled = message.offset + 1, True
         outgoing = list(held.state.handle(message))
+        self._turn_bytes += sum(len(one.value) for one in outgoing)
         if held.state.was_unread:
             held.snapshot_due = 0.0
         return outgoing
+
+    @property
+    def _turn_is_full(self) -> bool:
+        late = time.monotonic() - self._turn_began > MOST_S
+        return bool(self._left) or self._turn_bytes >= MOST_BYTES or late
 
     def tick(self) -> Iterable[Outgoing]:
         """Nothing follows from time."""
@@ -255,48 +237,35 @@ class GroupConsumer:
             component=self.membership.component,
             topic=topic,
             partition=partition,
-            positions={_name(place): held.position},
+            positions={place_name(place): held.position},
             body=held.state.snapshot(),
         )
-        return Outgoing(self.membership.state_topic, codec.encode(snapshot), self._key(place), partition=0)
+        state_topic, state_partition = self.membership.state_place
+        key = self.membership.key(place)
+        return Outgoing(state_topic, codec.encode(snapshot), key, partition=state_partition)
 
     def rewind(self) -> None:
-        """Drop all memory, ask again where the group stands, and go on from there."""
+        """Drop all memory, ask again for the committed offsets, and go on from there."""
         self._held.clear()
+        self._left.clear()
+        self._drop_restore()
         if self._owned:
-            for tp in self._committed(self._owned):
-                with kafka_errors(f"going back to {_name((tp.topic, tp.partition))}@{tp.offset}"):
+            committed = self._committed(self._owned)
+            with kafka_errors("going back"):
+                self._consumer.pause(committed)
+            for tp in committed:
+                with kafka_errors(f"going back to {place_name((tp.topic, tp.partition))}@{tp.offset}"):
                     self._consumer.seek(TopicPartition(tp.topic, tp.partition, _start(tp)))
 
     def close(self) -> None:
         """Leave the group."""
+        self._drop_restore()
         self._consumer.close()
-
-
-def _snapshot_offset(committed: TopicPartition) -> int:
-    """Read what `offsets` wrote beside an offset. Raises StateLost when somebody else wrote it."""
-    metadata = committed.metadata or ""
-    try:
-        return int(json.loads(metadata)["snapshot"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise StateLost(
-            f"{_name((committed.topic, committed.partition))}@{committed.offset} was committed with {metadata[:80]!r}, "
-            "which is not ours: did another program commit for this group? Set the offset back to where the group was"
-        ) from error
 
 
 def _start(committed: TopicPartition) -> int:
     return committed.offset if committed.offset >= 0 else OFFSET_BEGINNING
 
 
-def _name(place: Place) -> str:
-    return f"{place[0]}[{place[1]}]"
-
-
 def _names(partitions: Iterable[TopicPartition]) -> list[str]:
-    return [f"{tp.topic}[{tp.partition}]" for tp in partitions]
-
-
-def _exhaust(records: Iterable[Outgoing]) -> None:
-    for _ in records:
-        pass
+    return [place_name((tp.topic, tp.partition)) for tp in partitions]

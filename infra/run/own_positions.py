@@ -1,22 +1,35 @@
-"""Reading for a component that is alone in its role and keeps its own positions: feeder, evaluator.
+"""What a component does that is alone in its role and keeps its own positions: feeder, evaluator.
 
-Its state and its positions stand in one snapshot in `state`, written in the same transaction as what followed from
+Its state and its positions are in one snapshot in `state`, written in the same transaction as what followed from
 them. Its stable transactional id fences any process that held the role before. So a restore takes the newest snapshot
 before the high watermark that it sees after `init_transactions`: nothing can be written behind it.
+
+State that grows is cut into parts, each under a key of its own, of which those that changed are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from headrace.infra.kafka.clients import Connection, Message, Outgoing
+from headrace.infra.kafka.clients import Connection, Message, Outgoing, parse_run
 from headrace.infra.kafka.decoding import read_record
-from headrace.infra.kafka.topic_reader import TopicReader, read_all, whole_topics
-from headrace.infra.process.signals import MustRestart
+from headrace.infra.kafka.run_loop import Component, run_loop
+from headrace.infra.kafka.topic_reader import Place, TopicReader, place_name, read_place, whole_topics
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.log import configure_logging
+from headrace.infra.process.signals import JOIN_PATIENCE_S, MustRestart, attempts, stop_on_signals
+from headrace.infra.run.revisions import join_to_write
+from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
 from headrace.schemas.records import Snapshot
+
+SNAPSHOT_EVERY_S = 5.0
+"""While anything changes."""
+OF_PART = "|"
+"""Between a component and a part of its state, in the keys of its snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +40,8 @@ class Role:
     component: str
     """Key of its snapshots; one process at a time plays it."""
     run_id: str
-    state_topic: str
+    state: Place
+    """Where its snapshots are."""
     topics: tuple[str, ...]
     """What it reads."""
 
@@ -37,10 +51,13 @@ class OwnPositions:
 
     def __init__(self, role: Role) -> None:
         self.role = role
-        snapshot = newest_snapshot(role.connection, role.state_topic, role.component)
+        found = _newest(role.connection, role.state, role.component)
+        snapshot = found.pop("", None)
         self.restored: bytes | None = snapshot.body if snapshot else None
         """Body of the newest snapshot; None at the first start."""
-        given = {_place(name): offset for name, offset in snapshot.positions.items()} if snapshot else {}
+        self.parts = {name: part.body for name, part in found.items()}
+        """Bodies of the newest of its parts, by name, but for those that were taken back."""
+        given = positions_of(snapshot) if snapshot else {}
         self.reader = TopicReader(role.connection, whole_topics(role.connection, role.topics, given), role.component)
 
     def poll(self, watch: Stopwatch, timeout_s: float = 0.05, most: int = 256) -> list[Message]:
@@ -56,11 +73,24 @@ class OwnPositions:
         """Yield what came since the snapshot, up to this moment's ends."""
         return self.reader.catch_up()
 
-    def snapshot(self, body: bytes) -> Outgoing:
-        """Return the record of this state and of the positions that belong to it."""
-        positions = {f"{topic}[{partition}]": offset for (topic, partition), offset in self.reader.positions.items()}
-        record = Snapshot(run_id=self.role.run_id, component=self.role.component, positions=positions, body=body)
-        return Outgoing(self.role.state_topic, codec.encode(record), self.role.component.encode(), partition=0)
+    def snapshot(self, body: bytes, parts: Mapping[str, bytes | None] | None = None) -> list[Outgoing]:
+        """Return the records of this state and of the positions that belong to it.
+
+        Args:
+            body: The state, or what of it is always written.
+            parts: Parts of it that have changed, by name; None takes one back. The others stay as they were written
+                last. They belong into one transaction with the body.
+        """
+        positions = {place_name(place): offset for place, offset in self.reader.positions.items()}
+        whole = self._record(self.role.component, body, positions)
+        names = {f"{self.role.component}{OF_PART}{name}": part for name, part in (parts or {}).items()}
+        return [*(self._record(key, part, {}) for key, part in names.items()), whole]
+
+    def _record(self, key: str, body: bytes | None, positions: dict[str, int]) -> Outgoing:
+        record = Snapshot(self.role.run_id, self.role.component, positions=positions, body=body or b"")
+        value = b"" if body is None else codec.encode(record)
+        topic, partition = self.role.state
+        return Outgoing(topic, value, key.encode(), partition=partition, is_null=body is None)
 
     def rewind(self) -> None:
         """Raise MustRestart: such a component is rebuilt as a whole."""
@@ -71,15 +101,50 @@ class OwnPositions:
         self.reader.close()
 
 
-def newest_snapshot(connection: Connection, state_topic: str, component: str) -> Snapshot | None:
-    """Return the newest committed snapshot of a component; None when there is none."""
+def run_alone(component: str, run: str, build: Callable[[Run, TransactionalWriter], Component]) -> None:
+    """Run the one component of its kind of `kafka://host:port/run` until a signal, built anew as often as it must be.
+
+    `build` is given the writer, which has fenced any other process of that kind.
+    """
+    address = parse_run(run)
+    configure_logging(component, run=address.run)
+    stop = stop_on_signals()
+    for attempt in attempts(stop):
+        with attempt, ExitStack() as life:  # no name here keeps the component for longer than its life
+            joined = join_to_write(address, JOIN_PATIENCE_S, stop)
+            writer = TransactionalWriter(joined.connection, f"{address.run}.{component}", joined.topic_names)
+            life.enter_context(closing(writer))
+            run_loop(life.enter_context(closing(build(joined, writer))), writer, stop, Stopwatch())
+
+
+def newest_snapshot(connection: Connection, state: Place, component: str) -> Snapshot | None:
+    """Return the newest committed snapshot of a component, without its parts; None when there is none."""
     newest = None
-    for message in read_all(connection, [state_topic]):
+    for message in read_place(connection, state):
         if message.key == component.encode():
             newest = read_record(message, Snapshot) or newest
     return newest
 
 
-def _place(name: str) -> tuple[str, int]:
+def _newest(connection: Connection, state: Place, component: str) -> dict[str, Snapshot]:
+    """Return the newest committed snapshot of a component, under an empty name, and of its parts, by theirs."""
+    found: dict[str, Snapshot] = {}
+    for message in read_place(connection, state):
+        whose, _, part = message.key.decode(errors="replace").partition(OF_PART)
+        if whose != component:
+            continue
+        if message.is_null:
+            found.pop(part, None)
+        elif (snapshot := read_record(message, Snapshot)) is not None:
+            found[part] = snapshot
+    return found
+
+
+def positions_of(snapshot: Snapshot) -> dict[Place, int]:
+    """Return the next input offsets that stand in a snapshot."""
+    return {_place(name): offset for name, offset in snapshot.positions.items()}
+
+
+def _place(name: str) -> Place:
     topic, _, partition = name.removesuffix("]").rpartition("[")
     return topic, int(partition)

@@ -1,4 +1,4 @@
-"""Versions whose objects `headrace gc` has deleted, or is about to: what it said of them in `state`."""
+"""Versions whose objects `headrace gc` has deleted, or is about to: as it recorded in `state`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
 from headrace.schemas.records import ObjectsRetired
-from headrace.schemas.topics import line_of, retired_prefix
+from headrace.schemas.topics import policy_variant_of, retired_prefix
 
 WEIGHTS, CHECKPOINTS = "weights", "checkpoints"
 """What is retired of a policy."""
@@ -18,7 +18,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class Retired:
-    """What was said of one run's policies and shadows; the newest word on each holds all that ever was retired."""
+    """What is retired of one run's policies and shadows; the newest record of each holds all that ever was."""
 
     def __init__(self, run_id: str, policies: Iterable[str]) -> None:
         self._run_id = run_id
@@ -26,18 +26,18 @@ class Retired:
         self._ranges: dict[tuple[str, str], Ranges] = {}
 
     def take(self, message: Message) -> bool:
-        """Take in a message of `state`; tell whether it is about this."""
+        """Take in a message of `state`; return whether it is about this."""
         if not message.key.startswith(self._prefixes):
             return False
         record = read_record(message, ObjectsRetired)
         if record is not None and record.run_id == self._run_id:
             pairs = record.versions[: len(record.versions) // 2 * 2].reshape(-1, 2).tolist()
-            line = line_of(record.policy, record.variant)
-            self._ranges[line, record.what] = tuple((first, last) for first, last in pairs)
+            policy_variant = policy_variant_of(record.policy, record.variant)
+            self._ranges[policy_variant, record.what] = tuple((first, last) for first, last in pairs)
         return True
 
     def has(self, policy: str, what: str, version: int) -> bool:
-        """Tell whether the objects of a version may be missing."""
+        """Return whether the objects of a version may be missing."""
         return any(first <= version <= last for first, last in self.ranges(policy, what))
 
     def ranges(self, policy: str, what: str) -> Ranges:
@@ -46,11 +46,11 @@ class Retired:
 
 
 def read_retired(run: Run) -> Retired:
-    """Read what was said of a run up to the high watermark of this moment.
+    """Read what is retired of a run up to the high watermark of this moment.
 
-    It is said before anything is deleted: whoever has missed an object, and reads this afterwards, finds it here.
+    It is recorded before anything is deleted: whoever has missed an object, and reads this afterwards, finds it here.
     """
-    found = Retired(run.run_id, run.recipe.lines)
+    found = Retired(run.run_id, run.recipe.policy_variants)
     for message in read_all(run.connection, [run.topics.state]):
         found.take(message)
     return found

@@ -5,57 +5,67 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.kafka.clients import Connection, RunAddress, open_producer
+from headrace.infra.kafka.client_settings import without_secrets
+from headrace.infra.kafka.clients import Connection, Fenced, Outgoing, RunAddress, open_producer
 from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
 from headrace.infra.recipe.plug_in_sources import all_of, hashes_of, known_sources, source_differences, sources_of
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import (
     LISTING_S,
     Run,
     join,
+    missing_schemas,
     read_revision,
     read_revisions,
     run_names,
     store_of,
     store_text,
-    untold,
 )
 from headrace.infra.store.object_store import StoreAddress
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import RecipeRevision
-from headrace.schemas.topics import Topics
+from headrace.schemas.topics import Topics, TopicSpec
 
 WRITE_TIMEOUT_S = 30
+SWAP = "swap"
+"""Component of the transactional id under which later revisions are written, whoever does."""
 
 log = structlog.get_logger()
 
 
-def settled(
-    address: RunAddress, recipe: Recipe, where: StoreAddress, *, with_keys: bool, new_recipe: bool
-) -> RecipeRevision | None:
+def settled(address: RunAddress, recipe: Recipe, where: StoreAddress, *, new_recipe: bool) -> RecipeRevision | None:
     """Return what is to be written to the recipe topic before the run can go on; None when nothing is.
 
-    A first revision begins a run, whose objects lie under its run id: runs that share a bucket, also from several
-    clusters, are told apart by it. A changed recipe, or one whose plug-ins have another source, becomes the next
-    revision if the user says so; a store at another address, and sources that nobody told, are told of by the same
-    revision once more. A recipe whose chain `headrace swap` replaced is no changed one.
+    A first revision begins a run, whose objects are under its run id: runs that share a bucket, also from several
+    clusters, are distinguished by it. A changed recipe, or one whose plug-ins have another source, becomes the next
+    revision if the user says so; a store at another address, and sources without a record, are recorded by
+    the same revision once more. A recipe whose chain `headrace swap` replaced is no changed one.
     Raises UsageError with the keys that differ.
     """
     before = known_revisions(address)
     if not before:
         run_id = f"{address.run}-{secrets.token_hex(4)}"
-        store = store_text(replace(where, prefix=f"{run_id}/"), with_keys=with_keys)
-        return replace(revision_of(run_id, 0, recipe, store), plug_ins=hashes_of(all_of(recipe)))
+        store = store_text(replace(where, prefix=f"{run_id}/"))
+        first = revision_of(run_id, 0, recipe, store)
+        return replace(
+            first,
+            plug_ins=hashes_of(all_of(recipe)),
+            asks_for_published=True,
+            asks_for_issued=True,
+            state_partitions=recipe.state_partitions,
+        )
     newest = before[-1]
-    store = store_text(replace(where, prefix=store_of(newest).prefix), with_keys=with_keys)
+    store = store_text(replace(where, prefix=store_of(newest).prefix))
     swapped, recipe = _with_swapped_chain(before, recipe)
     known, here = known_sources(before), sources_of(all_of(recipe))
     hashes = {top: source.hash for top, source in here.items()}
@@ -71,7 +81,7 @@ def settled(
         _refuse_other_adapters(Recipe.from_json(newest.recipe), recipe)
         made = revision_of(newest.run_id, newest.revision + 1, recipe, store)
         return replace(made, swapped=swapped, plug_ins=hashes)
-    if newest.store != store or untold(before) or hashes.keys() - known.keys():
+    if newest.store != store or missing_schemas(before) or hashes.keys() - known.keys():
         # The recipe's own text: another build may not know the keys that this one has.
         resent = replace(newest, store=store, schemas=codec.schema_texts(), plug_ins=hashes)
         return replace(resent, created_ms=now_ms())
@@ -101,12 +111,12 @@ def _refuse_other_adapters(old: Recipe, new: Recipe) -> None:
 
 
 def join_to_write(address: RunAddress, patience_s: float, stop: threading.Event) -> Run:
-    """`join` for a component that writes: the schemas of its build stand on the recipe topic before its first record.
+    """`join` for a component that writes: the schemas of its build are on the recipe topic before its first record.
 
-    Components of an older build that meet such a record look there. Several that tell the same at once do no harm.
+    Components of an older build that meet such a record look there. Several that write the same at once do no harm.
     """
     run = join(address, patience_s, stop)
-    if not run.told:
+    if not run.has_schemas:
         schemas = RecipeRevision(run_id=run.run_id, revision=run.revision, schemas=codec.schema_texts())
         write_revision(run.connection, run.topics.recipe, schemas, first_message(run.address))
         log.info("schemas.told", run=address.run, records=len(schemas.schemas))
@@ -118,8 +128,17 @@ def known_revisions(address: RunAddress) -> list[RecipeRevision]:
     return read_revisions(address) if _is_there(address) else []
 
 
+def topic_specs_of(first: bytes | None, recipe: Recipe) -> tuple[TopicSpec, ...]:
+    """Return the topics of a run as they should be, by what `first_message` returned: one that has begun keeps its own.
+
+    Raises SchemaError.
+    """
+    of_first = 0 if first is None else codec.decode(first, RecipeRevision).state_partitions or 1
+    return recipe.topic_specs_with(of_first or recipe.state_partitions)
+
+
 def first_message(address: RunAddress) -> bytes | None:
-    """Return the oldest revision of a run as it stands on its topic; None when there is none."""
+    """Return the oldest revision of a run as it is on its topic; None when there is none."""
     if not _is_there(address):
         return None
     messages = read_all(address.connection, [Topics(address.run).recipe])
@@ -144,7 +163,9 @@ def revision_of(run_id: str, number: int, recipe: Recipe, store: str, ended: str
 
 
 def write_revision(connection: Connection, topic: str, revision: RecipeRevision, first: bytes | None = None) -> None:
-    """Write a revision and return when the cluster has it. Raises HeadraceError when it does not take it.
+    """Write a run's first revision, or one that says nothing new, and return when the cluster has it.
+
+    Raises HeadraceError when it does not take it. A later revision is for `write_later`.
 
     Args:
         connection: The cluster.
@@ -155,7 +176,7 @@ def write_revision(connection: Connection, topic: str, revision: RecipeRevision,
     """
     value = codec.encode(revision) if first is None else codec.encode_like(revision, first)
     # An idempotent producer waits a second for its id from a broker that has just started, and everybody waits for the
-    # first revision. Written twice it says the same; a later one must not come again after what others wrote since.
+    # first revision. Written twice it means the same; a later one must not come again after what others wrote since.
     producer = open_producer(connection, "launcher", acks="all", enable_idempotence=first is not None)
     refused: list[str] = []
     producer.produce(
@@ -172,9 +193,40 @@ def write_revision(connection: Connection, topic: str, revision: RecipeRevision,
         )
 
 
+def write_later(address: RunAddress, settle: Callable[[], RecipeRevision | None]) -> RecipeRevision | None:
+    """Write a revision after a run's first, and return it; None when there is nothing to write.
+
+    All who write later revisions share one transactional id, and each reads the topic again when it has fenced the
+    others: no number gets two contents.
+
+    Args:
+        address: The run.
+        settle: Returns what is to be written, by what the topic holds when it is called.
+
+    Raises what `settle` does; Fenced when another writer took over, and Aborted, whereupon nothing was written.
+    """
+    topic = Topics(address.run).recipe
+    with closing(TransactionalWriter(address.connection, f"{address.run}.{SWAP}", [topic])) as writer:
+        revision = settle()
+        if revision is None:
+            return None
+        first = first_message(address)
+        value = codec.encode(revision) if first is None else codec.encode_like(revision, first)
+        try:
+            writer.begin()
+            writer.produce([Outgoing(topic, value, str(revision.revision).encode(), partition=0)])
+            writer.commit()
+        except (Fenced, Aborted) as error:
+            raise type(error)(
+                f"revision {revision.revision} of run {address.run} was not written, as another command wrote one at "
+                f"the same time, or Kafka was away: give the command again ({error})"
+            ) from error
+    return revision
+
+
 def differences(old: Recipe, new: Recipe) -> list[str]:
-    """Return `key: old -> new` for every key that differs, in the order of the recipe."""
-    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    """Return `key: old -> new` for every key that differs, in the order of the recipe; secrets of 0.1 are left out."""
+    before, after = (_flat(_without_secrets(recipe).model_dump(mode="json")) for recipe in (old, new))
     return [
         f"{key}: {_shown(before, key)} -> {_shown(after, key)}"
         for key in {**before, **after}
@@ -183,7 +235,7 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
 
 
 def differ_by_chain(old: Recipe, new: Recipe) -> bool:
-    """Tell whether two recipes are the same but for their chains, so that a run can go over while it goes on."""
+    """Return whether two recipes are the same but for their chains, so that a run can go over while it goes on."""
     return with_chain_of(new, old) == old
 
 
@@ -201,6 +253,11 @@ def with_experiment_of(recipe: Recipe, other: Recipe) -> Recipe:
     }
     changed = {"seed": other.seed, "trainer": other.trainer, "policies": policies, "shadows": {}}
     return with_chain_of(recipe, other).model_copy(update=changed)
+
+
+def _without_secrets(recipe: Recipe) -> Recipe:
+    kafka = recipe.kafka.model_copy(update={"client": without_secrets(recipe.kafka.client)})
+    return recipe.model_copy(update={"kafka": kafka})
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a component knows of its run after joining it: all from the `recipe` topic, no other file."""
+"""What a component has of its run after joining it: all from the `recipe` topic, no other file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -27,16 +27,17 @@ from headrace.infra.kafka.clients import (
     patiently,
 )
 from headrace.infra.kafka.decoding import read_record
-from headrace.infra.kafka.topic_reader import read_all, read_range
-from headrace.infra.process.signals import MustRestart, ToldToStop
+from headrace.infra.kafka.topic_reader import Place, read_all, read_range
+from headrace.infra.process.signals import MustRestart, StopRequested
 from headrace.infra.recipe.plug_in_sources import known_sources
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.store.object_cache import ObjectCache, Uncached
 from headrace.infra.store.object_store import Content, Kind, ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
+from headrace.infra.store.store_address import kept_keys
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import ClaimCheck, RecipeRevision
-from headrace.schemas.topics import Topics, policy_of, variant_of
+from headrace.schemas.topics import Topics, TopicSpec, policy_of, state_partition, variant_of
 
 log = structlog.get_logger()
 
@@ -46,6 +47,8 @@ STORE_PATIENCE_S = 60.0
 LONGEST_PAUSE_S = 5.0
 LISTING_S = 5.0
 """A client's first question may take three of them."""
+KEYS_FILE = "keys_file"
+"""In the text of a store: where the keys of an embedded one are."""
 STORE_NAME = "main"
 """Name of the run's store in claim checks."""
 LARGEST_GROUP_BYTES = 256 << 20
@@ -57,19 +60,7 @@ class NoSuchRun(HeadraceError):
 
 
 class RunEnded(HeadraceError):
-    """The run is over: nobody would work off what is asked for."""
-
-
-class Objects(Protocol):
-    """Where the objects are that records name: a run, which has a store, or an archive."""
-
-    def get(self, claim: ClaimCheck) -> bytes:
-        """Return an object's bytes, verified. Raises ObjectMissing, ObjectCorrupt, and what else ends the reading."""
-        ...
-
-    def get_group(self, claim: ClaimCheck) -> bytes:
-        """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
-        ...
+    """The run has ended: nobody would work off what is asked for."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +73,21 @@ class Run:
     """Every revision of the recipe, by number."""
     store_address: StoreAddress
     ended: str = ""
-    """Why the run is over; empty while it goes on."""
-    told: bool = True
-    """Whether every schema that this build writes in stands on the recipe topic."""
+    """Why the run has ended; empty while it goes on."""
+    has_schemas: bool = True
+    """Whether the recipe topic has every schema that this build writes in."""
     recipe_end: int = 0
     """Next offset of the recipe topic: whoever follows it begins there, and never takes an old end for a new one."""
     source: str = ""
     """Of an offline experiment: name of the run, on the same cluster, over whose batches it was trained."""
     plug_ins: Mapping[str, str] = field(default_factory=dict)
-    """Sources of plug-ins that the run goes by: the newest hash that its revisions tell of each top-level module."""
+    """Sources of plug-ins that the run goes by: the newest hash that its revisions record of each top-level module."""
+    asks_for_published: bool = False
+    """Whether curators refuse groups that name a version which is not published: not in runs of before that rule."""
+    asks_for_issued: bool = False
+    """Whether curators refuse groups of numbers that were never issued: not in runs of before that rule."""
+    state_partitions: int = 1
+    """Of `state`; fixed for a run."""
 
     @property
     def connection(self) -> Connection:
@@ -111,6 +108,15 @@ class Run:
     def topics(self) -> Topics:
         """Names of its topics."""
         return Topics(self.address.run)
+
+    def state_place(self, component: str) -> Place:
+        """Return where a component has its records in `state`."""
+        return self.topics.state, state_partition(component, self.state_partitions)
+
+    @property
+    def topic_specs(self) -> tuple[TopicSpec, ...]:
+        """All its topics, as they should be."""
+        return self.recipe.topic_specs_with(self.state_partitions)
 
     @property
     def topic_names(self) -> tuple[str, ...]:
@@ -133,28 +139,37 @@ class Run:
         known = tuple(self.recipe.policies)
         if asked is None and len(known) == 1:
             return known[0]
-        if asked not in self.recipe.lines:
+        if asked not in self.recipe.policy_variants:
             raise UsageError(f"--policy {asked or 'is missing'}: name one of the run's policies, {', '.join(known)}")
         return asked
 
-    def line(self, policy: str | None, variant: str | None) -> str | None:
+    def policy_variant(self, policy: str | None, variant: str | None) -> str | None:
         """Return what `--policy` and `--variant` name, for `policy`. Raises UsageError when there is no such shadow."""
         if not variant:
             return policy
-        found = [line for line in self.recipe.shadow_lines if variant_of(line) == variant]
+        found = [name for name in self.recipe.shadow_variants if variant_of(name) == variant]
         if not found or policy not in {None, policy_of(found[0])}:
-            there = ", ".join(self.recipe.shadow_lines) or "none"
+            there = ", ".join(self.recipe.shadow_variants) or "none"
             of = f" of policy {policy}" if policy else ""
             raise UsageError(f"--variant {variant}: the run has no such shadow{of}; it has {there}")
         return found[0]
 
-    def put(self, data: Content, kind: Kind, suffix: str = "", given_up: threading.Event | None = None) -> ClaimCheck:
+    def put(
+        self,
+        data: Content,
+        kind: Kind,
+        suffix: str = "",
+        given_up: threading.Event | None = None,
+        *,
+        anew: bool = False,
+    ) -> ClaimCheck:
         """Store bytes, waiting as long as the store is away; return the claim check that a record carries.
 
+        With `anew` they are sent whatever the store has under their name: that may have been altered.
         Raises StoreUnavailable when that is given up.
         """
         stored = self.store.name(data, kind, suffix)
-        _waiting(lambda: self.store.put_named(stored, data), math.inf, given_up)
+        _waiting(lambda: self.store.put_named(stored, data, anew=anew), math.inf, given_up)
         return ClaimCheck(STORE_NAME, stored.key, stored.sha256, stored.size_bytes)
 
     def get(self, claim: ClaimCheck) -> bytes:
@@ -180,8 +195,8 @@ def refuse_large_group(claim: ClaimCheck) -> None:
 
 
 def _waiting(call: Callable[[], T], patience_s: float, given_up: threading.Event | None = None) -> T:
-    """Wait for a store that is away, which is said once; at the end of patience its error is raised."""
-    began, said, given_up = time.monotonic(), False, given_up or threading.Event()
+    """Wait for a store that is away, which is logged once; at the end of patience its error is raised."""
+    began, logged, given_up = time.monotonic(), False, given_up or threading.Event()
     backoff = Backoff(0.1, LONGEST_PAUSE_S)
     while True:
         try:
@@ -189,13 +204,13 @@ def _waiting(call: Callable[[], T], patience_s: float, given_up: threading.Event
         except Unavailable as error:
             if time.monotonic() - began > patience_s:
                 raise
-            if not said:
+            if not logged:
                 log.warning("store.waiting", error=str(error))
-            said = True
+            logged = True
             if given_up.wait(backoff.next_s()):
                 raise
         else:
-            if said:
+            if logged:
                 log.info("store.resumed", seconds=round(time.monotonic() - began, 1))
             return found
 
@@ -205,10 +220,10 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
 
     A `stop` that is set ends the wait.
 
-    Raises NoSuchRun when there is no recipe, KafkaAway or KafkaRefused when the topic cannot be read, ToldToStop.
+    Raises NoSuchRun when there is no recipe, KafkaAway or KafkaRefused when the topic cannot be read, StopRequested.
     """
     begin = time.monotonic()
-    end, said = begin + patience_s, False
+    end, logged = begin + patience_s, False
     while True:
         try:
             return _join(address)
@@ -216,20 +231,20 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
             if time.monotonic() > end:
                 raise
             if stop is not None and stop.is_set():
-                raise ToldToStop("told to stop while waiting for the run") from error
-            if not said and time.monotonic() - begin > 3:
+                raise StopRequested("stopped while waiting for the run") from error
+            if not logged and time.monotonic() - begin > 3:
                 # Who waits for servers begins to wait again; a run that is not there is an error at the end.
                 ends = {} if isinstance(error, KafkaAway) else {"gives_up_after_s": patience_s}
                 log.warning("run.waiting", run=str(address), why=str(error), **ends)
-                said = True
+                logged = True
             time.sleep(0.2)
 
 
 def _join(address: RunAddress) -> Run:
     require_run(address, run_names(address.connection, LISTING_S))
     messages = list(read_all(address.connection, [Topics(address.run).recipe]))
-    told = [revision for message in messages if (revision := _read_and_learn(message)) is not None]
-    found = _of_one_run([revision for revision in told if revision.recipe])
+    read = [revision for message in messages if (revision := _read_and_learn(message)) is not None]
+    found = _of_one_run([revision for revision in read if revision.recipe])
     if not found:
         raise NoSuchRun(f"{address} has no recipe yet: start it with `headrace up`, or check the run's name")
     recipes = {revision.revision: Recipe.from_json(revision.recipe) for revision in found}
@@ -240,8 +255,20 @@ def _join(address: RunAddress) -> Run:
     at = RunAddress(own, address.run)
     codec.on_unknown(RecipeNews(at, end).look)
     ended, source = found[-1].ended, found[0].source
-    known = known_sources(found)
-    return Run(at, found[0].run_id, revisions, store, ended, not untold(told), end, source, known)
+    return Run(
+        address=at,
+        run_id=found[0].run_id,
+        revisions=revisions,
+        store_address=store,
+        ended=ended,
+        has_schemas=not missing_schemas(read),
+        recipe_end=end,
+        source=source,
+        plug_ins=known_sources(found),
+        asks_for_published=found[0].asks_for_published,
+        asks_for_issued=found[0].asks_for_issued,
+        state_partitions=found[0].state_partitions or 1,
+    )
 
 
 def run_names(connection: Connection, patience_s: float) -> list[str]:
@@ -269,7 +296,7 @@ def groups_home(run: Run) -> Run:
     return run
 
 
-def untold(found: Iterable[RecipeRevision]) -> dict[str, str]:
+def missing_schemas(found: Iterable[RecipeRevision]) -> dict[str, str]:
     """Return the schemas that this build writes in and no revision holds, by record."""
     known = {text for revision in found for text in revision.schemas.values()}
     return {name: text for name, text in codec.schema_texts().items() if text not in known}
@@ -305,7 +332,7 @@ class RecipeNews:
 def refuse_replaced(run: Run) -> None:
     """Raise MustRestart when the topics by now hold a later run of the same name, whose records are not ours to judge.
 
-    Raises KafkaAway when nobody can tell.
+    Raises KafkaAway when nobody answers.
     """
     found = join(run.address).run_id
     if found != run.run_id:
@@ -313,9 +340,9 @@ def refuse_replaced(run: Run) -> None:
 
 
 def read_revision(message: Message) -> RecipeRevision | None:
-    """Return what stands in a message of the recipe topic, its schemas learnt.
+    """Return what is in a message of the recipe topic, its schemas learnt.
 
-    None for a record that only tells schemas; None, and a warning, for one that cannot be read.
+    None for a record of schemas alone; None, and a warning, for one that cannot be read.
     """
     revision = _read_and_learn(message)
     return revision if revision is not None and revision.recipe else None
@@ -332,7 +359,7 @@ def _read_and_learn(message: Message) -> RecipeRevision | None:
 
 
 def read_revisions(address: RunAddress) -> list[RecipeRevision]:
-    """Return what stands on a run's recipe topic, oldest first: revisions, and words that the run is over."""
+    """Return what is on a run's recipe topic, oldest first: revisions, and the mark of the run's end."""
     messages = read_all(address.connection, [Topics(address.run).recipe])
     return _of_one_run([revision for message in messages if (revision := read_revision(message)) is not None])
 
@@ -346,24 +373,31 @@ def _of_one_run(found: list[RecipeRevision]) -> list[RecipeRevision]:
 
 
 def store_of(revision: RecipeRevision) -> StoreAddress:
-    """Return the store that a revision names. Raises UsageError when it names none, or nobody its keys."""
+    """Return the store that a revision names. Raises UsageError when it names none, or nobody its keys.
+
+    The keys of an embedded one are in the file that the revision names; in runs of 0.1, in the revision itself. Where
+    the file cannot be read there are none, and only who asks the store for something is refused: most looks do not.
+    """
     try:
         where = json.loads(revision.store)
         url, access_key, secret_key = (str(where[key]) for key in ("url", "access_key", "secret_key"))
+        keys_file = str(where.get(KEYS_FILE, ""))
+        if keys_file and not access_key:
+            access_key, secret_key = kept_keys(keys_file)
         address = StoreAddress.from_url(url, access_key=access_key, secret_key=secret_key)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"revision {revision.revision} of the recipe names no store ({type(error).__name__}: {error}): it was not "
             "written by `headrace up`"
         ) from error
-    if not access_key:
+    if not access_key and not keys_file:
         from headrace.infra.store.access import find_keys
 
         find_keys()  # who has none learns it now, and not at its first object
-    return address
+    return replace(address, keys_file=keys_file)
 
 
-def store_text(address: StoreAddress, *, with_keys: bool) -> str:
-    """Return what a recipe revision says of the store; keys only for an embedded one, which is on loopback."""
-    keys = (address.access_key, address.secret_key) if with_keys else ("", "")
-    return json.dumps({"url": address.to_url(), "access_key": keys[0], "secret_key": keys[1]})
+def store_text(address: StoreAddress) -> str:
+    """Return the store that a recipe revision names: never its keys, as every reader of the topic sees them."""
+    text = {"url": address.to_url(), "access_key": "", "secret_key": ""}  # builds before this one ask for all three
+    return json.dumps({**text, KEYS_FILE: address.keys_file} if address.keys_file else text)

@@ -2,12 +2,12 @@
 
 The first of these places that holds keys decides:
 
-1. the run's own records, for an embedded store, which is on loopback
+1. for an embedded store, which is on loopback, `store.json` in its data folder; in runs of 0.1 the run's own records
 2. HEADRACE_S3_ACCESS_KEY and HEADRACE_S3_SECRET_KEY
 3. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, with AWS_SESSION_TOKEN where there is one
 4. the file that AWS_SHARED_CREDENTIALS_FILE names (~/.aws/credentials), its profile AWS_PROFILE (default)
 
-Secret keys stand in no message of ours, nor in the `repr` of anything here.
+Secret keys are in no message of ours, nor in the `repr` of anything here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEY_PLACES = (
 
 
 class StoreKeys(Provider):
-    """Keys from where they stand, which are looked at again for every request: a file's may be exchanged."""
+    """Keys from where they are kept, which are looked at again for every request: a file's may be exchanged."""
 
     def __init__(self, source: Provider, where: str) -> None:
         self._source, self._where = source, where
@@ -65,8 +65,14 @@ class StoreKeys(Provider):
         return self.retrieve().access_key
 
 
-def find_keys(access_key: str = "", secret_key: str = "") -> StoreKeys:
-    """Return the keys given, else those of the environment or of files. Raises UsageError when there are none."""
+def find_keys(access_key: str = "", secret_key: str = "", keys_file: str = "") -> StoreKeys:
+    """Return the keys given, else those of the environment or of files. Raises UsageError when there are none.
+
+    Args:
+        access_key: Of a store that has keys of its own; empty for none.
+        secret_key: As above.
+        keys_file: Where those of an embedded store are, and were not to be read; it is named where there are no others.
+    """
     if access_key:
         keys = StoreKeys(StaticProvider(access_key, secret_key), "the run's records")
     elif environment(ACCESS_KEY_VARIABLE) or environment(SECRET_KEY_VARIABLE):
@@ -80,14 +86,20 @@ def find_keys(access_key: str = "", secret_key: str = "") -> StoreKeys:
     else:
         file = environment(AWS_CREDENTIALS_VARIABLE, "~/.aws/credentials")
         profile = environment(AWS_PROFILE_VARIABLE, "default")
-        keys = StoreKeys(AWSConfigProvider(), f"the environment, nor in profile {profile!r} of {file}")
+        where = f"the environment, nor in profile {profile!r} of {file}"
+        if keys_file:
+            where = (
+                f"{keys_file}, where the run's embedded store has them and which cannot be read here (be the user of "
+                f"`headrace up`, on its machine), nor in {where}"
+            )
+        keys = StoreKeys(AWSConfigProvider(), where)
     keys.retrieve()
     return keys
 
 
 def connections(connect_s: float, read_s: float, *, secure: bool) -> urllib3.PoolManager:
     """Return a pool of connections. Raises UsageError for a bundle of certificates that cannot be read."""
-    # No retries of urllib3's: with them a silent store takes many timeouts to be told.
+    # No retries of urllib3's: with them a silent store is reported after many timeouts only.
     timeout = urllib3.Timeout(connect=connect_s, read=read_s)
     context = _trusting(*_ca_bundle()) if secure else None
     return urllib3.PoolManager(timeout=timeout, retries=False, maxsize=16, ssl_context=context)
@@ -110,7 +122,7 @@ def _trusting(path: str, variable: str) -> ssl.SSLContext:
 
 
 def tls_refusal(error: SSLError) -> str:
-    """Say why there is no TLS with a server, and what to do; empty when the connection only ended."""
+    """Return why there is no TLS with a server, and what to do; empty when the connection only ended."""
     cause = error.args[0] if error.args else None
     if isinstance(cause, ssl.SSLCertVerificationError):
         found = cause.verify_message

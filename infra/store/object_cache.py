@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import re
@@ -14,6 +13,7 @@ from typing import BinaryIO
 
 import structlog
 
+from headrace.infra.file_locks import take_lock
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectStore
 from headrace.schemas.records import ClaimCheck
 
@@ -50,7 +50,7 @@ class ObjectCache:
     """A folder of objects, each under its sha256, shared by processes; in 256 folders, by how their names begin.
 
     A file appears whole and verified; what is in it later is not hashed again here, since whoever uses weights hashes
-    them anyway, and says `drop` where they are not what they should be.
+    them anyway, and calls `drop` where they are not what they should be.
 
     Args:
         store: Where objects come from.
@@ -61,7 +61,7 @@ class ObjectCache:
 
     def __init__(self, store: ObjectStore, folder: Path, most_bytes: int) -> None:
         self._store, self._folder, self._most_bytes = store, folder, most_bytes
-        self._told = False
+        self._has_warned = False
         self._brought: tuple[int, int] | None = None
         """Bytes and files that were fetched since room was looked for; None at first."""
 
@@ -70,7 +70,7 @@ class ObjectCache:
 
         Whoever asks for an object that another process is fetching waits for it, as long as that gets on. Where the
         folder cannot be used (a full disk, a file system that is read only, a process that was stopped with its lock)
-        the object comes from the store, and the log says so once.
+        the object comes from the store, which is logged once.
         """
         path = self._path(claim)
         try:
@@ -78,9 +78,9 @@ class ObjectCache:
             if self._may_be_full():
                 self._make_room(keep=claim.sha256)
         except OSError as error:
-            if not self._told:
+            if not self._has_warned:
                 log.warning("weights_cache.unusable", folder=str(self._folder), why=str(error))
-                self._told = True
+                self._has_warned = True
             return memoryview(self._store.get(claim.key, claim.sha256, claim.size_bytes))
         return found
 
@@ -105,7 +105,7 @@ class ObjectCache:
             self._path(claim).unlink()
 
     def _path(self, claim: ClaimCheck) -> Path:
-        """Return an object's file. What a record says becomes no path before it was looked at."""
+        """Return an object's file. What a record holds becomes no path before it was looked at."""
         if not _SHA256.fullmatch(claim.sha256):
             raise ObjectCorrupt(f"the claim on {claim.key[:80]!r} names no sha256: {claim.sha256[:80]!r}")
         return self._folder / claim.sha256[:2] / claim.sha256
@@ -148,10 +148,7 @@ class ObjectCache:
 
     def _lock(self, file: BinaryIO, part: Path) -> None:
         before, since = self._fetched(part), time.monotonic()
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
+        while not take_lock(file.fileno()):
             if (now := self._fetched(part)) != before:
                 before, since = now, time.monotonic()
             elif time.monotonic() - since > STUCK_S:

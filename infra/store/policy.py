@@ -1,8 +1,8 @@
 """What each component may do in the object store, as the policy that MinIO and other S3 stores take: `store-policy`.
 
 None but the collector removes anything. To see whether an object is there is a reader's right in S3, so whoever writes
-a kind reads it too; and all may list the bucket, which shows hashes, since a store tells "it is not there" from "you
-may not" to no other. Whoever writes a kind could replace its objects: readers notice, as each is named by its hash.
+a kind reads it too; and all may list the bucket, which shows hashes, since a store answers "it is
+not there" to nobody else. Whoever writes a kind could replace its objects: readers notice, as its name is its hash.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.infra.store.object_store import PROBE, Kind
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ANY_RUN = "*/"
-"""A run's objects lie under its run id, which is not known before it begins."""
+"""A run's objects are under its run id, which is not known before it begins."""
 
 
 @dataclass(frozen=True, slots=True)

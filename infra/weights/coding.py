@@ -4,7 +4,7 @@ A block is a stretch of a tensor's items, looked at as unsigned integers of thei
 there are two numbers:
 
 * the gap, items that did not change since the one before. Written in base 255 (or 65,535, where gaps are long) as a run
-  of full digits and a last one; of two-byte digits the low and the high bytes stand apart. Where each item changes with
+  of full digits and a last one; of two-byte digits the low and the high bytes are apart. Where each item changes with
   equal chance, gaps are geometric, their digits are independent, and nothing is lost by coding them apart.
 * the difference of the bit patterns modulo 2^bits, folded: 0, -1, 1, -2, ... become 0, 1, 2, 3, ... A step of one unit
   in the last place is 1 or 2 however large the value is, and sign flips, NaN and -0 survive, since nothing is a number
@@ -61,7 +61,7 @@ class Coded:
     code_bits: int
     """4 or 8."""
     escapes: int
-    """Differences that no code stands for."""
+    """Differences without a code."""
     streams: tuple[bytes | memoryview, ...]
     """`digit_bytes` planes of digits, codes, escapes; each a zstd frame."""
 
@@ -130,15 +130,13 @@ def decode_block(coded: Coded, items: int, width: int) -> tuple[Positions, Items
     folded = codes.astype(f"<u{width}") + np.array(1, f"<u{width}")
     escaped = np.flatnonzero(codes == _most(coded.code_bits))
     if len(escaped) != coded.escapes:
-        raise WeightsError(
-            f"codes of a block escape {len(escaped)} times, {coded.escapes} differences stand beside them"
-        )
+        raise WeightsError(f"codes of a block escape {len(escaped)} times, {coded.escapes} differences are beside them")
     folded[escaped] = _decompress(coded.streams[-1], coded.escapes * width).view(f"<u{width}")
     return positions, _unfold(folded)
 
 
 def _most(code_bits: int) -> int:
-    """Return the code that says that a difference stands elsewhere; no larger folded difference has a code."""
+    """Return the code for a difference that is kept elsewhere; no larger folded difference has a code."""
     return (1 << code_bits) - 1
 
 
@@ -173,17 +171,17 @@ def compress(data: bytes | memoryview) -> bytes:
 def decompress(frame: bytes | memoryview, most: int) -> bytes:
     """Return what one zstd frame holds. Raises WeightsError for anything else, and for more than `most` bytes.
 
-    Memory is taken for what the frame says of its size and no more: `zstd.decompress` would go on with whatever frames
+    Memory is taken for the size that the frame names and no more: `zstd.decompress` would go on with whatever frames
     follow.
     """
     unpacker, data = zstd.ZstdDecompressor(), b""
     try:
-        told = zstd.get_frame_info(frame).decompressed_size
-        if told is not None and told <= most:
+        size = zstd.get_frame_info(frame).decompressed_size
+        if size is not None and size <= most:
             data = unpacker.decompress(frame)
     except zstd.ZstdError as error:
         raise WeightsError(f"a part of a delta cannot be decompressed: {error}") from error
-    if told is None or told > most or not unpacker.eof or unpacker.unused_data:
+    if size is None or size > most or not unpacker.eof or unpacker.unused_data:
         raise WeightsError(f"a part of a delta is not one frame of at most {most} bytes")
     return data
 

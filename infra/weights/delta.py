@@ -1,6 +1,6 @@
 """Delta objects: what changed between two sets of weights, as one file that can be trusted.
 
-Layout: eight bytes that say what it is, the header's length (u64, little-endian), the header as JSON in a zstd frame,
+Layout: eight bytes that mark the format, the header's length (u64, little-endian), the header as JSON in a zstd frame,
 the streams in the header's order, and BLAKE3 (32 bytes) of everything before. A tensor is left out when it is equal in
 both sets, given as the changes of its blocks (`infra/weights/coding.py`), or whole, where those would take more than
 itself. The page of the format is docs/weights.md.
@@ -151,7 +151,7 @@ def apply_delta(delta: Delta, named: Mapping[str, Tensor]) -> None:
     """Write the new values into the tensors, whose memory must be writable. It is not asked whether they are the base.
 
     Raises WeightsError before anything is written when a tensor is missing or has another dtype or shape, and when a
-    stream is not what the header says, which only an encoder's mistake can bring about: then some was written.
+    stream is not what the header names, which only an encoder's mistake can bring about: then some was written.
     """
     require_fits(delta.header, named)
     with ThreadPoolExecutor(threads()) as pool:

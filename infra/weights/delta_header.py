@@ -1,4 +1,4 @@
-"""What a delta object says of itself, and whether its numbers can be true."""
+"""The header of a delta object, and whether its numbers can be true."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class BlockHead:
-    """What `Coded` says of a block beside its streams, and how long those are."""
+    """What `Coded` has of a block beside its streams, and how long those are."""
 
     changed: int
     digit_bytes: int
@@ -42,7 +42,7 @@ class BlockHead:
     """Bytes of each stream."""
 
     def is_sound(self, items: int) -> bool:
-        """Tell whether a block of so many items can have these numbers."""
+        """Return whether a block of so many items can have these numbers."""
         return (
             self.digit_bytes in {1, 2}
             and self.code_bits in {4, 8}
@@ -78,7 +78,7 @@ class TensorHead:
         return self.items * ITEM_BYTES[self.dtype]
 
     def is_sound(self, block_items: int) -> bool:
-        """Tell whether a tensor of this shape can have these numbers."""
+        """Return whether a tensor of this shape can have these numbers."""
         if self.dtype not in ITEM_BYTES or min(self.shape, default=0) < 0 or not 0 <= self.changed <= self.items:
             return False
         if not self.blocks:
@@ -123,7 +123,7 @@ class Header:
 
 
 def head_of(name: str, dtype: str, shape: tuple[int, ...], blocks: Sequence[Coded]) -> TensorHead:
-    """Return what is said of a tensor that is given by the changes of its blocks."""
+    """Return the header's entry of a tensor that is given by the changes of its blocks."""
     heads = tuple(
         BlockHead(b.changed, b.digit_bytes, b.digits, b.code_bits, b.escapes, tuple(map(len, b.streams)))
         for b in blocks
@@ -132,7 +132,7 @@ def head_of(name: str, dtype: str, shape: tuple[int, ...], blocks: Sequence[Code
 
 
 def read_header(text: bytes, payload_bytes: int) -> Header:
-    """Return the header that stands before so many bytes of streams.
+    """Return the header that comes before so many bytes of streams.
 
     Raises WeightsError for another format, and for numbers that do not fit one another: memory is taken by them.
     """

@@ -13,7 +13,7 @@ from headrace.schemas.records import ClaimCheck, NamedObject, WeightsPublished
 
 TOKENIZER_FILE = "tokenizer.json"
 ADAPTER_CONFIG = "adapter_config.json"
-"""Beside weights that are an adapter: peft's name of what says how it is put on its base."""
+"""Beside weights that are an adapter: peft's name of the file on how it is put on its base."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 """peft's name of the file of such weights."""
 
@@ -33,12 +33,12 @@ def anchor_files(event: WeightsPublished) -> Iterator[tuple[str, ClaimCheck]]:
 
 
 def is_adapter(files: Iterable[NamedObject]) -> bool:
-    """Tell whether the weights that files lie beside are an adapter alone."""
+    """Return whether the weights beside these files are an adapter alone."""
     return any(file.name == ADAPTER_CONFIG for file in files)
 
 
 def files_to_serve(files: Iterable[NamedObject]) -> tuple[NamedObject, ...]:
-    """Return the files that somebody needs who has the weights that they lie beside.
+    """Return the files that somebody needs who has the weights beside them.
 
     The base of an adapter is among them only where the weights are an adapter alone. Where they are merged, it is there
     for the trainer, and would take the place of the weights.

@@ -30,7 +30,7 @@ SHARD_BYTES = 5_000_000_000
 """From which size on weights are cut into several files, as Hugging Face's tools do it."""
 _WEIGHTS_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"}
 UNKNOWN = "0" * 64
-"""Stands for a hash that is to be written in place later."""
+"""In place of a hash that is written later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class WeightsFolder:
     files: dict[str, mmap.mmap]
     """By name."""
     promised: str
-    """`weights_hash` that the files say they have; empty when they say nothing."""
+    """`weights_hash` that the files name; empty when they name none."""
 
 
 def open_weights(place: Path, *, writable: bool = False) -> WeightsFolder:
@@ -60,10 +60,10 @@ def open_weights(place: Path, *, writable: bool = False) -> WeightsFolder:
     tensors: dict[str, Tensor] = {}
     files = {}
     for name in names:
-        file, found, said = _open_file(folder / name, writable=writable)
+        file, found, named = _open_file(folder / name, writable=writable)
         files[name] = file
         if weight_map is None:
-            promised = said  # a shard speaks of itself at most
+            promised = named  # a shard names its own at most
         else:
             _require_agreed(weight_map, name, found, f"{folder / INDEX}")
         tensors |= found
@@ -186,7 +186,7 @@ def restamp(folder: Path, weights_hash: str) -> None:
 
 
 def copy_other_files(source: Path, target: Path) -> None:
-    """Copy config, tokenizer and what else lies beside the weights, but no weights in other formats: they are old."""
+    """Copy config, tokenizer and what else is beside the weights, but no weights in other formats: they are old."""
     for path in source.iterdir():
         if path.is_file() and path.suffix not in _WEIGHTS_SUFFIXES and not path.name.endswith(".index.json"):
             shutil.copy2(path, target / path.name)

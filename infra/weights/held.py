@@ -43,17 +43,17 @@ class HeldWeights:
         self.weights_hash = self._hash()
         """Of what is held now; empty when a delta broke it, and it must not be used any more."""
         if expected is not None and self.weights_hash != expected:
-            raise WeightsError(f"these weights hash to {self.weights_hash}, not to {expected} as was said of them")
+            raise WeightsError(f"these weights hash to {self.weights_hash}, not to {expected} as was recorded")
 
     def apply(self, delta: Delta, *, just_verified: bool = False) -> bool:
-        """Make of the base the result; tell whether anything was done: applied again, a delta does nothing.
+        """Make of the base the result; return whether anything was done: applied again, a delta does nothing.
 
         Args:
             delta: What to apply.
             just_verified: That memory was hashed a moment ago, when the delta before this one was applied.
 
         Raises WrongBase when other weights are held than the delta's base, and WeightsError when what is held or what
-        came out is not what its hash says. After the latter the weights are broken; after WrongBase they are as before.
+        came out does not have its hash. After the latter the weights are broken; after WrongBase they are as before.
         """
         header = delta.header
         if self.weights_hash == header.weights_hash:

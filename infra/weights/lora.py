@@ -1,6 +1,6 @@
 """LoRA adapters as peft makes and names them: what a trainer and an engine must agree on.
 
-A model with an adapter is the model itself, whose adapted layers stand each behind one of peft's. This file is light:
+A model with an adapter is the model itself, whose adapted layers are each behind one of peft's. This file is light:
 peft, and torch with it, is imported when an adapter is made.
 """
 
@@ -15,7 +15,7 @@ _IN_FILES, _IN_MODEL = "base_model.model.", f".{ADAPTER}."
 
 
 def adapter_config(rank: int, alpha: float, targets: Iterable[str]) -> dict[str, Any]:
-    """Return what stands in `adapter_config.json`, as far as every reader of peft's files needs it."""
+    """Return the content of `adapter_config.json`, as far as every reader of peft's files needs it."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

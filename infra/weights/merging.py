@@ -35,7 +35,7 @@ def merge_deltas(deltas: Sequence[Delta], *, workers: int | None = None) -> byte
     parts: dict[str, list[tuple[TensorHead, Content]]] = {}
     for delta in deltas:
         for head, content in split(delta):
-            # What stands whole makes of no account what came before it.
+            # A whole tensor replaces all that came before it.
             before = [] if isinstance(content, memoryview) else parts.get(head.name, [])
             if before and (before[-1][0].dtype, before[-1][0].shape) != (head.dtype, head.shape):
                 raise WeightsError(f"tensor {head.name!r} changes its dtype or shape on the way: these are no chain")

@@ -26,7 +26,7 @@ from headrace.infra.whole_folder import new_folder
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class EncodedDelta:
     """A delta object that was written."""
 
     header: Header
@@ -53,12 +53,12 @@ class Verified:
     weights_hash: str
     """Of the weights, or of what the delta gives."""
     promised: bool
-    """Whether the object itself says which hash its weights have."""
+    """Whether the object itself names the hash of its weights."""
     header: Header | None = None
     """Of a delta."""
 
 
-def encode(base: Path, new: Path, out: Path, label: Label) -> Written:
+def encode(base: Path, new: Path, out: Path, label: Label) -> EncodedDelta:
     """Write the delta object that leads from one folder of weights to another.
 
     Raises UsageError when `out` exists or a folder does not, WeightsError when a folder is not whole or not what it
@@ -79,7 +79,7 @@ def encode(base: Path, new: Path, out: Path, label: Label) -> Written:
     finally:
         beside.unlink(missing_ok=True)
     full = sum(tensor.data.nbytes for tensor in after.tensors.values())
-    return Written(read_delta(data).header, full, len(data))
+    return EncodedDelta(read_delta(data).header, full, len(data))
 
 
 def apply(base: Path, deltas: Sequence[Path], out: Path) -> Applied:
@@ -87,7 +87,7 @@ def apply(base: Path, deltas: Sequence[Path], out: Path) -> Applied:
 
     Config and tokenizer are those of the base. Raises UsageError when `out` exists, or the base or a delta does not,
     and WeightsError when the base is not whole or not what it promises, when a delta is damaged or belongs elsewhere,
-    or its result is not what it says.
+    or its result is not what it names.
     """
     _require(base, *deltas)
     opened = [open_delta(path) for path in deltas]
@@ -144,7 +144,7 @@ def _require(*places: Path) -> None:
 def _hash_as_promised(place: Path, found: WeightsFolder) -> str:
     held = weights_hash(found.tensors)
     if found.promised and held != found.promised:
-        raise WeightsError(f"{place} holds weights that hash to {held}, it says {found.promised}: it was altered")
+        raise WeightsError(f"{place} holds weights that hash to {held}, it names {found.promised}: it was altered")
     return held
 
 

@@ -11,12 +11,13 @@ from typing import Generic, TypeVar
 from headrace.infra.weights.delta_header import Header
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
 
-ANCHOR, DELTA, MERGED = "anchor", "delta", "merged"
-"""Kinds of a WeightsPublished. The last publishes nothing: it tells of a further way between two versions."""
+ANCHOR, DELTA, MERGED, WHOLE = "anchor", "delta", "merged", "whole"
+"""Kinds of a WeightsPublished. The last two publish nothing: they name a further way to a version, from another one or
+from nothing."""
 RECENT = 64
 """Versions that a worker begins with, and what is before them back to an anchor; `headrace gc` keeps no fewer."""
 NOTHING = ""
-"""Where an anchor leads from: no weights are needed for it."""
+"""Where whole weights lead from: no others are needed for them."""
 Object = TypeVar("Object")
 
 
@@ -32,15 +33,20 @@ class Link(Generic[Object]):
 
 
 def is_version(event: WeightsPublished) -> bool:
-    """Tell whether an event publishes a version."""
-    return event.kind != MERGED
+    """Return whether an event publishes a version."""
+    return event.kind not in {MERGED, WHOLE}
+
+
+def is_whole(event: WeightsPublished) -> bool:
+    """Return whether an event's object is all of a version's weights."""
+    return event.kind in {ANCHOR, WHOLE}
 
 
 def link_of(event: WeightsPublished) -> Link[WeightsPublished] | None:
     """Return what an event's object leads from and to; None for one that names no object, or of no known kind."""
-    if event.weights is None or event.kind not in {ANCHOR, DELTA, MERGED} or not event.weights_hash:
+    if event.weights is None or event.kind not in {ANCHOR, DELTA, MERGED, WHOLE} or not event.weights_hash:
         return None
-    source = NOTHING if event.kind == ANCHOR else event.base_hash
+    source = NOTHING if is_whole(event) else event.base_hash
     return Link(source, event.weights_hash, size_of(event), event)
 
 
@@ -59,11 +65,11 @@ def size_of(event: WeightsPublished) -> int:
 
 
 def is_labelled(header: Header, event: WeightsPublished) -> bool:
-    """Tell whether a delta says of itself what its event says of it."""
+    """Return whether the header of a delta agrees with its event."""
     label = header.label
-    says = (label.policy, label.epoch, label.base_version, label.version, header.base_hash, header.weights_hash)
+    named = (label.policy, label.epoch, label.base_version, label.version, header.base_hash, header.weights_hash)
     wanted = (event.policy, event.epoch, event.base_version, event.version, event.base_hash, event.weights_hash)
-    return says == wanted
+    return named == wanted
 
 
 def cheapest(links: Iterable[Link[Object]], held: str, target: str) -> list[Link[Object]] | None:

@@ -52,7 +52,7 @@ class Tokenizer:
         return self.encode_plain(templated)
 
     def encode_plain(self, text: str) -> list[int]:
-        """Return the ids of text as it stands, no special token added."""
+        """Return the ids of text as it is, no special token added."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 

@@ -1,21 +1,31 @@
 """One policy's weights as a worker holds them, brought from version to version by the objects that are fewest bytes.
 
-All objects of a way are fetched and read before one is applied; each is checked for what its record says of it, and the
+All objects of a way are fetched and read before one is applied; each is checked against its record, and the
 weights before and after each by their hash. The engine serves its own copy meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.store.object_sources import WeightObjects
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.delta import Delta, read_delta
 from headrace.infra.weights.folder import read_shards
 from headrace.infra.weights.held import HeldWeights
-from headrace.infra.weights.paths import ANCHOR, MERGED, NOTHING, cheapest, claims_of, is_labelled, link_of, size_of
+from headrace.infra.weights.paths import (
+    MERGED,
+    NOTHING,
+    WHOLE,
+    cheapest,
+    claims_of,
+    is_labelled,
+    is_whole,
+    link_of,
+    size_of,
+)
 from headrace.infra.weights.tensor_file import read_safetensors
 from headrace.infra.weights.tensors import Tensor, WeightsError
 from headrace.schemas.records import ClaimCheck, WeightsPublished
@@ -27,20 +37,10 @@ class BadWeights(HeadraceError):
     """An object does not hold the weights that its record promises, or none that is good leads to a version."""
 
 
-class Objects(Protocol):
-    """Where objects come from: the cache of the machine."""
-
-    def get(self, claim: ClaimCheck) -> memoryview:
-        """Return an object's bytes. Raises as `ObjectStore.get`."""
-
-    def drop(self, claim: ClaimCheck) -> None:
-        """Take in that the bytes were not what the object should be."""
-
-
 class PolicyWeights:
     """What is held of one policy; begins with nothing."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: WeightObjects) -> None:
         self._objects = objects
         self._held: HeldWeights | None = None
         self._watch = Stopwatch()
@@ -85,7 +85,7 @@ class PolicyWeights:
             fetched: list[Fetched] = []
             at = 0
             try:
-                for at, link in enumerate(way):  # noqa: B007 - says below which one it was
+                for at, link in enumerate(way):  # noqa: B007 - names below which one it was
                     fetched.append(self._fetch(link.of))
                 for at, content in enumerate(fetched):
                     self._apply(way[at].of, content, just_verified=at > 0)
@@ -115,14 +115,14 @@ class PolicyWeights:
 
     def _fetch(self, event: WeightsPublished) -> Fetched:
         with self._watch.measure("fetch"):
-            fetch = fetch_anchor if event.kind == ANCHOR else fetch_delta
+            fetch = fetch_whole if is_whole(event) else fetch_delta
             content: Fetched = fetch(self._objects, event)
         self.fetched_bytes += size_of(event)
         return content
 
 
-def fetch_anchor(objects: Objects, event: WeightsPublished) -> dict[str, Tensor]:
-    """Return the tensors of an anchor, of one object or of several. Raises as `fetch_delta`."""
+def fetch_whole(objects: WeightObjects, event: WeightsPublished) -> dict[str, Tensor]:
+    """Return the tensors of whole weights, of one object or of several. Raises as `fetch_delta`."""
     whole = objects.get(claim_of(event))
     if not event.shards:
         return read_safetensors(whole)
@@ -130,12 +130,12 @@ def fetch_anchor(objects: Objects, event: WeightsPublished) -> dict[str, Tensor]
     return read_shards(whole, found)
 
 
-def fetch_delta(objects: Objects, event: WeightsPublished) -> Delta:
+def fetch_delta(objects: WeightObjects, event: WeightsPublished) -> Delta:
     """Return the delta that an event names. Raises as `ObjectStore.get`, WeightsError and BadWeights."""
     claim = claim_of(event)
     delta = read_delta(objects.get(claim))
     if not is_labelled(delta.header, event):
-        raise BadWeights(f"{claim.key} is labelled {delta.header.label}, which is not what its record says of it")
+        raise BadWeights(f"{claim.key} is labelled {delta.header.label}, which does not agree with its record")
     return delta
 
 
@@ -149,10 +149,12 @@ def name_of(event: WeightsPublished) -> str:
     """Return what to call an event's object in a sentence."""
     if event.kind == MERGED:
         return f"the merged delta of versions {event.base_version} to {event.version}"
+    if event.kind == WHOLE:
+        return f"the whole weights of version {event.version}"
     return f"the {event.kind} of version {event.version}"
 
 
 def _no_way(why: list[str]) -> str:
     if why:
-        return f"{'; '.join(why)}: the next anchor heals it"
-    return "no objects lead to it from what is held: the next anchor does"
+        return f"{'; '.join(why)}: the next whole weights heal it"
+    return "no objects lead to it from what is held: the next whole weights do"

@@ -23,7 +23,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
 def is_plain_file_name(name: str) -> bool:
-    """Tell whether a file beside a policy's weights may be written under the name that its record gives it."""
+    """Return whether a file beside a policy's weights may be written under the name that its record gives it."""
     return _FILE_NAME.fullmatch(name) is not None
 
 
@@ -38,7 +38,7 @@ def write_safetensors(named: Mapping[str, Tensor], metadata: Mapping[str, str] |
 def safetensors_pieces(named: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Pieces:
     """Return the pieces of a safetensors file, of which the tensors' are not copied.
 
-    Tensors of wider items come first, as in the reference implementation, so that every tensor lies aligned.
+    Tensors of wider items come first, as in the reference implementation, so that every tensor is aligned.
     """
     header: dict[str, Any] = {"__metadata__": dict(sorted((HF_METADATA if metadata is None else metadata).items()))}
     order = sorted(named, key=lambda name: (-ITEM_BYTES[named[name].dtype], name))

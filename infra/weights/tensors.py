@@ -1,6 +1,6 @@
 """Weights without a library: tensors by name, and the hash that names a set of them.
 
-Trainer and follower both use this file, so it knows neither torch nor a model. A tensor is its dtype (in safetensors'
+Trainer and follower both use this file, so it uses neither torch nor a model. A tensor is its dtype (in safetensors'
 own names), its shape and its little-endian bytes; numpy has no bfloat16, so no array type is imposed here.
 """
 

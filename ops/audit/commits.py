@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from headrace.infra.kafka.clients import Message, begin_offsets, end_offsets
 from headrace.infra.kafka.group_offsets import Commit, commits
-from headrace.infra.kafka.topic_reader import Place, whole_topics
+from headrace.infra.kafka.topic_reader import Place, place_name, spot, whole_topics
 from headrace.infra.run.run import Run
-from headrace.ops.audit.fold import spot
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import Snapshot
-from headrace.schemas.topics import variant_of
+from headrace.schemas.topics import eval_stream, variant_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +31,18 @@ def groups_of(run: Run) -> list[Group]:
     topics = run.topics
     workers = [Group(topics.rollout_group(w), topics.tasks(w)) for w in run.recipe.workflows]
     curators = [
-        Group(topics.curate_group(line), topics.trajectories(line), f"curate.{line}", is_shadow=bool(variant_of(line)))
-        for line in run.recipe.lines
+        Group(topics.curate_group(one), topics.trajectories(one), f"curate.{one}", is_shadow=bool(variant_of(one)))
+        for one in run.recipe.policy_variants
     ]
     return workers + curators
+
+
+def evaluating(run: Run) -> list[Group]:
+    """Return the same for what they work off evaluations."""
+    return [
+        Group(run.topics.rollout_group(workflow), run.topics.tasks(eval_stream(workflow)))
+        for workflow in run.recipe.workflows
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ def ask(run: Run, groups: Iterable[Group]) -> dict[Group, Committed]:
     return found
 
 
-def problems(asked: Mapping[Group, Committed], snapshots: Mapping[bytes, Message]) -> Iterator[str]:
+def problems(asked: Mapping[Group, Committed], snapshots: Mapping[bytes, Message], run_id: str) -> Iterator[str]:
     """Yield what is wrong with commits; the snapshots were read before the commits were asked for."""
     for group, committed in asked.items():
         for (topic, partition), commit in sorted(committed.commits.items()):
@@ -69,12 +76,14 @@ def problems(asked: Mapping[Group, Committed], snapshots: Mapping[bytes, Message
                     f"{begin} to {end}"
                 )
         if group.component:
-            yield from _against_snapshots(group, committed, snapshots)
+            yield from _against_snapshots(group, committed, snapshots, run_id)
 
 
-def _against_snapshots(group: Group, committed: Committed, snapshots: Mapping[bytes, Message]) -> Iterator[str]:
+def _against_snapshots(
+    group: Group, committed: Committed, snapshots: Mapping[bytes, Message], run_id: str
+) -> Iterator[str]:
     for topic, partition in committed.end:
-        place = f"{topic}[{partition}]"
+        place = place_name((topic, partition))
         newest = snapshots.get(f"{group.component}|{topic}|{partition}".encode())
         commit = committed.commits.get((topic, partition))
         if newest is None:
@@ -82,11 +91,14 @@ def _against_snapshots(group: Group, committed: Committed, snapshots: Mapping[by
                 yield f"group {group.name} restores {place} from snapshot {_named(commit)}, and there is none in state"
             continue
         try:
-            position = codec.decode(newest.value, Snapshot).positions[place]
+            snapshot = codec.decode(newest.value, Snapshot)
+            position = snapshot.positions[place]
         except (SchemaError, KeyError) as error:
             yield f"the snapshot {spot(newest)} of {place} cannot be read: {error}"
             continue
-        if commit is None:
+        if snapshot.run_id != run_id:
+            yield f"the snapshot {spot(newest)} of {place} is of run {snapshot.run_id!r:.60}"
+        elif commit is None:
             yield f"group {group.name} has lost its offset of {place}, where it has been up to {position}"
         elif commit.offset < position:
             yield (

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from headrace.consumers.algorithms.contract import generated_lengths
 from headrace.infra.kafka.clients import Message
 from headrace.infra.store.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavailable
-from headrace.ops.audit.objects import Objects
+from headrace.ops.audit.objects import ObjectChecks
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
-from headrace.schemas.headers import HeaderError, Stamp
-from headrace.schemas.records import Attachment, ClaimCheck, CuratedGroup, TrajectoryGroup
+from headrace.schemas.headers import HeaderError, Stamp, task_stamp
+from headrace.schemas.records import Attachment, ClaimCheck, CuratedGroup, Outcome, Task, Trajectory, TrajectoryGroup
+from headrace.schemas.versions import version_range
 
 Identity = tuple[str, str, int]
 """(run id, stream, number)."""
@@ -22,20 +25,21 @@ class UnfitValue(Exception):
 
 
 def check_trajectories(message: Message, store: ObjectStore | None) -> TrajectoryGroup:
-    """Return the group that a message holds, or that lies behind its claim check; without a store as it stands.
+    """Return the group that a message holds, or that is behind its claim check; without a store as it stands.
 
     Raises UnfitValue, and what an unreachable store raises.
     """
     stamp = _stamp(message)
     group = _group(message.value, store)
     _same((group.run_id, group.stream, group.number), stamp)
+    _check_versions(group.trajectories, stamp, has_all=group.claim is None)
     if group.policy != stamp.policy:
         raise UnfitValue(f"its headers say policy {stamp.policy!r}, its value {group.policy!r}")
     return group
 
 
-def check_curated(message: Message, store: ObjectStore | None) -> TrajectoryGroup:
-    """Return the group inside a curated record; a replay has none, and gives an empty one.
+def check_curated(message: Message, store: ObjectStore | None) -> tuple[CuratedGroup, TrajectoryGroup]:
+    """Return a curated record and the group inside; a replay has none, and gives an empty one.
 
     Raises UnfitValue, and what an unreachable store raises.
     """
@@ -45,15 +49,17 @@ def check_curated(message: Message, store: ObjectStore | None) -> TrajectoryGrou
     except SchemaError as error:
         raise UnfitValue(str(error)) from error
     _same((curated.run_id, curated.stream, curated.number), stamp)
-    if curated.use != stamp.use:
-        raise UnfitValue(f"its headers say use {stamp.use}, its value {curated.use}")
+    said, headers = (curated.use, curated.revision, curated.min_version), (stamp.use, stamp.revision, stamp.min_version)
+    if said != headers and not (curated.use and said[:2] == headers[:2]):
+        raise UnfitValue(f"its headers say use, recipe revision and oldest version {headers}, its value {said}")
     if curated.use and not curated.group:
-        return TrajectoryGroup()
+        return curated, TrajectoryGroup()
     group = _group(curated.group, store)
     _same((group.run_id, group.stream, group.number), stamp)
     if group.claim is None:
         _check_rewards(curated, group)
-    return group
+        _check_versions([group.trajectories[index] for index in curated.kept], stamp)
+    return curated, group
 
 
 def _check_rewards(curated: CuratedGroup, group: TrajectoryGroup) -> None:
@@ -65,6 +71,48 @@ def _check_rewards(curated: CuratedGroup, group: TrajectoryGroup) -> None:
         raise UnfitValue(f"the rewards of its kept trajectories {odd} are not finite")
 
 
+def check_task(message: Message) -> Task:
+    """Return a task. Raises UnfitValue where its value, headers and key do not name the same."""
+    stamp = _stamp(message)
+    try:
+        task = codec.decode(message.value, Task)
+    except SchemaError as error:
+        raise UnfitValue(str(error)) from error
+    if task_stamp(task, stamp.policy) != replace(stamp, min_version=-1, max_version=-1, head_version=-1):
+        raise UnfitValue(f"its headers say {stamp}, its value {task_stamp(task, stamp.policy)}")
+    if message.key != stamp.key:
+        raise UnfitValue(f"its key is {message.key!r:.60}, its headers name {stamp.stream}:{stamp.number}")
+    return task
+
+
+def facts_of_outcome(outcome: Outcome) -> tuple[object, ...]:
+    """Return what an outcome says of a group, in the order of `facts_of`."""
+    return tuple(outcome.rewards), tuple(outcome.lengths), outcome.n_asked, outcome.failures, outcome.task_id
+
+
+def facts_of(group: TrajectoryGroup) -> tuple[object, ...]:
+    """Return what an outcome says of a group: rewards, lengths, episodes asked for and failed, and its task."""
+    rewards = tuple(trajectory.reward for trajectory in group.trajectories)
+    return rewards, tuple(generated_lengths(group)), group.n_asked, len(group.failures), group.task_id
+
+
+def _check_versions(trajectories: Sequence[Trajectory], stamp: Stamp, *, has_all: bool = True) -> None:
+    """Hold the versions of tokens against the headers, and their number against that of the tokens."""
+    if not has_all:
+        return
+    for trajectory in trajectories:
+        for sequence in trajectory.sequences:
+            if int(sequence.version_runs[1::2].sum()) != len(sequence.ids):
+                raise UnfitValue(
+                    f"its versions are of {sequence.version_runs[1::2].sum()} tokens, and it has {len(sequence.ids)}"
+                )
+    found = version_range(trajectories)
+    if found != (stamp.min_version, stamp.max_version):
+        raise UnfitValue(
+            f"its tokens are of versions {found}, and its headers say {stamp.min_version, stamp.max_version}"
+        )
+
+
 def attachments_of(group: TrajectoryGroup) -> Iterator[Attachment]:
     """Yield the attachments of a group, its trajectories and their sequences."""
     yield from group.attachments
@@ -74,7 +122,7 @@ def attachments_of(group: TrajectoryGroup) -> Iterator[Attachment]:
             yield from sequence.attachments
 
 
-def check_attachments(group: TrajectoryGroup, objects: Objects) -> None:
+def check_attachments(group: TrajectoryGroup, objects: ObjectChecks) -> None:
     """Read every attached object. Raises UnfitValue, or StoreAway."""
     for attachment in attachments_of(group):
         for why in objects.claim(attachment.claim):
@@ -93,9 +141,12 @@ def _group(value: bytes, store: ObjectStore | None) -> TrajectoryGroup:
         group = codec.decode(value, TrajectoryGroup)
         if group.claim is None or store is None:
             return group
-        return codec.decode(_fetched(store, group.claim), TrajectoryGroup)
+        whole = codec.decode(_fetched(store, group.claim), TrajectoryGroup)
     except SchemaError as error:
         raise UnfitValue(str(error)) from error
+    if whole.claim is not None or replace(whole, trajectories=(), claim=group.claim) != group:
+        raise UnfitValue("the group behind its claim check says other things of itself than the record that names it")
+    return whole
 
 
 def _fetched(store: ObjectStore, claim: ClaimCheck) -> bytes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.ops.audit.fold import GroupTotals, TaskCounts
+from headrace.ops.audit.evaluations import EvaluationCounts
 from headrace.ops.audit.numbers import PolicyAudit
+from headrace.ops.audit.results import GroupTotals, TaskCounts
 
 
 @dataclass(slots=True)
@@ -71,6 +72,8 @@ class AuditReport:
     """By `policy.variant`."""
     curated: Mapping[str, CuratedCounts]
     """By policy or shadow."""
+    evaluations: Mapping[str, EvaluationCounts]
+    """By `workflow.policy`."""
     revisions: Mapping[str, Sequence[Sequence[int]]]
     """Stream to (recipe revision, first number issued under it)."""
     store: str

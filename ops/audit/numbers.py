@@ -1,44 +1,60 @@
-"""What became of every number of a policy, two bytes each, whatever the order of the records. No I/O.
-
-Bits are only ever set, so it does not matter in which order the partitions of the topics are read. Numbers stand in
-pages, so one that is far away costs a page, not all that lies before it.
-"""
+"""What became of every number of a policy, whatever the order of the records. No I/O."""
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
+from headrace.ops.audit.broken_numbers import Scope, broken, left
+from headrace.ops.audit.pages import (
+    BY_TRAINER,
+    CONCLUDED,
+    CURATED,
+    CURATED_TWICE,
+    DISCARDED,
+    EVICTED,
+    EVICTED_TWICE,
+    FLAGS,
+    IN_WINDOW,
+    KEPT,
+    KEPT_TWICE,
+    LATE,
+    LOW,
+    MISPLACED,
+    NO_REASON,
+    ODD_FACTS,
+    ODD_VERDICT,
+    OVERDUE,
+    PAGE,
+    PLAYED,
+    PRODUCED,
+    REACHED,
+    REASON_BITS,
+    REOPENED,
+    TASK_WAITS,
+    TRAINED,
+    TWICE,
+    UNMATCHED,
+    Mask,
+    Page,
+    Pages,
+)
 from headrace.ops.audit.problems import Problem, Problems
 
-PAGE_BITS = 12
-PAGE = 1 << PAGE_BITS
-LOW = PAGE - 1
-
-PRODUCED, CURATED, KEPT, TRAINED, DISCARDED, EVICTED, BY_TRAINER, TWICE, KEPT_TWICE = (1 << bit for bit in range(9))
-CONCLUDED = TRAINED | DISCARDED
-PASSED = PRODUCED
-"""Of a replay, which no worker produces: its trainer has read past it."""
-REASON_BITS = 9
-"""The bits above these hold the number of a reason."""
-FLAGS = (1 << REASON_BITS) - 1
 MOST_REASONS = 127
 """Further reasons count as OTHER."""
 OTHER = ("", "", "other")
-MOST_DEATHS = 100
 
-Said = tuple[str, str, str]
+VERDICTS = ("expired", "surplus", "run_end", "missing")
+"""Of evictions."""
+OF_PLACE = IN_WINDOW | OVERDUE
+"""What is true of a curated record on account of where it stands."""
+
+Conclusion = tuple[str, str, str]
 """(component, verdict, reason) of a discard."""
-PageKey = tuple[str, int, int]
-"""(stream, use, number of the page)."""
-Bits = npt.NDArray[np.uint16]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,168 +88,150 @@ class PolicyAudit:
     """Single trajectories of groups that were kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What may be expected of a run at this moment."""
-
-    drained: bool = False
-    """Nothing more can conclude: what is in flight is lost."""
-    still: bool = False
-    """Nobody writes now: all topics tell of the same moment."""
-    whole: bool = False
-    """Trajectories and curated groups were read too."""
-    offline: bool = False
-    """An offline experiment: the groups are those of another run, and only what was trained is here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """PAGE consecutive numbers of a stream, in one use."""
-
-    stream: str
-    use: int
-    first: int
-    bits: Bits
-    deaths: npt.NDArray[np.int8]
-    """Letters that concluded a number, less those that opened it again."""
-
-    def has(self, bits: int) -> Mask:
-        """Tell which numbers have at least one of these bits."""
-        found: Mask = (self.bits & bits) != 0
-        return found
-
-    @property
-    def dead(self) -> Mask:
-        """Numbers that are dead and nothing else."""
-        found: Mask = (self.deaths > 0) & ~self.has(CONCLUDED)
-        return found
-
-    @property
-    def concluded(self) -> Mask:
-        """Numbers that are open no more."""
-        return self.has(CONCLUDED) | (self.deaths > 0)
-
-    def below(self, number: int) -> Mask:
-        """Tell which numbers are less than this one, and no negative ones."""
-        found: Mask = np.arange(PAGE) < (number - self.first if self.first >= 0 else 0)
-        return found
-
-
-NO_BITS = np.zeros(PAGE, np.uint16)
-NO_DEATHS = np.zeros(PAGE, np.int8)
-
-
 class PolicyNumbers:
     """What the topics say of one policy's numbers."""
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
-        self._pages: dict[PageKey, array[int]] = {}
-        self._deaths: dict[PageKey, array[int]] = {}
-        self._reasons: list[Said] = [("", "", "")]
-        self._reason_numbers: dict[Said, int] = {}
+        self.pages = Pages()
+        self.places: dict[tuple[str, int, int], tuple[int, int]] = {}
+        """Use to where its batch says that it stands, until its curated record was read."""
+        self.reopened = 0
+        """Dead letters that were sent back: each may open a number beyond those that the feeder had open."""
+        self._reasons: list[Conclusion] = [("", "", "")]
+        self._reason_numbers: dict[Conclusion, int] = {}
         self._duplicates = 0
         self._trajectories = 0
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def _mark(self, stream: str, number: int, use: int, bits: int) -> int:
-        """Set bits and return those that stood before."""
-        page = self._page(stream, number, use)
-        before = page[number & LOW]
-        page[number & LOW] = before | bits
-        return before
+    def produce(self, stream: str, number: int, bits: int = REACHED) -> bool:
+        """Take in a delivery; False when it is not the first of its number.
 
-    def _page(self, stream: str, number: int, use: int) -> array[int]:
-        key = (stream, use, number >> PAGE_BITS)
-        page = self._pages.get(key)
-        if page is None:
-            page = self._pages[key] = array("H", bytes(2 * PAGE))
-        return page
-
-    def produce(self, stream: str, number: int) -> bool:
-        """Take in a delivery; False when it is not the first of its number."""
-        first = not self._mark(stream, number, 0, PRODUCED) & PRODUCED
+        Args:
+            stream: Of the task.
+            number: Of the task.
+            bits: REACHED when no curator may have it before it, ANSWER_DUE when one is known to have read it.
+        """
+        bits |= PRODUCED
+        first = not self.pages.mark(stream, number, 0, bits) & PRODUCED
         self._duplicates += not first
         return first
 
-    def curate(self, stream: str, number: int, use: int) -> None:
-        """Take in a curated record."""
-        self._mark(stream, number, use, CURATED)
+    def curate(self, stream: str, number: int, use: int, bits: int = 0, *, sent_back: bool = False) -> None:
+        """Take in a curated record.
+
+        Args:
+            stream: Of the task.
+            number: Of the task.
+            use: Which use.
+            bits: What else is known of it.
+            sent_back: Whether `headrace redrive` wrote it: then the one before counts no more.
+        """
+        before = self.pages.mark(stream, number, use, CURATED)
+        if sent_back:
+            self.pages.clear(stream, number, use, OF_PLACE)
+        elif before & CURATED:
+            bits |= CURATED_TWICE
+        if bits:
+            self.pages.mark(stream, number, use, bits)
+
+    def expect(self, stream: str, number: int, digest: int) -> None:
+        """Note the digest of the group in a curated record: one of its deliveries must have it too."""
+        self.pages.set_digest(stream, number, digest)
+        self.pages.mark(stream, number, 0, UNMATCHED)
+
+    def match(self, stream: str, number: int, digest: int) -> None:
+        """Take in the digest of a delivery."""
+        if self.pages.digest(stream, number) == digest:
+            self.pages.clear(stream, number, 0, UNMATCHED)
+
+    def place(self, stream: str, number: int, use: int, place: tuple[int, int]) -> None:
+        """Take in where a curated record stands: (partition, offset)."""
+        expected = self.places.pop((stream, number, use), place)
+        if expected not in (place, (-1, -1)):
+            self.pages.mark(stream, number, use, MISPLACED)
+
+    def expect_facts(self, stream: str, number: int, digest: int) -> None:
+        """Note the digest of what an outcome says of a group: one of its deliveries must say it too."""
+        self.pages.set_facts(stream, number, digest)
+        self.pages.mark(stream, number, 0, ODD_FACTS)
+
+    def match_facts(self, stream: str, number: int, digest: int) -> None:
+        """Take in the digest of what a delivery says."""
+        if self.pages.facts(stream, number) == digest:
+            self.pages.clear(stream, number, 0, ODD_FACTS)
+
+    def check_deadline(self, stream: str, number: int, use: int, deadline: int) -> None:
+        """Take in the deadline of a curated record: it may have been trained up to that version."""
+        if self.pages.version(stream, number, use) - 1 > deadline:
+            self.pages.mark(stream, number, use, LATE)
 
     def keep(self, stream: str, number: int, use: int) -> None:
-        """Take in the word that a group was kept."""
-        if self._mark(stream, number, use, KEPT) & KEPT:
-            self._mark(stream, number, use, KEPT_TWICE)
+        """Record that a group was kept."""
+        if self.pages.mark(stream, number, use, KEPT) & KEPT:
+            self.pages.mark(stream, number, use, KEPT_TWICE)
 
-    def train(self, stream: str, number: int, use: int) -> None:
-        """Take in one mention of a group in a batch."""
-        if self._mark(stream, number, use, TRAINED) & CONCLUDED:
-            self._mark(stream, number, use, TWICE)
+    def train(self, stream: str, number: int, use: int, version: int) -> None:
+        """Take in one mention of a group in the batch of a version."""
+        self.pages.set_version(stream, number, use, version)
+        if self.pages.mark(stream, number, use, TRAINED) & CONCLUDED:
+            self.pages.mark(stream, number, use, TWICE)
 
-    def evict(self, stream: str, number: int, use: int) -> None:
-        """Take in a batch's word that a group left the window untrained."""
-        self._mark(stream, number, use, EVICTED)
+    def evict(self, stream: str, number: int, use: int, verdict: str) -> None:
+        """Record from a batch that a group left the window untrained."""
+        if verdict != "dead":  # what became of that a dead letter says, or a shadow's outcome with the reason
+            self.pages.set_verdict(stream, number, use, code_of(verdict))
+        if self.pages.mark(stream, number, use, EVICTED) & EVICTED:
+            self.pages.mark(stream, number, use, EVICTED_TWICE)
 
-    def discard(self, stream: str, number: int, use: int, said: Said) -> None:
-        """Take in the word that a group was not trained; of several, the first in the alphabet is shown."""
-        page, at = self._page(stream, number, use), number & LOW
+    def discard(self, stream: str, number: int, use: int, conclusion: Conclusion) -> None:
+        """Record that a group was not trained; of several, the first in the alphabet is shown."""
+        page, at = self.pages.bits_of(stream, number, use), number & LOW
         before = page[at]
-        known, code = before >> REASON_BITS, self._reason(said)
+        known, code = before >> REASON_BITS, self._reason(conclusion)
         if known and self._reasons[known] <= self._reasons[code]:
             code = known
         flags = (before & FLAGS) | DISCARDED
-        flags |= BY_TRAINER if said[0] == "train" else 0
+        flags |= BY_TRAINER if conclusion[0] == "train" else 0
         flags |= TWICE if before & CONCLUDED else 0
+        flags |= 0 if conclusion[2] else NO_REASON
+        evicted = self.pages.verdict(stream, number, use)
+        flags |= ODD_VERDICT if conclusion[0] == "train" and evicted not in (0, code_of(conclusion[1])) else 0
         page[at] = flags | code << REASON_BITS
 
-    def _reason(self, said: Said) -> int:
-        code = self._reason_numbers.get(said)
+    def _reason(self, conclusion: Conclusion) -> int:
+        code = self._reason_numbers.get(conclusion)
         if code is None:
-            said = said if len(self._reasons) < MOST_REASONS else OTHER
-            code = self._reason_numbers.get(said, len(self._reasons))
+            conclusion = conclusion if len(self._reasons) < MOST_REASONS else OTHER
+            code = self._reason_numbers.get(conclusion, len(self._reasons))
             if code == len(self._reasons):
-                self._reason_numbers[said] = code
-                self._reasons.append(said)
+                self._reason_numbers[conclusion] = code
+                self._reasons.append(conclusion)
         return code
 
     def discard_trajectory(self) -> None:
-        """Take in the word that one trajectory of a kept group is not trained on."""
+        """Record that one trajectory of a kept group is not trained on."""
         self._trajectories += 1
 
-    def pass_replay(self, stream: str, number: int, use: int) -> None:
-        """Take in that the trainer has read past a replay: at the end of the run it is trained, evicted or dead."""
-        self._mark(stream, number, use, PASSED)
+    def mark_dead(
+        self, stream: str, number: int, use: int = 0, dead_letters: int = 1, *, of_task: bool = False
+    ) -> None:
+        """Count a dead letter that concludes a number, or one use of it; -1 for one that opens it again.
 
-    def bury(self, stream: str, number: int, use: int = 0, letters: int = 1) -> None:
-        """Take in a letter that concludes a number, or one use of it, or, with -1 letters, one that opens it again."""
-        key = (stream, use, number >> PAGE_BITS)
-        self._page(stream, number, use)
-        page = self._deaths.get(key)
-        if page is None:
-            page = self._deaths[key] = array("b", bytes(PAGE))
-        page[number & LOW] = max(-MOST_DEATHS, min(MOST_DEATHS, page[number & LOW] + letters))
+        Args:
+            stream: Of the task.
+            number: Of the task.
+            use: Which use.
+            dead_letters: 1 or -1.
+            of_task: Whether it is about the task itself, which no worker could read.
+        """
+        self.pages.count_death(stream, number, use, dead_letters, of_task=of_task)
+        if dead_letters < 0:
+            self.pages.mark(stream, number, use, REOPENED)
+            self.reopened += not use
 
     # ---------------------------------------------------------------------------------------------------------- counts
-
-    def pages(self) -> Iterator[Page]:
-        """Yield all pages."""
-        return (self.page(*key) for key in self._pages)
-
-    def indices(self, stream: str) -> list[int]:
-        """Return the pages of first uses of a stream."""
-        return [index for name, use, index in self._pages if name == stream and not use]
-
-    def page(self, stream: str, use: int, index: int) -> Page:
-        """Return a page; one that was never written is empty."""
-        bits, deaths = self._pages.get((stream, use, index)), self._deaths.get((stream, use, index))
-        return Page(
-            stream,
-            use,
-            index << PAGE_BITS,
-            NO_BITS if bits is None else np.frombuffer(bits, np.uint16),
-            NO_DEATHS if deaths is None else np.frombuffer(deaths, np.int8),
-        )
 
     def audit(self, issued: Mapping[str, int], seen: Mapping[str, int], *, drained: bool) -> PolicyAudit:
         """Count.
@@ -245,10 +243,10 @@ class PolicyNumbers:
         """
         count: Counter[str] = Counter()
         reasons: Counter[int] = Counter()
-        for page in self.pages():
+        for page in self.pages.all():
             trained, discarded = page.has(TRAINED), page.has(DISCARDED)
-            count["doubled"] += _sum(page.has(TWICE)) + _sum(page.has(KEPT_TWICE))
-            count["doubled"] += _sum((page.deaths > 0) & page.has(CONCLUDED))
+            count["doubled"] += _sum(page.has(TWICE)) + _sum(page.has(KEPT_TWICE)) + _sum(page.has(CURATED_TWICE))
+            count["doubled"] += _sum(page.died & page.has(CONCLUDED))
             if page.use:
                 count["replays"] += _sum(page.has(KEPT))
                 count["replayed"] += _sum(trained)
@@ -268,7 +266,7 @@ class PolicyNumbers:
         unknown = sum(max(seen[s] - issued.get(s, 0), 0) for s in seen)
         words: Counter[str] = Counter()
         for code, times in reasons.items():
-            words[_word(self._reasons[code])] += times
+            words[_in_words(self._reasons[code])] += times
         return PolicyAudit(
             issued=total,
             produced=count["produced"],
@@ -288,15 +286,49 @@ class PolicyNumbers:
 
     # -------------------------------------------------------------------------------------------------------- problems
 
+    def open_below(self, issued: Mapping[str, int]) -> int:
+        """Count the numbers of all streams that were issued up to there and are not concluded."""
+        known = sum(_sum(p.concluded & p.below(issued.get(p.stream, 0))) for p in self.pages.all() if not p.use)
+        return sum(issued.values()) - known
+
+    def waiting(self) -> int:
+        """Count the first uses that the trainer had read at its newest record, and neither trained nor evicted."""
+        return sum(
+            _sum(page.has(IN_WINDOW) & ~page.concluded & ~page.has(EVICTED))
+            for page in self.pages.all()
+            if not page.use
+        )
+
+    def kept_and_open(self) -> int:
+        """Count the first uses that were kept and are open."""
+        return sum(_sum(page.has(KEPT) & ~page.concluded) for page in self.pages.all() if not page.use)
+
+    def played_though_dead(self) -> int:
+        """Count the numbers whose task is a dead letter of one worker, and was played by another."""
+        return sum(_sum((page.task_deaths > 0) & page.has(PLAYED)) for page in self.pages.all() if not page.use)
+
+    def nowhere(self, issued: Mapping[str, int]) -> Problems:
+        """Return the numbers below these that are open, and of which there is neither a task to be played nor a group.
+
+        Tasks were read after that, and how far the workers were was asked before.
+        """
+        found = Problems()
+        for stream, end in issued.items():
+            for index in range(-(-end // PAGE)):
+                page = self.pages.page(stream, 0, index)
+                lost = page.below(end) & ~page.concluded & ~page.has(PLAYED | TASK_WAITS)
+                found.add(
+                    self._named(page, lost, "is in flight, and neither a task to be played nor a group is there"),
+                    _sum(lost),
+                )
+        return found
+
     def problems(self, issued: Mapping[str, int], seen: Mapping[str, int], scope: Scope) -> Problems:
         """Return every number that is not as it should be."""
         found = Problems()
-        for page in self.pages():
-            broken = _broken(page, issued.get(page.stream, 0), scope)
-            if page.use:
-                before = self.page(page.stream, page.use - 1, page.first >> PAGE_BITS)
-                broken = chain(broken, _broken_replays(page, before, scope))
-            for what, mask in broken:
+        for page in self.pages.all():
+            before = self.pages.page(page.stream, page.use - 1, page.first // PAGE) if page.use else None
+            for what, mask in broken(page, before, issued.get(page.stream, 0), scope):
                 if count := _sum(mask):
                     found.add(self._named(page, mask, what), count)
         for stream, next_number in seen.items():
@@ -312,70 +344,28 @@ class PolicyNumbers:
     def _named(self, page: Page, mask: Mask, what: str) -> Iterator[Problem]:
         use = f", use {page.use}," if page.use else ""
         for at in np.flatnonzero(mask):
-            said = self._reasons[int(page.bits[at]) >> REASON_BITS]
-            words = what.format(reason=_word(said))
+            conclusion = self._reasons[int(page.bits[at]) >> REASON_BITS]
+            words = what.format(reason=_in_words(conclusion))
             yield Problem(f"{use} {words}".strip(), self.policy, page.stream, page.first + int(at))
 
     def _open(self, issued: Mapping[str, int]) -> Iterator[Problem]:
         """Yield numbers that were issued and are not concluded, though nothing moves any more."""
         for stream, end in issued.items():
             for index in range(-(-end // PAGE)):
-                page = self.page(stream, 0, index)
+                page = self.pages.page(stream, 0, index)
                 for at in np.flatnonzero(~page.concluded & page.below(end)):
-                    yield Problem(_left(int(page.bits[at])), self.policy, stream, page.first + int(at))
+                    yield Problem(left(int(page.bits[at])), self.policy, stream, page.first + int(at))
 
 
-def _left(bits: int) -> str:
-    if bits & KEPT:
-        return "was kept, and then neither trained nor evicted"
-    if bits & PRODUCED:
-        return "was produced, and nothing says what became of it"
-    return "was issued, and never concluded"
-
-
-def _broken(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
-    """Yield what may be wrong with a number, and of which numbers of the page it is true."""
-    trained, discarded, kept = page.has(TRAINED), page.has(DISCARDED), page.has(KEPT)
-    twice, foreign = page.has(TWICE), ~page.below(issued)
-    curated, produced, evicted = page.has(CURATED), page.has(PRODUCED), page.has(EVICTED)
-    yield "was trained more than once", twice & trained & ~discarded
-    if scope.offline:
-        return
-    yield "was trained, and discarded too ({reason})", trained & discarded
-    yield "was discarded more than once ({reason})", twice & discarded & ~trained
-    yield "was kept more than once", page.has(KEPT_TWICE)
-    yield "is dead, and was trained or discarded too", (page.deaths > 0) & (trained | discarded)
-    yield "was concluded, and never issued", page.concluded & foreign
-    yield "was trained, and no outcome says that it was kept", trained & ~kept
-    yield "was evicted by the trainer, and no outcome says so", evicted & ~discarded & ~(page.deaths > 0)
-    if scope.still:
-        by_trainer = page.has(BY_TRAINER)
-        yield "was discarded by the trainer ({reason}), and no batch record says so", by_trainer & ~evicted
-    if not scope.whole:
-        return
-    yield "was produced, and never issued", produced & foreign & ~page.concluded
-    yield "was kept, and there is no curated record of it", kept & ~curated
-    if not page.use:
-        yield "was curated, and no worker produced it", (kept | discarded) & ~produced
-    if scope.still:
-        yield "has a curated record, and no outcome says that it was kept", curated & ~kept
-
-
-def _broken_replays(page: Page, before: Page, scope: Scope) -> Iterator[tuple[str, Mask]]:
-    """Yield what else may be wrong with later uses; `before` holds the use before of the same numbers."""
-    if scope.offline:
-        return
-    asked = page.has(KEPT)
-    yield "was asked for, and the use before it never was kept", asked & ~before.has(KEPT)
-    if scope.drained:
-        vanished = asked & page.has(PASSED) & ~page.concluded
-        yield "was read by the trainer, and then neither trained nor evicted", vanished
+def code_of(verdict: str) -> int:
+    """Return a number above 0 that stands for the verdict of an eviction."""
+    return VERDICTS.index(verdict) + 1 if verdict in VERDICTS else len(VERDICTS) + 1
 
 
 def _sum(mask: Mask) -> int:
     return int(np.count_nonzero(mask))
 
 
-def _word(said: Said) -> str:
-    _, verdict, reason = said
+def _in_words(conclusion: Conclusion) -> str:
+    _, verdict, reason = conclusion
     return reason or verdict

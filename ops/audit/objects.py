@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import mmap
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -10,23 +12,32 @@ from pathlib import Path
 from blake3 import blake3
 
 from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import spot
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Retired
 from headrace.infra.store.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavailable
 from headrace.infra.weights.delta import Delta
-from headrace.infra.weights.files import anchor_files
+from headrace.infra.weights.files import TOKENIZER_FILE, anchor_files
 from headrace.infra.weights.folder import open_weights
 from headrace.infra.weights.held import HeldWeights
 from headrace.infra.weights.offline import open_delta
-from headrace.infra.weights.paths import ANCHOR, MERGED, claims_of, is_labelled, is_version
+from headrace.infra.weights.paths import MERGED, WHOLE, claims_of, is_labelled, is_whole
+from headrace.infra.weights.tensor_file import read_metadata
 from headrace.infra.weights.tensors import WeightsError
-from headrace.ops.audit.fold import spot
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
-from headrace.schemas.topics import line_of
+from headrace.schemas.topics import policy_variant_of
 
 Version = tuple[str, str, int]
 """(policy, weights | checkpoints, version)."""
+KINDS = {MERGED: "the merged delta of versions {} to", WHOLE: "the whole weights of version"}
+"""What to call what further ways lead by; the number of a version follows."""
+CHECKPOINT_KEY = "headrace.checkpoint"
+"""Where a checkpoint's metadata stands, as `trainers.learner.checkpoint` has it."""
+HEADER_BYTES = 16 << 20
+"""Of a checkpoint, the beginning in which its metadata stands."""
+NEEDED = frozenset({"config.json", TOKENIZER_FILE})
+"""Beside every anchor that has files at all; one that somebody made by hand may have none."""
 LAST_SEEN = 64
 """Objects that are named again and again, as the files beside every anchor are, are read once."""
 
@@ -35,7 +46,7 @@ class StoreAway(Exception):
     """The store cannot be asked; nothing more of it can be checked."""
 
 
-class Objects:
+class ObjectChecks:
     """Checks objects one by one, in files on disk: an anchor may be larger than memory."""
 
     def __init__(self, store: ObjectStore, folder: Path, *, deep: bool) -> None:
@@ -44,7 +55,9 @@ class Objects:
         self._held: dict[str, HeldWeights] = {}
         """Of each policy and shadow, the weights of the event before, mapped from a file."""
         self._anchors: dict[str, WeightsPublished] = {}
-        """Of each policy and shadow, the newest."""
+        """Of each policy and shadow, the newest whole weights."""
+        self._files: dict[str, set[str]] = {}
+        """Of each policy and shadow, the names of the files beside the newest whole weights."""
         self._lost: set[str] = set()
         """Policies whose weights are not at hand until the next anchor: a delta could not be applied."""
         self._deep = deep
@@ -68,35 +81,48 @@ class Objects:
         self.seconds += time.perf_counter() - begin
 
     def _weights(self, event: WeightsPublished, place: str) -> Iterator[str]:
-        line = _line(event)
-        what = "version" if is_version(event) else f"the merged delta of versions {event.base_version} to"
-        name = f"{what} {event.version} of {line}, announced by {place}:"
+        policy_variant = _policy_variant(event)
+        what = KINDS.get(event.kind, "version").format(event.base_version)
+        name = f"{what} {event.version} of {policy_variant}, announced by {place}:"
         for file in event.files:
             yield from (f"{name} file {file.name}: {why}" for why in self.claim(file.claim))
+        if is_whole(event):
+            yield from (f"{name} {why}" for why in self._other_files(event))
         if event.weights is None:
             yield f"{name} the record names no object"
             return
-        if event.kind == ANCHOR:
-            self._lost.discard(line)
-        was_lost = line in self._lost
+        if is_whole(event):
+            self._lost.discard(policy_variant)
+        was_lost = policy_variant in self._lost
         try:
             found = self._hash_of(event, event.weights)
         except (StoreUnavailable, StoreDenied) as error:
             raise StoreAway(str(error)) from error
         except (StoreError, WeightsError) as error:
-            self._of_versions.append(((line, WEIGHTS, event.version), f"{name} {error}"))
+            self._of_versions.append(((policy_variant, WEIGHTS, event.version), f"{name} {error}"))
             return
         if found != event.weights_hash:
             yield (
                 f"{name} its object {event.weights.key} has weights_hash {found} where the record says "
                 f"{event.weights_hash}"
             )
-        if line in self._lost and not was_lost:
+        if policy_variant in self._lost and not was_lost:
             why = (
                 "its delta is read and not applied, nor are those after it up to the next anchor: the weights before "
                 "it are not at hand"
             )
-            self._of_versions.append(((line, WEIGHTS, event.base_version), f"{name} {why}"))
+            self._of_versions.append(((policy_variant, WEIGHTS, event.base_version), f"{name} {why}"))
+
+    def _other_files(self, event: WeightsPublished) -> Iterator[str]:
+        """Yield what differs where whole weights have other files beside them than those before."""
+        names = {file.name for file in event.files}
+        if names and (missing := sorted(NEEDED - names)):
+            yield f"{', '.join(missing)} is not among its files, without which no worker can serve it"
+        before = self._files.setdefault(_policy_variant(event), names)
+        if names != before:
+            here, there = (", ".join(sorted(some)) for some in (names, before))
+            yield f"its files are {here}, and those of the whole weights before {there}"
+        self._files[_policy_variant(event)] = names
 
     def _hash_of(self, event: WeightsPublished, claim: ClaimCheck) -> str:
         """Return the `weights_hash` of what an object gives; its sha256 is checked on the way.
@@ -105,11 +131,11 @@ class Objects:
         they are not, its policy is `_lost` until the next anchor.
         """
         self.count += len(claims_of(event))
-        name = blake3(_line(event).encode()).hexdigest()
+        name = blake3(_policy_variant(event).encode()).hexdigest()
         path = self._folder / f"{name}.new"
-        if event.kind == ANCHOR:
+        if is_whole(event):
             held = self._anchor(event, self._folder / f"{name}.anchor")
-            self._anchors[_line(event)], self._held[_line(event)] = event, held
+            self._anchors[_policy_variant(event)], self._held[_policy_variant(event)] = event, held
             return held.weights_hash
         self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
         return self._hash_of_merged(event, path) if event.kind == MERGED else self._hash_of_delta(event, path)
@@ -124,17 +150,17 @@ class Objects:
 
     def _hash_of_delta(self, event: WeightsPublished, path: Path) -> str:
         delta = _labelled(event, path)
-        header, held = delta.header, self._held.get(_line(event))
+        header, held = delta.header, self._held.get(_policy_variant(event))
         if held is not None and held.weights_hash == header.base_hash:
             held.apply(delta)
             return held.weights_hash
-        self._lost.add(_line(event))
+        self._lost.add(_policy_variant(event))
         return header.weights_hash
 
     def _hash_of_merged(self, event: WeightsPublished, path: Path) -> str:
         """Return what a merged delta gives by its header; in a deep audit what it makes of its anchor."""
         delta = _labelled(event, path)
-        anchor = self._anchors.get(_line(event))
+        anchor = self._anchors.get(_policy_variant(event))
         if not self._deep or anchor is None or anchor.weights_hash != event.base_hash:
             return delta.header.weights_hash
         held = self._anchor(anchor, path.with_suffix(".base"))
@@ -142,11 +168,14 @@ class Objects:
         return held.weights_hash
 
     def _checkpoint(self, pointer: CheckpointPointer, place: str) -> Iterator[str]:
-        name = f"the checkpoint of version {pointer.version} of {_line(pointer)}, named by {place}:"
-        version = (_line(pointer), CHECKPOINTS, pointer.version)
+        name = f"the checkpoint of version {pointer.version} of {_policy_variant(pointer)}, named by {place}:"
+        version = (_policy_variant(pointer), CHECKPOINTS, pointer.version)
         for claim in (pointer.checkpoint, *(part.claim for part in pointer.parts)):
             if self._deep or claim is None:
-                self._of_versions += [(version, f"{name} {why}") for why in self.claim(claim)]
+                wrong = [*self.claim(claim)]
+                if claim is not None and claim is pointer.checkpoint and not pointer.parts and not wrong:
+                    wrong = [*self._of_another(claim, pointer.version)]
+                self._of_versions += [(version, f"{name} {why}") for why in wrong]
                 continue
             self.count += 1
             try:
@@ -156,6 +185,20 @@ class Objects:
                 raise StoreAway(str(error)) from error
             except StoreError as error:
                 yield f"{name} {error}"
+
+    def _of_another(self, claim: ClaimCheck, version: int) -> Iterator[str]:
+        """Yield what a checkpoint says, where it is another version's; what no trainer of ours wrote says nothing."""
+        path = self._folder / "checkpoint"
+        try:
+            self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                found = json.loads(read_metadata(data[:HEADER_BYTES]).get(CHECKPOINT_KEY, "{}")).get("version", version)
+        except (StoreUnavailable, StoreDenied) as error:
+            raise StoreAway(str(error)) from error
+        except (StoreError, WeightsError, ValueError, AttributeError):
+            return
+        if found != version:
+            yield f"it holds version {found}"
 
     def not_retired(self, read_retired: Callable[[], Retired]) -> Iterator[str]:
         """Yield what is wrong with objects of versions, when all were checked, but for those that were retired.
@@ -188,8 +231,8 @@ class Objects:
             del self._seen[next(iter(self._seen))]
 
 
-def _line(record: WeightsPublished | CheckpointPointer) -> str:
-    return line_of(record.policy, record.variant)
+def _policy_variant(record: WeightsPublished | CheckpointPointer) -> str:
+    return policy_variant_of(record.policy, record.variant)
 
 
 def _labelled(event: WeightsPublished, path: Path) -> Delta:

@@ -18,7 +18,7 @@ class Problem:
     stream: str = ""
     number: int = -1
     places: tuple[str, ...] = ()
-    """Records that tell of the number."""
+    """Records that name the number."""
 
     def __str__(self) -> str:
         """Return the sentence, with the name of the number and the places of its records."""
@@ -35,10 +35,10 @@ class Problems:
     total: int = 0
 
     def __bool__(self) -> bool:
-        """Tell whether there is any."""
+        """Return whether there is any."""
         return self.total > 0
 
-    def say(self, what: str) -> None:
+    def add_sentence(self, what: str) -> None:
         """Add a sentence."""
         self.add([Problem(what)], 1)
 

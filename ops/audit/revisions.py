@@ -29,7 +29,7 @@ class RevisionSpans:
             span[1] = number
 
     def problems(self, begins: Begins) -> Iterator[str]:
-        """Yield what is wrong; numbers from before the first that the feeder tells of are not judged."""
+        """Yield what is wrong; numbers from before the first that the feeder names are not judged."""
         for (topic, stream, revision), (low, high) in sorted(self._spans.items()):
             known = begins.get(stream, ())
             if not known:

@@ -1,4 +1,4 @@
-"""Records that nobody could read: each needs a dead letter that names its place; and letters of no number. No I/O."""
+"""Records that nobody could read, each of which needs a dead letter, and dead letters without a number. No I/O."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from headrace.infra.kafka.topic_reader import Place
 from headrace.ops.audit.problems import MOST_LISTED, Problem, Problems
 
 PAGE_BITS = 12
-UNREAD, LETTER = 1, 2
+UNREAD, DEAD_LETTER, NOT_ISSUED = 1, 2, 4
 SENT_BACK = 0x80
 MOST_REASONS, REASON_LENGTH = SENT_BACK - 1, 40
-"""Letters of further reasons, and of longer ones, count as OTHER."""
+"""Dead letters of further reasons, and of longer ones, count as OTHER."""
 OTHER = "other"
 
 
@@ -28,9 +28,14 @@ class Unread:
         if len(self._whys) < MOST_LISTED:
             self._whys[topic, partition, offset] = why
 
-    def letter(self, topic: str, partition: int, offset: int) -> None:
-        """Take in a dead letter, by the place that it is about."""
-        self._mark(topic, partition, offset, LETTER)
+    def dead_letter(self, topic: str, partition: int, offset: int, *, not_issued: bool = False) -> None:
+        """Take in a dead letter, by the place that it is about, and whether its number was never issued."""
+        self._mark(topic, partition, offset, DEAD_LETTER | (NOT_ISSUED if not_issued else 0))
+
+    def is_refused(self, topic: str, partition: int, offset: int) -> bool:
+        """Return whether a dead letter says of a record that its number was never issued."""
+        page = self._pages.get((topic, partition, offset >> PAGE_BITS))
+        return page is not None and bool(page[offset & ((1 << PAGE_BITS) - 1)] & NOT_ISSUED)
 
     def _mark(self, topic: str, partition: int, offset: int, bit: int) -> None:
         if offset < 0:
@@ -39,10 +44,10 @@ class Unread:
         page[offset & ((1 << PAGE_BITS) - 1)] |= bit
 
     def problems(self, positions: Mapping[Place, int]) -> Problems:
-        """Return what could not be read and has no letter.
+        """Return what could not be read and has no dead letter.
 
         Args:
-            positions: How far the readers of a topic are; what lies behind that may still become a letter.
+            positions: How far the readers of a topic are; what is behind that may still become a dead letter.
         """
         found = Problems()
         for (topic, partition, index), page in sorted(self._pages.items()):
@@ -59,20 +64,20 @@ class Unread:
 
 
 class Unnumbered:
-    """Dead letters that conclude no number, so that no count of numbers tells of them. One byte for every letter."""
+    """Dead letters that conclude no number, so that no count of numbers has them. One byte for every dead letter."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
         self._codes: dict[str, int] = {}
 
-    def letter(self, offset: int, reason: str) -> None:
-        """Take in a letter that concludes no number, by its offset among the letters."""
+    def dead_letter(self, offset: int, reason: str) -> None:
+        """Take in a dead letter that concludes no number, by its offset among the dead letters."""
         is_known = reason in self._codes or len(self._codes) < MOST_REASONS - 1
         reason = reason if is_known and 0 < len(reason) <= REASON_LENGTH else OTHER
         self._mark(offset, self._codes.setdefault(reason, len(self._codes) + 1))
 
     def sent_back(self, offset: int) -> None:
-        """Take in the word that a letter's message was sent back, whatever letter it is."""
+        """Record that a dead letter's message was sent back, whatever dead letter it is."""
         self._mark(offset, SENT_BACK)
 
     def _mark(self, offset: int, bits: int) -> None:
@@ -81,6 +86,6 @@ class Unnumbered:
         self._bytes[offset] |= bits
 
     def by_reason(self) -> dict[str, int]:
-        """Count the letters that were not sent back."""
+        """Count the dead letters that were not sent back."""
         found = {reason: self._bytes.count(code) for reason, code in sorted(self._codes.items())}
         return {reason: count for reason, count in found.items() if count}

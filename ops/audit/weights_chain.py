@@ -2,14 +2,18 @@
 
 A batch begins from the weights that the batch before it gave: `base_hash` of version k is `weights_hash` of k - 1.
 Where a trainer could not come back to those weights (other hardware) the chain is cut, and `epoch` grows by one.
+Mostly a batch begins the epoch. Where no worker could play on, as the store has lost what led to the newest version,
+an anchor of that version does, under the new epoch; the next batch begins from its weights.
 Some hundred bytes are kept of every version, of which there is one to many groups.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from headrace.ops.audit.bounds import MOST_AHEAD
 from headrace.ops.audit.problems import Problems
 
 
@@ -29,42 +33,99 @@ class WeightsChain:
     Args:
         policy: Whose, or the shadow's, `policy.variant`.
         curated: Name of the curated topic, whose positions the batches tell.
+        steps: Its last version.
     """
 
-    def __init__(self, policy: str, curated: str) -> None:
+    def __init__(self, policy: str, curated: str, steps: int) -> None:
         self.policy = policy
+        self.steps = steps
         self.broken = Problems()
         """What is wrong with the chain, as far as it shows while the records come."""
         self.backwards = Problems()
         """Positions that went back."""
         self._curated = curated
         self._batches: dict[int, Link] = {}
+        self._unmarked = ""
+        """Where the newest version stands, if it is the last of the recipe and is not marked so."""
         self._events: dict[int, Link] = {}
         self._bases: dict[int, int] = {}
         """Of versions that are published as deltas, the version that each is one on."""
+        self._begun: dict[int, Link] = {}
+        """Anchors of versions that were published before, under the epoch after."""
         self._checkpoints: dict[int, Link] = {}
         self._positions: dict[int, int] = {}
+        self._settled: dict[int, int] = {}
+        self._let_go: dict[int, int] = {}
+        self._anchor = -1
+        """Offset of the newest whole weights."""
+        self._anchors: dict[int, int] = {}
+        """Of every version that is published, the same at its event."""
+        self._ages: deque[dict[int, int]] = deque(maxlen=MOST_AHEAD + 2)
+        """Positions at the newest versions, oldest first."""
 
     def batch(self, version: int, link: Link) -> None:
         """Take in a record that made a version."""
         self._take(self._batches, version, link, "was trained")
 
-    def event(self, version: int, link: Link, base_version: int = -1) -> None:
-        """Take in the word that a version is published; as a delta when `base_version` is one."""
+    def event(self, version: int, link: Link, base_version: int = -1, *, final: bool = False) -> None:
+        """Record that a version is published: as a delta when `base_version` is one, `final` when it is marked so."""
+        self._unmarked = link.place if version == self.steps and not final else ""
+        self._anchors[version] = self._anchor
+        before = self._begun.get(version) or self._events.get(version)
+        is_newest = version == next(reversed(self._events), -1)
+        if before is not None and is_newest and base_version < 0 and link.epoch == before.epoch + 1:
+            self._begun[version] = link
+            return
         self._take(self._events, version, link, "was published")
         if base_version >= 0:
             self._bases[version] = base_version
 
-    def merged(self, version: int, link: Link, base_version: int) -> None:
-        """Take in that the deltas between two versions are there as one, which is said after both are published."""
-        for which, said in ((base_version, link.base), (version, link.result)):
-            event = self._events.get(which)
-            if event is None or (event.result, event.epoch) != (said, link.epoch):
+    def merged(self, version: int, link: Link, base_version: int, *, final: bool = False) -> None:
+        """Record that the deltas between two versions are there as one, which is reported after both are published."""
+        if final:
+            self.broken.add_sentence(
+                f"{link.place} is a merged delta of {self.policy}, and is marked as the last version"
+            )
+        for which, weights in ((base_version, link.base), (version, link.result)):
+            event = self._event(which)
+            if event is None or (event.result, event.epoch) != (weights, link.epoch):
                 found = "is not published" if event is None else f"is {_short(event.result)} of epoch {event.epoch}"
-                self.broken.say(
+                self.broken.add_sentence(
                     f"the merged delta of versions {base_version} to {version} of {self.policy} takes version {which} "
-                    f"for {_short(said)} of epoch {link.epoch}, and it {found}: {link.place}"
+                    f"for {_short(weights)} of epoch {link.epoch}, and it {found}: {link.place}"
                 )
+
+    def beyond(self, ends: Mapping[tuple[str, int], int]) -> Iterator[str]:
+        """Yield the trainer's positions that are past the end of what it reads; the ends were asked for afterwards."""
+        for partition, offset in self._positions.items():
+            end = ends.get((self._curated, partition), offset)
+            if offset > end:
+                yield f"the trainer's position on {self._curated}[{partition}] is {offset}, and that ends at {end}"
+
+    def place_anchor(self, offset: int) -> None:
+        """Record where whole weights stand."""
+        self._anchor = offset
+
+    def check_anchor(self, offset: int, place: str, version: int | None = None) -> None:
+        """Take in where a delta says that the nearest whole weights stand; -1 where it does not.
+
+        Of a merged one those are meant that were the nearest when its version was published.
+        """
+        nearest = self._anchor if version is None else self._anchors.get(version, -1)
+        if 0 <= offset != nearest >= 0:
+            self.broken.add_sentence(
+                f"{place} names offset {offset} as its anchor's, and the nearest stands at {nearest}"
+            )
+
+    def whole(self, version: int, link: Link) -> None:
+        """Record that a version's weights are there once more, whole, which comes after the version."""
+        event = self._event(version)
+        if event is None or (event.result, event.epoch) != (link.result, link.epoch):
+            found = "is not published" if event is None else f"is {_short(event.result)} of epoch {event.epoch}"
+            self.broken.add_sentence(
+                f"the whole weights of version {version} of {self.policy} are {_short(link.result)} of epoch "
+                f"{link.epoch}, and it {found}: {link.place}"
+            )
 
     def checkpoint(self, version: int, link: Link) -> None:
         """Take in a pointer to a checkpoint; a later one of the same version replaces it."""
@@ -73,21 +134,47 @@ class WeightsChain:
     def _take(self, links: dict[int, Link], version: int, link: Link, done: str) -> None:
         if version in links:
             first = links[version].place
-            self.broken.say(f"version {version} of {self.policy} {done} twice: {first} and {link.place}")
+            self.broken.add_sentence(f"version {version} of {self.policy} {done} twice: {first} and {link.place}")
             return
         newest = next(reversed(links), -1)
         if version < newest:
-            self.broken.say(f"version {version} of {self.policy} {done} after version {newest}: {link.place}")
+            self.broken.add_sentence(f"version {version} of {self.policy} {done} after version {newest}: {link.place}")
         links[version] = link
 
-    def positions(self, positions: Iterable[tuple[int, int]], place: str) -> None:
-        """Take in how far the trainer had read the curated topic: (partition, offset)."""
+    def positions(self, positions: Iterable[tuple[int, int]], place: str, *, version: int, settles: bool) -> None:
+        """Take in how far the trainer had read the curated topic.
+
+        Args:
+            positions: (partition, offset).
+            place: Where the record stands.
+            version: That it made; -1 for none.
+            settles: Whether it names all that had left the window untrained, as each does but the one of a dead letter.
+        """
         for partition, offset in positions:
             before = self._positions.get(partition, 0)
             if offset < before:
                 where = f"{self._curated}[{partition}]"
-                self.backwards.say(f"the trainer's position on {where} went back from {before} to {offset}: {place}")
+                self.backwards.add_sentence(
+                    f"the trainer's position on {where} went back from {before} to {offset}: {place}"
+                )
             self._positions[partition] = offset
+        if settles:
+            self._settled = dict(self._positions)
+        if version >= 0:
+            self._ages.append(dict(self._positions))
+
+    def let_go(self) -> None:
+        """Record that the trainer has told what became of all that it held, as the run is over."""
+        self._let_go = dict(self._positions)
+
+    def has_let_go(self, ends: Mapping[int, int]) -> bool:
+        """Return whether the trainer had read all up to these offsets, by partition, when it let go of all."""
+        return all(self._let_go.get(partition, 0) >= end for partition, end in ends.items())
+
+    @property
+    def checkpoints(self) -> Iterable[int]:
+        """Versions that have a pointer to a checkpoint."""
+        return self._checkpoints.keys()
 
     @property
     def newest(self) -> int:
@@ -96,8 +183,18 @@ class WeightsChain:
 
     @property
     def last_positions(self) -> Mapping[int, int]:
-        """Partition of the curated topic to the trainer's next offset, as last told."""
+        """Partition of the curated topic to the trainer's next offset, as last reported."""
         return self._positions
+
+    @property
+    def settled_positions(self) -> Mapping[int, int]:
+        """The same at the newest record that names all that had left the window untrained until then."""
+        return self._settled
+
+    @property
+    def aged_positions(self) -> Mapping[int, int]:
+        """The same so many versions ago that the newest batch was cut after it; what expired before that is evicted."""
+        return self._ages[0] if len(self._ages) == self._ages.maxlen else {}
 
     def problems(self, *, still: bool, over: bool = False) -> Problems:
         """Return what is wrong with the chain of all that was taken in.
@@ -108,9 +205,11 @@ class WeightsChain:
         """
         found = Problems()
         found.extend(self.broken)
+        if self._unmarked:
+            found.add_sentence(f"the last version of {self.policy} is not marked as final: {self._unmarked}")
         here = (*self._gaps(), *self._cuts(), *self._loose())
         for what in (*here, *self._disagreements(still=still), *self._left_out(still=still, over=over)):
-            found.say(what)
+            found.add_sentence(what)
         return found
 
     def _gaps(self) -> Iterator[str]:
@@ -119,7 +218,7 @@ class WeightsChain:
         for before, version in zip([begin, *versions], versions, strict=False):
             if version > before + 1:
                 gap = f"versions {before + 1} to {version - 1}" if version > before + 2 else f"version {before + 1}"
-                yield f"no batch record tells of {gap} of {self.policy}: {self._batches[version].place} follows"
+                yield f"no batch record names {gap} of {self.policy}: {self._batches[version].place} follows"
 
     def _cuts(self) -> Iterator[str]:
         for version in sorted(self._batches):
@@ -138,7 +237,7 @@ class WeightsChain:
     def _loose(self) -> Iterator[str]:
         """Deltas on other weights than those of the version that they name."""
         for version, base in self._bases.items():
-            link, before = self._events[version], self._events.get(base)
+            link, before = self._events[version], self._event(base)
             if before is None or (before.result, before.epoch) != (link.base, link.epoch):
                 found = "is not published" if before is None else f"is {_short(before.result)} of epoch {before.epoch}"
                 yield (
@@ -156,8 +255,22 @@ class WeightsChain:
             place = self._batches[newest].place
             yield f"version {newest} of {self.policy} is the last one and is not published: {place}"
 
+    def _event(self, version: int) -> Link | None:
+        """Return what a version was published as last; None for one that is not."""
+        return self._begun.get(version) or self._events.get(version)
+
+    def _begins_epoch(self, version: int) -> Link | None:
+        """Return the anchor by which a new epoch begins at a version that was trained in the one before."""
+        event, batch = self._events.get(version), self._batches.get(version)
+        if version in self._begun or event is None or batch is None or version in self._bases:
+            return self._begun.get(version)
+        return event if event.epoch == batch.epoch + 1 else None
+
     def _before(self, version: int) -> Link | None:
-        return self._batches.get(version - 1) or self._events.get(version - 1) or self._checkpoints.get(version - 1)
+        """Return what the batch of a version began from."""
+        before = version - 1
+        found = self._begins_epoch(before) or self._batches.get(before) or self._events.get(before)
+        return found or self._checkpoints.get(before)
 
     def _disagreements(self, *, still: bool) -> Iterator[str]:
         first, newest = min(self._events, default=0), max(self._batches, default=-1)
@@ -166,8 +279,8 @@ class WeightsChain:
                 batch = self._batches.get(version) or (self._events.get(version) if version == first else None)
                 if batch is None:
                     if still or version <= newest:
-                        yield f"no batch record tells of version {version} of {self.policy}: {link.place} does"
-                elif (batch.result, batch.epoch) != (link.result, link.epoch):
+                        yield f"no batch record names version {version} of {self.policy}: {link.place} does"
+                elif (batch.result, batch.epoch) != (link.result, link.epoch) and self._begins_epoch(version) != link:
                     yield (
                         f"version {version} of {self.policy} is {_short(batch.result)} of epoch {batch.epoch} by "
                         f"{batch.place}, and {_short(link.result)} of epoch {link.epoch} by the {what} {link.place}"

@@ -8,7 +8,7 @@ before the next anchor.
 
 from __future__ import annotations
 
-from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED
+from headrace.infra.weights.paths import DELTA, MERGED, is_whole
 from headrace.schemas.records import ClaimCheck, WeightsPublished
 
 EVERY = 16
@@ -32,8 +32,8 @@ class Compaction:
         self._refused: set[ClaimCheck] = set()
 
     def take(self, event: WeightsPublished) -> None:
-        """Take in what the policy's topic says next; said twice, it is as said once."""
-        if event.kind == ANCHOR:
+        """Take in what the policy's topic says next; twice counts as once."""
+        if is_whole(event):
             self._anchor, self._deltas, self._merged, self.left_out = event, [], None, ""
         elif self._anchor is not None and event.kind == DELTA:
             self._follow(event, (self._deltas or [self._anchor])[-1])
@@ -68,7 +68,7 @@ class Compaction:
         return (self._merged, *rest) if self._merged else rest
 
     def why_nothing(self) -> str:
-        """Say for people why nothing is due."""
+        """Explain why nothing is due."""
         if self.left_out:
             return f"left out until the next anchor: {self.left_out}"
         if self._anchor is None:
@@ -80,7 +80,7 @@ class Compaction:
         return f"{what} version {since.version}, {which}, and {self._every} may go unmerged (--every)"
 
     def refuse(self, event: WeightsPublished, why: str) -> None:
-        """Take in that an object of `due` is bad: of a merged one the deltas are there still, of a delta nothing is."""
+        """Record that an object of `due` is bad: of a merged one the deltas are there still, of a delta nothing is."""
         if event.kind == MERGED and event.weights is not None:
             self._merged = None
             self._refused.add(event.weights)

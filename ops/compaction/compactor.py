@@ -24,7 +24,7 @@ from headrace.infra.kafka.clients import KafkaAway, Message, open_producer, tran
 from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import TopicReader, whole_topics
 from headrace.infra.log import configure_logging, warn_in_sentences
-from headrace.infra.process.signals import JOIN_PATIENCE_S, keep_running, stop_on_signals
+from headrace.infra.process.signals import JOIN_PATIENCE_S, attempts, stop_on_signals
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
@@ -89,7 +89,7 @@ class Compactor:
     def merge_due(self) -> list[WeightsPublished]:
         """Merge, upload and announce what is due of every policy; return what was announced.
 
-        An object that is missing, torn or mislabelled is told of and left out. Raises Unavailable when the store or
+        An object that is missing, torn or mislabelled is reported and left out. Raises Unavailable when the store or
         Kafka is away: what was announced until then holds.
         """
         announced = []
@@ -107,7 +107,7 @@ class Compactor:
         return {policy: self._chains[topic].why_nothing() for topic, policy in self._policies.items()}
 
     def _merged(self, chain: Compaction, parts: tuple[WeightsPublished, ...]) -> WeightsPublished | None:
-        """Return the word of a merged delta that is in the store; None when one of its parts is bad."""
+        """Return the event of a merged delta that is in the store; None when one of its parts is bad."""
         begin, deltas = time.monotonic(), []
         for part in parts:
             try:
@@ -165,7 +165,7 @@ class Compactor:
             return fetch_delta(self._objects, event)
 
     def _announce(self, topic: str, event: WeightsPublished) -> None:
-        """Write the word and return when the cluster has it.
+        """Write the event and return when the cluster has it.
 
         It is one record, true for good and harmless twice, so it takes no transaction.
         """
@@ -191,9 +191,9 @@ class Compactor:
 
 
 def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.Event, *, once: bool) -> list[str]:
-    """Merge what is due until told to stop, or `once` and then say stop. Raises as `Compactor.merge_due`.
+    """Merge what is due until asked to stop, or `once` and then say stop. Raises as `Compactor.merge_due`.
 
-    Returns what came of each policy, in lines for people; none where it was told to stop.
+    Returns the result of each policy, as lines of text; none where it was asked to stop.
     """
     run = join_to_write(opened.run.address, JOIN_PATIENCE_S, stop)
     if opened.rests:  # its store was started for this, maybe at another address than its recipe names
@@ -211,7 +211,7 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
 
 
 def in_lines(announced: Sequence[WeightsPublished], why_nothing: Mapping[str, str]) -> list[str]:
-    """Say what was merged, and of the policies of which nothing was, why."""
+    """Show what was merged, and of the policies of which nothing was, why."""
     lines = [
         f"{one.policy}: merged versions {one.base_version} to {one.version} into {claim_of(one).size_bytes:,} bytes"
         for one in announced
@@ -222,11 +222,14 @@ def in_lines(announced: Sequence[WeightsPublished], why_nothing: Mapping[str, st
 
 def main(run: str | None, data: Path | None, policy: str | None, every: int, *, once: bool) -> None:
     """Compact a run, given by its address or folder, until a signal or, with `once`, until nothing is due."""
-    told: list[str] = []
+    report: list[str] = []
     if once:
         warn_in_sentences()
     else:
         configure_logging(COMPONENT)
     with opened_run(run, data, store=True) as opened:
-        keep_running(lambda stop: told.extend(compact(opened, policy, every, stop, once=once)), stop_on_signals())
-    sys.stdout.writelines(f"{line}\n" for line in told)
+        stop = stop_on_signals()
+        for attempt in attempts(stop):
+            with attempt:
+                report += compact(opened, policy, every, stop, once=once)
+    sys.stdout.writelines(f"{line}\n" for line in report)

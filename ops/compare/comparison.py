@@ -1,4 +1,4 @@
-"""`headrace compare`: what came of the variants of a sweep, means and intervals over seeds. Numbers in, numbers out.
+"""`headrace compare`: the result of the variants of a sweep, means and intervals over seeds. Numbers in, numbers out.
 
 An interval is the 95 % one of a mean by Student's t, over seeds: with few of them it is wide, with one there is none.
 """
@@ -7,127 +7,209 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
 
-from headrace.ops.discards import RUN_END
+from headrace.ops.compare.run_result import PolicyResult, RunResult
+
+Point = tuple[float, float]
 
 GRID = 61
-"""Places at which a curve against trajectories or time is told."""
+"""Places at which a curve against trajectories or time is reported."""
 DIGITS = 5
 AXES = ("version", "trajectories", "seconds")
-"""Of `progress` in a summary, and against what curves are told."""
-CURVES = {"reward": "reward_curve", "held_out": "eval_curve"}
-"""What is told as curves, and where a summary has it."""
-AT_THE_END = {"reward": "reward_last", "held_out": "eval_last"}
-"""What is told of a run's end, and where a summary has it."""
+"""Of `progress` in a summary, and against what curves are reported."""
+CURVES: Mapping[str, Callable[[PolicyResult], Sequence[Point]]] = {
+    "reward": lambda block: block.reward_curve,
+    "held_out": lambda block: block.eval_curve,
+}
+"""What is reported as curves, and what it is by version."""
+AT_THE_END: Mapping[str, Callable[[PolicyResult], float | None]] = {
+    "reward": lambda block: block.reward_last,
+    "held_out": lambda block: block.eval_last,
+}
+"""What is reported of a run's end."""
 TRAILING = {"reward": 5}
 """Versions whose mean a point is, the version's own and those before it: few groups were played by a single one."""
-Point = tuple[float, float]
-Summary = Mapping[str, Any]
 
 
-def compared(name: str, about: str, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what `headrace compare --json` prints.
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean over seeds and its 95 % interval: none for fewer than two values, and no mean for none."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    n: int
+    """Values that are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeanCurve:
+    """The mean of curves and its interval at places that all of them have; empty where there are none."""
+
+    x: list[float | None]
+    mean: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedPolicy:
+    """A policy of a variant, over the runs that were done."""
+
+    versions: Interval
+    reward: Interval
+    held_out: Interval
+    trajectories: Interval
+    trained_share: Interval
+    discarded_share: Interval
+    length_trained: Interval
+    length_discarded: Interval
+    length_bias: Interval
+    replayed: Interval
+    discarded: dict[str, Interval]
+    """By reason, the most frequent first."""
+    curves: dict[str, dict[str, MeanCurve]]
+    """By what is measured, and by axis."""
+    over_first: dict[str, Interval]
+    """By what is measured: the difference to the first variant, over seeds that both have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedVariant:
+    """A variant over its seeds."""
+
+    runs: int
+    """That were done."""
+    failed: list[int]
+    """Seeds of those that were not."""
+    wall_s: Interval
+    skipped: Interval
+    policies: dict[str, ComparedPolicy]
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedRun:
+    """A run of a sweep."""
+
+    variant: str
+    seed: int
+    summary: RunResult | None
+    """None of one that failed."""
+    failed: str
+    """The last words of one that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What `headrace compare` prints."""
+
+    sweep: str
+    about: str
+    variants: dict[str, ComparedVariant]
+    runs: dict[str, PlayedRun]
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies of all variants."""
+        return list(dict.fromkeys(policy for variant in self.variants.values() for policy in variant.policies))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is wrong with single runs, a line each."""
+        failed = [f"run {name} failed: {run.failed}" for name, run in self.runs.items() if run.summary is None]
+        audits = {name: run.summary.audit for name, run in self.runs.items() if run.summary is not None}
+        return failed + [
+            f"the audit of run {name} does not close: {audit.lost} lost, {audit.doubled} doubled"
+            for name, audit in audits.items()
+            if audit is not None and not audit.ok
+        ]
+
+
+def compared(name: str, about: str, runs: Mapping[str, PlayedRun]) -> Comparison:
+    """Return the comparison of a sweep's variants.
 
     Args:
         name: Of the sweep.
         about: One sentence for people.
-        runs: Run to variant, seed, summary (None of a failed one) and, of a failed one, its last words.
+        runs: By name.
     """
-    variants: dict[str, list[Mapping[str, Any]]] = {}
+    variants: dict[str, list[PlayedRun]] = {}
     for run in runs.values():
-        variants.setdefault(run["variant"], []).append(run)
+        variants.setdefault(run.variant, []).append(run)
     first = next(iter(variants.values()), [])
-    return {
-        "sweep": name,
-        "about": about,
-        "variants": {variant: _variant(some, [] if some is first else first) for variant, some in variants.items()},
-        "runs": {name: dict(run) for name, run in runs.items()},
-    }
+    found = {variant: _variant(some, [] if some is first else first) for variant, some in variants.items()}
+    return Comparison(name, about, found, dict(runs))
 
 
-def _variant(runs: Sequence[Mapping[str, Any]], first: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    summaries: list[Summary] = [run["summary"] for run in runs if run["summary"] is not None]
-    policies = dict.fromkeys(policy for summary in summaries for policy in summary["policies"])
-    return {
-        "runs": len(summaries),
-        "failed": [run["seed"] for run in runs if run["summary"] is None],
-        "wall_s": interval([summary["wall_s"] for summary in summaries]),
-        "skipped": interval([sum(one["rejected"] for one in s["selection"].values()) for s in summaries]),
-        "policies": {
-            policy: {
-                **_policy([s["policies"][policy] for s in summaries if policy in s["policies"]]),
-                "over_first": {
-                    what: interval(_differences(runs, first, policy, key)) for what, key in AT_THE_END.items()
-                },
-            }
+def _variant(runs: Sequence[PlayedRun], first: Sequence[PlayedRun]) -> ComparedVariant:
+    summaries = [run.summary for run in runs if run.summary is not None]
+    policies = dict.fromkeys(policy for summary in summaries for policy in summary.policies)
+    return ComparedVariant(
+        runs=len(summaries),
+        failed=[run.seed for run in runs if run.summary is None],
+        wall_s=interval([summary.wall_s for summary in summaries]),
+        skipped=interval([sum(one.rejected for one in summary.selection.values()) for summary in summaries]),
+        policies={
+            policy: _policy(
+                [summary.policies[policy] for summary in summaries if policy in summary.policies],
+                {what: interval(_differences(runs, first, policy, what)) for what in AT_THE_END},
+            )
             for policy in policies
         },
-    }
+    )
 
 
-def _policy(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    groups = [block["groups"] for block in blocks]
-    reasons = sorted({reason for one in groups for reason in one["discarded"]})
-    lengths = [block["lengths"] for block in blocks]
-    discarded = {reason: interval([one["discarded"].get(reason, 0) for one in groups]) for reason in reasons}
-    return {
-        "versions": interval([block["versions"] for block in blocks]),
-        **{what: interval([block[key] for block in blocks]) for what, key in AT_THE_END.items()},
-        "trajectories": interval([block["trajectories"] for block in blocks]),
-        "trained_share": interval([trained_share(one) for one in groups]),
-        "discarded_share": interval([discarded_share(one) for one in groups]),
-        "length_trained": interval([one["trained"] for one in lengths]),
-        "length_discarded": interval([one["discarded"] for one in lengths]),
-        "length_bias": interval([one["bias"] and one["bias"]["ratio"] for one in lengths]),
-        "replayed": interval([one["replayed"] for one in groups]),
-        "discarded": dict(sorted(discarded.items(), key=lambda item: -(item[1]["mean"] or 0))),
-        "curves": {what: {axis: _curve(blocks, what, axis) for axis in AXES} for what in CURVES},
-    }
+def _policy(blocks: Sequence[PolicyResult], over_first: dict[str, Interval]) -> ComparedPolicy:
+    groups = [block.groups for block in blocks]
+    reasons = sorted({reason for one in groups for reason in one.discarded})
+    lengths = [block.lengths for block in blocks]
+    discarded = {reason: interval([one.discarded.get(reason, 0) for one in groups]) for reason in reasons}
+    return ComparedPolicy(
+        versions=interval([block.versions for block in blocks]),
+        reward=interval([block.reward_last for block in blocks]),
+        held_out=interval([block.eval_last for block in blocks]),
+        trajectories=interval([block.trajectories for block in blocks]),
+        trained_share=interval([one.trained_share for one in groups]),
+        discarded_share=interval([one.discarded_share for one in groups]),
+        length_trained=interval([one.trained for one in lengths]),
+        length_discarded=interval([one.discarded for one in lengths]),
+        length_bias=interval([one.bias.ratio if one.bias else None for one in lengths]),
+        replayed=interval([one.replayed for one in groups]),
+        discarded=dict(sorted(discarded.items(), key=lambda item: -(item[1].mean or 0))),
+        curves={what: {axis: _curve(blocks, what, axis) for axis in AXES} for what in CURVES},
+        over_first=over_first,
+    )
 
 
-def _differences(
-    runs: Sequence[Mapping[str, Any]], first: Sequence[Mapping[str, Any]], policy: str, key: str
-) -> Sequence[float]:
+def _differences(runs: Sequence[PlayedRun], first: Sequence[PlayedRun], policy: str, what: str) -> Sequence[float]:
     """Return by how much runs differ from those of the first variant that have the same seed."""
 
-    def ends(some: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-        blocks = {run["seed"]: run["summary"]["policies"].get(policy) for run in some if run["summary"] is not None}
-        return {seed: block[key] for seed, block in blocks.items() if block and block[key] is not None}
+    def ends(some: Sequence[PlayedRun]) -> dict[int, float]:
+        blocks = {run.seed: run.summary.policies.get(policy) for run in some if run.summary is not None}
+        values = {seed: AT_THE_END[what](block) for seed, block in blocks.items() if block is not None}
+        return {seed: value for seed, value in values.items() if value is not None}
 
     other = ends(first)
     return [value - other[seed] for seed, value in ends(runs).items() if seed in other]
 
 
-def _curve(blocks: Sequence[Mapping[str, Any]], what: str, axis: str) -> dict[str, list[float | None]]:
-    return mean_curve([points_of(block, CURVES[what], axis, TRAILING.get(what, 1)) for block in blocks], axis)
+def _curve(blocks: Sequence[PolicyResult], what: str, axis: str) -> MeanCurve:
+    return mean_curve([points_of(block, what, axis) for block in blocks], axis)
 
 
-def trained_share(groups: Mapping[str, Any]) -> float | None:
-    """Return which share of the groups that concluded was trained on, replays not counted; None where none did."""
-    concluded = groups["trained"] + sum(groups["discarded"].values()) + groups["dead"]
-    return groups["trained"] / concluded if concluded else None
+def points_of(block: PolicyResult, what: str, axis: str) -> list[Point]:
+    """Return a curve of a policy's result against versions, trajectories or seconds.
 
-
-def discarded_share(groups: Mapping[str, Any]) -> float | None:
-    """Return which share of the groups that concluded before the run's end was discarded; None where none did."""
-    discarded = sum(count for reason, count in groups["discarded"].items() if reason != RUN_END)
-    concluded = groups["trained"] + discarded + groups["dead"]
-    return discarded / concluded if concluded else None
-
-
-def points_of(block: Mapping[str, Any], key: str, axis: str, trailing: int = 1) -> list[Point]:
-    """Return a curve of a policy's block of a summary against versions, trajectories or seconds.
-
-    A point is the mean of its version and of those before it, `trailing` in all.
+    A point is the mean of its version and of those before it, TRAILING in all.
     """
-    place = AXES.index(axis)
-    at = {row[0]: row[place] for row in block["progress"]}
-    values: dict[int, list[float]] = {}
-    for version, value in block[key]:  # an evaluation has one for each workflow
+    place, trailing = AXES.index(axis), TRAILING.get(what, 1)
+    at = {row[0]: row[place] for row in block.progress}
+    values: dict[float, list[float]] = {}
+    for version, value in CURVES[what](block):  # an evaluation has one for each workflow
         values.setdefault(version, []).append(value)
     versions = sorted(values.keys() & at.keys())
     means = [fmean(values[version]) for version in versions]
@@ -136,16 +218,16 @@ def points_of(block: Mapping[str, Any], key: str, axis: str, trailing: int = 1) 
     ]
 
 
-def seed_curves(found: Mapping[str, Any], variant: str, policy: str, what: str, axis: str) -> list[list[Point]]:
-    """Return the curves of which `compared` told a variant's mean, one for each seed that has any point."""
-    summaries = (run["summary"] for run in found["runs"].values() if run["variant"] == variant)
-    blocks = (summary["policies"].get(policy) for summary in summaries if summary is not None)
-    curves = (points_of(block, CURVES[what], axis, TRAILING.get(what, 1)) for block in blocks if block)
+def seed_curves(found: Comparison, variant: str, policy: str, what: str, axis: str) -> list[list[Point]]:
+    """Return the curves whose mean is a variant's, one for each seed that has any point."""
+    summaries = (run.summary for run in found.runs.values() if run.variant == variant)
+    blocks = (summary.policies.get(policy) for summary in summaries if summary is not None)
+    curves = (points_of(block, what, axis) for block in blocks if block is not None)
     return [curve for curve in curves if curve]
 
 
-def mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> dict[str, list[float | None]]:
-    """Return the mean of curves and its interval, where all of them are known: {x, mean, low, high}.
+def mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> MeanCurve:
+    """Return the mean of curves and its interval, where all of them are known.
 
     Between its points a curve is a straight line. Empty where they have no stretch in common.
     """
@@ -153,26 +235,28 @@ def mean_curve(curves: Sequence[Sequence[Point]], axis: str) -> dict[str, list[f
     begin = max((curve[0, 0] for curve in drawn), default=0.0)
     end = min((curve[-1, 0] for curve in drawn), default=-1.0)
     if begin > end:
-        return {"x": [], "mean": [], "low": [], "high": []}
+        return MeanCurve([], [], [], [])
     grid = np.arange(begin, end + 1) if axis == "version" else np.unique(np.linspace(begin, end, GRID))
     values = np.array([np.interp(grid, curve[:, 0], curve[:, 1]) for curve in drawn])
-    told = [interval(column) for column in values.T.tolist()]
-    return {
-        "x": _rounded(grid.tolist()),
-        **{key: _rounded([one[key] for one in told]) for key in ("mean", "low", "high")},
-    }
+    means = [interval(column) for column in values.T.tolist()]
+    return MeanCurve(
+        x=_rounded(grid.tolist()),
+        mean=_rounded([one.mean for one in means]),
+        low=_rounded([one.low for one in means]),
+        high=_rounded([one.high for one in means]),
+    )
 
 
-def interval(values: Sequence[float | None]) -> dict[str, Any]:
-    """Return {mean, low, high, n} of what is known of the values; no interval for fewer than two, no mean for none."""
+def interval(values: Sequence[float | None]) -> Interval:
+    """Return the mean and interval of what is known of the values."""
     known = [value for value in values if value is not None]
     if not known:
-        return {"mean": None, "low": None, "high": None, "n": 0}
+        return Interval(None, None, None, 0)
     mean = fmean(known)
     if len(known) < 2:
-        return {"mean": mean, "low": None, "high": None, "n": 1}
+        return Interval(mean, None, None, 1)
     half = student_t(len(known) - 1) * stdev(known) / math.sqrt(len(known))
-    return {"mean": mean, "low": mean - half, "high": mean + half, "n": len(known)}
+    return Interval(mean, mean - half, mean + half, len(known))
 
 
 def student_t(freedom: int, share: float = 0.95) -> float:

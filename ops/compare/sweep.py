@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.markup import escape
 
@@ -31,15 +30,17 @@ from headrace.infra.process.signals import STOP_WITHIN_S, signals_ignored, signa
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import differences
 from headrace.infra.store.object_store import ObjectStore
+from headrace.ops.compare.comparison import PlayedRun
+from headrace.ops.compare.run_result import RunResult, read_result
 from headrace.ops.compare.sweep_file import Sweep, SweepRun, without_addresses
 from headrace.ops.offline.offline_run import identity
 from headrace.ops.recipe_check import check_names
 
 POLL_S = 0.25
 LAST_LINES = 6
-"""Of a failed run's output that are told."""
+"""Of a failed run's output that are reported."""
 
-Say = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +70,16 @@ class Place:
         """What `headrace up` printed."""
         return self.folder / "output.txt"
 
-    def result(self) -> dict[str, Any] | None:
-        """Return the summary of a run that is done. Raises UsageError when it cannot be read."""
+    def result(self) -> RunResult | None:
+        """Return the result of a run that is done. Raises UsageError when it cannot be read."""
         try:
-            found: dict[str, Any] = json.loads(self.summary.read_bytes())
+            return read_result(self.summary.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"{self.summary} cannot be read ({error}): remove {self.folder} to play it again"
             ) from error
-        return found
 
     def last_words(self) -> str:
         """Return the end of what it printed."""
@@ -91,8 +91,8 @@ def place_of(data: Path, run: SweepRun) -> Place:
     return Place(DataFolder(data).root / run.name)
 
 
-def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: Say) -> dict[str, dict[str, Any]]:
-    """Play what is missing of a sweep; return by run its variant, seed, summary and, of a failed one, its last words.
+def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) -> dict[str, PlayedRun]:
+    """Play what is missing of a sweep; return its runs by name.
 
     Raises UsageError for recipes that cannot be, and for results of other ones in the folder; KeyboardInterrupt when
     it was stopped, with all runs stopped in order.
@@ -111,12 +111,12 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: Say) -> dict[s
             _Playing(sweep, runs, folder, say).play(missing)
         results = {name: place.result() for name, place in places.items()}
     return {
-        run.name: {
-            "variant": run.variant,
-            "seed": run.seed,
-            "summary": results[run.name],
-            "failed": "" if results[run.name] else places[run.name].last_words(),
-        }
+        run.name: PlayedRun(
+            variant=run.variant,
+            seed=run.seed,
+            summary=results[run.name],
+            failed="" if results[run.name] else places[run.name].last_words(),
+        )
         for run in runs
     }
 
@@ -149,8 +149,8 @@ def _check_same(runs: Sequence[SweepRun], places: dict[str, Place], source: str)
     """Refuse a folder that holds a run of the same name and another recipe: it would be compared with the others."""
     for run in runs:
         path = places[run.name].recipe
-        told = places[run.name].source
-        if path.exists() and source != (told.read_text() if told.exists() else ""):
+        source_file = places[run.name].source
+        if path.exists() and source != (source_file.read_text() if source_file.exists() else ""):
             raise UsageError(
                 f"{path.parent} holds run {run.name} over another archive, over the same before it grew, or played: "
                 "give the sweep another --data, or another name, or remove that folder"
@@ -177,13 +177,11 @@ def _check_names(missing: Sequence[SweepRun]) -> None:
 class _Playing:
     """The runs of a sweep that are played now, and the servers that they share."""
 
-    def __init__(self, sweep: Sweep, runs: Sequence[SweepRun], folder: DataFolder, say: Say) -> None:
+    def __init__(self, sweep: Sweep, runs: Sequence[SweepRun], folder: DataFolder, say: ReportLine) -> None:
         self._sweep, self._folder, self._say = sweep, folder, say
         self._total, self._done, self._source = len(runs), 0, _source_of(sweep)
         self._runs = runs
-        common = {"name": sweep.name, "kafka": sweep.kafka, "store": sweep.store}
-        whole = runs[0].recipe.model_copy(update=common)
-        self._servers = None if sweep.archive else Servers(whole, folder, say)
+        self._servers = None if sweep.archive else Servers(sweep.kafka, sweep.store, folder, say)
         """None where nothing is played."""
         self._stopping = threading.Event()
         self._telling = threading.Lock()
@@ -293,19 +291,19 @@ class _Playing:
         recipe = run.recipe
         try:
             delete_topics(self._servers.connection, [spec.name for spec in recipe.topic_specs])
-            with ObjectStore(replace(self._servers.store_address, prefix=f"{summary['run_id']}/")) as store:
+            with ObjectStore(replace(self._servers.store_address, prefix=f"{summary.run_id}/")) as store:
                 for listed in store.listing():
                     store.delete(listed.key)
         except HeadraceError as error:
             self._say(f"what run {run.name} leaves in Kafka and in the store is not all deleted: {escape(str(error))}")
 
 
-def in_a_line(summary: dict[str, Any]) -> str:
-    """Return what came of a run, in a line."""
-    names = (("reward", "reward"), ("held-out", "eval"))
-    ends = ((what, (summary[f"{key}_first"], summary[f"{key}_last"])) for what, key in names)
+def in_a_line(summary: RunResult) -> str:
+    """Return the result of a run, in a line."""
+    rewards, held_out = (summary.reward_first, summary.reward_last), (summary.eval_first, summary.eval_last)
+    ends = (("reward", rewards), ("held-out", held_out))
     known = ((what, [f"{value:.2f}" for value in both if value is not None]) for what, both in ends)
-    told = [f"{what} {' → '.join(both)}" for what, both in known if both]
-    trajectories = sum(block["trajectories"] for block in summary["policies"].values())
-    audit = "" if summary["audit"] is None or summary["audit"]["ok"] else "; its audit does not close"
-    return ", ".join([*told, f"{trajectories:,} trajectories, {summary['wall_s']:.0f} s{audit}"])
+    changes = [f"{what} {' → '.join(both)}" for what, both in known if both]
+    trajectories = sum(block.trajectories for block in summary.policies.values())
+    audit = "" if summary.audit is None or summary.audit.ok else "; its audit does not close"
+    return ", ".join([*changes, f"{trajectories:,} trajectories, {summary.wall_s:.0f} s{audit}"])

@@ -23,15 +23,15 @@ SHOWN_ITEMS, SHOWN_LENGTH = 8, 200
 """Of a decoded list, and of a decoded text."""
 
 Source = tuple[str, int, int]
-"""(topic, partition, offset) of the record that a letter is about."""
+"""(topic, partition, offset) of the record that a dead letter is about."""
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class ListedDeadLetter:
     """A dead letter without the bytes that it is about; topics may hold more of those than memory does."""
 
     offset: int
-    """Of the letter."""
+    """Of the dead letter."""
     created_ms: int
     component: str
     reason: str
@@ -45,21 +45,21 @@ class Letter:
     number: int
     value_bytes: int
     cut_bytes: int = 0
-    """Bytes of the message that the letter lacks."""
+    """Bytes of the message that the dead letter lacks."""
     is_counted: bool = False
     """True for a group of an evaluation that counted it as unanswered at once."""
     redriven: int | None = None
-    """Offset of the letter of reason `redriven` that says that the message was sent back."""
+    """Offset of the dead letter of reason `redriven` that says that the message was sent back."""
     failed_again: int | None = None
-    """Offset of the letter about the message that was sent back: it could not be read then either."""
+    """Offset of the dead letter about the message that was sent back: it could not be read then either."""
     copy_of: int | None = None
-    """Offset of the letter whose message was sent back, could not be read again, and so became this one."""
+    """Offset of the dead letter whose message was sent back, could not be read again, and so became this one."""
     redrives: int | None = None
-    """Of a letter of reason `redriven`, the offset of the one whose message was sent back; else None."""
+    """Of a dead letter of reason `redriven`, the offset of the one whose message was sent back; else None."""
 
     @property
     def source(self) -> Source:
-        """The record that it is about; a worker that was killed may have written two letters about one."""
+        """The record that it is about; a worker that was killed may have written two dead letters about one."""
         return self.topic, self.partition, self.source_offset
 
 
@@ -81,7 +81,7 @@ class DecodedText:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetterShown(Letter):
+class DeadLetterDetail(ListedDeadLetter):
     """A dead letter with what it is about."""
 
     key: str
@@ -92,13 +92,13 @@ class LetterShown(Letter):
 
 
 @dataclass(slots=True)
-class Letters:
+class DeadLetterList:
     """The dead letters of one run, folded from their topic in order."""
 
     run_id: str
-    _found: dict[int, Letter] = field(default_factory=dict)
-    _notices: dict[int, Letter] = field(default_factory=dict)
-    """Letters that say that another one's message was sent back, and where it stands again."""
+    _found: dict[int, ListedDeadLetter] = field(default_factory=dict)
+    _notices: dict[int, ListedDeadLetter] = field(default_factory=dict)
+    """Dead letters that say that another one's message was sent back, and where it stands again."""
 
     def take(self, message: Message) -> None:
         """Take in a message; unreadable ones and those of other runs are passed over."""
@@ -108,41 +108,45 @@ class Letters:
             return
         if record.run_id != self.run_id:
             return
-        letter = _letter(message.offset, record)
+        dead_letter = _listed(message.offset, record)
         if record.reason == REDRIVEN:
-            self._notices[message.offset] = replace(letter, redrives=record.redrives)
+            self._notices[message.offset] = replace(dead_letter, redrives=record.redrives)
         else:
-            self._found[message.offset] = letter
+            self._found[message.offset] = dead_letter
 
-    def all(self) -> list[Letter]:
-        """Return the letters, oldest first; where one about a record was sent back, all about that record were."""
+    def all(self) -> list[ListedDeadLetter]:
+        """Return the dead letters, oldest first; where one about a record was sent back, all about that record were."""
         notices = {notice.redrives: notice for notice in self._notices.values()}
-        sent = [(letter, notices[letter.offset]) for letter in self._found.values() if letter.offset in notices]
-        by_source = {letter.source: notice for letter, notice in sent}
-        copies = {notice.source: letter.offset for letter, notice in reversed(sent)}
+        sent = [
+            (dead_letter, notices[dead_letter.offset])
+            for dead_letter in self._found.values()
+            if dead_letter.offset in notices
+        ]
+        by_source = {dead_letter.source: notice for dead_letter, notice in sent}
+        copies = {notice.source: dead_letter.offset for dead_letter, notice in reversed(sent)}
         again = self._again()
         return [
             replace(
-                letter,
-                redriven=notice.offset if (notice := by_source.get(letter.source)) else None,
+                dead_letter,
+                redriven=notice.offset if (notice := by_source.get(dead_letter.source)) else None,
                 failed_again=again.get(notice.source) if notice else None,
-                copy_of=copies.get(letter.source),
+                copy_of=copies.get(dead_letter.source),
             )
-            for letter in self._found.values()
+            for dead_letter in self._found.values()
         ]
 
-    def notices(self) -> list[Letter]:
-        """Return the letters of reason `redriven`, oldest first."""
+    def notices(self) -> list[ListedDeadLetter]:
+        """Return the dead letters of reason `redriven`, oldest first."""
         again = self._again()
         return [replace(notice, failed_again=again.get(notice.source)) for notice in self._notices.values()]
 
     def _again(self) -> dict[Source, int]:
-        """Return the first letter about each record."""
-        return {letter.source: letter.offset for letter in reversed(self._found.values())}
+        """Return the first dead letter about each record."""
+        return {dead_letter.source: dead_letter.offset for dead_letter in reversed(self._found.values())}
 
 
-def _letter(offset: int, record: DeadLetter) -> Letter:
-    return Letter(
+def _listed(offset: int, record: DeadLetter) -> ListedDeadLetter:
+    return ListedDeadLetter(
         offset=offset,
         created_ms=record.created_ms,
         component=record.component,
@@ -166,14 +170,14 @@ def kind_of(topic: str) -> str:
     return topic.split(".")[1] if "." in topic else ""
 
 
-def _read(run: Run) -> Letters:
-    found = Letters(run.run_id)
+def _read(run: Run) -> DeadLetterList:
+    found = DeadLetterList(run.run_id)
     for message in read_all(run.connection, [run.topics.dead_letters]):
         found.take(message)
     return found
 
 
-def read_letters(run: Run) -> list[Letter]:
+def read_dead_letters(run: Run) -> list[ListedDeadLetter]:
     """Return a run's dead letters up to the end of this moment, oldest first. Raises KafkaAway or KafkaRefused.
 
     Those of reason `redriven` are not among them.
@@ -181,15 +185,15 @@ def read_letters(run: Run) -> list[Letter]:
     return _read(run).all()
 
 
-def of_reason(letters: list[Letter], reason: str | None) -> list[Letter]:
-    """Return the letters of a reason, or all. Raises UsageError for a reason that no letter has or can have."""
-    chosen = [letter for letter in letters if reason in (None, letter.reason)]
+def of_reason(dead_letters: list[ListedDeadLetter], reason: str | None) -> list[ListedDeadLetter]:
+    """Return the dead letters of a reason, or all. Raises UsageError for a reason that none has or can have."""
+    chosen = [dead_letter for dead_letter in dead_letters if reason in (None, dead_letter.reason)]
     if reason is not None and not chosen and reason not in REASONS:
         raise UsageError(f"no dead letter has reason {reason!r}; the reasons are {', '.join(REASONS)}")
     return chosen
 
 
-def listing(run: Run, reason: str | None = None) -> list[Letter]:
+def listing(run: Run, reason: str | None = None) -> list[ListedDeadLetter]:
     """Return all dead letters but the `redriven` ones, or those of a reason, oldest first.
 
     Raises UsageError for a reason that there is not.
@@ -198,20 +202,20 @@ def listing(run: Run, reason: str | None = None) -> list[Letter]:
     return of_reason(found.notices() if reason == REDRIVEN else found.all(), reason)
 
 
-def shown(run: Run, offset: int) -> LetterShown:
+def shown(run: Run, offset: int) -> DeadLetterDetail:
     """Return one dead letter with what it is about: key, headers, the value's beginning in hex and decoded.
 
-    Raises UsageError when there is no letter at the offset.
+    Raises UsageError when there is no dead letter at the offset.
     """
     found = _read(run)
-    for letter in chain(found.all(), found.notices()):
-        if letter.offset == offset:
+    for dead_letter in chain(found.all(), found.notices()):
+        if dead_letter.offset == offset:
             break
     else:
         raise UsageError(f"there is no dead letter at offset {offset}; `headrace dead-letters` lists them")
     [record] = full_records(run, {offset}).values()
-    return LetterShown(
-        **{one.name: getattr(letter, one.name) for one in fields(letter)},
+    return DeadLetterDetail(
+        **{one.name: getattr(dead_letter, one.name) for one in fields(dead_letter)},
         key=_text(record.key),
         headers={name: _text(value) for name, value in record.headers.items()},
         hex=record.value[:SHOWN_BYTES].hex(" "),
@@ -220,12 +224,12 @@ def shown(run: Run, offset: int) -> LetterShown:
 
 
 def full_records(run: Run, offsets: set[int]) -> dict[int, DeadLetter]:
-    """Return letters with their bytes, by offset."""
+    """Return dead letters with their bytes, by offset."""
     return dict(each_full_record(run, offsets))
 
 
 def each_full_record(run: Run, offsets: set[int]) -> Iterator[tuple[int, DeadLetter]]:
-    """Yield letters with their bytes, in order, one at a time in memory."""
+    """Yield dead letters with their bytes, in order, one at a time in memory."""
     for message in read_all(run.connection, [run.topics.dead_letters]):
         if message.offset in offsets:
             yield message.offset, codec.decode(message.value, DeadLetter)

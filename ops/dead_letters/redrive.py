@@ -1,15 +1,16 @@
-"""`headrace redrive`: sends what could not be read back to where it came from, after a fix, each letter once.
+"""`headrace redrive`: sends what could not be read back to where it came from, after a fix, each dead letter once.
 
-What cannot be read at its new place either becomes a letter of its own there, which can be sent back once in its turn.
-The message goes to the partition that it was read from, as it was, with a header that names its letter; in the same
-transaction a letter of reason `redriven` opens its number again. The transactional id is the run's, so of two at once
+What cannot be read at its new place either becomes a dead letter of its own there, which can be sent back once in its
+turn. The message goes to the partition that it was read from, as it was, with a header that names its dead letter; in
+the same transaction a dead letter of reason `redriven` opens its number again. The transactional id is the run's, so of
+two at once
 the second fences the first, and reads what that one did before it begins.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -17,10 +18,17 @@ import structlog
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Outgoing
-from headrace.infra.kafka.dead_letters import MOST_KEY_BYTES, REDRIVE_HEADER, REDRIVEN
-from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
+from headrace.infra.kafka.dead_letters import MOST_KEY_BYTES, REDRIVE_HEADER, REDRIVEN, VERDICT_HEADER
+from headrace.infra.kafka.transactions import Ticket, TransactionalWriter, in_transactions
 from headrace.infra.run.run import Run, RunEnded
-from headrace.ops.dead_letters.listing import Letter, Source, each_full_record, kind_of, of_reason, read_letters
+from headrace.ops.dead_letters.listing import (
+    ListedDeadLetter,
+    Source,
+    each_full_record,
+    kind_of,
+    of_reason,
+    read_dead_letters,
+)
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import DeadLetter
@@ -28,7 +36,7 @@ from headrace.schemas.records import DeadLetter
 log = structlog.get_logger()
 
 COMPONENT = "redrive"
-MOST_MESSAGES, MOST_BATCH_BYTES = 100, 8 << 20
+MOST_MESSAGES = 100
 """In one transaction."""
 
 INPUTS = ("tasks", "eval-tasks", "trajectories", "eval-groups", "curated")
@@ -36,6 +44,7 @@ INPUTS = ("tasks", "eval-tasks", "trajectories", "eval-groups", "curated")
 FOR_GOOD = {
     "other_run": "it is of another run, and no fix makes it one of this",
     "misrouted": "it stands on a partition that is not its own, and would stand there again",
+    "not_issued": "its number was not issued when it came, so no worker of this run made it",
     "poison": "its number has concluded, with reason poison; sent back it would be a repetition",
     "forgotten": "it was sent back, and its curator had more dead numbers than it remembers",
 }
@@ -44,12 +53,12 @@ FOR_GOOD = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is to be done with the letters that were asked for."""
+    """What is to be done with the dead letters that were asked for."""
 
-    send: dict[Source, list[Letter]] = field(default_factory=dict)
-    """The letters about each record that is to be sent back."""
-    already: list[Letter] = field(default_factory=list)
-    refused: list[tuple[Letter, str]] = field(default_factory=list)
+    send: dict[Source, list[ListedDeadLetter]] = field(default_factory=dict)
+    """The dead letters about each record that is to be sent back."""
+    already: list[ListedDeadLetter] = field(default_factory=list)
+    refused: list[tuple[ListedDeadLetter, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +99,15 @@ class Redriven:
 
 
 def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bool = False) -> Redriven:
-    """Send back the letters at these offsets and of this reason; all when neither is given. Return what was done.
+    """Send back the dead letters at these offsets and of this reason; all when neither is given. Return what was done.
 
-    Raises UsageError for an offset at which there is no letter and for a reason that there is not, RunEnded when there
-    is something to send, Fenced when another redrive took over, and Aborted, whereupon it is to be asked for again:
+    Raises UsageError for an offset without a dead letter and for an unknown reason, RunEnded when there is something
+    to send, Fenced when another redrive took over, and Aborted, whereupon it is to be asked for again:
     what was sent back until then is not sent twice. A dry run raises the first two as well.
     """
     wanted = set(offsets)
     if dry_run or run.ended:
-        choice = choose(read_letters(run), wanted, reason)
+        choice = choose(read_dead_letters(run), wanted, reason)
         if choice.send and run.ended:
             raise RunEnded(
                 f"run {run.address.run} has ended ({run.ended}), and nobody would work off what is sent back: go on "
@@ -107,66 +116,54 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
         return _report(run, choice, {}, dry_run=dry_run)
     sent: dict[Source, int] = {}
     with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}", run.topic_names)) as writer:
-        choice = choose(read_letters(run), wanted, reason)
-        for batch in _batches(run, choice):
+        choice = choose(read_dead_letters(run), wanted, reason)
+        one_about_each = {about[0].offset for about in choice.send.values()}
+        records = (record for _, record in each_full_record(run, one_about_each))
+        for batch in in_transactions(records, MOST_MESSAGES):
             sent |= _send(run, writer, batch, choice)
     return _report(run, choice, sent, dry_run=False)
 
 
-def choose(letters: list[Letter], offsets: set[int], reason: str | None) -> Choice:
-    """Say what becomes of the letters asked for.
+def choose(dead_letters: list[ListedDeadLetter], offsets: set[int], reason: str | None) -> Choice:
+    """Show what becomes of the dead letters asked for.
 
     Raises UsageError for an offset at which there is none, and for a reason that there is not.
     """
-    if unknown := offsets - {letter.offset for letter in letters}:
+    if unknown := offsets - {dead_letter.offset for dead_letter in dead_letters}:
         raise UsageError(
             f"there is no dead letter at offset {', '.join(map(str, sorted(unknown)))} that could be sent back; "
             "`headrace dead-letters` lists them"
         )
-    about: defaultdict[Source, list[Letter]] = defaultdict(list)
-    for letter in letters:
-        about[letter.source].append(letter)
+    about: defaultdict[Source, list[ListedDeadLetter]] = defaultdict(list)
+    for dead_letter in dead_letters:
+        about[dead_letter.source].append(dead_letter)
     choice = Choice()
-    for letter in of_reason(letters, reason):
-        if offsets and letter.offset not in offsets:
+    for dead_letter in of_reason(dead_letters, reason):
+        if offsets and dead_letter.offset not in offsets:
             continue
-        if letter.redriven is not None:
-            choice.already.append(letter)
-        elif why := why_not(letter):
-            choice.refused.append((letter, why))
+        if dead_letter.redriven is not None:
+            choice.already.append(dead_letter)
+        elif why := why_not(dead_letter):
+            choice.refused.append((dead_letter, why))
         else:
-            choice.send[letter.source] = about[letter.source]
+            choice.send[dead_letter.source] = about[dead_letter.source]
     return choice
 
 
-def why_not(letter: Letter) -> str:
-    """Return why a letter's message cannot be sent back; empty when it can."""
-    if letter.reason in FOR_GOOD:
-        return FOR_GOOD[letter.reason]
-    if kind_of(letter.topic) not in INPUTS:
-        return f"everybody reads {letter.topic} from its beginning, and a copy would count twice"
-    if letter.is_counted:
+def why_not(dead_letter: ListedDeadLetter) -> str:
+    """Return why a dead letter's message cannot be sent back; empty when it can."""
+    if dead_letter.reason in FOR_GOOD:
+        return FOR_GOOD[dead_letter.reason]
+    if kind_of(dead_letter.topic) not in INPUTS:
+        return f"everybody reads {dead_letter.topic} from its beginning, and a copy would count twice"
+    if dead_letter.is_counted:
         return "its evaluation counted it as unanswered at once, and takes no second answer"
-    if letter.cut_bytes:
+    if dead_letter.cut_bytes:
         return (
-            f"its letter lacks {letter.cut_bytes} of its bytes, as a letter holds 7 MiB and one header of a name; the "
-            f"whole stands at {letter.topic}[{letter.partition}]@{letter.source_offset}"
+            f"its dead letter lacks {dead_letter.cut_bytes} of its bytes, as one holds 7 MiB at most; "
+            f"the whole stands at {dead_letter.topic}[{dead_letter.partition}]@{dead_letter.source_offset}"
         )
     return ""
-
-
-def _batches(run: Run, choice: Choice) -> Iterator[list[DeadLetter]]:
-    """Yield the letters to be sent back, one about each record, in pieces that a transaction can hold."""
-    batch: list[DeadLetter] = []
-    size = 0
-    for _, record in each_full_record(run, {about[0].offset for about in choice.send.values()}):
-        if batch and (len(batch) == MOST_MESSAGES or size + len(record.value) > MOST_BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(record)
-        size += len(record.value)
-    if batch:
-        yield batch
 
 
 def _send(run: Run, writer: TransactionalWriter, batch: list[DeadLetter], choice: Choice) -> dict[Source, int]:
@@ -177,27 +174,29 @@ def _send(run: Run, writer: TransactionalWriter, batch: list[DeadLetter], choice
     tickets = writer.produce(_message(record, offset) for record, offset in zip(batch, first, strict=True))
     writer.flush()
     for record, source, ticket in zip(batch, sources, tickets, strict=True):
-        writer.produce([_redriven(run, record, letter.offset, ticket) for letter in choice.send[source]])
+        writer.produce([_redriven(run, record, dead_letter.offset, ticket) for dead_letter in choice.send[source]])
     writer.commit()
     log.info("letters.redriven", count=len(batch))
     return {source: ticket.offset for source, ticket in zip(sources, tickets, strict=True)}
 
 
 def _message(record: DeadLetter, offset: int) -> Outgoing:
-    headers = [(name, value) for name, value in record.headers.items() if name != REDRIVE_HEADER]
+    # What a replay says of a message was decided when it stood elsewhere: now it is decided anew.
+    stale = (REDRIVE_HEADER, VERDICT_HEADER)
+    headers = [(name, value) for name, value in record.headers.items() if name not in stale]
     headers.append((REDRIVE_HEADER, str(offset).encode()))
     return Outgoing(record.topic, record.value, record.key, headers, record.partition)
 
 
 def _redriven(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outgoing:
-    letter = DeadLetter(
+    dead_letter = DeadLetter(
         run_id=run.run_id,
         component=COMPONENT,
         topic=record.topic,
         partition=record.partition,
         offset=ticket.offset,
         reason=REDRIVEN,
-        detail=f"the message of letter {offset} stands at {record.topic}[{record.partition}]@{ticket.offset} again",
+        detail=f"the message of dead letter {offset} is at {record.topic}[{record.partition}]@{ticket.offset} again",
         policy=record.policy,
         stream=record.stream,
         number=record.number,
@@ -206,7 +205,7 @@ def _redriven(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> Outg
         redrives=offset,
         created_ms=now_ms(),
     )
-    return Outgoing(run.topics.dead_letters, codec.encode(letter), letter.key)
+    return Outgoing(run.topics.dead_letters, codec.encode(dead_letter), dead_letter.key)
 
 
 def _report(run: Run, choice: Choice, sent: dict[Source, int], *, dry_run: bool) -> Redriven:
@@ -215,15 +214,15 @@ def _report(run: Run, choice: Choice, sent: dict[Source, int], *, dry_run: bool)
         dry_run=dry_run,
         redriven=tuple(
             SentBack(
-                tuple(letter.offset for letter in letters),
+                tuple(dead_letter.offset for dead_letter in dead_letters),
                 *source,
                 stands_at=sent.get(source),
-                reason=letters[0].reason,
-                stream=letters[0].stream,
-                number=letters[0].number,
+                reason=dead_letters[0].reason,
+                stream=dead_letters[0].stream,
+                number=dead_letters[0].number,
             )
-            for source, letters in choice.send.items()
+            for source, dead_letters in choice.send.items()
         ),
-        already=tuple(letter.offset for letter in choice.already),
-        refused=tuple(Refused(letter.offset, why) for letter, why in choice.refused),
+        already=tuple(dead_letter.offset for dead_letter in choice.already),
+        refused=tuple(Refused(dead_letter.offset, why) for dead_letter, why in choice.refused),
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from headrace.infra.kafka.clients import Message, end_offsets
+from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.group_offsets import committed_offsets
 from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all, whole_topics
 from headrace.infra.recipe.settings import Recipe
@@ -17,8 +17,22 @@ from headrace.infra.run.run import Run
 from headrace.infra.weights.paths import is_version
 from headrace.ops.audit.fold import FEEDER_KEY, AuditFold
 from headrace.ops.audit.numbers import PolicyAudit
-from headrace.ops.figures.revision_figures import RevisionFigures, RevisionsFold
-from headrace.ops.figures.weights_figures import FRESH_MS, WeightsFigures, WeightsFold, is_there
+from headrace.ops.figures.concluded import ConcludedFold
+from headrace.ops.figures.revision_figures import RevisionsFold
+from headrace.ops.figures.reward_figures import RewardsFold
+from headrace.ops.figures.run_figures import GroupCounts, RunFigures, RunState, Selection, ShadowFigures
+from headrace.ops.figures.standstill import (
+    Seen,
+    Standstill,
+    Surroundings,
+    hardly_any_group,
+    standstill,
+    stood_still,
+)
+from headrace.ops.figures.trouble import Trouble
+from headrace.ops.figures.version_figures import VersionsFold
+from headrace.ops.figures.weights_figures import FRESH_MS, WeightsFold, is_there
+from headrace.ops.first_word import is_first_word
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.ids import now_ms
@@ -32,134 +46,10 @@ from headrace.schemas.records import (
     WeightsPublished,
     WorkerStatus,
 )
-from headrace.schemas.topics import eval_stream, line_of, policy_of
+from headrace.schemas.topics import eval_stream, policy_of, policy_variant_of
 
-OFF_POLICY_GAP = "off_policy_gap"
-"""Of a version's metrics; `headrace.trainers.learner.step_metrics` makes it."""
 MOST_SHOWN = 16
-"""Entries of a selector's list or table that are told one by one; of a longer one the number is told."""
-EDGE = 5
-"""Versions at either end of a run whose rewards are averaged."""
-MOST_TOKENS = 2**53
-"""Of one evaluation; a result that tells of more is not believed."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCounts:
-    """Training groups of all policies together."""
-
-    issued: int = 0
-    trained: int = 0
-    discarded: dict[str, int] = field(default_factory=dict)
-    dead: int = 0
-    in_flight: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """What a stream's selector has said."""
-
-    selected: int = 0
-    """Problems that it took."""
-    rejected: int = 0
-    forced: int = 0
-    """Taken against it, after too many rejections in a row."""
-    state: dict[str, Any] = field(default_factory=dict)
-    """By name of the selector what it remembers, the number of entries where there are many."""
-
-
-@dataclass(frozen=True, slots=True)
-class RewardPoint:
-    """Mean reward of all groups that workers finished while one version was the newest they knew."""
-
-    version: int
-    reward: float
-    groups: int
-    trajectories: int = 0
-    """Of these groups."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowFigures:
-    """A shadow at one moment."""
-
-    version: int
-    """Its newest; -1 before the first."""
-    groups: PolicyAudit
-    """What it made of the numbers of its policy."""
-    off_policy_gap: float | None
-    """Of its newest version, as `headrace.trainers.learner.step_metrics.ratio_sums` tells it; None before the first."""
-    off_policy_gap_beside: float | None
-    """Of the newest version of its policy."""
-    gaps: tuple[tuple[int, float], ...]
-    """(version, off-policy gap) of each."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunFigures:
-    """A run at one moment."""
-
-    run: str
-    state: str
-    """running | finished | stopped."""
-    ended: str
-    """Why the run is over; empty while it goes on."""
-    versions: dict[str, int]
-    """Policy to its newest version."""
-    groups: GroupCounts
-    policies: dict[str, PolicyAudit]
-    """Trajectories are not read for these, so produced groups are those that a curator has seen."""
-    lag: dict[str, int]
-    """Topic to records that its reader has yet to read."""
-    workers: tuple[WorkerStatus, ...]
-    rewards: dict[str, tuple[RewardPoint, ...]]
-    """Policy to its reward curve, over every group that a curator saw, before any filter."""
-    reward_first: dict[str, float]
-    """Policy to the mean over the first five versions of its curve, every trajectory counting alike. The last five are
-    left out: a policy that has no others is not in here."""
-    reward_last: dict[str, float]
-    """The same over the last five, or over those there are."""
-    evals: tuple[EvalResult, ...]
-    tokens: int
-    """Generated by all lives of all workers, as far as `workers` still tells of them."""
-    wasted_tokens: int
-    """Of those what the workers know to be wasted: for episodes that failed or were cancelled. A lower bound, as nobody
-    tells of what a killed worker had under way."""
-    delivered_tokens: int = 0
-    """Of those what a group brought to a curator or the evaluator."""
-    unnumbered_letters: dict[str, int] = field(default_factory=dict)
-    """Dead letters by reason that `groups` does not count, as they name no training number; without those sent back."""
-    weights: dict[str, WeightsFigures] = field(default_factory=dict)
-    """Policy to how its versions get to the workers."""
-    revisions: tuple[RevisionFigures, ...] = ()
-    """Of the recipe, in order."""
-    selection: dict[str, Selection] = field(default_factory=dict)
-    """Stream to what became of the problems that were drawn for it, as of the feeder's newest snapshot."""
-    shadows: dict[str, ShadowFigures] = field(default_factory=dict)
-    """By `policy.variant`; no other figure counts them in, but for `lag`."""
-
-    @property
-    def in_force(self) -> RevisionFigures | None:
-        """The revision that the feeder issues under; None before its first snapshot."""
-        return next((one for one in self.revisions if one.in_force), None)
-
-    @property
-    def in_flight(self) -> int:
-        """Numbers that are issued and not concluded, over all policies and shadows."""
-        return self.groups.in_flight + sum(shadow.groups.in_flight for shadow in self.shadows.values())
-
-    @property
-    def drained(self) -> bool:
-        """Whether the run has ended and no training group is in flight."""
-        return bool(self.ended) and not self.groups.in_flight
-
-    def wasted(self) -> int:
-        """Return how many generated tokens were for nothing, killed work and repetitions included.
-
-        It is what no group brought to a curator or the evaluator. Of a run that has not drained, and where the
-        generated ones are not all known any more, it is what the workers themselves know to be wasted: a lower bound.
-        """
-        return max(self.wasted_tokens, self.tokens - self.delivered_tokens if self.drained else 0)
+"""Entries of a selector's list or table that are reported one by one; of a longer one the number is reported."""
 
 
 class Figures:
@@ -170,27 +60,20 @@ class Figures:
         self._audit = AuditFold(run_id, recipe)
         self._run_id = run_id
         self._kinds = _kinds_of(recipe)
-        self._of_shadows = {recipe.topics.outcomes(line) for line in recipe.shadow_lines}
-        self._gaps: dict[str, dict[int, float]] = {line: {} for line in recipe.lines}
-        """Policy or shadow to the off-policy gaps of its versions."""
+        self._of_shadows = {recipe.topics.outcomes(variant) for variant in recipe.shadow_variants}
         self._read: dict[Place, int] = {}
-        self._versions: dict[str, int] = {}
+        self._versions = VersionsFold()
         self._weights = WeightsFold(recipe.policies)
         self._workers: dict[bytes, WorkerStatus] = {}
         self._tokens: dict[tuple[str, int], tuple[int, int]] = {}
         """(worker, start) to (generated, wasted) tokens of that life."""
-        self._evals: list[EvalResult] = []
-        self._rewards: dict[str, defaultdict[int, _Mean]] = {p: defaultdict(_Mean) for p in recipe.policies}
-        self._curated: Counter[str] = Counter()
-        """Policy to groups that curators saw."""
-        self._curated_tokens = 0
-        """Of those groups."""
+        self._rewards = RewardsFold(recipe.policies)
+        self._groups = ConcludedFold()
+        self._trouble = Trouble()
         self._positions: dict[str, dict[Place, int]] = {}
         self._revisions = RevisionsFold()
         self._ended = ""
         self._began_ms = 0
-        self._made_ms: dict[str, dict[int, int]] = {policy: {} for policy in recipe.policies}
-        """Policy to when its versions were made; version 0 when it was published."""
         self._newest_ms = 0
         self._feeder: tuple[Snapshot, tuple[str, int, int]] | None = None
         """Its newest state and where that stands; read when it is asked for, as there are many and they are long."""
@@ -202,7 +85,7 @@ class Figures:
 
     @property
     def trainer_positions(self) -> dict[Place, int]:
-        """Next offsets of the curated topics, as the trainers last told."""
+        """Next offsets of the curated topics, as the trainers last reported."""
         return {place: offset for positions in self._positions.values() for place, offset in positions.items()}
 
     def take(self, message: Message) -> None:
@@ -231,8 +114,7 @@ class Figures:
             self._tokens[record.worker, record.started_ms] = (record.tokens, record.wasted_tokens)
             self._weights.status(record)
         elif isinstance(record, EvalResult):
-            if _believable(record):
-                self._evals.append(record)
+            self._rewards.evaluation(record)
         elif isinstance(record, RecipeRevision):
             self._revisions.revision(record)
             self._ended = record.ended if record.recipe or record.ended else self._ended  # others only tell schemas
@@ -244,46 +126,52 @@ class Figures:
         else:
             self._audit.take_record(record, (message.topic, message.partition, message.offset))
         if isinstance(record, Outcome):
+            self._groups.take(self._variant_of(message), record, message.timestamp_ms)
             if message.topic not in self._of_shadows:
                 self._reward(record)
+                self._trouble.outcome(record, message.timestamp_ms)
         elif isinstance(record, BatchTrained):
+            self._groups.take(self._variant_of(message), record, message.timestamp_ms)
             self._trained(record)
+        elif isinstance(record, DeadLetter):
+            self._dead(record, message.timestamp_ms)
+
+    def _dead(self, record: DeadLetter, at_ms: int) -> None:
+        self._trouble.errors.take_dead(record)
+        if record.policy and record.reason != REDRIVEN:
+            self._groups.take(record.policy, record, at_ms)
+
+    def _variant_of(self, message: Message) -> str:
+        """Return the policy or shadow whose topic a record stands on."""
+        return self._audit.account.variant_of_topic[message.topic]
 
     def _published(self, event: WeightsPublished) -> None:
         if not is_version(event):
             return
-        self._version(line_of(event.policy, event.variant), event.version)
+        self._versions.see(policy_variant_of(event.policy, event.variant), event.version)
         if event.variant:
             return
         self._weights.event(event)
         if not event.version:
-            self._made_ms.setdefault(event.policy, {})[0] = event.created_ms
+            self._versions.made_ms[event.policy][0] = event.created_ms
 
     def _trained(self, batch: BatchTrained) -> None:
-        line = line_of(batch.policy, batch.variant)
-        self._version(line, batch.version)
-        if batch.version > 0:
-            self._made_ms.setdefault(line, {})[batch.version] = batch.created_ms
-            if (gap := batch.metrics.get(OFF_POLICY_GAP)) is not None:
-                self._gaps.setdefault(line, {})[batch.version] = gap
-        topic = self.recipe.topics.curated(line)
-        self._positions[line] = {(topic, p.partition): p.offset for p in batch.positions}
-
-    def _version(self, policy: str, version: int) -> None:
-        self._versions[policy] = max(version, self._versions.get(policy, -1))
+        variant = policy_variant_of(batch.policy, batch.variant)
+        self._versions.trained(variant, batch)
+        topic = self.recipe.topics.curated(variant)
+        self._positions[variant] = {(topic, p.partition): p.offset for p in batch.positions}
 
     def _reward(self, outcome: Outcome) -> None:
-        if outcome.level != "group" or outcome.component != "curate" or outcome.use:
+        if outcome.component == "train":
+            self._rewards.left_window(outcome)
+        if not is_first_word(outcome):
             return
         self._revisions.outcome(outcome)
-        self._curated[outcome.policy] += 1
-        self._curated_tokens += sum(outcome.lengths)
-        if outcome.rewards and outcome.policy in self._rewards:
-            self._rewards[outcome.policy][outcome.head_version].add(outcome.rewards)
+        self._rewards.outcome(outcome)
 
     def seconds_to_versions(self, policy: str) -> dict[int, float]:
         """Return by version how many seconds of wall time after the run began it was made, pauses counted in."""
-        made = sorted(self._made_ms.get(policy, {}).items())
+        made = sorted(self._versions.made_ms[policy].items())
         return {version: (at_ms - self._began_ms) / 1000 for version, at_ms in made}
 
     def figures(self, lag: Mapping[str, int], now_ms: int) -> RunFigures:
@@ -298,54 +186,91 @@ class Figures:
             self._audit.take_record(*self._feeder)
             feeder = json.loads(self._feeder[0].body)
         policies = {
-            policy: replace(counts, produced=self._curated[policy] + counts.dead)
-            for policy, counts in self._audit.policies(drained=False).items()
+            policy: replace(counts, produced=self._rewards.curated[policy] + counts.dead)
+            for policy, counts in self._audit.account.policies(drained=False).items()
         }
-        curves = {policy: dict(sorted(curve.items())) for policy, curve in self._rewards.items()}
+        versions, curves = self._versions.newest, self._rewards.points()
         return RunFigures(
             run=self.recipe.name,
             state=self._state(now_ms),
             ended=self._ended,
-            versions={policy: self._versions[policy] for policy in self.recipe.policies if policy in self._versions},
+            versions={policy: versions[policy] for policy in self.recipe.policies if policy in versions},
             groups=_sum(policies.values()),
             policies=policies,
             lag=dict(lag),
             workers=tuple(sorted(self._workers.values(), key=lambda worker: worker.worker)),
-            rewards={
-                policy: tuple(
-                    RewardPoint(version, mean.value, mean.groups, mean.trajectories) for version, mean in curve.items()
-                )
-                for policy, curve in curves.items()
-            },
-            reward_first={p: _pooled(list(c.values())[:-EDGE][:EDGE]) for p, c in curves.items() if len(c) > EDGE},
-            reward_last={p: _pooled(list(curve.values())[-EDGE:]) for p, curve in curves.items() if curve},
-            evals=tuple(self._evals),
+            rewards=curves,
+            reward_first=self._rewards.first(),
+            reward_last=self._rewards.last(),
+            evals=tuple(self._rewards.evals),
             tokens=sum(generated for generated, _ in self._tokens.values()),
-            wasted_tokens=sum(wasted for _, wasted in self._tokens.values()),
-            delivered_tokens=self._curated_tokens + round(sum(map(_tokens_of, self._evals))),
-            unnumbered_letters=self._audit.unnumbered.by_reason(),
+            wasted_tokens=sum(wasted for _, wasted in self._tokens.values()) + self._rewards.late_tokens,
+            delivered_tokens=self._rewards.tokens,
+            unnumbered_letters=self._audit.account.unnumbered.by_reason(),
             weights={policy: self._weights.figures(policy, now_ms) for policy in self.recipe.policies},
-            revisions=self._revisions.figures(self._audit.begins),
+            revisions=self._revisions.figures(self._audit.account.begins),
             selection={stream: _selection(source) for stream, source in feeder.get("sources", {}).items()},
-            shadows={line: self._shadow(line, counts) for line, counts in self._audit.shadows().items()},
+            shadows={name: self._shadow(name, counts) for name, counts in self._audit.account.shadows().items()},
+            errors=self._trouble.errors.errors(),
+            advice=()
+            if self._ended
+            else self._trouble.advice.advice(self.recipe.rollout.max_tokens, curves, self._rewards.evals),
         )
 
-    def _shadow(self, line: str, counts: PolicyAudit) -> ShadowFigures:
-        gaps, beside = (sorted(self._gaps[one].items()) for one in (line, policy_of(line)))
+    def standstill(
+        self, found: RunFigures, around: Surroundings, now_ms: int, *, at_once: bool = False
+    ) -> Standstill | None:
+        """Return what keeps the run from its next version; None while versions come, and once it has ended.
+
+        Args:
+            found: What `figures` returned.
+            around: What is known of the run beside its topics.
+            now_ms: Wall time in ms since the epoch.
+            at_once: Ask before a version is overdue, of a run that is given up.
+        """
+        if found.ended:
+            return None
+        shadows = {name: shadow.groups for name, shadow in found.shadows.items()}
+        seen = Seen(
+            recipe=self.recipe,
+            versions=self._versions.newest,
+            made_ms=self._versions.made_ms,
+            groups=self._groups,
+            episodes=self._trouble.failing,
+            workers=found.workers,
+            lag=found.lag,
+            in_flight={name: counts.in_flight for name, counts in {**found.policies, **shadows}.items()},
+        )
+        return standstill(seen, around, now_ms, at_once=at_once)
+
+    def stood_still(self, found: RunFigures) -> tuple[str, ...]:
+        """Return, of a run that is over, sentences on what made no version for too long, or learnt of hardly any group.
+
+        Args:
+            found: What `figures` returned.
+        """
+        counted = {**found.policies, **{name: shadow.groups for name, shadow in found.shadows.items()}}
+        late = [stood_still(variant, self._versions.made_ms[variant]) for variant in counted]
+        dry = [hardly_any_group(variant, counts.trained, counts.discarded) for variant, counts in counted.items()]
+        return tuple(filter(None, (*late, *dry)))
+
+    def _shadow(self, variant: str, counts: PolicyAudit) -> ShadowFigures:
+        gaps, beside = self._versions.gaps(variant), self._versions.gaps(policy_of(variant))
         return ShadowFigures(
-            version=self._versions.get(line, -1),
+            version=self._versions.newest.get(variant, -1),
             groups=counts,
             off_policy_gap=gaps[-1][1] if gaps else None,
             off_policy_gap_beside=beside[-1][1] if beside else None,
-            gaps=tuple(gaps),
+            gaps=gaps,
         )
 
-    def _state(self, now_ms: int) -> str:
+    def _state(self, now_ms: int) -> RunState:
         here = [worker for worker in self._workers.values() if is_there(worker, now_ms)]
         starting = not self._workers and now_ms - self._newest_ms < FRESH_MS
         if self._ended:
-            lines = {**self._audit.policies(drained=False), **self._audit.shadows()}
-            busy = any(counts.in_flight for counts in lines.values())
+            account = self._audit.account
+            counted = (*account.policies(drained=False).values(), *account.shadows().values())
+            busy = any(counts.in_flight for counts in counted)
             return "running" if here and busy else "finished"
         return "running" if here or starting else "stopped"
 
@@ -365,43 +290,6 @@ def _brief(state: Any) -> Any:
     }
 
 
-@dataclass(slots=True)
-class _Mean:
-    """Mean over all trajectories of the groups added."""
-
-    total: float = 0.0
-    count: int = 0
-    groups: int = 0
-    trajectories: int = 0
-    """Those without a finite reward too."""
-
-    def add(self, rewards: tuple[float, ...]) -> None:
-        finite = [reward for reward in rewards if math.isfinite(reward)]
-        self.total += sum(finite)
-        self.count += len(finite)
-        self.groups += 1
-        self.trajectories += len(rewards)
-
-    @property
-    def value(self) -> float:
-        return self.total / self.count if self.count else 0.0
-
-
-def _believable(result: EvalResult) -> bool:
-    """Return whether a result's figures are numbers; one with others would spoil the sums that all results share."""
-    shares = (result.avg_at_k, *result.pass_at_k.values())
-    return all(math.isfinite(share) for share in shares) and 0 <= _tokens_of(result) < MOST_TOKENS
-
-
-def _tokens_of(result: EvalResult) -> float:
-    """Return how many tokens were generated for an evaluation."""
-    return result.mean_length * (result.problems * result.samples - result.failures)
-
-
-def _pooled(means: list[_Mean]) -> float:
-    return sum(mean.total for mean in means) / max(1, sum(mean.count for mean in means))
-
-
 def _sum(policies: Iterable[PolicyAudit]) -> GroupCounts:
     total: Counter[str] = Counter()
     discarded: Counter[str] = Counter()
@@ -417,18 +305,18 @@ def _kinds_of(recipe: Recipe) -> dict[str, type[Any]]:
     for policy in recipe.policies:
         kinds |= {topics.weights(policy): WeightsPublished, topics.evals(policy): EvalResult}
         kinds |= {topics.outcomes(policy): Outcome, topics.batches(policy): BatchTrained}
-    for line in recipe.shadow_lines:
-        kinds |= {topics.weights(line): WeightsPublished}
-        kinds |= {topics.outcomes(line): Outcome, topics.batches(line): BatchTrained}
+    for variant in recipe.shadow_variants:
+        kinds |= {topics.weights(variant): WeightsPublished}
+        kinds |= {topics.outcomes(variant): Outcome, topics.batches(variant): BatchTrained}
     return kinds | {topics.dead_letters: DeadLetter, topics.state: Snapshot}
 
 
-def figures(run: Run) -> RunFigures:
-    """Read a run's topics from the beginning and return its figures. Raises KafkaAway or KafkaRefused."""
-    found = Figures(run.run_id, run.recipe)
-    for message in read_all(run.connection, found.topics):
-        found.take(message)
-    return found.figures(lags(run, found.trainer_positions), now_ms())
+def figures(run: Run) -> tuple[Figures, RunFigures]:
+    """Read a run's topics from the beginning; return them, and its figures. Raises KafkaAway or KafkaRefused."""
+    fold = Figures(run.run_id, run.recipe)
+    for message in read_all(run.connection, fold.topics):
+        fold.take(message)
+    return fold, fold.figures(lags(run, fold.trainer_positions), now_ms())
 
 
 def lags(run: Run, trainer_positions: Mapping[Place, int]) -> dict[str, int]:
@@ -455,8 +343,8 @@ def lags(run: Run, trainer_positions: Mapping[Place, int]) -> dict[str, int]:
         ends = end_offsets(run.connection, whole_topics(run.connection, [trajectories, curated]))
         for topic in (trajectories, curated):
             found[topic] = sum(max(end - done.get(p, 0), 0) for p, end in ends.items() if p[0] == topic)
-    for line in recipe.shadow_lines:
-        curated = run.topics.curated(line)
+    for policy_variant in recipe.shadow_variants:
+        curated = run.topics.curated(policy_variant)
         ends = end_offsets(run.connection, whole_topics(run.connection, [curated]))
         found[curated] = sum(max(end - trainer_positions.get(p, 0), 0) for p, end in ends.items())
     return found

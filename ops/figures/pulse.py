@@ -11,6 +11,7 @@ from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import Place
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.paths import is_version
+from headrace.ops.first_word import is_first_word
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, WeightsPublished
@@ -91,7 +92,7 @@ class Pulse:
 
     def _take(self, record: object, at_ms: int) -> None:
         if isinstance(record, Outcome):
-            if record.level == "group" and record.component == "curate" and not record.use:
+            if is_first_word(record):
                 self._arrive(Arrival(at_ms, len(record.rewards), sum(record.lengths)))
         elif isinstance(record, BatchTrained):
             if record.version >= 0 and record.policy:

@@ -34,18 +34,18 @@ class RevisionsFold:
     """What was taken in so far."""
 
     def __init__(self) -> None:
-        self._told: dict[int, tuple[tuple[str, ...], bool]] = {}
+        self._chains: dict[int, tuple[tuple[str, ...], bool]] = {}
         self._groups: Counter[int] = Counter()
         self._kept: Counter[int] = Counter()
 
     def revision(self, record: RecipeRevision) -> None:
         """Take in a record of the recipe topic."""
-        if record.recipe and record.revision not in self._told:
+        if record.recipe and record.revision not in self._chains:
             try:
                 chain = Recipe.from_json(record.recipe).curate.chain
             except UsageError:
                 return  # a build that knows other keys wrote it
-            self._told[record.revision] = tuple(use.in_words() for use in chain), record.swapped
+            self._chains[record.revision] = tuple(use.in_words() for use in chain), record.swapped
 
     def outcome(self, outcome: Outcome) -> None:
         """Take in what a curator said of a group's first use."""
@@ -56,7 +56,7 @@ class RevisionsFold:
         """Return one for each revision, in order.
 
         Args:
-            begins: Stream to (revision, the first number issued under it), as the feeder's snapshot tells.
+            begins: Stream to (revision, the first number issued under it), according to the feeder's snapshot.
         """
         firsts: defaultdict[int, dict[str, int]] = defaultdict(dict)
         for stream, spans in begins.items():
@@ -73,5 +73,5 @@ class RevisionsFold:
                 begins=firsts.get(revision, {}),
                 in_force=revision == newest,
             )
-            for revision, (chain, swapped) in sorted(self._told.items())
+            for revision, (chain, swapped) in sorted(self._chains.items())
         )

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from headrace.infra.run.run import Run
-from headrace.ops.figures.figures import RunFigures, figures
+from headrace.ops.figures.figures import Figures, figures
+from headrace.ops.figures.run_figures import RunFigures
+from headrace.ops.figures.standstill import Standstill, Surroundings
 from headrace.ops.figures.weights_figures import FRESH_MS, is_there
 from headrace.ops.plain_json import plain
 from headrace.schemas.ids import now_ms
+
+STORE_PATIENCE_S = 3.0
+"""After which a store that is silent is frozen, or out of reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +36,39 @@ class Status:
         return {**found, "wasted_is_all": self.wasted_is_all}
 
 
-def status(run: Run, *, rests: bool) -> Status:
+def status(run: Run, *, rests: bool, began_ms: int = 0) -> Status:
     """Return the figures of a run, and of every worker whether it is gone. Raises KafkaAway or KafkaRefused.
 
     Args:
         run: The run.
         rests: Whether it is known that nobody runs it; its topics alone show that only after some seconds.
+        began_ms: When it was started last, in ms since the epoch; 0 where nobody knows.
     """
-    found = figures(run)
-    if rests and found.state == "running":
-        found = replace(found, state="stopped")
+    fold, found = figures(run)
     now = now_ms()
+    if not rests:
+        found = replace(found, standstill=_standstill(run, fold, found, Surroundings(began_ms), now))
+    elif found.state == "running":
+        found = replace(found, state="stopped")
     gone = [(rests or now - worker.updated_ms > FRESH_MS) and worker.state != "stopped" for worker in found.workers]
     at_work = not rests and any(is_there(worker, now) for worker in found.workers)
     wasted_is_all = found.drained and not at_work  # until then an evaluation may be under way
     if wasted_is_all:
         found = replace(found, wasted_tokens=found.wasted())
     return Status(found, tuple(gone), wasted_is_all)
+
+
+def _standstill(run: Run, fold: Figures, found: RunFigures, around: Surroundings, now: int) -> Standstill | None:
+    """Return what keeps a run from its next version; only where something does, the store is asked."""
+    standstill = fold.standstill(found, around, now)
+    if standstill is None:
+        return None
+    from headrace.infra.embedded.server_probe import Silence, store_answers  # for a run that goes on, in vain
+
+    if store_answers(run.store_address, STORE_PATIENCE_S):
+        return standstill
+    server = f"the object store at {run.store_address.endpoint}"
+    silence = Silence(
+        server, standstill.since_ms, "see that it runs and is not frozen, and that this machine reaches it"
+    )
+    return fold.standstill(found, replace(around, silent=(silence,)), now)

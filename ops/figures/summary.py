@@ -12,9 +12,10 @@ from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import log_share
 from headrace.ops.audit.numbers import PolicyAudit
 from headrace.ops.audit.report import audit
-from headrace.ops.discards import Bias, Fates, discards
-from headrace.ops.figures.figures import Figures, GroupCounts, RewardPoint, RunFigures, Selection, ShadowFigures
+from headrace.ops.discards import Bias, PolicyDiscards, discards
+from headrace.ops.figures.figures import Figures
 from headrace.ops.figures.pulse import Pulse
+from headrace.ops.figures.run_figures import GroupCounts, RewardPoint, RunFigures, Selection, ShadowFigures
 from headrace.ops.figures.weights_figures import WeightsFigures
 from headrace.schemas.records import EvalResult
 
@@ -59,7 +60,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class PolicySummary:
-    """What came of one policy; None for what was never measured."""
+    """The result of one policy; None for what was never measured."""
 
     versions: int
     reward_first: float | None
@@ -80,7 +81,7 @@ class PolicySummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What came of a run; `--summary` writes it field by field."""
+    """The result of a run; `--summary` writes it field by field."""
 
     run: str
     run_id: str
@@ -113,6 +114,8 @@ class Summary:
     data: DataUsed
     policies: dict[str, PolicySummary]
     shadows: dict[str, ShadowFigures]
+    stood_still: tuple[str, ...] = ()
+    """Sentences: which policies and shadows made no version for too long, or were trained on hardly any group."""
 
 
 def summarize(run: Run, effort: Effort, folder: DataFolder) -> Summary:
@@ -154,17 +157,20 @@ def summarize(run: Run, effort: Effort, folder: DataFolder) -> Summary:
         data=DataUsed(str(folder.root), folder.size_bytes()),
         policies=policies,
         shadows=figures.shadows,
+        stood_still=fold.stood_still(figures),
     )
 
 
-def policy_summary(figures: RunFigures, policy: str, seconds: Mapping[int, float], fates: Fates) -> PolicySummary:
-    """Return what came of one policy.
+def policy_summary(
+    figures: RunFigures, policy: str, seconds: Mapping[int, float], groups: PolicyDiscards
+) -> PolicySummary:
+    """Return the result of one policy.
 
     Args:
         figures: Of the run.
         policy: Which one.
         seconds: Version to the seconds after which it was made.
-        fates: Of its groups.
+        groups: What became of its groups.
     """
     evals = sorted((one for one in figures.evals if one.policy == policy), key=lambda one: one.version)
     first, last = eval_ends(evals)
@@ -181,13 +187,13 @@ def policy_summary(figures: RunFigures, policy: str, seconds: Mapping[int, float
         eval_curve=tuple((one.version, round(one.avg_at_k, 4)) for one in evals),
         trajectories=sum(point.trajectories for point in rewards),
         progress=progress_of(rewards, seconds),
-        lengths=lengths_of(fates),
+        lengths=lengths_of(groups),
     )
 
 
-def lengths_of(fates: Fates) -> Lengths:
+def lengths_of(groups: PolicyDiscards) -> Lengths:
     """Return mean lengths of groups that were trained, and discarded before the end, and their ratio."""
-    return Lengths(fates.trained.length, fates.before_end.length, fates.before_end.bias)
+    return Lengths(groups.trained.length, groups.before_end.length, groups.before_end.bias)
 
 
 def progress_of(points: Sequence[RewardPoint], seconds: Mapping[int, float]) -> tuple[tuple[int, int, float], ...]:

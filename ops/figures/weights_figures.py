@@ -42,7 +42,7 @@ class WeightsFigures:
     skew: int = 0
     """Versions from the newest to the oldest that workers serve now."""
     greatest_skew: int = 0
-    """Since the run began, as workers told once a second."""
+    """Since the run began, as workers reported once a second."""
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class WeightsFold:
 
 
 def is_there(worker: WorkerStatus, now_ms: int) -> bool:
-    """Tell whether a worker runs, by its newest status."""
+    """Return whether a worker runs, by its newest status."""
     return worker.state != "stopped" and now_ms - worker.updated_ms < FRESH_MS
 
 

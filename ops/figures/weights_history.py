@@ -1,4 +1,4 @@
-"""Every published version of a policy, from its events and what workers said of it: `headrace weights`.
+"""Every published version of a policy, from its events and what workers reported of it: `headrace weights`.
 
 `WeightsHistory` is what `--json` prints, field by field.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headrace.infra.run.retired import WEIGHTS, read_retired
 from headrace.infra.run.run import Run
-from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, cheapest, is_version, link_of, size_of
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NOTHING, WHOLE, cheapest, is_version, link_of, size_of
 from headrace.ops.figures.weights_figures import is_there, median_of
 from headrace.ops.lineage.lineage import read_records
 from headrace.schemas.ids import now_ms
@@ -49,7 +49,7 @@ class VersionWeights:
     """Hash, delta and layout."""
     upload_s: float | None
     workers: int
-    """That told how they took it. Of these seconds the median over them; None where none did."""
+    """That reported how they took it. Of these seconds the median over them; None where none did."""
     fetch_s: float | None
     verify_s: float | None
     apply_s: float | None
@@ -83,7 +83,7 @@ class WeightsHistory:
     """Versions that were made and not published."""
     merged: tuple[MergedDelta, ...]
     bytes: dict[str, int]
-    """By kind of object: anchor, delta, merged."""
+    """By kind of object: anchor, delta, merged, whole."""
     join: Join
     served: dict[str, int]
     """Running worker to the version that it serves."""
@@ -96,13 +96,13 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
     events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
     retired = read_retired(run)
     statuses: list[WorkerStatus] = read_records(run, run.topics.workers, WorkerStatus)
-    told = _told(statuses, name)
+    reported = _reported(statuses, name)
     versions = [
-        _of(event, list(told[event.version].values()), retired=retired.has(name, WEIGHTS, event.version))
+        _of(event, list(reported[event.version].values()), retired=retired.has(name, WEIGHTS, event.version))
         for event in events
         if is_version(event)
     ]
-    merged = [_merged(event) for event in events if not is_version(event)]
+    merged = [_merged(event) for event in events if event.kind == MERGED]
     way = cheapest([link for event in events if (link := link_of(event))], NOTHING, _newest_hash(versions)) or []
     published = {one.version for one in versions}
     return WeightsHistory(
@@ -112,7 +112,8 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
         left_out=tuple(sorted(version for version in trained - published if version >= 0)),
         merged=tuple(merged),
         bytes={kind: sum(one.bytes for one in versions if one.kind == kind) for kind in (ANCHOR, DELTA)}
-        | {MERGED: sum(one.bytes for one in merged)},
+        | {MERGED: sum(one.bytes for one in merged)}
+        | {WHOLE: sum(size_of(event) for event in events if event.kind == WHOLE)},
         join=Join(len(way), sum(link.size_bytes for link in way)),
         served=served(statuses, name, now_ms()),
     )
@@ -125,14 +126,14 @@ def served(statuses: Iterable[WorkerStatus], policy: str, now_ms: int) -> dict[s
     return {name: one.versions[policy] for name, one in there.items() if policy in one.versions}
 
 
-def _told(statuses: Iterable[WorkerStatus], policy: str) -> defaultdict[int, dict[str, TakenWeights]]:
+def _reported(statuses: Iterable[WorkerStatus], policy: str) -> defaultdict[int, dict[str, TakenWeights]]:
     """Return version to worker to how it took that."""
-    told: defaultdict[int, dict[str, TakenWeights]] = defaultdict(dict)
+    reported: defaultdict[int, dict[str, TakenWeights]] = defaultdict(dict)
     for one in statuses:
         for taken in one.taken:
             if taken.policy == policy:
-                told[taken.version][one.worker] = taken
-    return told
+                reported[taken.version][one.worker] = taken
+    return reported
 
 
 def _newest_hash(versions: Sequence[VersionWeights]) -> str:

@@ -19,8 +19,10 @@ from headrace.infra.run.run import Run
 from headrace.ops.lineage.lineage import read_batches, readable
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
+from headrace.schemas.episode_errors import errors_of
 from headrace.schemas.headers import HeaderError, Stamp, task_key
-from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, Task, TrajectoryGroup
+from headrace.schemas.ids import GroupId
+from headrace.schemas.records import BatchTrained, DeadLetter, EpisodeError, Outcome, Task, TrajectoryGroup
 from headrace.schemas.topics import is_eval, policy_of, variant_of
 
 FEEDER = "feed"
@@ -51,6 +53,10 @@ class Attempt:
     finished_ms: int
     object_key: str
     """Of the group in the store; empty when it is in the record."""
+    errors: tuple[EpisodeError, ...] = ()
+    """How those failed that failed by an error, the most frequent first."""
+    traceback: str = ""
+    """Of the first of its errors that was the first of its kind in the worker's life; empty where none was."""
     unreadable: str = ""
     """Why its value cannot be read."""
 
@@ -89,7 +95,7 @@ class Concluded:
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class GroupDeadLetter:
     """A dead letter."""
 
     offset: int
@@ -104,7 +110,7 @@ class Letter:
     redriven: bool
     """True when its message was sent back, which opened the number again."""
     use: int = 0
-    """Which use of the group; a replay's letter concludes that use alone."""
+    """Which use of the group; a replay's dead letter concludes that use alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +132,7 @@ class GroupLineage:
     """Attempts whose task still stands on the tasks topic."""
     attempts: tuple[Attempt, ...]
     concluded: tuple[Concluded, ...]
-    letters: tuple[Letter, ...]
+    letters: tuple[GroupDeadLetter, ...]
     trained: tuple[Use, ...]
 
     @property
@@ -147,12 +153,12 @@ class GroupFate:
 
 def group_lineage(run: Run, policy: str, stream: str, number: int) -> GroupLineage:
     """Return what became of a group, for one of the policies that its stream trains."""
-    letters = _letters(run, policy, stream, number)
-    attempts = _attempts(run, policy, stream, number, letters)
+    dead_letters = _dead_letters(run, policy, stream, number)
+    attempts = _attempts(run, policy, stream, number, dead_letters)
     concluded = _concluded(run, policy, stream, number)
     trained = uses_of(read_batches(run, policy), stream, number)
     issued = _issued(run).get(stream, 0)
-    fate, reason = fate_of(trained, concluded, letters)
+    fate, reason = fate_of(trained, concluded, dead_letters)
     if not fate:
         fate = "produced" if any(attempt.counts for attempt in attempts) else "issued"
         fate = fate if number < issued else "never_issued"
@@ -167,12 +173,14 @@ def group_lineage(run: Run, policy: str, stream: str, number: int) -> GroupLinea
         on_tasks=_on_tasks(run, stream, number),
         attempts=attempts,
         concluded=concluded,
-        letters=letters,
+        letters=dead_letters,
         trained=trained,
     )
 
 
-def fate_of(trained: Iterable[Use], concluded: Iterable[Concluded], letters: Iterable[Letter]) -> tuple[str, str]:
+def fate_of(
+    trained: Iterable[Use], concluded: Iterable[Concluded], dead_letters: Iterable[GroupDeadLetter]
+) -> tuple[str, str]:
     """Return the fate of a number and the reason of it, as far as something concluded it; else two empty words."""
     if any(use.use == 0 for use in trained):
         return "trained", ""
@@ -180,9 +188,9 @@ def fate_of(trained: Iterable[Use], concluded: Iterable[Concluded], letters: Ite
     for one in firsts:
         if one.verdict != "kept":
             return one.verdict, one.reason
-    for letter in letters:
-        if not letter.redriven and letter.reason != REDRIVEN and not letter.use:
-            return "dead", letter.reason
+    for dead_letter in dead_letters:
+        if not dead_letter.redriven and dead_letter.reason != REDRIVEN and not dead_letter.use:
+            return "dead", dead_letter.reason
     return ("kept", "") if firsts else ("", "")
 
 
@@ -196,7 +204,7 @@ def uses_of(batches: Iterable[BatchTrained], stream: str, number: int) -> tuple[
     )
 
 
-def parse_group(run: Run, text: str) -> tuple[str, int]:
+def parse_group(run: Run, text: str) -> GroupId:
     """Read STREAM:NUMBER. Raises UsageError, with the streams of the run, when it names no training task."""
     stream, _, digits = text.rpartition(":")
     if not stream or not digits.isdecimal():
@@ -208,11 +216,11 @@ def parse_group(run: Run, text: str) -> tuple[str, int]:
         )
     if stream.partition(".")[0] not in run.recipe.workflows:
         raise UsageError(f"run {run.address.run} has no stream {stream!r}: it has {', '.join(run.recipe.workflows)}")
-    return stream, int(digits)
+    return GroupId(stream, int(digits))
 
 
 def _issued(run: Run) -> dict[str, int]:
-    snapshot = newest_snapshot(run.connection, run.topics.state, FEEDER)
+    snapshot = newest_snapshot(run.connection, run.state_place(FEEDER), FEEDER)
     return {stream: int(n) for stream, n in json.loads(snapshot.body)["next"].items()} if snapshot else {}
 
 
@@ -228,9 +236,15 @@ def _own(run: Run, topic: str, stream: str, number: int) -> Iterator[Message]:
     return read_key(run.connection, place, task_key(stream, number))
 
 
-def _attempts(run: Run, policy: str, stream: str, number: int, letters: tuple[Letter, ...]) -> tuple[Attempt, ...]:
+def _attempts(
+    run: Run, policy: str, stream: str, number: int, dead_letters: tuple[GroupDeadLetter, ...]
+) -> tuple[Attempt, ...]:
     topic = run.topics.trajectories(policy)
-    dead = {(letter.message_partition, letter.message_offset) for letter in letters if letter.topic == topic}
+    dead = {
+        (dead_letter.message_partition, dead_letter.message_offset)
+        for dead_letter in dead_letters
+        if dead_letter.topic == topic
+    }
     attempts: list[Attempt] = []
     for message in _own(run, topic, stream, number):
         attempt = _attempt(message, run.run_id)
@@ -264,6 +278,8 @@ def _attempt(message: Message, run_id: str) -> Attempt:
         started_ms=group.started_ms,
         finished_ms=group.finished_ms,
         object_key=group.claim.key if group.claim else "",
+        errors=errors_of(group.failures),
+        traceback=next((failure.traceback for failure in group.failures if failure.traceback), ""),
         unreadable=unreadable,
     )
 
@@ -290,27 +306,29 @@ def _concluded(run: Run, policy: str, stream: str, number: int) -> tuple[Conclud
     return tuple(found)
 
 
-def _letters(run: Run, policy: str, stream: str, number: int) -> tuple[Letter, ...]:
+def _dead_letters(run: Run, policy: str, stream: str, number: int) -> tuple[GroupDeadLetter, ...]:
     found: dict[int, DeadLetter] = {}
     tasks = run.topics.tasks(stream)  # of what a curator or a trainer could not read a shadow has outcomes of its own
-    for message, letter in readable(run, read_all(run.connection, [run.topics.dead_letters]), DeadLetter):
-        concerns = letter.policy in {"", policy_of(policy)} and not (variant_of(policy) and letter.topic != tasks)
-        if (letter.stream, letter.number) == (stream, number) and concerns:
-            found[message.offset] = letter
-    redriven = {letter.redrives for letter in found.values() if letter.reason == REDRIVEN}
-    return tuple(
-        Letter(
-            offset=offset,
-            reason=letter.reason,
-            detail=letter.detail,
-            component=letter.component,
-            topic=letter.topic,
-            message_partition=letter.partition,
-            message_offset=letter.offset,
-            redriven=offset in redriven,
-            use=letter.use,
+    for message, dead_letter in readable(run, read_all(run.connection, [run.topics.dead_letters]), DeadLetter):
+        concerns = dead_letter.policy in {"", policy_of(policy)} and not (
+            variant_of(policy) and dead_letter.topic != tasks
         )
-        for offset, letter in found.items()
+        if (dead_letter.stream, dead_letter.number) == (stream, number) and concerns:
+            found[message.offset] = dead_letter
+    redriven = {dead_letter.redrives for dead_letter in found.values() if dead_letter.reason == REDRIVEN}
+    return tuple(
+        GroupDeadLetter(
+            offset=offset,
+            reason=dead_letter.reason,
+            detail=dead_letter.detail,
+            component=dead_letter.component,
+            topic=dead_letter.topic,
+            message_partition=dead_letter.partition,
+            message_offset=dead_letter.offset,
+            redriven=offset in redriven,
+            use=dead_letter.use,
+        )
+        for offset, dead_letter in found.items()
     )
 
 

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import partitions_of
-from headrace.infra.kafka.topic_reader import read_key
+from headrace.infra.kafka.topic_reader import read_key, spot
 from headrace.infra.run.run import Run, groups_home
 from headrace.ops.lineage.seen import Advantages, GroupSeen, advantages_of, see_group
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
+from headrace.schemas.episode_errors import in_words
 from headrace.schemas.headers import task_key
+from headrace.schemas.ids import GroupId
 from headrace.schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup
 from headrace.schemas.topics import is_eval
 from headrace.trainers.batches.estimator import estimator_of
@@ -134,10 +136,10 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     stream, number, sample = _parse(run, name)
     policies = run.recipe.policies_of(stream.removeprefix("eval.").partition(".")[0])
     if policy is None and len(policies) > 1:
-        raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: say which by --policy")
+        raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: show which by --policy")
     acted = run.policy(policy or policies[0])
     history = read_history(run, acted)
-    found = _trained(run, acted, history, (stream, number)) or _produced(groups_home(run), acted, stream, number)
+    found = _trained(run, acted, history, GroupId(stream, number)) or _produced(groups_home(run), acted, stream, number)
     if found is None:
         raise UsageError(f"no worker has produced a group {stream}:{number} for {acted} that can be read")
     group, members = found.group, found.group.group.trajectories
@@ -158,13 +160,13 @@ class _Found:
     advantages: Advantages = field(default_factory=dict)
 
 
-def _trained(run: Run, policy: str, history: History, group: tuple[str, int]) -> _Found | None:
-    """Return the earliest trained use of a group, by stream and number, at the position that its batch names."""
+def _trained(run: Run, policy: str, history: History, group: GroupId) -> _Found | None:
+    """Return the earliest trained use of a group, at the position that its batch names."""
     uses = (
         (use.use, batch.version, place, batch)
         for batch in history.batches
         for place, use in enumerate(batch.groups)
-        if (use.stream, use.number) == group
+        if GroupId.of(use) == group
     )
     _, version, place, batch = min(uses, key=lambda one: one[:3], default=(0, 0, 0, None))
     if batch is None:
@@ -185,7 +187,7 @@ def _produced(run: Run, policy: str, stream: str, number: int) -> _Found | None:
             group = codec.decode(message.value, TrajectoryGroup)
             uncurated = CuratedGroup(stream=stream, number=number, group=message.value, rewards=())
             if group.run_id == run.run_id:
-                where = f"{message.topic}[{message.partition}]@{message.offset}"
+                where = spot(message)
                 return _Found(whole(run, uncurated), where)
         except SchemaError:
             continue
@@ -207,7 +209,10 @@ def _parse(run: Run, name: str) -> tuple[str, int, int]:
 
 def _members(group: TrajectoryGroup) -> str:
     ids = ", ".join(member.id for member in group.trajectories) or "no trajectory"
-    failed = ", ".join(f"sample {failure.sample} failed ({failure.reason})" for failure in group.failures)
+    failed = ", ".join(
+        f"sample {failure.sample} failed ({failure.reason}{f': {in_words(failure)}' if failure.detail else ''})"
+        for failure in group.failures
+    )
     return f"{ids}; {failed}" if failed else ids
 
 

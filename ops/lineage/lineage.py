@@ -15,13 +15,14 @@ from typing import Any
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import read_all, read_offsets
-from headrace.infra.run.first_uses import Replay, find_first_uses, made_whole
+from headrace.infra.run.first_uses import CuratedReplay, find_first_uses, made_whole
 from headrace.infra.run.run import Run, groups_home
 from headrace.infra.store.object_store import StoreError
 from headrace.infra.weights.paths import is_version, size_of
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError, Stamp
+from headrace.schemas.ids import UseId
 from headrace.schemas.records import (
     BatchTrained,
     CuratedGroup,
@@ -30,9 +31,6 @@ from headrace.schemas.records import (
     TrajectoryGroup,
     WeightsPublished,
 )
-
-Key = tuple[str, int, int]
-"""(stream, number, use)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +143,7 @@ def _made_of(run: Run, policy: str, uses: tuple[GroupUse, ...]) -> Iterator[Made
     firsts = _first_uses(run, policy, found)
     for use in uses:
         blank = MadeOf(use.stream, use.number, use.use, use.partition, use.offset)
-        key = (use.stream, use.number, use.use)
+        key = UseId.of(use)
         message, first = found.get(key), firsts.get(key) if use.use else found.get(key)
         if message is None or first is None:
             yield replace(blank, missing=True)
@@ -153,15 +151,15 @@ def _made_of(run: Run, policy: str, uses: tuple[GroupUse, ...]) -> Iterator[Made
             yield _described(run, blank, message, first)
 
 
-def _curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[Key, Message]:
+def _curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[UseId, Message]:
     """Return the curated records of these uses, by the hints, then by looking everywhere for the rest."""
     topic = run.topics.curated(policy)
-    wanted = {(use.stream, use.number, use.use) for use in uses}
+    wanted = {UseId.of(use) for use in uses}
     hints: dict[int, set[int]] = {}
     for use in uses:
         if use.partition >= 0:
             hints.setdefault(use.partition, set()).add(use.offset)
-    found: dict[Key, Message] = {}
+    found: dict[UseId, Message] = {}
     for some in (read_offsets(run.connection, topic, hints), read_all(run.connection, [topic])):
         if len(found) == len(wanted):
             break
@@ -169,12 +167,12 @@ def _curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[Key, Messa
     return found
 
 
-def _first_uses(run: Run, policy: str, found: Mapping[Key, Message]) -> dict[Key, Message]:
+def _first_uses(run: Run, policy: str, found: Mapping[UseId, Message]) -> dict[UseId, Message]:
     """Return the records that the replays among these are of; one that is gone is left out."""
     replays = {
-        key: Replay(message.partition, message.offset, key[0], key[1], _first_back(message))
+        key: CuratedReplay(message.partition, message.offset, key.stream, key.number, _first_back(message))
         for key, message in found.items()
-        if key[2]
+        if key.use
     }
     firsts = find_first_uses(run.connection, run.topics.curated(policy), run.run_id, replays.values())
     return {key: firsts[replay] for key, replay in replays.items() if replay in firsts}
@@ -187,12 +185,12 @@ def _first_back(message: Message) -> int:
         return 0
 
 
-def _use_of(message: Message) -> Key | None:
+def _use_of(message: Message) -> UseId | None:
     try:
         stamp = Stamp.from_headers(message.headers)
     except HeaderError:
         return None
-    return stamp.stream, stamp.number, stamp.use
+    return UseId.of(stamp)
 
 
 def _described(run: Run, blank: MadeOf, message: Message, first: Message) -> MadeOf:

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.infra.recipe.settings import Trainer
+from headrace.schemas.episode_errors import errors_of
+from headrace.schemas.records import EpisodeError, Trajectory
 from headrace.schemas.records import Sequence as TokenSequence
-from headrace.schemas.records import Trajectory
 from headrace.trainers.batches.groups import WholeGroup, batch_sequences, loss_mask, prepared, token_versions
 from headrace.trainers.batches.token_texts import TokenTexts
 
@@ -111,6 +112,8 @@ class GroupSeen:
     failures: tuple[str, ...]
     """Reasons of the episodes that gave no trajectory."""
     trajectories: tuple[TrajectorySeen, ...]
+    errors: tuple[EpisodeError, ...] = ()
+    """How those failed that failed by an error, the most frequent first."""
 
 
 def advantages_of(batch: Sequence[WholeGroup], settings: Trainer) -> list[Advantages]:
@@ -131,9 +134,15 @@ def advantages_of(batch: Sequence[WholeGroup], settings: Trainer) -> list[Advant
 
 
 def see_group(
-    found: WholeGroup, advantages: Advantages, texts: TokenTexts, *, place: int | None, only: int | None = None
+    found: WholeGroup,
+    advantages: Advantages,
+    texts: TokenTexts,
+    *,
+    place: int | None,
+    only: int | None = None,
+    each: bool = False,
 ) -> GroupSeen:
-    """Return a group as it is shown; with `only`, that one member with every token."""
+    """Return a group as it is shown; with `each`, every token of it; with `only`, that one member and its tokens."""
     group, shaped = found.group, found.curated.rewards
     members = range(len(group.trajectories)) if only is None else [only]
     return GroupSeen(
@@ -153,10 +162,11 @@ def see_group(
                 shaped[member] if shaped and not math.isnan(shaped[member]) else None,
                 [advantages.get((member, n)) for n in range(len(group.trajectories[member].sequences))],
                 texts,
-                each=only is not None,
+                each=each or only is not None,
             )
             for member in members
         ),
+        errors=errors_of(group.failures),
     )
 
 

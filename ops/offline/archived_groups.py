@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from headrace.infra.archive.reading import Archive
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import Place
-from headrace.infra.run.first_uses import Replay, is_first_use
+from headrace.infra.run.first_uses import CuratedReplay, is_first_use
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
 from headrace.schemas.headers import HeaderError, Stamp, task_key
+from headrace.schemas.ids import UseId
 from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse
 from headrace.trainers.batches.groups import WholeGroup
 from headrace.trainers.batches.payloads import Payloads
@@ -73,7 +74,7 @@ class ArchivedFirstUses:
             return next((one for one in messages if one.offset == offset), None)
         return None
 
-    def of(self, replay: Replay) -> Message | None:
+    def of(self, replay: CuratedReplay) -> Message | None:
         """Return the first use of a replay, looking at files backwards from where the replay says that it is."""
         key, run_id = task_key(replay.stream, replay.number), self._archive.manifest.run_id
         place = (self._topic, replay.partition)
@@ -92,8 +93,8 @@ def archived_history(archive: Archive, policy: str) -> History:
         for name in (topics.batches(policy), topics.weights(policy), topics.state)
         if name in archive.manifest.topics
     ]
-    told = (message for name in there for place in archive.places(name) for message in archive.messages(place))
-    return history_in(told, archive.manifest.run_id, topics, policy)
+    messages = (message for name in there for place in archive.places(name) for message in archive.messages(place))
+    return history_in(messages, archive.manifest.run_id, topics, policy)
 
 
 def archived_batches(
@@ -122,7 +123,7 @@ def archived_batches(
             if message.offset in wanted[use.partition]:
                 held[use.partition, message.offset] = (message, codec.decode(message.value, CuratedGroup))
         message, curated = held.pop(place)
-        if (curated.stream, curated.number, curated.use) != (use.stream, use.number, use.use):
+        if UseId.of(curated) != UseId.of(use):
             raise LineageBroken(
                 f"{topic}[{use.partition}] of {archive.root} holds at offset {use.offset} another group than the batch "
                 f"names, {use.stream}:{use.number}"

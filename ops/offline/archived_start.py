@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from headrace.infra.archive.reading import Archive, is_archive
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.settings import Recipe, Trainer
 from headrace.infra.store.object_store import Content, ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.files import TOKENIZER_FILE, files_to_serve, is_adapter
 from headrace.infra.weights.tensors import WeightsError
@@ -35,7 +35,7 @@ class Start:
     learner: Learner
     files: Mapping[str, bytes]
     """By name: config and tokenizer, and an adapter's base."""
-    told: str
+    origin: str
     """Where it comes from, in words."""
 
     @property
@@ -88,22 +88,30 @@ def _at_checkpoint(source: Archive, policy: str, recipe: Recipe) -> Start | None
 
 
 def _from_model(archive: Archive, policy: str, recipe: Recipe, place: str | None) -> Start:
-    settings = recipe.policies[policy]
-    if place is not None:
-        model, tokenizer = load_model(Path(place))
-        told = f"the weights in {place}"
-    elif settings.warm_start is not None:
+    if place is None and recipe.policies[policy].warm_start is not None:
         raise UsageError(
             f"the archive {archive.root} holds no checkpoint of policy {policy}, which was warmed up before version 0: "
             f"{HOW}"
         )
+    return start_from_model(recipe, policy, recipe.trainer_of(policy), place)
+
+
+def start_from_model(recipe: Recipe, policy: str, trainer: Trainer, place: str | None = None) -> Start:
+    """Return where a policy begins that nobody warms up: the model that a recipe names, or the one in a folder.
+
+    Raises UsageError.
+    """
+    settings = recipe.policies[policy]
+    if place is not None:
+        model, tokenizer = load_model(Path(place))
+        origin = f"the weights in {place}"
     else:
         model, tokenizer = first_model(settings, recipe.seed)
-        told = f"the model {settings.path}" if settings.path else f"a new model, seed {recipe.seed}"
+        origin = f"the model {settings.path}" if settings.path else f"a new model, seed {recipe.seed}"
     adapter = Adapter(model, settings.lora, recipe.seed) if settings.lora is not None else None
     base = adapter.files() if adapter is not None else {}
     files = {**save_model_files(model, tokenizer), **{name: _joined(content) for name, content in base.items()}}
-    return Start(new_learner(model, recipe.trainer_of(policy), recipe.seed, adapter), files, told)
+    return Start(new_learner(model, trainer, recipe.seed, adapter), files, origin)
 
 
 def _joined(content: Content) -> bytes:

@@ -13,9 +13,9 @@ from typing import Any
 from headrace.infra.archive.locations import InStore, Location, location_of
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.kafka.clients import KafkaRefused, begin_offsets, end_offsets
+from headrace.infra.kafka.clients import KafkaRefused, LogTruncated, begin_offsets, end_offsets
 from headrace.infra.kafka.topic_admin import topic_ids
-from headrace.infra.kafka.topic_reader import Place, TopicReader, whole_topics
+from headrace.infra.kafka.topic_reader import Place, TopicReader, refuse_lost_tail, whole_topics
 from headrace.infra.progress import progress
 from headrace.infra.run.run import Run
 from headrace.ops.reading import known_topics
@@ -24,7 +24,7 @@ from headrace.schemas.avro import Plain, SchemaError
 from headrace.schemas.records import ClaimCheck, CuratedGroup, TrajectoryGroup
 from headrace.schemas.topics import NEWEST, TopicSpec
 
-TELL_EVERY = 2_000
+REPORT_EVERY = 2_000
 CLAIM_FIELDS = {"store", "key", "sha256", "size_bytes"}
 GROUPS = {TrajectoryGroup.__name__, CuratedGroup.__name__}
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
@@ -89,6 +89,7 @@ class _Reading:
     """What is to be read."""
 
     ends: dict[Place, int]
+    """For the progress alone: just after a broker's start they may be wrong."""
     gone: list[Gone] = field(default_factory=list)
 
 
@@ -188,7 +189,7 @@ def chosen_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False)
 
     The recipe topic is always among them: it holds the recipe and the schemas that the others are read with.
     """
-    known = run.recipe.topic_specs
+    known = run.topic_specs
     there, by_name = known_topics(run.connection), {spec.name: spec for spec in known}
     wanted = [f"{run.address.run}.{name}" for name in asked]
     if missing := [name for name in wanted if name not in there]:
@@ -207,17 +208,17 @@ def _begin(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Read
     places, ids = whole_topics(run.connection, configs), topic_ids(run.connection, configs)
     for topic, config in configs.items():
         writer.add_topic(topic, sum(place[0] == topic for place in places), config, ids[topic])
-    ends, begins = end_offsets(run.connection, places), begin_offsets(run.connection, places)
-    found = _Reading(ends)
-    for place in places:
-        position = writer.next_offset(place)
-        if ends[place] < position:
-            raise KafkaRefused(
-                f"{place[0]}[{place[1]}] ends at offset {ends[place]} and was archived up to {position}: the cluster "
-                f"has lost what {writer.location} holds; give another folder by --out"
-            )
-        if begins[place] > position:
-            found.gone.append(Gone(*place, position, begins[place]))
+    positions = {place: writer.next_offset(place) for place in places}
+    try:
+        refuse_lost_tail(run.connection, positions)
+    except LogTruncated as error:
+        raise KafkaRefused(
+            f"the cluster has lost what {writer.location} holds; give another folder by --out. {error}"
+        ) from error
+    found = _Reading(end_offsets(run.connection, places))
+    for place, begin in begin_offsets(run.connection, places).items():
+        if begin > positions[place]:
+            found.gone.append(Gone(*place, positions[place], begin))
     return found
 
 
@@ -225,8 +226,8 @@ def _read(run: Run, writer: ArchiveWriter, reading: _Reading) -> None:
     positions = {place: writer.next_offset(place) for place in reading.ends}
     first, whole = sum(positions.values()), sum(reading.ends.values())
     with progress("archiving") as tell, TopicReader(run.connection, positions, "archive") as reader:
-        for count, message in enumerate(reader.until(reading.ends), 1):
-            if count % TELL_EVERY == 0:
+        for count, message in enumerate(reader.catch_up(), 1):
+            if count % REPORT_EVERY == 0:
                 tell(sum(reader.positions.values()) - first, whole - first)
             writer.write(message)
         writer.save(reader.positions)

@@ -17,7 +17,7 @@ from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import Outgoing, RunAddress
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.progress import Tell
+from headrace.infra.progress import ReportProgress
 from headrace.infra.recipe.plug_in_sources import hashes_of, trained
 from headrace.infra.recipe.recipe_file import changed_recipe, check_trainer_words
 from headrace.infra.recipe.settings import Recipe
@@ -45,13 +45,13 @@ COMPARED = (
 )  # fmt: skip
 """What a step tells that other settings change."""
 
-Wish = tuple[str, Sequence[str]]
+Changes = tuple[str, Sequence[str]]
 """Name of the new run, and `trainer.key=value` words."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedMetric:
-    """What the steps of both runs told: as a mean over the versions, and at the last one."""
+    """What the steps of both runs measured: as a mean over the versions, and at the last one."""
 
     source_mean: float
     source_last: float
@@ -80,13 +80,17 @@ class Experiment:
 
 
 def experiment(
-    run: Run, policy: str | None, wish: Wish, span: Span, tell: Tell = lambda _done, _total: None
+    run: Run,
+    policy: str | None,
+    changes: Changes,
+    span: Span,
+    tell: ReportProgress = lambda _done, _total: None,
 ) -> Experiment:
     """Train a run's batches with other settings into a new run.
 
     Raises UsageError when the new run is there already and is not this experiment, interrupted.
     """
-    name, (into, sets) = run.policy(policy), wish
+    name, (into, sets) = run.policy(policy), changes
     source = read_history(run, name)
     parts = stretches(source, span, f"policy {name} of run {run.address.run}")
     assert source.published is not None  # noqa: S101 - it came with the first checkpoint
@@ -117,12 +121,12 @@ def experiment(
 
 
 def compared_metrics(source: Sequence[BatchTrained], into: Sequence[BatchTrained]) -> dict[str, ComparedMetric]:
-    """Return what the steps told, as means over the versions and at the last one, of the source and of the new run.
+    """Return what the steps measured, as means over the versions and at the last one, of the source and of the new run.
 
     No reward is among them: nothing was played, so the rewards are those of the source's groups.
     """
-    told = [name for name in COMPARED if all(name in batch.metrics for batch in (*source, *into))]
-    return {name: ComparedMetric(*_mean_and_last(source, name), *_mean_and_last(into, name)) for name in told}
+    known = [name for name in COMPARED if all(name in batch.metrics for batch in (*source, *into))]
+    return {name: ComparedMetric(*_mean_and_last(source, name), *_mean_and_last(into, name)) for name in known}
 
 
 def _mean_and_last(batches: Sequence[BatchTrained], name: str) -> tuple[float, float]:
@@ -207,7 +211,9 @@ class _Output:
         return self.publisher.publish(learner.published(), learner.version)
 
 
-def _make(source: Run, history: History, output: _Output, batches: Sequence[BatchTrained], tell: Tell) -> None:
+def _make(
+    source: Run, history: History, output: _Output, batches: Sequence[BatchTrained], tell: ReportProgress
+) -> None:
     """Make the versions that the new run lacks."""
     run, policy = output.run, output.policy
     past = read_history(run, policy)
@@ -237,7 +243,7 @@ def _make(source: Run, history: History, output: _Output, batches: Sequence[Batc
 def _version(
     output: _Output, learner: Learner, remade: Remade, base_hash: str, *, last: bool
 ) -> tuple[WeightsPublished, list[Outgoing]]:
-    """Return the event and the other records of a version: the source's batch and what came of it here."""
+    """Return the event and the other records of a version: the source's batch and the result of it here."""
     run, policy, batch = output.run, output.policy, remade.batch
     event = output.publish(learner)
     settings = run.revisions[batch.revision].trainer_of(policy)

@@ -26,9 +26,11 @@ from headrace.infra.progress import progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.files import TOKENIZER_FILE
+from headrace.ops.discards import TRAINED
 from headrace.ops.offline.parquet_file import ParquetFile
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
+from headrace.schemas.ids import GroupId
 from headrace.schemas.records import (
     BatchTrained,
     CuratedGroup,
@@ -39,27 +41,25 @@ from headrace.schemas.records import (
     WeightsPublished,
 )
 
-TELL_EVERY = 500
-REPEATED, UNKNOWN, TRAINED = "repeated", "unknown", "trained"
-"""What became of a group that had come before; of which the archive says nothing; that was learnt from."""
+REPORT_EVERY = 500
+REPEATED, UNKNOWN = "repeated", "unknown"
+"""What became of a group that had come before; of which the archive says nothing."""
 
 Row = dict[str, Any]
-Group = tuple[str, int]
-"""(stream, number)."""
 
 
 @dataclass(slots=True)
-class Fates:
+class GroupFates:
     """What became of one partition's groups."""
 
-    groups: dict[Group, tuple[str, str]] = field(default_factory=dict)
+    groups: dict[GroupId, tuple[str, str]] = field(default_factory=dict)
     """Verdict and reason of the first use: the last word on it."""
     members: dict[str, str] = field(default_factory=dict)
     """Reason by the id of a single trajectory that was dropped."""
-    versions: dict[Group, list[int]] = field(default_factory=dict)
+    versions: dict[GroupId, list[int]] = field(default_factory=dict)
     """Versions that were trained on it, replays included."""
 
-    def of(self, group: Group, trajectory_id: str) -> tuple[str, str, list[int]]:
+    def of(self, group: GroupId, trajectory_id: str) -> tuple[str, str, list[int]]:
         """Return verdict, reason and versions of a trajectory."""
         if trajectory_id in self.members:
             return "dropped", self.members[trajectory_id], []
@@ -125,14 +125,14 @@ def export(source: str | Path, policy: str | None, file: Path) -> Table:
     with ParquetFile(file) as out, progress("exporting") as tell:
         for place in archive.places(topic):
             fates = _fates(archive, name, place[1])
-            seen: set[Group] = set()
+            seen: set[GroupId] = set()
             for message in archive.messages(place):
                 read += 1
                 group = _group(archive, message, done)
                 if group is not None:
                     for row in _rows(group, fates, seen, tokenizer, done):
                         out.write({"run": archive.manifest.run, "run_id": group.run_id, "policy": name, **row})
-                if read % TELL_EVERY == 0:
+                if read % REPORT_EVERY == 0:
                     tell(read, whole)
     return Table(
         archive=str(source),
@@ -178,9 +178,9 @@ def _tokenizer(archive: Archive, policy: str) -> Tokenizer | None:
 # ---------------------------------------------------------------------------------------------------------------- fates
 
 
-def _fates(archive: Archive, policy: str, partition: int) -> Fates:
+def _fates(archive: Archive, policy: str, partition: int) -> GroupFates:
     """Read what became of the groups of a partition, which has the same number on every topic of the policy."""
-    fates, run_id = Fates(), archive.manifest.run_id
+    fates, run_id = GroupFates(), archive.manifest.run_id
     for message in _messages(archive, (archive.topics.outcomes(policy), partition)):
         outcome = read_record(message, Outcome)
         if outcome is None or outcome.run_id != run_id or outcome.use:
@@ -188,13 +188,13 @@ def _fates(archive: Archive, policy: str, partition: int) -> Fates:
         if outcome.level == "trajectory":
             fates.members[outcome.trajectory_id] = outcome.reason
         else:
-            fates.groups[outcome.stream, outcome.number] = (outcome.verdict, outcome.reason)
+            fates.groups[GroupId.of(outcome)] = (outcome.verdict, outcome.reason)
     for message in _messages(archive, (archive.topics.batches(policy), 0)):
         batch = read_record(message, BatchTrained)
         if batch is not None and batch.run_id == run_id and batch.version >= 0:
             for use in batch.groups:
                 if use.partition == partition:
-                    fates.versions.setdefault((use.stream, use.number), []).append(batch.version)
+                    fates.versions.setdefault(GroupId.of(use), []).append(batch.version)
     return fates
 
 
@@ -231,9 +231,9 @@ def _group(archive: Archive, message: Message, done: Exported) -> TrajectoryGrou
 
 
 def _rows(
-    group: TrajectoryGroup, fates: Fates, seen: set[Group], tokenizer: Tokenizer | None, done: Exported
+    group: TrajectoryGroup, fates: GroupFates, seen: set[GroupId], tokenizer: Tokenizer | None, done: Exported
 ) -> Iterator[Row]:
-    key = (group.stream, group.number)
+    key = GroupId.of(group)
     is_first = key not in seen
     seen.add(key)
     beside = _of_group(group)

@@ -11,7 +11,7 @@ from pathlib import Path
 from headrace.consumers.evaluate.evaluation import EvaluationFold
 from headrace.envs.payload import problem_to_json
 from headrace.infra.errors import UsageError
-from headrace.infra.progress import Tell, progress
+from headrace.infra.progress import ReportProgress, progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.files import FilesError
 from headrace.infra.weights.folder import open_weights
@@ -77,7 +77,7 @@ def named_folders(recipe: Recipe, words: Sequence[str]) -> dict[str, Path]:
 
 
 def play_held_out(
-    recipe: Recipe, folders: Mapping[str, Path], tell: Tell = lambda _done, _total: None
+    recipe: Recipe, folders: Mapping[str, Path], tell: ReportProgress = lambda _done, _total: None
 ) -> list[TrajectoryGroup]:
     """Play the first `evaluate.problems` held-out problems of every workflow, `evaluate.samples` times each.
 
@@ -105,15 +105,18 @@ def play_held_out(
             context = RolloutContext(
                 engine, recipe.rollout.engine.use, build, tokenizers, "held-out", "", lambda _policy: 0
             )
-            return asyncio.run(_play_all(asked, context, tell))
+            return asyncio.run(play_all(asked, context, tell))
     except (FilesError, WeightsError, EngineError, OSError, ValueError) as error:
         where = ", ".join(map(str, folders.values()))
         raise UsageError(f"{where}: {error}; a folder has config, tokenizer and weights beside each other") from error
 
 
-async def _play_all(
-    asked: Sequence[tuple[Task, WorkflowSpec]], context: RolloutContext, tell: Tell
+async def play_all(
+    asked: Sequence[tuple[Task, WorkflowSpec]],
+    context: RolloutContext,
+    tell: ReportProgress = lambda _done, _total: None,
 ) -> list[TrajectoryGroup]:
+    """Play tasks, some at a time; return their groups, in the order of the tasks."""
     room, ending = asyncio.Semaphore(AT_ONCE), asyncio.Event()
     done = 0
 

@@ -12,11 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.consumers.curate.curation import CuratorPartition, Desk, chain_of, recipe_for
+from headrace.consumers.curate.context import CuratorContext, recipe_for
+from headrace.consumers.curate.curator import CuratorPartition
+from headrace.consumers.curate.revision_chains import chain_of
 from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
+from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL
 from headrace.infra.progress import progress
 from headrace.infra.recipe.plug_in_sources import curated, known_sources, note_sources
 from headrace.infra.recipe.recipe_file import with_chain
@@ -25,16 +28,18 @@ from headrace.infra.run.revisions import with_experiment_of
 from headrace.infra.whole_folder import new_folder
 from headrace.ops.curated_digest import CuratedDigest
 from headrace.ops.offline.archiver import claims_of_groups
+from headrace.ops.offline.refusals import first_revision, refusals
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
-from headrace.schemas.records import DeadLetter, Outcome
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import DeadLetter, Outcome, TrajectoryGroup
 from headrace.schemas.topics import Topics, policy_of, variant_of
 
-TELL_EVERY = 500
+REPORT_EVERY = 500
 
 
 @dataclass(slots=True)
-class Tally:
+class CuratedCounts:
     """What became of one policy's groups."""
 
     digest: CuratedDigest = field(default_factory=CuratedDigest)
@@ -50,13 +55,13 @@ class Tally:
     repeated: int = 0
     """Messages of numbers that were concluded before."""
 
-    def take(self, outgoing: list[Outgoing], topics: Topics, line: str) -> None:
+    def take(self, outgoing: list[Outgoing], topics: Topics, policy_variant: str) -> None:
         """Count what followed from one message."""
         self.read += 1
         self.repeated += not outgoing
         concluded = []
         for one in outgoing:
-            if one.topic == topics.curated(line):
+            if one.topic == topics.curated(policy_variant):
                 self.digest.take(one.value, one.headers)
             elif one.topic == topics.dead_letters:
                 self.dead[codec.decode(one.value, DeadLetter).reason] += 1
@@ -87,7 +92,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class CuratedPolicy:
-    """What became of one policy's groups; the words are those of `Tally`."""
+    """What became of one policy's groups; the words are those of `CuratedCounts`."""
 
     read: int
     kept: int
@@ -157,7 +162,7 @@ def curate_offline(
     for name in policies:
         chain_of(recipes[max(recipes)], name)
         note_sources(known_sources(archive.revisions()), curated(recipes[max(recipes)], name))
-    tallies = {name: Tally() for name in policies}
+    tallies = {name: CuratedCounts() for name in policies}
     with _new_archive(archive, out) as writer, progress("curating") as tell:
         _copy_topic(archive, archive.topics.recipe, writer)
         for name in policies:
@@ -192,39 +197,58 @@ def _policies(archive: Archive, asked: str | None) -> list[str]:
 
 def _shadow(recipe: Recipe, policies: list[str], variant: str) -> list[str]:
     """Return the shadow of that name. Raises UsageError."""
-    found = [line for line in recipe.shadow_lines if variant_of(line) == variant and policy_of(line) in policies]
+    found = [one for one in recipe.shadow_variants if variant_of(one) == variant and policy_of(one) in policies]
     if not found:
-        there = ", ".join(recipe.shadow_lines) or "none"
+        there = ", ".join(recipe.shadow_variants) or "none"
         raise UsageError(f"--variant {variant}: the run has no such shadow of {', '.join(policies)}; it has {there}")
     return found
 
 
 def _curate(
     archive: Archive,
-    line: str,
+    policy_variant: str,
     recipes: dict[int, Recipe],
     writer: ArchiveWriter,
-    told: tuple[Tally, Callable[[int, int], None]],
+    progress: tuple[CuratedCounts, Callable[[int, int], None]],
 ) -> None:
-    topics, (tally, tell) = archive.topics, told
+    topics, (tally, tell) = archive.topics, progress
 
     def recipe_of(revision: int) -> Recipe:
-        return recipe_for(recipes, revision, line)
+        return recipe_for(recipes, revision, policy_variant)
 
-    desk = Desk(archive.manifest.run_id, line, topics, recipe_of, archive.get)
-    topic = topics.trajectories(line)
+    refused, first = refusals(archive, policy_variant), first_revision(archive)
+
+    def is_published(message: Message, group: TrajectoryGroup) -> bool:
+        return TIME_TRAVEL not in {
+            refused.get((message.partition, message.offset)),
+            refused.get((group.stream, group.number)),
+        }
+
+    def is_issued(message: Message, _: Stamp) -> bool:
+        return refused.get((message.partition, message.offset)) != NOT_ISSUED
+
+    context = CuratorContext(
+        archive.manifest.run_id,
+        policy_variant,
+        topics,
+        recipe_of,
+        archive.get,
+        is_published if first.asks_for_published else None,
+        is_issued if first.asks_for_issued else None,
+    )
+    topic = topics.trajectories(policy_variant)
     places, source = archive.places(topic), archive.manifest.topics
-    for name in (topics.curated(line), topics.outcomes(line)):
+    for name in (topics.curated(policy_variant), topics.outcomes(policy_variant)):
         writer.add_topic(name, len(places), source[name].config if name in source else {})
     whole, numbers = source[topic].records, _Offsets(writer, is_own=not archive.manifest.objects)
     for place in places:
-        state = CuratorPartition(desk, place, len(places))
+        state = CuratorPartition(context, place, len(places))
         for message in archive.messages(place):
             outgoing = list(state.handle(message))
-            tally.take(outgoing, topics, line)
+            tally.take(outgoing, topics, policy_variant)
             for one in outgoing:
                 numbers.write(one, message.timestamp_ms)
-            if tally.read % TELL_EVERY == 0:
+            if tally.read % REPORT_EVERY == 0:
                 tell(tally.read, whole)
         tally.flagged += state.flagged
 

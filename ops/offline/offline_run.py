@@ -12,10 +12,9 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from headrace.infra.archive.reading import Archive
 from headrace.infra.atomic_files import write_atomically
@@ -24,20 +23,20 @@ from headrace.infra.errors import UsageError
 from headrace.infra.progress import progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import differences, with_experiment_of
-from headrace.ops.figures.figures import Selection
+from headrace.ops.figures.run_figures import Selection
 from headrace.ops.figures.summary import Lengths
 from headrace.ops.offline.held_out import evaluate
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.plain_json import plain
 
 CURATED, TRAINED, HELD_OUT, EXPERIMENT = "curated", "trained", "held-out", "experiment"
-"""What the folder holds: two folders, and beside them what each step told, as JSON."""
+"""What the folder holds: two folders, and beside them what each step reported, as JSON."""
 ELSEWHERE = ("name", "about", "kafka.", "store.", "launch.", "evaluate.")
 """Keys in which a recipe may differ from the archived one, and nobody would expect anything of them here."""
 
 
 @dataclass(frozen=True, slots=True)
-class OfflineOrder:
+class OfflineRequest:
     """What `headrace up --from` was asked for."""
 
     recipe: Recipe
@@ -61,7 +60,7 @@ class OfflineGroups:
 
 @dataclass(frozen=True, slots=True)
 class OfflinePolicy:
-    """What came of the policy; None for what cannot be measured over an archive."""
+    """The result of the policy; None for what cannot be measured over an archive."""
 
     versions: int
     reward_first: None
@@ -89,7 +88,7 @@ class OfflineData:
 
 @dataclass(frozen=True, slots=True)
 class OfflineSummary:
-    """What came of a recipe over an archive, in the words of a run's own summary."""
+    """The result of a recipe over an archive, in the words of a run's own summary."""
 
     run: str
     versions: int
@@ -107,39 +106,39 @@ class OfflineSummary:
     data: OfflineData = OfflineData("", "")
 
 
-def run_offline(order: OfflineOrder) -> OfflineSummary:
+def run_offline(request: OfflineRequest) -> OfflineSummary:
     """Curate, train and evaluate; return the summary, in the words of a run's own.
 
-    `trajectories` counts those that were trained on, every use of them; no reward of training and no audit is told, as
+    `trajectories` counts those that were trained on, every use of them; no reward of training and no audit is given, as
     nothing was played. `ignored` are the keys of the recipe that change nothing over an archive.
 
     Raises UsageError for a recipe of other policies than the archive's, or with a selector, and for a folder that holds
     a run or another experiment; FolderInUse; and as `curate --from`, `train --from` and `evaluate --weights`.
     """
-    recipe, began = order.recipe, time.monotonic()
+    recipe, began = request.recipe, time.monotonic()
     if len(recipe.policies) > 1:
         raise UsageError("--from takes recipes of one policy; of several train one by `headrace train --from --policy`")
     if recipe.feed.selector != type(recipe.feed)().selector:
         raise UsageError("feed.selector asks for tasks, and over an archive none are asked: leave it out, or play")
-    archive = Archive(order.archive)
+    archive = Archive(request.archive)
     asked = _like_the_run(archive, recipe)
-    folder = DataFolder(order.data)
+    folder = DataFolder(request.data)
     with folder.owned("`headrace up --from`"):
         if folder.read() is not None:
             raise UsageError(f"{folder.root} holds a run: name another --data")
-        _refuse_others(order, archive)
+        _refuse_others(request, archive)
         [policy] = recipe.policies
-        curated = _curated(order)
-        trained = _trained(order, policy)
-        held_out = _evaluated(order, policy, asked, trained["versions"][-1]["version"])
+        curated = _curated(request)
+        trained = _trained(request, policy)
+        held_out = _evaluated(request, policy, asked, trained.newest)
         found = replace(
-            _summary(asked, policy, (curated, trained, held_out), _batches(order)),
+            _summary(asked, policy, (curated, trained, held_out), _batches(request)),
             wall_s=round(time.monotonic() - began, 1),
             ignored=tuple(line for line in differences(asked, recipe) if not line.startswith(ELSEWHERE)),
-            data=OfflineData(str(order.data), order.archive),
+            data=OfflineData(str(request.data), request.archive),
         )
-        if order.summary is not None:
-            write_atomically(order.summary, json.dumps(plain(found), indent=1).encode())
+        if request.summary is not None:
+            write_atomically(request.summary, json.dumps(plain(found), indent=1).encode())
     return found
 
 
@@ -159,61 +158,93 @@ def identity(archive: Archive) -> str:
     return hashlib.sha256(archive.manifest.to_bytes()).hexdigest()
 
 
-def _refuse_others(order: OfflineOrder, archive: Archive) -> None:
-    path, now = order.data / f"{EXPERIMENT}.json", {"recipe": order.recipe.to_json(), "archive": identity(archive)}
+def _refuse_others(request: OfflineRequest, archive: Archive) -> None:
+    path, now = request.data / f"{EXPERIMENT}.json", {"recipe": request.recipe.to_json(), "archive": identity(archive)}
     if path.exists():
         before = json.loads(path.read_text())
-        changed = differences(Recipe.from_json(before["recipe"]), order.recipe)
-        changed += [] if before["archive"] == now["archive"] else [f"--from: {order.archive} is another, or has grown"]
+        changed = differences(Recipe.from_json(before["recipe"]), request.recipe)
+        changed += (
+            [] if before["archive"] == now["archive"] else [f"--from: {request.archive} is another, or has grown"]
+        )
         if changed:
-            told = "".join(f"\n  {line}" for line in changed)
-            raise UsageError(f"{order.data} holds another experiment:{told}\nName another --data, or remove it")
+            listed = "".join(f"\n  {line}" for line in changed)
+            raise UsageError(f"{request.data} holds another experiment:{listed}\nName another --data, or remove it")
     write_atomically(path, json.dumps(now, indent=1).encode())
 
 
-def _curated(order: OfflineOrder) -> dict[str, Any]:
-    out, report = order.data / CURATED, order.data / f"{CURATED}.json"
+@dataclass(frozen=True, slots=True)
+class CuratedStep:
+    """What is used of the report of `headrace curate --from`."""
+
+    read: int
+    kept: int
+    again: int
+    dropped: dict[str, int]
+    dead: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStep:
+    """What is used of the report of `headrace train --from`."""
+
+    versions: list[int]
+    seconds: list[float]
+    """When each was made; the first is the beginning."""
+    evicted: dict[str, int]
+    unusable: dict[str, int]
+    replays_lost: dict[str, int]
+    weights_hash: str
+
+    @property
+    def newest(self) -> int:
+        """The last version."""
+        return self.versions[-1]
+
+
+def _curated(request: OfflineRequest) -> CuratedStep:
+    out, report = request.data / CURATED, request.data / f"{CURATED}.json"
     if not report.exists():
         if out.exists():
             shutil.rmtree(out)
-        found = curate_offline(order.archive, None, order.recipe, out)
+        found = curate_offline(request.archive, None, request.recipe, out)
         write_atomically(report, json.dumps(plain(found)).encode())
-    read: dict[str, Any] = json.loads(report.read_text())
-    return read
+    read = json.loads(report.read_text())
+    return CuratedStep(**{field.name: read[field.name] for field in fields(CuratedStep)})
 
 
-def _trained(order: OfflineOrder, policy: str) -> dict[str, Any]:
-    """Return what `headrace train --from` tells, with `seconds` by version."""
-    from headrace.ops.offline.offline_trainer import Wish, train_offline  # torch
+def _trained(request: OfflineRequest, policy: str) -> TrainedStep:
+    from headrace.ops.offline.offline_trainer import TrainingRequest, train_offline  # torch
 
-    out, report = order.data / TRAINED, order.data / f"{TRAINED}.json"
+    out, report = request.data / TRAINED, request.data / f"{TRAINED}.json"
     if not report.exists():
         if out.exists():
             shutil.rmtree(out)
         began, seconds = time.monotonic(), [0.0]
-        wish = Wish(policy=policy, start=order.archive, like=order.recipe, keep_every=order.recipe.evaluate.every)
+        recipe = request.recipe
+        training = TrainingRequest(policy=policy, start=request.archive, like=recipe, keep_every=recipe.evaluate.every)
         with progress("versions") as tell:
 
-            def told(done: int, most: int) -> None:
+            def report_step(done: int, most: int) -> None:
                 seconds.append(round(time.monotonic() - began, 2))
                 tell(done, most)
 
-            found = train_offline(order.data / CURATED, out, wish, told)
+            found = train_offline(request.data / CURATED, out, training, report_step)
         write_atomically(report, json.dumps({**plain(found), "seconds": seconds}).encode())
-    read: dict[str, Any] = json.loads(report.read_text())
-    return read
+    read = json.loads(report.read_text())
+    read["versions"] = [one["version"] for one in read["versions"]]
+    return TrainedStep(**{field.name: read[field.name] for field in fields(TrainedStep)})
 
 
-def _evaluated(order: OfflineOrder, policy: str, asked: Recipe, newest: int) -> list[list[float]]:
+def _evaluated(request: OfflineRequest, policy: str, asked: Recipe, newest: int) -> list[list[float]]:
     """Return (version, held-out reward), means over workflows, of the versions that were kept and of the newest."""
-    path = order.data / f"{HELD_OUT}.json"
+    path = request.data / f"{HELD_OUT}.json"
     known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
-    kept = order.data / TRAINED / "versions"
+    kept = request.data / TRAINED / "versions"
     folders = {int(folder.name): folder for folder in kept.iterdir()} if kept.is_dir() else {}
-    for version, folder in sorted({**folders, newest: order.data / TRAINED}.items()):
+    for version, folder in sorted({**folders, newest: request.data / TRAINED}.items()):
         if str(version) not in known:
-            told = evaluate(asked, {policy: folder})
-            known[str(version)] = _mean([one[policy].avg_at_k for one in told.values() if policy in one])
+            results = evaluate(asked, {policy: folder})
+            known[str(version)] = _mean([one[policy].avg_at_k for one in results.values() if policy in one])
             write_atomically(path, json.dumps(known).encode())
     return [[int(version), round(reward, 4)] for version, reward in sorted(known.items(), key=lambda one: int(one[0]))]
 
@@ -222,34 +253,37 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / max(1, len(values))
 
 
-def _batches(order: OfflineOrder) -> list[tuple[list[int], int]]:
+def _batches(request: OfflineRequest) -> list[tuple[list[int], int]]:
     """Return by version which use each of its groups was in, and how many trajectories it was made of."""
-    lines = (order.data / TRAINED / "batches.jsonl").read_text().splitlines()
+    lines = (request.data / TRAINED / "batches.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
     return [([use for _, _, use in one["groups"]], one["trajectories"]) for one in found]
 
 
 def _summary(
-    recipe: Recipe, policy: str, parts: tuple[Any, Any, Any], batches: Sequence[tuple[Sequence[int], int]]
+    recipe: Recipe,
+    policy: str,
+    parts: tuple[CuratedStep, TrainedStep, list[list[float]]],
+    batches: Sequence[tuple[Sequence[int], int]],
 ) -> OfflineSummary:
-    """Return what a summary of a run tells, as far as it can be told here."""
+    """Return what a summary of a run tells, as far as it is known here."""
     curated, trained, held_out = parts
-    newest = trained["versions"][-1]["version"]
+    newest = trained.newest
     uses = [use for batch, _ in batches for use in batch]
-    lost = Counter(trained["evicted"]) + Counter(trained["unusable"]) - Counter(trained["replays_lost"])
-    discarded = Counter(curated["dropped"]) + lost
-    discarded["run_end"] += curated["kept"] - uses.count(0) - lost.total()
+    lost = Counter(trained.evicted) + Counter(trained.unusable) - Counter(trained.replays_lost)
+    discarded = Counter(curated.dropped) + lost
+    discarded["run_end"] += curated.kept - uses.count(0) - lost.total()
     groups = OfflineGroups(
-        issued=curated["read"],
-        kept=curated["kept"],
+        issued=curated.read,
+        kept=curated.kept,
         trained=uses.count(0),
         discarded=dict(+discarded),
-        dead=sum(curated["dead"].values()),
-        replays=curated["again"],
+        dead=sum(curated.dead.values()),
+        replays=curated.again,
         replayed=len(uses) - uses.count(0),
     )
     trained_on = list(accumulate(count for _, count in batches))
-    rows = zip((one["version"] for one in trained["versions"]), trained_on, trained["seconds"][1:], strict=True)
+    rows = zip(trained.versions, trained_on, trained.seconds[1:], strict=True)
     evals = [reward for _, reward in held_out]
     first, last = evals[0] if len(evals) > 1 else None, evals[-1] if evals else None
     block = OfflinePolicy(
@@ -264,7 +298,7 @@ def _summary(
         trajectories=trained_on[-1],
         progress=[[newest - len(batches), 0, 0.0], *map(list, rows)],
         lengths=Lengths(None, None, None),
-        weights_hash=trained["weights_hash"],
+        weights_hash=trained.weights_hash,
     )
     return OfflineSummary(
         run=recipe.name,

@@ -1,7 +1,7 @@
 """`headrace train --from`: learns from archived curated groups, with no broker, no store and no worker.
 
 The archive's records come in logical order, and whenever the window holds a batch, the learner makes a version of it.
-What is too old is told by the clock of the log, the newest head_version read so far, and not by the number of the
+What is too old is reported by the clock of the log, the newest head_version read so far, and not by the number of the
 version that is made: these are other weights, and may be fewer or more versions, than those that sampled the groups.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from headrace.infra.archive.reading import Archive
 from headrace.infra.environment import is_alone
 from headrace.infra.errors import UsageError
-from headrace.infra.progress import Tell
+from headrace.infra.progress import ReportProgress
 from headrace.infra.recipe.plug_in_sources import known_sources, note_sources, trained
 from headrace.infra.recipe.recipe_file import changed_recipe, check_trainer_words
 from headrace.infra.recipe.settings import Recipe
@@ -30,8 +30,8 @@ from headrace.ops.offline.offline_versions import (
     MadeVersion,
     Version,
     batches_of_the_run,
-    made_again,
-    made_anew,
+    retrained_versions,
+    trained_versions,
 )
 from headrace.ops.plain_json import plain
 from headrace.trainers.batches.estimator import check_advantage
@@ -43,7 +43,7 @@ BATCHES, REPORT, VERSIONS = "batches.jsonl", "training.json", "versions"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class TrainingRequest:
     """What is asked for beside the archive."""
 
     policy: str | None = None
@@ -79,7 +79,7 @@ class Untrained:
 
 @dataclass(frozen=True, slots=True)
 class TrainedOffline:
-    """What came of training over an archive."""
+    """The result of training over an archive."""
 
     out: str
     archive: str
@@ -103,10 +103,10 @@ class TrainedOffline:
 
     def report(self) -> dict[str, object]:
         """Return what the report in the folder says."""
-        told = {one.name: getattr(self, one.name) for one in fields(self)}
-        hash_, counts = told.pop("weights_hash"), told.pop("counts")
-        del told["out"], told["versions"]
-        found: dict[str, object] = plain({**told, **(plain(counts) or {}), "weights_hash": hash_})
+        report = {one.name: getattr(self, one.name) for one in fields(self)}
+        hash_, counts = report.pop("weights_hash"), report.pop("counts")
+        del report["out"], report["versions"]
+        found: dict[str, object] = plain({**report, **(plain(counts) or {}), "weights_hash": hash_})
         return found
 
     def to_json(self) -> Mapping[str, object]:
@@ -114,7 +114,9 @@ class TrainedOffline:
         return {"out": self.out, **self.report(), "versions": self.versions}
 
 
-def train_offline(source: str | Path, out: Path, wish: Wish, tell: Tell = lambda _done, _total: None) -> TrainedOffline:
+def train_offline(
+    source: str | Path, out: Path, request: TrainingRequest, tell: ReportProgress = lambda _done, _total: None
+) -> TrainedOffline:
     """Train a policy over an archive into a new folder, whole or not at all.
 
     The folder has the last weights in Hugging Face's layout, a line for each version in `batches.jsonl`, and in
@@ -130,16 +132,16 @@ def train_offline(source: str | Path, out: Path, wish: Wish, tell: Tell = lambda
     if not is_alone():
         raise UsageError("train --from computes in one process: start it without torchrun")
     archive = Archive(source)
-    policy, before, recipes = _settled(archive, wish)
-    batches = batches_of_the_run(archive, policy, wish.steps) if wish.batches else []
+    policy, before, recipes = _settled(archive, request)
+    batches = batches_of_the_run(archive, policy, request.steps) if request.batches else []
     with new_folder(out) as folder:
         pin_threads(int(batches[0].fingerprint.get("threads", "0")) if batches else 0)
-        start, counts = begin(archive, policy, recipes[-1], wish.start), Counts()
+        start, counts = begin(archive, policy, recipes[-1], request.start), Counts()
         if batches:
-            made, most = made_again(archive, policy, start.learner, recipes, batches), len(batches)
+            made, most = retrained_versions(archive, policy, start.learner, recipes, batches), len(batches)
         else:
-            made, most = made_anew(archive, policy, start, counts), _most(archive, policy, start.learner)
-        kept = _keeping(made, start, folder, wish.keep_every)
+            made, most = trained_versions(archive, policy, start, counts), _most(archive, policy, start.learner)
+        kept = _keeping(made, start, folder, request.keep_every)
         versions = _written(folder / BATCHES, kept, lambda done: tell(done, most))
         if not versions:
             raise UsageError(
@@ -153,7 +155,7 @@ def train_offline(source: str | Path, out: Path, wish: Wish, tell: Tell = lambda
             run=archive.manifest.run,
             run_id=archive.manifest.run_id,
             policy=policy,
-            start=start.told,
+            start=start.origin,
             batches="the run's own" if batches else "cut anew",
             settings=tuple(line for line in differences(before, recipes[-1]) if not line.startswith("name: ")),
             fingerprint=start.learner.fingerprint(),
@@ -188,16 +190,16 @@ def _written(path: Path, made: Iterable[Version], tell: Callable[[int], None]) -
     return versions
 
 
-def _settled(archive: Archive, wish: Wish) -> tuple[str, Recipe, list[Recipe]]:
+def _settled(archive: Archive, request: TrainingRequest) -> tuple[str, Recipe, list[Recipe]]:
     """Return the policy, the newest recipe as it was, and all revisions with the settings that are asked for."""
-    check_trainer_words(wish.sets)
-    told = archive.revisions()
-    revisions = {one.revision: Recipe.from_json(one.recipe) for one in told}
+    check_trainer_words(request.sets)
+    recorded = archive.revisions()
+    revisions = {one.revision: Recipe.from_json(one.recipe) for one in recorded}
     before = [revisions[number] for number in sorted(revisions)]
     if not before:
         raise UsageError(f"the archive {archive.root} holds no recipe of its run, so nothing can be trained over it")
     known = tuple(before[-1].policies)
-    policy = wish.policy or (known[0] if len(known) == 1 else "")
+    policy = request.policy or (known[0] if len(known) == 1 else "")
     if policy not in known:
         raise UsageError(f"--policy {policy or 'is missing'}: name one of the run's policies, {', '.join(known)}")
     if archive.topics.curated(policy) not in archive.manifest.topics:
@@ -205,20 +207,20 @@ def _settled(archive: Archive, wish: Wish) -> tuple[str, Recipe, list[Recipe]]:
             f"the archive {archive.root} holds no curated groups of policy {policy}: archive curated.{policy} too, or "
             "make them by `headrace curate --from`"
         )
-    asked = [with_experiment_of(recipe, wish.like) if wish.like else recipe for recipe in before]
-    recipes = [changed_recipe(recipe, recipe.name, _words(recipe, policy, wish)) for recipe in asked]
+    asked = [with_experiment_of(recipe, request.like) if request.like else recipe for recipe in before]
+    recipes = [changed_recipe(recipe, recipe.name, _words(recipe, policy, request)) for recipe in asked]
     for recipe in recipes:
         check_advantage(recipe, policy)
         check_loss(recipe, policy)
-    note_sources(known_sources(told), trained(recipes[-1].trainer_of(policy)))
+    note_sources(known_sources(recorded), trained(recipes[-1].trainer_of(policy)))
     return policy, before[-1], recipes
 
 
-def _words(recipe: Recipe, policy: str, wish: Wish) -> tuple[str, ...]:
-    if wish.steps is None:
-        return tuple(wish.sets)
+def _words(recipe: Recipe, policy: str, request: TrainingRequest) -> tuple[str, ...]:
+    if request.steps is None:
+        return tuple(request.sets)
     own = f"policies.{policy}." if "steps" in recipe.policies[policy].trainer else ""
-    return (*wish.sets, f"{own}trainer.steps={wish.steps}")
+    return (*request.sets, f"{own}trainer.steps={request.steps}")
 
 
 def _most(archive: Archive, policy: str, learner: Learner) -> int:

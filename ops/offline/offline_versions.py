@@ -21,17 +21,18 @@ from headrace.ops.offline.archived_groups import (
     arrivals,
 )
 from headrace.ops.offline.archived_start import Start
+from headrace.schemas.ids import UseId
 from headrace.schemas.records import BatchTrained, CuratedGroup
 from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.batches.groups import WholeGroup, batch_sequences
 from headrace.trainers.batches.payloads import Payloads
 from headrace.trainers.batches.trained_groups import whole
 from headrace.trainers.batches.window import Eviction, Waiting, Window, next_batch
-from headrace.trainers.candidates import Candidate, candidate
 from headrace.trainers.intake import UNUSABLE
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.step_metrics import StepMetrics, group_metrics
 from headrace.trainers.versions.remake import hash_of, trained_again
+from headrace.trainers.windowed_groups import WindowedGroup, windowed_group
 
 NOT_HERE = ("logprob_gap", "staleness_")
 """How metrics begin that a step tells by the number of its version: of an engine that has the same weights, which there
@@ -58,12 +59,12 @@ class Version:
         return None if self.expected is None else self.expected == self.weights_hash
 
     @property
-    def uses(self) -> list[tuple[str, int, int]]:
-        """(stream, number, use) of its groups, in the order in which they were trained."""
-        return [(one.curated.stream, one.curated.number, one.curated.use) for one in self.groups]
+    def uses(self) -> list[UseId]:
+        """Those of its groups, in the order in which they were trained."""
+        return [UseId.of(one.curated) for one in self.groups]
 
     def described(self) -> MadeVersion:
-        """Return what is said of it, without its groups."""
+        """Return what is announced of it, without its groups."""
         return MadeVersion(
             version=self.version,
             clock=self.clock,
@@ -79,7 +80,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class MadeVersion:
-    """What is said of a version that was made."""
+    """What is announced of a version that was made."""
 
     version: int
     clock: int | None
@@ -93,9 +94,9 @@ class MadeVersion:
 
     def to_json(self) -> Mapping[str, object]:
         """Return the fields, without a clock or an expectation that there was not."""
-        told = {one.name: getattr(self, one.name) for one in fields(self)}
+        report = {one.name: getattr(self, one.name) for one in fields(self)}
         unknown = [*["clock"] * (self.clock is None), *["expected", "equal"] * (self.expected is None)]
-        return {name: value for name, value in told.items() if name not in unknown}
+        return {name: value for name, value in report.items() if name not in unknown}
 
 
 @dataclass(slots=True)
@@ -130,7 +131,7 @@ def batches_of_the_run(archive: Archive, policy: str, last: int | None) -> list[
     return found
 
 
-def made_again(
+def retrained_versions(
     archive: Archive, policy: str, learner: Learner, recipes: Sequence[Recipe], batches: Sequence[BatchTrained]
 ) -> Iterator[Version]:
     """Make the versions of these batches. Raises as `archived_batches` and `Learner.step`."""
@@ -145,7 +146,7 @@ def made_again(
 # ------------------------------------------------------------------------------------------------------- batches anew
 
 
-def made_anew(archive: Archive, policy: str, start: Start, counts: Counts) -> Iterator[Version]:
+def trained_versions(archive: Archive, policy: str, start: Start, counts: Counts) -> Iterator[Version]:
     """Make a version whenever the window holds a batch, until the archive is used up or the last version made.
 
     Raises as `Archive.messages` and `Learner.step`.
@@ -165,7 +166,7 @@ def made_anew(archive: Archive, policy: str, start: Start, counts: Counts) -> It
     counts.left = intake.waiting
 
 
-def _sequences(batch: Sequence[Candidate], learner: Learner, clock: int) -> list[TrainingSequence]:
+def _sequences(batch: Sequence[WindowedGroup], learner: Learner, clock: int) -> list[TrainingSequence]:
     """Return a batch's sequences, their tokens as old for the learner as they are by the clock of the log.
 
     It counts ages from its own version, and none is before version 0.
@@ -189,7 +190,8 @@ class _Intake:
         self._limits, self._settings = start.learner.limits, start.learner.settings
         self._archive, self._counts, self._tokenizer_hash = archive, counts, start.tokenizer_hash
         capacity = (self._settings.max_staleness + 1) * self._settings.groups_per_batch
-        self._window = Window[Candidate](capacity, self._settings.order, start.learner.seed)
+        least = self._settings.groups_per_batch
+        self._window = Window[WindowedGroup](capacity, self._settings.order, start.learner.seed, least=least)
         self._payloads = Payloads(ArchivedFirstUses(archive, topic))
 
     @property
@@ -208,7 +210,7 @@ class _Intake:
             counts.unusable[rejected.reason] += 1
             return
         try:
-            found = self._candidate(message, curated)
+            found = self._windowed_group(message, curated)
         except UNUSABLE:
             counts.unusable["unusable"] += 1
             counts.replays["unusable"] += curated.use > 0
@@ -218,34 +220,35 @@ class _Intake:
             counts.replays["missing"] += 1
             return
         entry = Waiting(
-            key=(curated.stream, curated.number, curated.use),
+            key=UseId.of(curated),
             min_version=curated.min_version,
             deadline_version=self._deadline(curated),
             arrival=counts.read,
             partition=message.partition,
             offset=message.offset,
             payload=found,
+            size_bytes=found.size_bytes,
         )
         self._count(self._window.add(entry))
 
-    def _candidate(self, message: Message, curated: CuratedGroup) -> Candidate | None:
+    def _windowed_group(self, message: Message, curated: CuratedGroup) -> WindowedGroup | None:
         """Return the decoded group; None for a replay whose first use is not archived. Raises what else ails it."""
         found = self._payloads.whole(message, curated)
         if found is None:
             return None
         group = whole(self._archive, found)
-        return candidate(group, self._limits, self._settings, lambda: self._tokenizer_hash, self.clock)
+        return windowed_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, self.clock)
 
     def _deadline(self, curated: CuratedGroup) -> int:
         """Return the last clock at which it may be trained on: as the settings say, of a replay as its chain said."""
         return curated.deadline_version if curated.use else curated.min_version + self._settings.max_staleness
 
-    def batch(self) -> list[Candidate]:
+    def batch(self) -> list[WindowedGroup]:
         """Return the next batch; nothing while it is to wait."""
         self._count(self._window.expire(self.clock))
         size = next_batch(self.waiting, self._settings.groups_per_batch, self._settings.minibatches, 0.0, 0.0)
         return [entry.payload for entry in self._window.take(size) or ()]
 
-    def _count(self, evictions: Sequence[Eviction[Candidate]]) -> None:
+    def _count(self, evictions: Sequence[Eviction[WindowedGroup]]) -> None:
         self._counts.evicted.update(eviction.verdict for eviction in evictions)
         self._counts.replays.update(eviction.verdict for eviction in evictions if eviction.entry.is_replay)

@@ -1,9 +1,10 @@
 """`headrace replay`: feeds an archive's topics into a Kafka that does not hold them yet, each record once.
 
-Records keep topic, partition, order, key, value, headers and time; their offsets are new, as the log's own marks take
-up offsets too. What stands there already must be the archive's first records, one by one: then a replay that was killed
-goes on behind them, and otherwise it is refused. The recipe comes last, so that nobody joins a run that is not all
-there.
+Records keep topic, partition, order, key, value, headers and time, but for a header that tells curators what those of
+the run decided: what was published and issued when is no question any more. Their offsets are new, as the log's own
+marks take up offsets too. What stands there already must be the archive's first records, one by one: then a replay that
+was killed goes on behind them, and otherwise it is refused. The recipe comes last, so that nobody joins a run that is
+not all there.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ from headrace.infra.embedded.servers import await_leaders
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, Message, Outgoing, end_offsets, parse_run
+from headrace.infra.kafka.dead_letters import TAKEN, VERDICT_HEADER
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.topic_reader import Place, TopicReader
-from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.kafka.transactions import TransactionalWriter, in_transactions
 from headrace.infra.progress import progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import store_of
 from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoredObject
+from headrace.ops.offline.refusals import first_revision, refusals
 from headrace.schemas.records import RecipeRevision
 from headrace.schemas.topics import NEWEST, TopicSpec
 
 COMPONENT = "replay"
-MOST_RECORDS, MOST_BATCH_BYTES = 2_000, 8 << 20
+MOST_RECORDS = 2_000
 """In one transaction."""
 
 
@@ -139,7 +142,7 @@ def _chosen(archive: Archive, asked: Iterable[str]) -> list[str]:
 def _specs(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> list[TopicSpec]:
     """Return every topic of the run, so that its components find all they need; and those that are no recipe's."""
     recipe = Recipe.from_json(newest.recipe)
-    specs = recipe.topic_specs
+    specs = recipe.topic_specs_with(archive.revisions()[0].state_partitions or 1)
     held, named = archive.manifest.topics, {spec.name for spec in specs}
     others = [name for name in chosen if name not in named]
     return [*specs, *(TopicSpec(name, len(held[name].partitions), held[name].config) for name in others)]
@@ -210,14 +213,29 @@ def _feed(archive: Archive, connection: Connection, topics: list[str]) -> dict[s
     ):
         for topic in topics:
             for place in archive.places(topic):
-                rest, fed = archive.messages(place), found[topic]
+                rest, fed = _with_verdicts(archive, place), found[topic]
                 there = _pass_over(connection, place, rest)
                 fed.there, fed.records = fed.there + there, fed.records + there
-                for batch in _batches(rest):
+                for batch in in_transactions(rest, MOST_RECORDS):
                     _write(writer, batch)
                     fed.records += len(batch)
                     tell(sum(one.records for one in found.values()), whole)
     return found
+
+
+def _with_verdicts(archive: Archive, place: Place) -> Iterator[Message]:
+    """Yield a partition's messages; trajectories get a header that tells what the run's curators decided of them.
+
+    Their dead letters name them by offsets, which are others now. A run of before that rule has no verdicts.
+    """
+    begin, first = archive.topics.trajectories(""), first_revision(archive)
+    if not place[0].startswith(begin) or not (first.asks_for_published or first.asks_for_issued):
+        yield from archive.messages(place)
+        return
+    refused = refusals(archive, place[0].removeprefix(begin))
+    for message in archive.messages(place):
+        verdict = refused.get((message.partition, message.offset), TAKEN)
+        yield replace(message, headers=[*message.headers, (VERDICT_HEADER, verdict.encode())])
 
 
 def _pass_over(connection: Connection, place: Place, archived: Iterator[Message]) -> int:
@@ -239,20 +257,6 @@ def _pass_over(connection: Connection, place: Place, archived: Iterator[Message]
 
 def _content(message: Message) -> tuple[Any, ...]:
     return message.key, message.value, message.is_null, message.headers, message.timestamp_ms
-
-
-def _batches(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Yield messages in pieces that a transaction can hold."""
-    batch: list[Message] = []
-    size = 0
-    for message in messages:
-        if batch and (len(batch) == MOST_RECORDS or size + len(message.value) > MOST_BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(message)
-        size += len(message.value)
-    if batch:
-        yield batch
 
 
 def _write(writer: TransactionalWriter, batch: Iterable[Message]) -> None:

@@ -1,4 +1,4 @@
-"""`headrace retrain`: are these weights what came of these batches? Trained again from a checkpoint, hash by hash.
+"""`headrace retrain`: are these weights the result of these batches? Trained again from a checkpoint, hash by hash.
 
 Versions compare where the numerics fingerprint is equal; the number of threads, which is part of it, is set to what it
 was. An epoch is an unbroken chain of weights under one fingerprint. Where a trainer went on under a new one, it had
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from headrace.infra.errors import UsageError
-from headrace.infra.progress import Tell
+from headrace.infra.progress import ReportProgress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, groups_home
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
@@ -85,7 +85,7 @@ class Retrained:
     ok: bool
 
 
-def retrain(run: Run, policy: str | None, span: Span, tell: Tell = lambda _done, _total: None) -> Retrained:
+def retrain(run: Run, policy: str | None, span: Span, tell: ReportProgress = lambda _done, _total: None) -> Retrained:
     """Make versions again and compare them with those that were published.
 
     Raises UsageError for versions that are not there, LineageBroken when something they were made from is gone.

@@ -7,7 +7,7 @@ The order is the guarantee:
    open then hides what follows it, and is waited for. A record that comes later names an object that was put shortly
    before: `put` leaves none older than twelve hours as it is (`TAKEN_AS_STORED`), so that object is young by its date,
    and what is young is spared.
-3. What was published or taken and is needed no more is said (ObjectsRetired), in a transaction.
+3. What was published or taken and is needed no more is announced (ObjectsRetired), in a transaction.
 4. Then it is deleted, object by object, each looked at once more: one that was written anew meanwhile is young. Between
    the look and the deletion are milliseconds in which one that is written anew is lost, as S3 knows no deletion on a
    condition; that takes bytes of more than a day ago, made again by a trainer that comes back in just that moment.
@@ -20,6 +20,7 @@ first, unless that has come to 4, where both delete the same.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -45,18 +46,24 @@ from headrace.ops.retention.marking import Marker, Place, Unreadable
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import ObjectsRetired, RecipeRevision
-from headrace.schemas.topics import Topics, policy_of, retired_key, variant_of
+from headrace.schemas.topics import Topics, policy_of, retired_key, trainer_component, variant_of
 
 log = structlog.get_logger()
 
 COMPONENT = "gc"
 AT_ONCE = 8
 """Objects that are deleted beside one another."""
-TELL_EVERY = 2_000
+REPORT_EVERY = 2_000
+DELETE_WITHIN = SPARED_BY_GC / 2
+"""Of the listing."""
 PATIENCE_S = 10.0
 
 UNNAMED = "no record names it"
 RETIRED = {WEIGHTS: "version that nobody begins with", CHECKPOINTS: "older checkpoint"}
+
+
+class TooSlow(HeadraceError):
+    """Deleting took so long that what was listed is no longer known to be needless."""
 
 
 class SharedPrefix(HeadraceError):
@@ -64,7 +71,7 @@ class SharedPrefix(HeadraceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CollectionRequest:
     """What the command line asked for."""
 
     keep_versions: int = RECENT
@@ -107,7 +114,7 @@ class CollectedKind:
 
 @dataclass(frozen=True, slots=True)
 class RetiredVersions:
-    """Versions that are said to be retired."""
+    """Versions that are announced as retired."""
 
     policy: str
     what: str
@@ -139,7 +146,7 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be said, and then deleted."""
+    """What is to be announced, and then deleted."""
 
     retired: dict[tuple[str, str], Ranges]
     """By (policy, weights | checkpoints), all that ever were; only where there is more than before."""
@@ -151,44 +158,47 @@ class Plan:
 
 
 def command(run: Run, keep: tuple[int, int | None], older_than: timedelta, *, dry_run: bool, rests: bool) -> Collected:
-    """Do what `headrace gc` was told: `collect`, of which this takes the options."""
+    """Do what `headrace gc` was asked: `collect`, of which this takes the options."""
     # A cluster of the recipe's own may have components that this machine knows nothing of.
-    return collect(run, Order(*keep, older_than, dry_run), rests=rests and not run.recipe.kafka.bootstrap)
+    return collect(run, CollectionRequest(*keep, older_than, dry_run), rests=rests and not run.recipe.kafka.bootstrap)
 
 
-def collect(run: Run, order: Order, *, rests: bool = False) -> Collected:
-    """Delete what nothing needs, or with a dry run say what that would be; return what was found.
+def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Collected:
+    """Delete what nothing needs, or with a dry run show what that would be; return what was found.
 
     Args:
         run: Whose objects.
-        order: What to keep.
+        request: What to keep.
         rests: Whether it is known that nobody writes to the run or its store now.
 
     Raises UsageError for an age that could take what is on its way; SharedPrefix; Unreadable, KafkaAway or KafkaRefused
     when not all records can be read; Fenced when another `gc` of the run began; and what the store raises. Until the
     first deletion nothing has happened; after it the next `gc` goes on.
     """
-    if order.older_than < SPARED_BY_GC and not rests:
+    if request.older_than < SPARED_BY_GC and not rests:
         raise UsageError(
             f"--older-than below {SPARED_BY_GC.days}d is for runs that rest, by --data: of one that goes on, objects "
             "may be on their way to their records for so long"
         )
-    if order.dry_run:
-        return _report(run, order, *_planned(run, order), spared=0)
+    if request.dry_run:
+        return _report(run, request, *_planned(run, request), spared=0)
     with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COMPONENT}", run.topic_names)) as writer:
-        marker, plan = _planned(run, order)
+        due_s = seconds_awake_or_asleep() + DELETE_WITHIN.total_seconds()
+        marker, plan = _planned(run, request)
         if plan.retired:
-            _say(run, writer, plan)
-    return _report(run, order, marker, plan, spared=_delete(run, order, plan.doomed))
+            announce(run, writer, plan)
+    return _report(run, request, marker, plan, spared=_delete(run, request, plan.doomed, due_s))
 
 
-def _planned(run: Run, order: Order) -> tuple[Marker, Plan]:
-    now = datetime.now(UTC)
+def _planned(run: Run, request: CollectionRequest) -> tuple[Marker, Plan]:
     sharing = runs_beside(run)
-    prefix = run.store_address.prefix
-    marker = Marker(run.run_id, run.topics, run.recipe.lines, prefix, run.store.listing())
+    prefix, listed = run.store_address.prefix, run.store.listing()
+    # The clock that dates the objects: ours may be hours ahead of it, and what is on its way would look old.
+    answers = (run.store.now(one.key) for one in listed)
+    now = next((answer for answer in answers if answer is not None), datetime.now(UTC))
+    marker = Marker(run.run_id, run.topics, run.recipe.policy_variants, prefix, listed)
     _read(run.connection, sharing, marker)
-    return marker, plan(marker, order, now, prefix)
+    return marker, plan(marker, request, now, prefix)
 
 
 # -------------------------------------------------------------------------------------------------------- what to read
@@ -222,7 +232,7 @@ def runs_beside(run: Run) -> list[str]:
 
 
 def _overlaps(revision: RecipeRevision, bucket: str, prefix: str) -> bool:
-    """Tell whether a run may have objects under a prefix. Its host is not looked at: it has several names."""
+    """Return whether a run may have objects under a prefix. Its host is not looked at: it has several names."""
     try:
         url = str(json.loads(revision.store)["url"])
         there = StoreAddress.from_url(url)
@@ -246,26 +256,26 @@ def _read(connection: Connection, runs: Iterable[str], marker: Marker) -> None:
         ends = r.ends()
         for count, message in enumerate(r.catch_up(), 1):
             marker.take(message)
-            if count % TELL_EVERY == 0:
+            if count % REPORT_EVERY == 0:
                 tell(sum(r.positions.values()), sum(ends.values()))
 
 
 # ---------------------------------------------------------------------------------------------------------- what to do
 
 
-def plan(marker: Marker, order: Order, now: datetime, prefix: str) -> Plan:
+def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str) -> Plan:
     """Decide, when all was read. No I/O."""
     before = marker.retired
-    at_ms = int((now - order.older_than).timestamp() * 1000)
+    at_ms = int((now - request.older_than).timestamp() * 1000)
     retired: dict[tuple[str, str], Ranges] = {}
     added: dict[tuple[str, str], Ranges] = {}
     gone: set[Place] = set()
     for policy, kept in marker.policies.items():
         dropped: set[int] = set()
-        if order.keep_checkpoints is not None:
-            dropped = retired_checkpoints(kept.checkpoints, order.keep_checkpoints, at_ms)
+        if request.keep_checkpoints is not None:
+            dropped = retired_checkpoints(kept.checkpoints, request.keep_checkpoints, at_ms)
         dropped |= {version for version in kept.checkpoints if before.has(policy, CHECKPOINTS, version)}
-        old = retired_weights(kept.weights, kept.checkpoints.keys() - dropped, order.keep_versions, at_ms)
+        old = retired_weights(kept.weights, kept.checkpoints.keys() - dropped, request.keep_versions, at_ms)
         old |= {version for version in kept.weights if before.has(policy, WEIGHTS, version)}
         for what, versions, those in ((WEIGHTS, kept.weights, old), (CHECKPOINTS, kept.checkpoints, dropped)):
             gone |= {(policy, what, version) for version in those}
@@ -276,7 +286,7 @@ def plan(marker: Marker, order: Order, now: datetime, prefix: str) -> Plan:
     for one, places in marker.of_versions():
         if places <= gone:
             doomed.append(Doomed(one, _kind(one, prefix), RETIRED[next(iter(places))[1]]))
-    old_enough = [one for one in doomed if now - one.one.modified >= order.older_than]
+    old_enough = [one for one in doomed if now - one.one.modified >= request.older_than]
     kept_objects = {
         "named": _counted(marker.listed(), [one.one for one in doomed]),
         "young": _counted((one.one for one in doomed), [one.one for one in old_enough]),
@@ -295,33 +305,48 @@ def _counted(objects: Iterable[ListedObject], without: Iterable[ListedObject]) -
     return Counted(len(sizes), sum(sizes))
 
 
-def _say(run: Run, writer: TransactionalWriter, what: Plan) -> None:
-    """Say what is retired; whoever misses an object afterwards finds the word."""
+def announce(run: Run, writer: TransactionalWriter, what: Plan) -> None:
+    """Show what is retired; whoever misses an object afterwards finds the record."""
     writer.begin()
     writer.produce(_record(run, policy, kind, ranges) for (policy, kind), ranges in what.retired.items())
     writer.commit()
     log.info("objects.retired", run=run.address.run, policies=sorted({policy for policy, _ in what.retired}))
 
 
-def _record(run: Run, line: str, what: str, ranges: Ranges) -> Outgoing:
+def _record(run: Run, policy_variant: str, what: str, ranges: Ranges) -> Outgoing:
     record = ObjectsRetired(
         run_id=run.run_id,
-        policy=policy_of(line),
-        variant=variant_of(line),
+        policy=policy_of(policy_variant),
+        variant=variant_of(policy_variant),
         what=what,
         versions=np.array(ranges, np.int32).reshape(-1),
         created_ms=now_ms(),
     )
-    return Outgoing(run.topics.state, codec.encode(record), retired_key(line, what), partition=0)
+    topic, partition = run.state_place(trainer_component(policy_variant))
+    return Outgoing(topic, codec.encode(record), retired_key(policy_variant, what), partition=partition)
 
 
-def _delete(run: Run, order: Order, doomed: list[Doomed]) -> int:
-    """Delete objects; return how many were left, as they had been written anew since the listing."""
+def seconds_awake_or_asleep() -> float:
+    """Return a clock that nobody sets, and that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def _delete(run: Run, request: CollectionRequest, doomed: list[Doomed], due_s: float) -> int:
+    """Delete objects; return how many were left, as they had been written anew since the listing.
+
+    What was written anew since then is younger than an object must be, until half of that age has passed: no deletion
+    begins later. Raises TooSlow.
+    """
 
     def delete(one: Doomed) -> bool:
+        if seconds_awake_or_asleep() > due_s:
+            raise TooSlow(
+                f"{DELETE_WITHIN.total_seconds() / 3600:.0f} h after the objects were listed not all are deleted, and "
+                "one that is needed again by now would look old: the rest stays; the same command goes on"
+            )
         # Looked at last of all: somebody who makes the same bytes again, a trainer that comes back, puts them anew.
-        modified = run.store.modified(one.one.key)
-        if modified is not None and datetime.now(UTC) - modified < order.older_than:
+        age = run.store.age(one.one.key)
+        if age is not None and age < request.older_than:
             return False
         run.store.delete(one.one.key)
         reach(f"{COMPONENT}.deleted")
@@ -335,12 +360,12 @@ def _delete(run: Run, order: Order, doomed: list[Doomed]) -> int:
     return left
 
 
-def _report(run: Run, order: Order, marker: Marker, done: Plan, *, spared: int) -> Collected:
+def _report(run: Run, request: CollectionRequest, marker: Marker, done: Plan, *, spared: int) -> Collected:
     return Collected(
         run=run.address.run,
-        dry_run=order.dry_run,
+        dry_run=request.dry_run,
         prefix=run.store_address.prefix,
-        older_than_s=order.older_than.total_seconds(),
+        older_than_s=request.older_than.total_seconds(),
         records=marker.records,
         none_of_ours=marker.none_of_ours,
         collected=tuple(_rows(done.doomed)),

@@ -14,8 +14,8 @@ from headrace.infra.weights.paths import ANCHOR, RECENT
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A version that was published, or a checkpoint that was taken, as its record says."""
+class WrittenVersion:
+    """A version that was published, or a checkpoint that was taken, according to its record."""
 
     epoch: int
     written_ms: int
@@ -25,7 +25,7 @@ class Written:
 
 
 def retired_weights(
-    versions: Mapping[int, Written], checkpoints: Collection[int], keep: int, before_ms: int
+    versions: Mapping[int, WrittenVersion], checkpoints: Collection[int], keep: int, before_ms: int
 ) -> set[int]:
     """Return the versions whose weights nothing needs.
 
@@ -48,7 +48,7 @@ def retired_weights(
     return {version for version in settled if version < begin} - spared
 
 
-def retired_checkpoints(checkpoints: Mapping[int, Written], keep: int, before_ms: int) -> set[int]:
+def retired_checkpoints(checkpoints: Mapping[int, WrittenVersion], keep: int, before_ms: int) -> set[int]:
     """Return the checkpoints that are not among the newest `keep`.
 
     The first is kept for ever, and so is the newest of every epoch: the next one was begun from it, on other hardware,

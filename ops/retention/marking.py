@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import spot
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Retired
 from headrace.infra.store.object_store import ListedObject
 from headrace.infra.weights.paths import claims_of, is_version
-from headrace.ops.retention.keeping import Written
+from headrace.ops.retention.keeping import WrittenVersion
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, ObjectsRetired, WeightsPublished
-from headrace.schemas.topics import Topics, checkpoint_prefix, line_of, retired_prefix
+from headrace.schemas.topics import Topics, checkpoint_prefix, policy_variant_of, retired_prefix
 
 NAME = re.compile(rb"/([0-9a-f]{64})")
 """The end of a key, but for its suffix."""
@@ -41,15 +42,15 @@ class Unreadable(HeadraceError):
 class Kept:
     """Objects of one policy that are kept by version."""
 
-    weights: dict[int, Written] = field(default_factory=dict)
-    checkpoints: dict[int, Written] = field(default_factory=dict)
+    weights: dict[int, WrittenVersion] = field(default_factory=dict)
+    checkpoints: dict[int, WrittenVersion] = field(default_factory=dict)
 
 
 class Marker:
     """Objects as a listing showed them, and what the records read since then say of them.
 
     Args:
-        run_id: Of the run whose versions are told apart; records of others spare whatever they name.
+        run_id: Of the run whose versions are reported apart; records of others spare whatever they name.
         topics: Of that run.
         lines: Policies and shadows of that run.
         prefix: Under which its objects lie.
@@ -94,14 +95,14 @@ class Marker:
                 self._check_schema(message.value)
                 self._look_through(message.value)
         except SchemaError as error:
-            where = f"{message.topic}[{message.partition}]@{message.offset}"
+            where = spot(message)
             raise Unreadable(
                 f"{where} cannot be read: {error}. It may name objects, so nothing is deleted: run the newest of the "
                 "builds that write to this run"
             ) from error
 
     def _take_version(self, message: Message) -> bool:
-        """Take in a record whose object is kept by its version, or the word on those; tell whether it is one."""
+        """Take in a record whose object is kept by its version, or one that retires those; return whether it is one."""
         if message.topic in self._weights:
             return self._take_event(message, self._weights[message.topic])
         if message.topic != self._state:
@@ -114,18 +115,18 @@ class Marker:
 
     def _take_event(self, message: Message, policy: str) -> bool:
         event = codec.decode(message.value, WeightsPublished)
-        if (event.run_id, line_of(event.policy, event.variant)) != (self._run_id, policy):
+        if (event.run_id, policy_variant_of(event.policy, event.variant)) != (self._run_id, policy):
             return False
         if is_version(event):  # another is a further way to one, and stays as long as that does
-            self.policies[policy].weights[event.version] = Written(event.epoch, message.timestamp_ms, event.kind)
+            self.policies[policy].weights[event.version] = WrittenVersion(event.epoch, message.timestamp_ms, event.kind)
         self._name(claims_of(event), (policy, WEIGHTS, event.version), message.value)
         return True
 
     def _take_pointer(self, message: Message, policy: str) -> bool:
         pointer = codec.decode(message.value, CheckpointPointer)
-        if (pointer.run_id, line_of(pointer.policy, pointer.variant)) != (self._run_id, policy):
+        if (pointer.run_id, policy_variant_of(pointer.policy, pointer.variant)) != (self._run_id, policy):
             return False
-        self.policies[policy].checkpoints[pointer.version] = Written(pointer.epoch, message.timestamp_ms)
+        self.policies[policy].checkpoints[pointer.version] = WrittenVersion(pointer.epoch, message.timestamp_ms)
         self._name(claims_of(pointer), (policy, CHECKPOINTS, pointer.version), message.value)
         return True
 
@@ -142,7 +143,7 @@ class Marker:
                 self._named.add(name)
 
     def _check_schema(self, value: bytes) -> None:
-        """Raise UnknownSchema for a record of a build that is newer than all that told their schemas.
+        """Raise UnknownSchema for a record of a build that is newer than all that wrote down their schemas.
 
         What is no record at all was refused by its reader too, and stays for ever: it is looked through and passed.
         """

@@ -1,8 +1,8 @@
 """A `transformers` cache in which every row (slot) has its own length, so requests can join and leave between tokens.
 
 One tensor per layer for keys and one for values, [slot, position, kv head, head size]. Live requests always occupy
-slots 0..n-1. Before each forward the caller says what it will be: a prefill of some slots from position 0, or one
-token for each live slot at that slot's own position. What lies behind a slot's position is stale and masked.
+slots 0..n-1. Before each forward the caller sets what it will be: a prefill of some slots from position 0, or one
+token for each live slot at that slot's own position. What is behind a slot's position is stale and masked.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class SlotCache(Cache):
             layer.grow()
 
     def expect_prefill(self, first: int, share: torch.Tensor, width: int) -> None:
-        """Say that the next forward computes positions 0..width-1; slot first+i takes computed row share[i]."""
+        """Announce that the next forward computes positions 0..width-1; slot first+i takes computed row share[i]."""
         self._forward.first, self._forward.share, self._forward.cells, self._forward.width = first, share, None, width
 
     def cells(self, positions: Index) -> Index:
@@ -137,7 +137,7 @@ class SlotCache(Cache):
         return np.arange(len(positions)) * self._forward.positions + positions
 
     def expect_tokens(self, cells: torch.Tensor, width: int) -> None:
-        """Say that the next forward computes one token for each of slots 0..n-1, kept in cells, all below width."""
+        """Announce one token for each of slots 0..n-1 in the next forward, kept in cells, all below width."""
         self._forward.cells, self._forward.width = cells, width
 
     def move(self, sources: list[int], targets: list[int], width: int) -> None:

@@ -1,4 +1,4 @@
-"""Which experts a model sent its tokens to, as its routers say."""
+"""Which experts a model sent its tokens to, as its routers report them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NARROW = 256
 class RoutingRecord:
     """What the routers of a model chose in its last forward pass.
 
-    Raises EngineError for routers that do not say what they choose.
+    Raises EngineError for routers that do not report what they choose.
     """
 
     def __init__(self, model: Any) -> None:
@@ -39,7 +39,7 @@ class RoutingRecord:
         return torch.stack([self._chosen[layer] for layer in range(self.shape[0])], 1).to(self._wide)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RoutingRecord:
-        """Return what the routers of a copied model tell, which nobody asks: tensors of a pass cannot be copied."""
+        """Return what the routers of a copied model report, which nobody uses: tensors of a pass cannot be copied."""
         copied = copy.copy(self)
         copied._chosen = {}  # noqa: SLF001 - it is one of us
         return copied
@@ -52,6 +52,6 @@ class RoutingRecord:
         for found in self._chosen.values():
             if found.shape != (2, self.shape[1]) or found.is_floating_point():
                 raise EngineError(
-                    f"routers of {model.config.model_type} do not say which experts they choose: leave "
+                    f"routers of {model.config.model_type} do not report which experts they choose: leave "
                     "rollout.record_routing out"
                 )

@@ -146,7 +146,7 @@ class ScriptedEngine:
     ) -> Generation:
         """See `Engine.generate`. EngineError for a text that asks nothing; an empty one is answered by a filler.
 
-        Of what `sampling` says, `max_tokens` and the first stop token count.
+        Of `sampling`, only `max_tokens` and the first stop token count.
         """
         known = self._known(policy)
         check_sampling(sampling)

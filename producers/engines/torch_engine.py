@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -32,11 +32,11 @@ from headrace.producers.engines.contract import (
     KvOnSwap,
     LogprobConvention,
     Sampling,
-    VersionGone,
     check_prompt,
     check_sampling,
 )
 from headrace.producers.engines.weight_set import WeightSet
+from headrace.producers.engines.weight_sets import WeightSets
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class TorchEngineSettings:
     max_held: int = 2
     """Weight sets per policy kept beside the served one."""
     record_routing: bool = False
-    """Tell the experts of every token, where a policy has experts; held sets, which nothing is trained on, do not."""
+    """Report the experts of every token, where a policy has experts; held sets, which nothing is trained on, do not."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "prefill_tokens", "max_held"):
@@ -83,14 +83,19 @@ class TorchEngine:
     def __init__(self, policies: Mapping[str, ModelSource], settings: TorchEngineSettings | None = None) -> None:
         self._settings = settings or TorchEngineSettings()
         dtype = getattr(torch, self._settings.compute_dtype)
-        self._served: dict[str, WeightSet] = {}
+        models = {
+            policy: CausalLM.build(source, self._settings.device, dtype, record_routing=self._settings.record_routing)
+            for policy, source in policies.items()
+        }
+        self._sets = WeightSets(
+            models,
+            max_batch=self._settings.max_batch,
+            prefill_tokens=self._settings.prefill_tokens,
+            max_held=self._settings.max_held,
+        )
         for policy, source in policies.items():
-            lm = CausalLM.build(source, self._settings.device, dtype, record_routing=self._settings.record_routing)
-            self._served[policy] = self._weight_set(lm)
             if isinstance(source, str | Path):
-                self._served[policy].version = 0
-        self._held: dict[tuple[str, int], WeightSet] = {}
-        self._retired = EngineStats(0, 0, 0, 0, 0, 0.0)  # counters of held sets that are gone
+                self._sets.served(policy).version = 0
         self._busy_s = self._swap_s = 0.0
         self._commands: deque[_Command] = deque()
         self._open: set[Request] = set()  # every call of generate that has not returned
@@ -111,7 +116,7 @@ class TorchEngine:
         deadline_s: float | None = None,
     ) -> Generation:
         """See `Engine.generate`."""
-        lm = self._set_of(policy).lm
+        lm = self._sets.served(policy).lm
         check_sampling(sampling)
         prompt = check_prompt(ids, sampling.max_tokens, vocabulary=lm.vocabulary, context=lm.context)
         loop = asyncio.get_running_loop()
@@ -133,7 +138,7 @@ class TorchEngine:
 
     def load(self, policy: str, version: int, weights: Mapping[str, Any]) -> None:
         """See `Engine.load`. Weights are checked in the calling thread; EngineError before anything changes."""
-        served = self._set_of(policy)
+        served = self._sets.served(policy)
         staged = served.lm.stage(weights)
         started = time.perf_counter()
         running = self._call(lambda: self._swap(served, staged, version))
@@ -141,30 +146,21 @@ class TorchEngine:
 
     def hold(self, policy: str, version: int, weights: Mapping[str, Any] | None = None) -> None:
         """See `Engine.hold`."""
-        served = self._set_of(policy)
+        served = self._sets.served(policy)
         staged = served.lm.stage(weights) if weights is not None else None
-        self._call(lambda: self._hold(policy, version, staged))
+        self._call(lambda: self._sets.hold(policy, version, staged))
 
     def release(self, policy: str, version: int) -> None:
         """See `Engine.release`. The set stays in memory, unused, until another hold needs its place."""
-        self._call(lambda: self._release(policy, version))
+        self._call(lambda: self._sets.release(policy, version))
 
     def versions(self) -> dict[str, int]:
         """See `Engine.versions`."""
-        return {policy: served.version for policy, served in self._served.items() if served.version is not None}
+        return self._sets.versions()
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
-        sets, gone = [*self._served.values(), *self._held.copy().values()], self._retired
-        return EngineStats(
-            generated_tokens=gone.generated_tokens + sum(each.generated_tokens for each in sets),
-            prompt_tokens=gone.prompt_tokens + sum(each.prompt_tokens for each in sets),
-            recomputed_tokens=gone.recomputed_tokens + sum(each.recomputed_tokens for each in sets),
-            running=sum(len(each.rows) for each in sets),
-            waiting=sum(len(each.waiting) for each in sets),
-            busy_s=self._busy_s,
-            swap_s=self._swap_s,
-        )
+        return replace(self._sets.counted(), busy_s=self._busy_s, swap_s=self._swap_s)
 
     def close(self) -> None:
         """See `Engine.close`. Safe to call twice."""
@@ -173,14 +169,6 @@ class TorchEngine:
         self._thread.join()
 
     # From here to the line below: any thread.
-
-    def _set_of(self, policy: str) -> WeightSet:
-        if policy not in self._served:
-            raise EngineError(f"no policy {policy!r} in this engine; it has {sorted(self._served)}")
-        return self._served[policy]
-
-    def _weight_set(self, lm: CausalLM) -> WeightSet:
-        return WeightSet(lm, max_batch=self._settings.max_batch, prefill_tokens=self._settings.prefill_tokens)
 
     def _post(self, command: _Command, request: Request | None = None) -> None:
         with self._lock:
@@ -233,7 +221,7 @@ class TorchEngine:
                 while self._end is None:
                     while self._commands:
                         self._commands.popleft().run()
-                    busy = [each for each in (*self._served.values(), *self._held.values()) if each.busy]
+                    busy = [each for each in self._sets.every() if each.busy]
                     if not busy:
                         self._wake.wait()
                         self._wake.clear()
@@ -262,26 +250,13 @@ class TorchEngine:
     def _admit(self, request: Request) -> None:
         if request.future.cancelled():
             return
-        served = self._served[request.policy]
-        if request.version is None:
-            if served.version is None:
-                request.finish(EngineError(f"policy {request.policy} has no weights yet; load a version first"))
-            else:
-                served.waiting.append(request)
-            return
-        held = self._held.get((request.policy, request.version))
-        if held is None or held.holds == 0:
-            request.finish(VersionGone(self._gone(request.policy, request.version)))
-        else:
-            held.waiting.append(request)
-
-    def _gone(self, policy: str, version: int) -> str:
-        held = sorted(key[1] for key, each in self._held.items() if key[0] == policy and each.holds)
-        served = self._served[policy].version
-        return f"policy {policy} version {version} is not held (held: {held}, served: {served}); hold it before use"
+        try:
+            self._sets.of_request(request.policy, request.version).waiting.append(request)
+        except EngineError as error:
+            request.finish(error)
 
     def _remove(self, request: Request) -> None:
-        for each in (*self._served.values(), *self._held.values()):
+        for each in self._sets.every():
             generation = each.remove(request)
             if generation is not None:
                 request.finish(generation)
@@ -292,45 +267,6 @@ class TorchEngine:
         served.apply(staged, version)
         self._swap_s += time.perf_counter() - started
         return len(served.rows)
-
-    def _hold(self, policy: str, version: int, staged: Staged | None) -> None:
-        held = self._held.get((policy, version))
-        if held is None:
-            served = self._served[policy]
-            if staged is None and served.version != version:
-                raise VersionGone(self._gone(policy, version))
-            self._make_room(policy)
-            with torch.inference_mode(mode=False):  # what is made in it cannot be given other weights
-                held = self._weight_set(served.lm.copy())
-            held.apply(staged or [], version)
-            self._held[policy, version] = held
-        held.holds += 1
-
-    def _make_room(self, policy: str) -> None:
-        mine = [key for key in self._held if key[0] == policy]
-        if len(mine) < self._settings.max_held:
-            return
-        unused = [key for key in mine if self._held[key].holds == 0 and not self._held[key].busy]
-        if not unused:
-            raise EngineError(
-                f"policy {policy} already holds versions {sorted(key[1] for key in mine)}, all in use; "
-                f"release one, or raise max_held ({self._settings.max_held})"
-            )
-        evicted, before = self._held.pop(unused[0]), self._retired
-        self._retired = EngineStats(
-            generated_tokens=before.generated_tokens + evicted.generated_tokens,
-            prompt_tokens=before.prompt_tokens + evicted.prompt_tokens,
-            recomputed_tokens=before.recomputed_tokens + evicted.recomputed_tokens,
-            running=0,
-            waiting=0,
-            busy_s=0.0,
-        )
-
-    def _release(self, policy: str, version: int) -> None:
-        held = self._held.get((policy, version))
-        if held is None or held.holds == 0:
-            raise VersionGone(self._gone(policy, version))
-        held.holds -= 1
 
 
 def _crashed(cause: BaseException) -> EngineError:

@@ -44,7 +44,7 @@ class EvaluationSchedule:
         return not self._waiting
 
     def complete(self, policy: str) -> bool:
-        """Tell whether a policy's last version is published."""
+        """Return whether a policy's last version is published."""
         return self.newest.get(policy, -1) >= self.steps[policy]
 
     def published(self, policy: str, version: int) -> None:

@@ -7,39 +7,38 @@ positions of its inputs restores it exactly.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import structlog
 
 from headrace.envs.contract import Problem
-from headrace.envs.payload import problem_to_json
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.decoding import LARGEST_LEAP
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.paths import is_version
-from headrace.producers.feed.evaluation_schedule import Evaluation, EvaluationSchedule
-from headrace.producers.feed.pacing import OpenTask, Pacing, Quota
+from headrace.producers.feed.evaluation_schedule import EvaluationSchedule
+from headrace.producers.feed.open_evaluations import OpenEvaluations
+from headrace.producers.feed.open_tasks import OpenTask, Plain
+from headrace.producers.feed.overdue import MOST_ATTEMPTS
+from headrace.producers.feed.pacing import Pacing, Quota
+from headrace.producers.feed.planned import Planned, bare_task, evaluation_task, training_task
 from headrace.producers.feed.solved import SolvedWatch
 from headrace.producers.feed.task_source import TaskSource
-from headrace.schemas.ids import now_ms, task_seed
-from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, RecipeRevision, Task, WeightsPublished
-from headrace.schemas.topics import eval_stream
+from headrace.schemas.ids import GroupId
+from headrace.schemas.records import (
+    BatchTrained,
+    DeadLetter,
+    EvalResult,
+    Outcome,
+    RecipeRevision,
+    WeightsPublished,
+)
+from headrace.schemas.topics import is_eval
 
 log = structlog.get_logger()
 
 MOST_TASKS = 256
 """Tasks planned in one turn, and so in one transaction; evaluations come on top."""
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A task that is to be produced."""
-
-    task: Task
-    partition: int
-    open: OpenTask | None = None
-    """Where its offset is to be noted; None for an evaluation."""
 
 
 class FeedState:
@@ -62,8 +61,9 @@ class FeedState:
             for p, t in trainers.items()
         }
         steps = {policy: trainer.steps for policy, trainer in trainers.items()}
-        self.pacing = Pacing(policies_of, quotas, recipe.feed.pace, recipe.kafka.partitions)
+        self.pacing = Pacing(policies_of, quotas, recipe.feed.pace, recipe.task_partitions)
         self.evaluations = EvaluationSchedule(policies_of, steps, recipe.evaluate.every)
+        self.evaluating = OpenEvaluations()
         self.watches = {workflow: SolvedWatch(recipe.feed.solved_share) for workflow in policies_of}
         self.ended = ""
         """Why the run is over, once that was announced; empty while it goes on."""
@@ -77,18 +77,18 @@ class FeedState:
         """Learn what became of a group: dropped, expired and so on conclude its number, kept does not."""
         if outcome.level != "group" or outcome.use or outcome.stream not in self.sources:
             return
-        stream, number, policy = outcome.stream, outcome.number, outcome.policy
-        if self.pacing.acknowledged(stream, number, policy) and outcome.component == "curate":
-            self._learn(stream, outcome)
+        group, policy = GroupId.of(outcome), outcome.policy
+        if self.pacing.acknowledged(group, policy) and outcome.component == "curate":
+            self._learn(outcome.stream, outcome)
         if outcome.verdict != "kept":
-            self.pacing.conclude(stream, number, policy)
+            self.pacing.conclude(group, policy)
 
     def take_batch(self, batch: BatchTrained) -> None:
         """Learn which numbers were trained, and how much of a batch was replayed."""
         self.pacing.batch(batch.policy, sum(group.use == 0 for group in batch.groups), len(batch.groups))
         for group in batch.groups:
             if group.use == 0:
-                self.pacing.conclude(group.stream, group.number, batch.policy)
+                self.pacing.conclude(GroupId.of(group), batch.policy)
         self._version(batch.policy, batch.version)
 
     def take_weights(self, weights: WeightsPublished) -> None:
@@ -96,6 +96,10 @@ class FeedState:
         if is_version(weights):
             self._version(weights.policy, weights.version)
             self.evaluations.published(weights.policy, weights.version)
+
+    def take_result(self, result: EvalResult) -> None:
+        """Learn that an evaluation has its result."""
+        self.evaluating.take(result)
 
     def swap(self, revision: RecipeRevision, recipe: Recipe) -> None:
         """Stamp a later revision, which differs in its chain alone, on every further number."""
@@ -113,7 +117,7 @@ class FeedState:
                 begins.append((self.revision.revision, self.pacing.next[stream]))
 
     def is_leap(self, record: object) -> bool:
-        """Tell whether a record names a version that no trainer can have come to."""
+        """Return whether a record names a version that no trainer can have come to."""
         if not isinstance(record, BatchTrained | WeightsPublished):
             return False
         return record.version > max(self.pacing.versions.get(record.policy, 0), 0) + LARGEST_LEAP
@@ -121,16 +125,16 @@ class FeedState:
     def take_dead_letter(self, dead: DeadLetter) -> None:
         """Learn of a number that is dead: for one policy, or for all when the task itself could not be read.
 
-        One of reason `redriven` opens it again. One about a replay says nothing of its number.
+        One of reason `redriven` opens it again. One about a replay does not concern its number.
         """
         if dead.use:
             return
-        stream, number, policy = dead.stream, dead.number, dead.policy
+        group, policy = GroupId.of(dead), dead.policy
         if dead.reason != REDRIVEN:
-            self.pacing.mark_dead(stream, number, policy)
-        elif stream in self.sources:
-            is_task = dead.topic == self.recipe.topics.tasks(stream)
-            self.pacing.reopen(stream, number, policy, (dead.partition, dead.offset) if is_task else None)
+            self.pacing.mark_dead(group, policy)
+        elif group.stream in self.sources:
+            is_task = dead.topic == self.recipe.topics.tasks(group.stream)
+            self.pacing.reopen(group, policy, (dead.partition, dead.offset) if is_task else None)
 
     def _version(self, policy: str, version: int) -> None:
         newest = {
@@ -162,7 +166,7 @@ class FeedState:
 
     def plan(self) -> list[Planned]:
         """Return what may be issued now: evaluations that are due, and training tasks while there is room."""
-        found = [task for evaluation in self.evaluations.ready() for task in self._evaluation(evaluation)]
+        found = self._due_evaluations()
         if self.ended:
             return found
         for _ in range(MOST_TASKS):
@@ -171,18 +175,33 @@ class FeedState:
                 break
             drawn = self.sources[stream].draw()
             number, open_task = self.pacing.issue(stream, drawn.index, drawn.tier)
-            found.append(self._training(stream, number, open_task, drawn.problem))
+            found.append(self._training(GroupId(stream, number), open_task, drawn.problem))
         return found
 
-    def again(self, numbers: list[tuple[str, int]]) -> list[Planned]:
-        """Return further attempts of numbers that were lost on the way."""
+    def give_up(self, numbers: list[GroupId]) -> list[Planned]:
+        """Conclude as dead those numbers that were issued as often as they may be; return their newest attempts."""
         found = []
-        for stream, number in numbers:
-            open_task = self.pacing.reissue(stream, number)
-            problem = self.sources[stream].problem(open_task.index, open_task.tier)
-            found.append(self._training(stream, number, open_task, problem))
-            log.warning("task.reissued", stream=stream, number=number, attempt=open_task.attempt)
+        for group, task in self._open(numbers):
+            if task.attempt + 1 >= MOST_ATTEMPTS:
+                found.append(self._planned(group, task))
+                if is_eval(group.stream):
+                    self.evaluating.give_up(group)
+                else:
+                    self.pacing.mark_dead(group)
         return found
+
+    def again(self, numbers: list[GroupId]) -> list[Planned]:
+        """Return further attempts of numbers that were lost on the way and are still open."""
+        found = []
+        for group, _ in self._open(numbers):
+            task = self.evaluating.reissue(group) if is_eval(group.stream) else self.pacing.reissue(group)
+            found.append(self._planned(group, task))
+            log.warning("task.reissued", stream=group.stream, number=group.number, attempt=task.attempt)
+        return found
+
+    def _open(self, numbers: list[GroupId]) -> list[tuple[GroupId, OpenTask]]:
+        tasks = (self.evaluating.tasks.get(group) or self.pacing.tasks.get(group) for group in numbers)
+        return [(group, task) for group, task in zip(numbers, tasks, strict=True) if task is not None]
 
     def end(self) -> str:
         """Return why the run is over when that is to be announced now, once; empty otherwise.
@@ -199,51 +218,34 @@ class FeedState:
         self.ended = why
         return why
 
-    def _training(self, stream: str, number: int, open_task: OpenTask, problem: Problem) -> Planned:
-        size = self.recipe.rollout.group_size
-        task = replace(
-            self._task(stream, number, problem),
-            revision=self.revision_of(stream, number),
-            workflow=stream,
-            n_asked=size,
-            attempt=open_task.attempt,
-        )
-        return Planned(task, open_task.partition, open_task)
+    def _planned(self, group: GroupId, task: OpenTask) -> Planned:
+        """Return the newest attempt of an open number."""
+        if not is_eval(group.stream):
+            return self._training(group, task, self.sources[group.stream].problem(task.index, task.tier))
+        evaluation = self.evaluating.of(group)
+        problem = self.sources[evaluation.workflow].held_out_problem(task.index)
+        bare = bare_task(self.recipe, self.revision.run_id, self.revision.revision, group, problem)
+        return Planned(evaluation_task(self.recipe, bare, task.attempt, evaluation), task)
 
-    def _evaluation(self, evaluation: Evaluation) -> list[Planned]:
-        workflow, asked = evaluation.workflow, self.recipe.evaluate
-        stream, begin = eval_stream(workflow), self._next_evaluation[workflow]
-        self._next_evaluation[workflow] += asked.problems
-        log.info("evaluation.issued", workflow=workflow, policy=evaluation.policy, versions=evaluation.versions)
-        found = []
-        for number, problem in enumerate(self.sources[workflow].held_out(asked.problems), begin):
-            task = replace(
-                self._task(stream, number, problem),
-                workflow=workflow,
-                purpose="eval",
-                n_asked=asked.samples,
-                versions=evaluation.versions,
-            )
-            found.append(Planned(task, number % self.recipe.kafka.partitions))
+    def _training(self, group: GroupId, task: OpenTask, problem: Problem) -> Planned:
+        bare = bare_task(self.recipe, self.revision.run_id, self.revision_of(*group), group, problem)
+        return Planned(training_task(self.recipe, bare, task.attempt), task)
+
+    def _due_evaluations(self) -> list[Planned]:
+        found: list[Planned] = []
+        for evaluation in self.evaluations.ready():
+            workflow, problems = evaluation.workflow, self.recipe.evaluate.problems
+            first = self._next_evaluation[workflow]
+            self._next_evaluation[workflow] += problems
+            log.info("evaluation.issued", workflow=workflow, policy=evaluation.policy, versions=evaluation.versions)
+            numbers = self.evaluating.begin(evaluation, first, problems, self.recipe.task_partitions)
+            found += [self._planned(group, self.evaluating.tasks[group]) for group in numbers]
         return found
-
-    def _task(self, stream: str, number: int, problem: Problem) -> Task:
-        return Task(
-            run_id=self.revision.run_id,
-            stream=stream,
-            number=number,
-            revision=self.revision.revision,
-            task_id=problem.task_id,
-            tier=problem.tier,
-            payload=problem_to_json(problem),
-            seed=task_seed(self.recipe.seed, stream, number),
-            issued_ms=now_ms(),
-        )
 
     # ----------------------------------------------------------------------------------------------------------- state
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the state as JSON has it.
+    def snapshot(self) -> Plain:
+        """Return the state as JSON has it, but for what `changes` returns: its size does not depend on what is open.
 
         For the audit, `next` holds the next training number of every stream, and `revisions` (revision, the first
         number issued under it).
@@ -254,14 +256,29 @@ class FeedState:
             "pacing": self.pacing.snapshot(),
             "evaluations": self.evaluations.snapshot(),
             "next_evaluation": dict(self._next_evaluation),
+            "evaluating": self.evaluating.snapshot(),
             "watches": {stream: watch.snapshot() for stream, watch in self.watches.items()},
             "sources": {stream: source.snapshot() for stream, source in self.sources.items()},
             "ended": self.ended,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take the state that `snapshot` returned. A run that is gone on with after its end begins to watch anew."""
-        self.pacing.restore(state["pacing"])
+    @property
+    def changed(self) -> int:
+        """How many chunks `changes` would return."""
+        return self.pacing.table.changed + self.evaluating.table.changed
+
+    def changes(self) -> dict[str, Plain | None]:
+        """Return, once, the chunks of open numbers that have changed, by name; None for one that holds nothing now."""
+        return {**self.pacing.table.changes(), **self.evaluating.table.changes()}
+
+    def restore(self, state: Plain, chunks: Mapping[str, Plain]) -> None:
+        """Take the state that `snapshot` returned, and the newest of every chunk.
+
+        A run that is gone on with after its end begins to watch anew.
+        """
+        evaluating = {name: chunk for name, chunk in chunks.items() if is_eval(name)}
+        self.pacing.restore(state["pacing"], [chunk for name, chunk in chunks.items() if name not in evaluating])
+        self.evaluating.restore(state.get("evaluating", ()), evaluating.values(), self.sources.keys())
         self.evaluations.restore(state["evaluations"])
         self._next_evaluation.update(state["next_evaluation"])
         for stream, source in self.sources.items():

@@ -7,10 +7,8 @@ over any number of restarts no number is skipped or given twice.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -18,59 +16,56 @@ import structlog
 
 from headrace.envs.contract import Environment
 from headrace.envs.registry import load_environment
-from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.kafka.clients import Message, Outgoing, RunAddress, parse_run
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import dead_letter
 from headrace.infra.kafka.decoding import Rejected, decode_own
-from headrace.infra.kafka.group_offsets import commits, delete_before
-from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
-from headrace.infra.log import configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, MustRestart, attempts, stop_on_signals
+from headrace.infra.process.signals import MustRestart
 from headrace.infra.recipe.plug_in_sources import check_sources, fed
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.own_positions import OwnPositions, Role
-from headrace.infra.run.revisions import differ_by_chain, join_to_write
+from headrace.infra.run.own_positions import SNAPSHOT_EVERY_S, OwnPositions, Role, run_alone
+from headrace.infra.run.revisions import differ_by_chain
 from headrace.infra.run.run import Run, read_revision, read_revisions
 from headrace.infra.stopwatch import Stopwatch
-from headrace.producers.feed.feed_state import FeedState, Planned
-from headrace.producers.feed.pacing import Overdue
+from headrace.producers.feed.feed_state import FeedState
+from headrace.producers.feed.open_tasks import Plain
+from headrace.producers.feed.planned import Planned
 from headrace.producers.feed.selectors.registry import load_selectors
+from headrace.producers.feed.task_commits import TaskCommits
 from headrace.producers.feed.task_source import TaskSource
 from headrace.producers.feed.worked_examples import send_examples
-from headrace.producers.task_ledger import is_of_run
 from headrace.schemas import codec
 from headrace.schemas.headers import task_key, task_stamp
 from headrace.schemas.ids import now_ms
-from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, RecipeRevision, WeightsPublished
+from headrace.schemas.records import BatchTrained, DeadLetter, EvalResult, Outcome, RecipeRevision, WeightsPublished
 
 log = structlog.get_logger()
 
 COMPONENT = "feed"
 TURN_S = 0.1
 """Conclusions are gathered for so long before tasks follow from them."""
-SNAPSHOT_EVERY_S = 5.0
-LOOK_EVERY_S = 10.0
-"""How often the workers' commits are looked at; more often when tasks are to be reissued sooner than that."""
-DELETE_EVERY_S = 60.0
+MOST_CHANGED = 256
+"""Chunks of open numbers that may have changed before a snapshot is due."""
 
 
 class Feeder:
     """Implements the run loop's `Component`.
 
-    The offsets of tasks are part of the state: they say whether the workers committed past them. So the snapshot is
-    taken before the commit, when the turn's tasks have their offsets, and stands in the same transaction.
+    The offsets of tasks are part of the state: they show whether the workers committed past them. So the snapshot is
+    taken before the commit, when the turn's tasks have their offsets, and is in the same transaction.
     """
 
     def __init__(self, run: Run, own: OwnPositions, state: FeedState) -> None:
         self.run, self.own, self.state = run, own, state
         if own.restored is not None:
-            state.restore(json.loads(own.restored))
+            state.restore(json.loads(own.restored), {name: json.loads(part) for name, part in own.parts.items()})
         self._take = _takers(run, state)
         self._commits = TaskCommits(run)
         self._planned: list[Planned] = []
         self._announcements: list[Outgoing] = []
         self._caught_up = self._changed = False
+        self._said_over = ""
         self._snapshot_due = 0.0
 
     def poll(self, watch: Stopwatch) -> list[Message]:
@@ -118,7 +113,7 @@ class Feeder:
         self.state.swap(revision, recipe)
         log.info("chain.swapped", revision=revision.revision, begins=dict(self.state.pacing.next))
         if self.state.ended:
-            self._announce_end(self.state.ended)  # the newest revision is what says whether a run is over
+            self._announce_end(self.state.ended)  # the newest revision decides whether a run is over
 
     def _dead(self, message: Message, kind: type, rejected: Rejected) -> Iterable[Outgoing]:
         if kind is DeadLetter:
@@ -130,12 +125,29 @@ class Feeder:
     def tick(self) -> Iterable[Outgoing]:
         """Plan tasks; return them, and the word that the run is over."""
         self._planned += self.state.plan()
-        self._planned += self.state.again(self._commits.overdue(self.state))
+        overdue = self._commits.overdue(self.state)
+        dead = [self._unanswered(planned) for planned in self.state.give_up(overdue)]
+        self._planned += self.state.again(overdue)
         if why := self.state.end():
             log.info("run.ended", why=why)
             self._announce_end(why)
+        if self.state.ended != self._said_over:  # a feeder that was started by hand outlives the run
+            self._said_over = self.state.ended
+            if self._said_over:
+                now = "no task is issued any more: stop this process, or go on with the run by `headrace up`"
+                log.info("run.over", why=self._said_over, now=now)
         announcements, self._announcements = self._announcements, []
-        return [*(self._outgoing(planned) for planned in self._planned), *announcements]
+        return [*(self._outgoing(planned) for planned in self._planned), *announcements, *dead]
+
+    def _unanswered(self, planned: Planned) -> Outgoing:
+        """Return the dead letter of a task that was issued as often as it may be, and never answered."""
+        sent, attempts = self._outgoing(planned), planned.task.attempt + 1
+        message = Message(sent.topic, sent.partition, planned.open.offset, sent.key, sent.value, sent.headers)
+        why = (
+            f"the workers were done with {attempts} attempts of this task, and nobody has read a group of it: look "
+            "for dead letters of its key, and into the workers' logs"
+        )
+        return dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, ("unanswered", why))
 
     def _announce_end(self, why: str) -> None:
         ended = replace(self.state.revision, ended=why, created_ms=now_ms())
@@ -145,16 +157,17 @@ class Feeder:
     @property
     def moved(self) -> bool:
         """Whether a snapshot is due."""
-        return self._changed and time.monotonic() >= self._snapshot_due
+        is_due = time.monotonic() >= self._snapshot_due or self.state.changed >= MOST_CHANGED
+        return self._changed and is_due
 
     def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:
         """Return the state with the offsets that the planned tasks got: the tick's first records."""
         for planned, ticket in zip(self._planned, ticked[: len(self._planned)], strict=True):
-            if planned.open is not None:
-                planned.open.offset = ticket.offset
+            planned.open.offset = ticket.offset
         self._planned, self._changed = [], False
         self._snapshot_due = time.monotonic() + SNAPSHOT_EVERY_S
-        return [self.own.snapshot(json.dumps(self.state.snapshot()).encode())]
+        changes = {name: None if one is None else _json(one) for name, one in self.state.changes().items()}
+        return self.own.snapshot(_json(self.state.snapshot()), changes)
 
     def offsets(self, before: Sequence[Ticket]) -> None:
         """None: positions stand in the snapshot."""
@@ -162,7 +175,7 @@ class Feeder:
     def _outgoing(self, planned: Planned) -> Outgoing:
         task = planned.task
         topic, key = self.run.topics.tasks(task.stream), task_key(task.stream, task.number)
-        return Outgoing(topic, codec.encode(task), key, task_stamp(task).to_headers(), planned.partition)
+        return Outgoing(topic, codec.encode(task), key, task_stamp(task).to_headers(), planned.open.partition)
 
     def rewind(self) -> None:
         """Raise MustRestart."""
@@ -173,40 +186,8 @@ class Feeder:
         self.own.close()
 
 
-class TaskCommits:
-    """Looks now and then at how far the workers are, and deletes the tasks that they are done with."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self._overdue = Overdue(run.recipe.feed.reissue_after_s)
-        self._every_s = min(LOOK_EVERY_S, run.recipe.feed.reissue_after_s / 2)
-        self._look_due = 0.0
-        self._delete_due = time.monotonic() + DELETE_EVERY_S
-
-    def overdue(self, state: FeedState) -> list[tuple[str, int]]:
-        """Return numbers that the workers committed past and nobody concluded for too long; mostly none."""
-        now = time.monotonic()
-        if now < self._look_due:
-            return []
-        self._look_due = now + self._every_s
-        try:
-            committed = {place: offset for stream in state.sources for place, offset in self._of(stream).items()}
-            if now >= self._delete_due:
-                self._delete_due = now + DELETE_EVERY_S
-                topics = self.run.topics
-                delete_before(
-                    self.run.connection, {(topics.tasks(s), p): offset for (s, p), offset in committed.items()}
-                )
-        except HeadraceError as error:  # away, or without the right to delete: tasks then stay, no more
-            log.info("commits.unknown", error=str(error))
-            return []
-        return self._overdue.due(state.pacing.passed(committed), now)
-
-    def _of(self, stream: str) -> dict[tuple[str, int], int]:
-        topic = self.run.topics.tasks(stream)
-        found = commits(self.run.connection, self.run.topics.rollout_group(stream), [topic])
-        ours = {place: commit for place, commit in found.items() if is_of_run(commit.metadata, self.run.run_id)}
-        return {(stream, partition): commit.offset for (_, partition), commit in ours.items()}
+def _json(plain: Plain) -> bytes:
+    return json.dumps(plain, separators=(",", ":")).encode()
 
 
 def _takers(run: Run, state: FeedState) -> dict[str, tuple[type[Any], Callable[[Any], None]]]:
@@ -218,6 +199,7 @@ def _takers(run: Run, state: FeedState) -> dict[str, tuple[type[Any], Callable[[
         takers[run.topics.outcomes(policy)] = (Outcome, state.take_outcome)
         takers[run.topics.batches(policy)] = (BatchTrained, state.take_batch)
         takers[run.topics.weights(policy)] = (WeightsPublished, state.take_weights)
+        takers[run.topics.evals(policy)] = (EvalResult, state.take_result)
     return takers
 
 
@@ -229,18 +211,20 @@ def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
     """
     recipe, revision = run.recipe, read_revisions(run.address)[-1]
     check_sources(run.plug_ins, fed(recipe))
-    sources = {name: _source(run, name) for name in recipe.workflows}
+    sources = {name: task_source(recipe, name) for name in recipe.workflows}
     send_examples(run, writer, {name: source.environment for name, source in sources.items()})
     for source in sources.values() if recipe.evaluate.every else ():
         source.held_out(recipe.evaluate.problems)
     state = FeedState(recipe, revision, sources)
     topics = (*_takers(run, state), run.topics.recipe)
-    own = OwnPositions(Role(run.connection, COMPONENT, run.run_id, run.topics.state, topics))
-    return Feeder(run, own, state)
+    own = OwnPositions(Role(run.connection, COMPONENT, run.run_id, run.state_place(COMPONENT), topics))
+    feeder = Feeder(run, own, state)
+    log.info("feeder.started", revision=run.revision, issued=dict(state.pacing.next))
+    return feeder
 
 
-def _source(run: Run, workflow: str) -> TaskSource:
-    recipe = run.recipe
+def task_source(recipe: Recipe, workflow: str) -> TaskSource:
+    """Return where a workflow's problems come from. Raises UsageError for what cannot be built here."""
     use = recipe.workflows[workflow].env
 
     def build(more: dict[str, Any]) -> Environment:
@@ -255,20 +239,6 @@ def _source(run: Run, workflow: str) -> TaskSource:
     return TaskSource(workflow, build, selectors)
 
 
-def feed(address: RunAddress, stop: threading.Event) -> None:
-    """Feed a run until `stop` is set. Raises MustRestart or Unavailable when it is to be built anew."""
-    run = join_to_write(address, JOIN_PATIENCE_S, stop)
-    writer = TransactionalWriter(run.connection, f"{address.run}.{COMPONENT}", run.topic_names)
-    with closing(writer), closing(open_feeder(run, writer)) as feeder:
-        log.info("feeder.started", revision=run.revision, issued=dict(feeder.state.pacing.next))
-        run_loop(feeder, writer, stop, Stopwatch())
-
-
 def main(run: str) -> None:
     """Run the feeder of `kafka://host:port/run` until a signal."""
-    address = parse_run(run)
-    configure_logging(COMPONENT, run=address.run)
-    stop = stop_on_signals()
-    for attempt in attempts(stop):
-        with attempt:
-            feed(address, stop)
+    run_alone(COMPONENT, run, open_feeder)

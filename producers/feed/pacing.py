@@ -15,14 +15,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
-Plain = dict[str, Any]
-"""State as JSON has it."""
-
-Numbered = tuple[str, int]
-"""(stream, number)."""
+from headrace.producers.feed.open_tasks import OpenTask, Plain, TaskTable, passed_of
+from headrace.producers.feed.overdue import Passed
+from headrace.schemas.ids import GroupId
 
 LOOK_BACK = 16
 """Batches by which the share of fresh groups is taken."""
@@ -40,25 +38,6 @@ class Quota:
     """Version at which it needs no more."""
     batch: int = 1
     """Groups per batch: as many may be open whatever is replayed, or no batch would come together."""
-
-
-@dataclass(slots=True)
-class OpenTask:
-    """A number that at least one policy has not concluded."""
-
-    index: int
-    """Where its problem stands in the environment."""
-    tier: str
-    """Tier that the environment was set to; empty for the recipe's own."""
-    partition: int
-    """Partition of the newest attempt."""
-    attempt: int = 0
-    offset: int = -1
-    """Offset of the newest attempt; -1 before its transaction was flushed."""
-    unacknowledged: set[str] = field(default_factory=set)
-    """Policies whose group is not known to be past the curator: the number is outstanding at the workers or there."""
-    open: set[str] = field(default_factory=set)
-    """Policies that it is open for."""
 
 
 class Pacing:
@@ -87,9 +66,9 @@ class Pacing:
         """Newest version of each policy that a trainer has made."""
         self.closed: set[str] = set()
         """Streams that are issued no more: their tasks are solved."""
-        self.tasks: dict[Numbered, OpenTask] = {}
-        self.dead: dict[Numbered, OpenTask] = {}
-        """Numbers that a dead letter concluded, oldest first, with what would be open and unacknowledged again."""
+        self.table = TaskTable()
+        self.tasks, self.dead = self.table.open, self.table.dead
+        self._deaths = 0
         self._fresh: dict[str, deque[tuple[int, int]]] = {p: deque(maxlen=LOOK_BACK) for p in quotas}
         """Fresh groups, and all, of each policy's newest batches."""
         self._turn = 0
@@ -113,11 +92,11 @@ class Pacing:
         return tuple(self._outstanding[stream])
 
     def reached(self, policy: str) -> bool:
-        """Tell whether a policy has all its versions."""
+        """Return whether a policy has all its versions."""
         return self.versions.get(policy, -1) >= self.quotas[policy].steps
 
     def has_room(self, stream: str) -> bool:
-        """Tell whether a task of this stream may be issued."""
+        """Return whether a task of this stream may be issued."""
         if stream in self.closed:
             return False
         room = [self._open[p] < self.most_open(p) for p in self.policies_of[stream] if not self.reached(p)]
@@ -141,15 +120,9 @@ class Pacing:
         alive = {p for stream, policies in self.policies_of.items() if stream not in self.closed for p in policies}
         return "" if alive & set(left) else "solved"
 
-    def passed(self, committed: Mapping[tuple[str, int], int]) -> Iterator[tuple[str, int, int]]:
-        """Yield (stream, number, attempt) of what the workers committed past and nobody has acknowledged.
-
-        Args:
-            committed: (stream, partition) to the next offset of the workers' group.
-        """
-        for (stream, number), task in self.tasks.items():
-            if task.unacknowledged and 0 <= task.offset < committed.get((stream, task.partition), 0):
-                yield stream, number, task.attempt
+    def passed(self, committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
+        """Yield what the workers committed past and nobody has acknowledged, as `passed_of`."""
+        return passed_of(self.tasks, committed)
 
     # ---------------------------------------------------------------------------------------------------------- events
 
@@ -158,99 +131,106 @@ class Pacing:
         number, policies = self.next[stream], self.policies_of[stream]
         task = OpenTask(index, tier, self._least(stream), unacknowledged=set(policies), open=set(policies))
         self.next[stream] = number + 1
-        self._keep(stream, number, task)
+        self._keep(GroupId(stream, number), task)
         return number, task
 
-    def reissue(self, stream: str, number: int) -> OpenTask:
+    def reissue(self, group: GroupId) -> OpenTask:
         """Send an open number again, as another attempt."""
-        task = self.tasks[stream, number]
-        self._outstanding[stream][task.partition] -= bool(task.unacknowledged)
-        task.partition, task.attempt, task.offset = self._least(stream), task.attempt + 1, -1
-        self._outstanding[stream][task.partition] += bool(task.unacknowledged)
+        self.table.touch(group)
+        task = self.tasks[group]
+        self._outstanding[group.stream][task.partition] -= bool(task.unacknowledged)
+        task.partition, task.attempt, task.offset = self._least(group.stream), task.attempt + 1, -1
+        self._outstanding[group.stream][task.partition] += bool(task.unacknowledged)
         return task
 
-    def acknowledged(self, stream: str, number: int, policy: str) -> bool:
+    def acknowledged(self, group: GroupId, policy: str) -> bool:
         """Note that a policy's group is past the curator; True the first time."""
-        dead, task = self.dead.get((stream, number)), self.tasks.get((stream, number))
+        dead, task = self.dead.get(group), self.tasks.get(group)
         if dead is not None and policy in dead.unacknowledged:
+            self.table.touch(group)
             dead.unacknowledged.discard(policy)  # sent back and curated; the notice of that is still to come
             return True
         if task is None or policy not in task.unacknowledged:
             return False
+        self.table.touch(group)
         task.unacknowledged.discard(policy)
         if not task.unacknowledged:
-            self._outstanding[stream][task.partition] -= 1
+            self._outstanding[group.stream][task.partition] -= 1
         return True
 
-    def conclude(self, stream: str, number: int, policy: str = "") -> bool:
+    def conclude(self, group: GroupId, policy: str = "") -> bool:
         """Close a number for a policy, or for all when none is named; False when it was closed before.
 
         A dead number that concludes was sent back, and the notice of that is still to come: it is not opened any more.
         """
-        self._take_dead(stream, number, policy)
-        return bool(self._close(stream, number, policy))
+        self._take_dead(group, policy)
+        return bool(self._close(group, policy))
 
-    def mark_dead(self, stream: str, number: int, policy: str = "") -> None:
+    def mark_dead(self, group: GroupId, policy: str = "") -> None:
         """Close a number by a dead letter, for a policy, or for all when none is named."""
-        task = self.tasks.get((stream, number))
+        task = self.tasks.get(group)
         unacknowledged = set(task.unacknowledged) if task is not None else set()
-        closed = self._close(stream, number, policy)
+        closed = self._close(group, policy)
         if task is None or not closed:
             return
-        dead = self.dead.setdefault((stream, number), replace(task, unacknowledged=set(), open=set()))
+        self._deaths += 1
+        dead = self.dead.setdefault(group, replace(task, unacknowledged=set(), open=set(), died=self._deaths))
         dead.open |= closed
         dead.unacknowledged |= closed & unacknowledged
         while len(self.dead) > MOST_DEAD:
-            del self.dead[next(iter(self.dead))]
+            oldest = next(iter(self.dead))
+            self.table.touch(oldest)
+            del self.dead[oldest]
 
-    def reopen(self, stream: str, number: int, policy: str, again_at: tuple[int, int] | None = None) -> bool:
+    def reopen(self, group: GroupId, policy: str, again_at: tuple[int, int] | None = None) -> bool:
         """Open a dead number: its message was sent back. False when it is not dead, or its copy has concluded already.
 
         Args:
-            stream: Stream of the number.
-            number: The number.
+            group: The number in its stream.
             policy: Whose; empty for all that it is dead for.
             again_at: Partition and offset of the task that was sent back, where it was the task.
         """
-        found = self._take_dead(stream, number, policy)
+        found = self._take_dead(group, policy)
         if found is None:
             return False
-        task = self.tasks.get((stream, number), found)
+        task = self.tasks.get(group, found)
         if task is not found:  # another policy has it open
-            self._outstanding[stream][task.partition] -= bool(task.unacknowledged)
+            self._outstanding[group.stream][task.partition] -= bool(task.unacknowledged)
             self._open.subtract(task.open)
             task.open |= found.open
             task.unacknowledged |= found.unacknowledged
         if again_at is not None:
             task.partition, task.offset = again_at
-        self._keep(stream, number, task)
+        self._keep(group, task)
         return True
 
-    def _take_dead(self, stream: str, number: int, policy: str) -> OpenTask | None:
+    def _take_dead(self, group: GroupId, policy: str) -> OpenTask | None:
         """Take a number from the dead for a policy, or for all when none is named; None when it was not among them."""
-        dead = self.dead.get((stream, number))
+        dead = self.dead.get(group)
         found = set() if dead is None else {policy} & dead.open if policy else set(dead.open)
         if dead is None or not found:
             return None
-        task = replace(dead, open=found, unacknowledged=found & dead.unacknowledged)
+        self.table.touch(group)
+        task = replace(dead, open=found, unacknowledged=found & dead.unacknowledged, died=0)
         dead.open -= found
         dead.unacknowledged -= found
         if not dead.open:
-            del self.dead[stream, number]
+            del self.dead[group]
         return task
 
-    def _close(self, stream: str, number: int, policy: str) -> set[str]:
+    def _close(self, group: GroupId, policy: str) -> set[str]:
         """Return the policies that a number was open for and no longer is."""
-        task = self.tasks.get((stream, number))
+        task = self.tasks.get(group)
         closing = set() if task is None else {policy} & task.open if policy else set(task.open)
         if task is None or not closing:
             return set()
+        self.table.touch(group)
         for name in closing:
-            self.acknowledged(stream, number, name)
+            self.acknowledged(group, name)
             self._open[name] -= 1
         task.open -= closing
         if not task.open:
-            del self.tasks[stream, number]
+            del self.tasks[group]
         return closing
 
     def batch(self, policy: str, fresh: int, groups: int) -> None:
@@ -269,60 +249,44 @@ class Pacing:
         waiting = self._outstanding[stream]
         return waiting.index(min(waiting))
 
-    def _keep(self, stream: str, number: int, task: OpenTask) -> None:
-        self.tasks[stream, number] = task
+    def _keep(self, group: GroupId, task: OpenTask) -> None:
+        self.table.touch(group)
+        self.tasks[group] = task
+        self._count(group, task)
+
+    def _count(self, group: GroupId, task: OpenTask) -> None:
         self._open.update(task.open)
-        self._outstanding[stream][task.partition] += bool(task.unacknowledged)
+        self._outstanding[group.stream][task.partition] += bool(task.unacknowledged)
 
     # ----------------------------------------------------------------------------------------------------------- state
 
     def snapshot(self) -> Plain:
-        """Return the state. `next` is what the audit takes as the numbers issued."""
+        """Return the state without open and dead numbers, which are in the table's chunks."""
         return {
             "next": dict(self.next),
             "versions": dict(self.versions),
             "closed": sorted(self.closed),
             "turn": self._turn,
             "fresh": {policy: list(batches) for policy, batches in self._fresh.items()},
-            "open": _rows(self.tasks),
-            "dead": _rows(self.dead),
+            "deaths": self._deaths,
         }
 
-    def restore(self, plain: Plain) -> None:
-        """Take the state that `snapshot` returned; streams that are new since begin at 0, quotas are today's."""
+    def restore(self, plain: Plain, chunks: Iterable[Plain] = ()) -> None:
+        """Take the state that `snapshot` returned, and the table's chunks.
+
+        Streams that are new since begin at 0, quotas are today's. Once the snapshot itself held all numbers: they are
+        written in chunks from now on.
+        """
         self.next.update(plain["next"])
         self.versions = dict(plain["versions"])
         self.closed = set(plain["closed"])
         self._turn = int(plain["turn"])
+        self._deaths = plain.get("deaths", 0)
         for policy, batches in plain.get("fresh", {}).items():
             for fresh, groups in batches:
                 self.batch(policy, fresh, groups)
-        for numbered, task in _tasks(plain["open"]):
-            self._keep(*numbered, task)
-        self.dead = dict(_tasks(plain.get("dead", [])))
-
-
-def _rows(tasks: Mapping[Numbered, OpenTask]) -> list[list[Any]]:
-    return [
-        [stream, number, t.index, t.tier, t.partition, t.attempt, t.offset, sorted(t.unacknowledged), sorted(t.open)]
-        for (stream, number), t in tasks.items()
-    ]
-
-
-def _tasks(rows: Iterable[list[Any]]) -> Iterator[tuple[Numbered, OpenTask]]:
-    for stream, number, index, tier, partition, attempt, offset, unacknowledged, is_open in rows:
-        task = OpenTask(index, tier, partition, attempt, offset, set(unacknowledged), set(is_open))
-        yield (stream, number), task
-
-
-class Overdue:
-    """Which numbers have been passed for too long; its clock is the caller's, and starts anew after a restart."""
-
-    def __init__(self, after_s: float) -> None:
-        self.after_s = after_s
-        self._since: dict[tuple[str, int, int], float] = {}
-
-    def due(self, passed: Iterable[tuple[str, int, int]], now_s: float) -> list[Numbered]:
-        """Return the numbers that stood in `passed` at every call for at least `after_s`."""
-        self._since = {key: self._since.get(key, now_s) for key in passed}
-        return [(stream, number) for (stream, number, _), since in self._since.items() if now_s - since >= self.after_s]
+        self.table.restore([plain] if "open" in plain else list(chunks))
+        for group, task in self.tasks.items():
+            self._count(group, task)
+        for group in (*self.tasks, *self.dead) if "open" in plain else ():
+            self.table.touch(group)

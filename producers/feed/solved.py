@@ -22,13 +22,13 @@ class SolvedWatch:
     """Watches the last 500 group outcomes of a stream for groups whose episodes all got the same reward.
 
     When more than `share` of a full window were dropped for that, the verdict is `solved` if most of them were easy
-    (mean reward above 0.5), else `too_hard`, which is said once.
+    (mean reward above 0.5), else `too_hard`, which is logged once.
     """
 
     def __init__(self, share: float) -> None:
         self.share = share
         self._flags: deque[str] = deque(maxlen=WINDOW)
-        self._said = False
+        self._was_logged = False
 
     def observe(self, outcome: Outcome) -> Verdict:
         """Take in a curator's outcome of a training group."""
@@ -38,21 +38,21 @@ class SolvedWatch:
             return ""
         if easy > hard:
             return "solved"
-        said, self._said = self._said, True
-        return "" if said else "too_hard"
+        was_logged, self._was_logged = self._was_logged, True
+        return "" if was_logged else "too_hard"
 
     def clear(self) -> None:
         """Begin again: other tasks come now."""
         self._flags.clear()
-        self._said = False
+        self._was_logged = False
 
     def snapshot(self) -> str:
         """Return the window: e(asy), h(ard) and . for every other group, oldest first; `!` when it was warned of."""
-        return "".join(self._flags) + "!" * self._said
+        return "".join(self._flags) + "!" * self._was_logged
 
     def restore(self, state: str) -> None:
         """Take the state that `snapshot` returned."""
-        self._said = state.endswith("!")
+        self._was_logged = state.endswith("!")
         self._flags = deque(state.rstrip("!"), WINDOW)
 
 

@@ -10,13 +10,19 @@ from typing import Any
 import structlog
 
 from headrace.envs.contract import Environment, HasTiers, Problem, Split
-from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.errors import HeadraceError, Unavailable, UsageError
+from headrace.infra.own_frames import place_of
+from headrace.infra.unreachable import is_unreachable
 from headrace.producers.feed.selectors.contract import MOST_REJECTIONS, ChoosesTier, KnowsSize, Selector
 
 log = structlog.get_logger()
 
 OpenEnvironment = Callable[[dict[str, Any]], Environment]
 """Builds the environment of a workflow with settings that win over the recipe's."""
+
+
+class EnvironmentAway(Unavailable):
+    """An environment cannot be reached now."""
 
 
 class EnvironmentFailed(HeadraceError):
@@ -83,7 +89,11 @@ class TaskSource:
                 f"evaluate.problems is {count}, and the environment of workflow {self.workflow} holds out {size}: set "
                 f"evaluate.problems to at most {size}"
             )
-        return [self._ask("held_out", index, "") for index in range(count)]
+        return [self.held_out_problem(index) for index in range(count)]
+
+    def held_out_problem(self, index: int) -> Problem:
+        """Return a held-out problem, in the recipe's own tiers."""
+        return self._ask("held_out", index, "")
 
     def raise_tier(self) -> bool:
         """Go on to the next harder tier; False when there is none.
@@ -127,9 +137,10 @@ class TaskSource:
         try:
             return environment.problem(split, index)
         except Exception as error:
-            raise EnvironmentFailed(
+            kind = EnvironmentAway if is_unreachable(error) else EnvironmentFailed
+            raise kind(
                 f"environment {environment.name!r} of workflow {self.workflow} gave no problem {index} of {split}: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {error} at {place_of(error)}"
             ) from error
 
     def _environment(self, tier: str) -> Environment:

@@ -10,12 +10,12 @@ import structlog
 from headrace.envs.contract import Environment, GivesExamples
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Outgoing
-from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.kafka.topic_reader import read_place
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.records import WarmStartExamples
-from headrace.schemas.topics import examples_key
+from headrace.schemas.topics import examples_key, trainer_component
 
 log = structlog.get_logger()
 
@@ -33,7 +33,8 @@ def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[s
     wanted = {name: policy.warm_start for name, policy in run.recipe.policies.items() if policy.warm_start}
     if not wanted:
         return
-    there = {message.key for message in read_all(run.connection, [run.topics.state]) if message.value}
+    places = {policy: run.state_place(trainer_component(policy)) for policy in wanted}
+    there = {m.key for place in set(places.values()) for m in read_place(run.connection, place) if m.value}
     missing = {policy: warm for policy, warm in wanted.items() if examples_key(policy) not in there}
     if not missing:
         return
@@ -42,7 +43,8 @@ def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[s
         source = _first_environment(run, policy, environments)
         claim = run.put("".join(_lines(source, warm.examples)).encode(), "examples", ".jsonl")
         record = WarmStartExamples(run_id=run.run_id, policy=policy, examples=claim)
-        records.append(Outgoing(run.topics.state, codec.encode(record), examples_key(policy), partition=0))
+        topic, partition = places[policy]
+        records.append(Outgoing(topic, codec.encode(record), examples_key(policy), partition=partition))
         log.info("examples.stored", policy=policy, examples=warm.examples, bytes=claim.size_bytes)
     writer.begin()
     writer.produce(records)

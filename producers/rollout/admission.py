@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+import structlog
+
+from headrace.infra.kafka.clients import KafkaAway
+from headrace.infra.run.run import read_revisions
 from headrace.producers.rollout.conclusions import Concluder
 from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.slots import Reservation, Slots
 from headrace.schemas.records import Task
+
+log = structlog.get_logger()
 
 MOST_UNDELIVERED = 64
 """Tasks whose groups wait for the store or the broker; with more, none is started."""
@@ -21,6 +27,8 @@ class Admission:
     follower: WeightFollower
     concluder: Concluder
     slots: Slots
+    written: set[int] = field(default_factory=set)
+    """Revisions that are on the recipe topic, as it was read last."""
 
     def admit(self, task: Task) -> Reservation | Literal["run_end", "unknown_revision"] | None:
         """See `Gate`."""
@@ -34,3 +42,14 @@ class Admission:
         if self.concluder.delivering >= MOST_UNDELIVERED:
             return None
         return self.slots.reserve(task.n_asked)
+
+    def is_written(self, revision: int) -> bool:
+        """See `Gate`. Raises KafkaRefused."""
+        if revision not in self.written:
+            try:
+                self.written.update(one.revision for one in read_revisions(self.concluder.run.address))
+            except KafkaAway:
+                return True
+            if revision in self.written:
+                log.warning("revision.behind", revision=revision)
+        return revision in self.written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from headrace.envs.registry import load_environment, load_workflow
@@ -17,23 +17,23 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import STORE_NAME, Run, refuse_replaced
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import StoreError
-from headrace.producers.engines.contract import EngineError, VersionGone
+from headrace.producers.engines.contract import EngineError
 from headrace.producers.rollout.episodes import (
-    Outcome,
     RolloutContext,
     WorkflowSpec,
     conclude_unplayed,
-    one_line,
     play_group,
 )
+from headrace.producers.rollout.failures import FailureLog, failure_of
 from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.group_records import Encoded, encode_group, generated_tokens, outgoing
+from headrace.producers.rollout.outcome import Outcome
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.producers.rollout.scoring import LimitedScoring
 from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.version_holds import VersionHolds
-from headrace.producers.rollout.worker_status import Tally
+from headrace.producers.rollout.worker_status import WorkCounts
 from headrace.schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup
 
 Groups = dict[str, TrajectoryGroup]
@@ -45,7 +45,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 
 
 def workflow_spec(recipe: Recipe, workflow: str) -> WorkflowSpec:
-    """Return what a revision of the recipe says of playing. Raises UsageError when it cannot be built here."""
+    """Return how a revision of the recipe has tasks played. Raises UsageError when it cannot be built here."""
     wanted, rollout, evaluate = recipe.workflows[workflow], recipe.rollout, recipe.evaluate
     try:
         environment = load_environment(wanted.env.use, recipe.seed, wanted.env.settings)
@@ -79,9 +79,10 @@ class Concluder:
     specs: dict[int, WorkflowSpec]
     """By revision; further ones are made when a task needs them."""
     holds: VersionHolds
-    tally: Tally
+    tally: WorkCounts
     watch: Stopwatch
     pauses: Pauses
+    failures: FailureLog = field(default_factory=FailureLog)
     delivering: int = 0
     """Tasks that are played and not acknowledged."""
 
@@ -110,14 +111,13 @@ class Concluder:
                     wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
                     async with self.holds.held(wanted):
                         groups = await play_group(task, spec, self.context, ending, partial(self._free_place, started))
-                except VersionGone as error:
-                    groups = self._unplayed(task, Failure(0, "version_gone", one_line(error)))
                 except (UsageError, EngineError, ValueError) as error:
-                    groups = self._unplayed(task, Failure(0, "error", one_line(error)))
+                    groups = self._unplayed(task, failure_of(0, error))
                 if all(group.reason == "failed" for group in groups.values()):
                     await self._check_engine()
             else:
                 groups = self._unplayed(task, Failure(0, *started.why))
+            groups = self.failures.noted(task, groups)
             reach("rollout.played")  # 1
         finally:
             started.give_places_back()
@@ -125,7 +125,7 @@ class Concluder:
         try:
             if started.verdict == "poison":
                 await self.producer.send([self._dead_letter_of_poison(started)])
-            await self._deliver(groups, self._recipe_of(task).rollout.inline_limit_bytes)  # 2
+            await self._deliver(task, groups, self._recipe_of(task).rollout.inline_limit_bytes)  # 2
             reach("rollout.delivered")
         finally:
             self.delivering -= 1
@@ -170,11 +170,13 @@ class Concluder:
         for policy in self.context.tokenizers:
             await self.context.engine.generate(policy, [0], Sampling(max_tokens=1), seed=0)
 
-    async def _deliver(self, groups: Groups, inline_limit_bytes: int) -> None:
+    async def _deliver(self, task: Task, groups: Groups, inline_limit_bytes: int) -> None:
         records: list[Outgoing] = []
         for group in groups.values():
             with self.watch.measure("encode"):
                 encoded = encode_group(group)
+            if encoded.group is not group:  # the schema refuses what the workflow gave
+                self.failures.noted(task, {group.policy: encoded.group})
             if len(encoded.value) > inline_limit_bytes:
                 encoded = encoded.behind(await self._put(encoded))
             records.append(outgoing(self.run.topics, encoded, self.partitions))

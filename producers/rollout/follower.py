@@ -1,7 +1,7 @@
 """Follows the run while a worker plays: newest weights into the engine, recipe revisions, the word that it is over.
 
-A wrong or missing object is never served: the last good version stays, `detail` says why, and every further turn tries
-again, the newest version first, then older ones that are still newer than what is served.
+A wrong or missing object is never served: the last good version stays, `detail` has the reason, and every further turn
+tries again, the newest version first, then older ones that are still newer than what is served.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all, read
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, read_revision
 from headrace.infra.store.object_store import StoreError
-from headrace.infra.weights.paths import ANCHOR, RECENT, is_version
+from headrace.infra.weights.paths import RECENT, is_version
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensors import WeightsError
 from headrace.producers.engines.contract import Engine, EngineError, VersionGone
 from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.published_weights import PublishedWeights
 from headrace.schemas.records import ClaimCheck, TakenWeights, WeightsPublished
 
 log = structlog.get_logger()
@@ -46,7 +47,7 @@ class WeightFollower(threading.Thread):
         run: The run.
         policies: Those of the workflow.
         name: Client id.
-        pauses: Where waits are said.
+        pauses: Where waits are reported.
     """
 
     def __init__(self, run: Run, policies: tuple[str, ...], name: str, pauses: Pauses) -> None:
@@ -56,7 +57,7 @@ class WeightFollower(threading.Thread):
         self.recipes: dict[int, Recipe] = dict(enumerate(run.revisions))
         """Every revision of the recipe."""
         self.plug_ins = run.plug_ins
-        """Sources of plug-ins that the run goes by; another mapping when a revision tells of others."""
+        """Sources of plug-ins that the run goes by; another mapping when a revision names others."""
         self.ended = run.ended
         """Why the run is over; empty while it goes on."""
         self.taken: dict[str, TakenWeights] = {}
@@ -67,11 +68,9 @@ class WeightFollower(threading.Thread):
         """Set when everything that stood on the topics at the start was read."""
         self._run_, self._policies, self._name, self._pauses = run, policies, name, pauses
         self._topics = {run.topics.weights(policy): policy for policy in policies}
-        self._published: dict[str, dict[int, WeightsPublished]] = {policy: {} for policy in policies}
+        self._published = {policy: PublishedWeights() for policy in policies}
         self._epochs: dict[str, int] = {}
         """Of each policy, that of the version which is served: a chain that was cut goes on nowhere."""
-        self._merged: dict[str, dict[ClaimCheck | None, WeightsPublished]] = {policy: {} for policy in policies}
-        """Further ways between versions, by their objects, in the order in which they came."""
         self._weights = {policy: PolicyWeights(run.weights_cache) for policy in policies}
         self._engine: Engine | None = None
         self._retry_at: defaultdict[str, float] = defaultdict(float)
@@ -86,7 +85,7 @@ class WeightFollower(threading.Thread):
         return self.recipes[max(self.recipes)]
 
     def behind(self, versions: Mapping[str, int]) -> str:
-        """Say which policy is served more than `max_staleness` behind its head; empty when none is."""
+        """Return which policy is served more than `max_staleness` behind its head; empty when none is."""
         for policy in self._policies:
             limit = self.recipe.trainer_of(policy).max_staleness
             if self.head[policy] - versions[policy] > limit:
@@ -95,8 +94,8 @@ class WeightFollower(threading.Thread):
 
     def files_of(self, policy: str) -> WeightsPublished | None:
         """Return the newest record that names the policy's files; None while there is none."""
-        recent = sorted(self._published[policy].copy().items(), reverse=True)
-        named = next((record for _, record in recent if record.files), None)
+        recent = self._published[policy].newest_first()
+        named = next((record for record in recent if record.files), None)
         if named is None and recent:
             topic = self._run_.topics.weights(policy)
             records = (self._read(message) for message in read_all(self._run_.connection, [topic]))
@@ -128,7 +127,7 @@ class WeightFollower(threading.Thread):
         while True:
             try:
                 apart = PolicyWeights(self._run_.weights_cache)
-                engine.hold(policy, version, apart.bring(self._known(policy), record))
+                engine.hold(policy, version, apart.bring(self._published[policy].ways(), record))
             except Unavailable as error:
                 self._pauses.begin("object store", error)
                 if self._over.wait(FIRST_PAUSE_S):
@@ -155,7 +154,7 @@ class WeightFollower(threading.Thread):
         while version > self.head.get(policy, -1) and time.monotonic() < end:
             if self._over.wait(POLL_S):
                 break
-        found = self._published[policy].get(version)
+        found = self._published[policy].version(version)
         if found is None:
             raise VersionGone(f"{policy} version {version} is not among the last {RECENT} that were published")
         return found
@@ -214,27 +213,8 @@ class WeightFollower(threading.Thread):
 
     def _take_event(self, policy: str, record: WeightsPublished) -> None:
         if is_version(record):
-            self._published[policy][record.version] = record
             self.head[policy] = max(self.head.get(policy, -1), record.version)
-        else:
-            self._merged[policy][record.weights] = record
-        self._forget(policy)
-
-    def _forget(self, policy: str) -> None:
-        """Keep the recent versions, what is before them back to an anchor, and the ways between those."""
-        known, merged = self._published[policy], self._merged[policy]
-        if not known:
-            return
-        oldest = sorted(known)[-RECENT:][0]
-        anchors = [version for version, record in known.items() if version <= oldest and record.kind == ANCHOR]
-        for version in [version for version in known if version < max(anchors, default=0)]:
-            del known[version]
-        kept = [claim for claim, record in merged.items() if record.base_version >= min(known)][-RECENT:]
-        for claim in merged.keys() - set(kept):
-            del merged[claim]
-
-    def _known(self, policy: str) -> list[WeightsPublished]:
-        return [*self._published[policy].copy().values(), *self._merged[policy].copy().values()]
+        self._published[policy].take(record)
 
     def _read(self, message: Message) -> WeightsPublished | None:
         return read_own(message, WeightsPublished, self._run_.run_id)
@@ -242,23 +222,22 @@ class WeightFollower(threading.Thread):
     def _load_newest(self, engine: Engine) -> None:
         for policy in self._policies:
             served = engine.versions().get(policy, -1)
-            epoch = self._epochs.get(policy, 0)
-            waiting = [one for one in self._published[policy].values() if one.version > served and one.epoch >= epoch]
+            waiting = self._published[policy].after(served, self._epochs.get(policy, 0))
             if waiting and time.monotonic() >= self._retry_at[policy]:
-                self._load_first_good(engine, policy, sorted(waiting, key=lambda one: (-one.epoch, -one.version)))
+                self._load_first_good(engine, policy, waiting)
 
     def _load_first_good(self, engine: Engine, policy: str, records: list[WeightsPublished]) -> None:
-        """Load the newest that can be had; when that is not the newest of all, say why not and try again later."""
+        """Load the newest that can be had; when that is not the newest of all, report why and try again later."""
         what, newest = f"weights of {policy}", records[0]
         refused: set[ClaimCheck] = set()
         for record in records:
             try:
-                weights = self._weights[policy].bring(self._known(policy), record, refused)
+                weights = self._weights[policy].bring(self._published[policy].ways(), record, refused)
                 reach("rollout.before_swap")
                 paused_s = engine.stats().swap_s
                 engine.load(policy, record.version, weights)
                 self._epochs[policy] = record.epoch
-                self._say_taken(policy, record.version, engine.stats().swap_s - paused_s)
+                self._log_taken(policy, record.version, engine.stats().swap_s - paused_s)
                 reach("rollout.after_swap")
             except (StoreError, WeightsError, BadWeights, EngineError) as error:
                 if record is newest:
@@ -273,7 +252,7 @@ class WeightFollower(threading.Thread):
                     self._backoffs[policy].reset()
                 return
 
-    def _say_taken(self, policy: str, version: int, pause_s: float) -> None:
+    def _log_taken(self, policy: str, version: int, pause_s: float) -> None:
         held = self._weights[policy]
         seconds = {f"{activity}_s": spent for activity, spent in {**held.seconds, "pause": pause_s}.items()}
         self.taken[policy] = TakenWeights(policy, version, held.fetched_bytes, **seconds)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from headrace.infra.kafka.clients import Outgoing
-from headrace.producers.rollout.episodes import one_line
+from headrace.producers.rollout.failures import failure_of
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import Stamp
-from headrace.schemas.records import ClaimCheck, Failure, TrajectoryGroup
+from headrace.schemas.records import ClaimCheck, TrajectoryGroup
 from headrace.schemas.topics import Topics
 from headrace.schemas.versions import version_range
 
@@ -29,11 +29,11 @@ class Encoded:
 
 
 def encode_group(group: TrajectoryGroup) -> Encoded:
-    """Return the message; a group that the schema refuses becomes one of failures that say why."""
+    """Return the message; a group that the schema refuses becomes one of failures that give the reason."""
     try:
         return Encoded(group, codec.encode(group))
     except SchemaError as error:
-        failures = tuple(Failure(sample, "error", one_line(error)) for sample in range(group.n_asked))
+        failures = tuple(failure_of(sample, error) for sample in range(group.n_asked))
         failed = replace(group, episode_ids=(), trajectories=(), failures=failures, reason="failed")
         return Encoded(failed, codec.encode(failed))
 

@@ -1,4 +1,4 @@
-"""The partitions that are ours: which of their tasks are started and done, and what a commit says of them."""
+"""The partitions that are ours: which of their tasks are started and done, and what a commit records of them."""
 
 from __future__ import annotations
 

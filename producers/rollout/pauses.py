@@ -1,4 +1,4 @@
-"""What the worker waits for, said once when a wait begins and once when it is over."""
+"""What the worker waits for, logged once when a wait begins and once when it is over."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import structlog
 log = structlog.get_logger()
 
 
-HOLD_TASKS = {"Kafka", "object store"}
-"""What a running task may wait for: its delivery, or the weights of an evaluation. No other wait holds it up."""
+ENVIRONMENT = "environment"
+"""The environment, or a judge, that episodes call."""
+HOLD_TASKS = {"Kafka", "object store", ENVIRONMENT}
+"""What a running task may wait for: its delivery, the weights of an evaluation, or its environment. No other wait holds
+it up."""
 
 
 class Pauses:
@@ -18,13 +21,13 @@ class Pauses:
         self._why: dict[str, str] = {}
 
     def begin(self, what: str, why: object) -> None:
-        """Say that something is away, unless that was said."""
+        """Log that something is away, unless that was logged."""
         if what not in self._why:
             log.warning("worker.waiting", what=what, why=str(why))
         self._why[what] = str(why)
 
     def end(self, what: str) -> None:
-        """Say that it is back, if it was away."""
+        """Report that it is back, if it was away."""
         if self._why.pop(what, None) is not None:
             log.info("worker.resumed", what=what)
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as RawMessage
 
-from headrace.infra.kafka.clients import Connection, Outgoing, open_producer, translate
+from headrace.infra.kafka.clients import Connection, Outgoing, is_delivered, open_producer, translate
 from headrace.infra.stopwatch import Stopwatch
+
+OnDelivery = Callable[[KafkaError | None, RawMessage], None]
 
 POLL_S = 0.1
 FULL_S = 0.05
@@ -29,6 +34,8 @@ class RecordProducer:
     def __init__(self, connection: Connection, name: str, watch: Stopwatch) -> None:
         self._producer = open_producer(connection, name, message_timeout_ms=0)
         self._watch = watch
+        self._lost: deque[tuple[Outgoing, OnDelivery]] = deque()
+        """Records that are reported as delivered and may not be; the thread sends them again."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="producer-poll", daemon=True)
         self._thread.start()
@@ -36,6 +43,7 @@ class RecordProducer:
     def _serve(self) -> None:
         while not self._stop.is_set():
             self._producer.poll(POLL_S)
+            self._send_again()
 
     def post(self, record: Outgoing) -> Future[None]:
         """Hand a record over; the future ends with its acknowledgement, or with KafkaRefused.
@@ -44,7 +52,10 @@ class RecordProducer:
         """
         acked: Future[None] = Future()
 
-        def delivered(error: KafkaError | None, _raw: RawMessage) -> None:
+        def delivered(error: KafkaError | None, raw: RawMessage) -> None:
+            if error is None and not is_delivered(raw):
+                self._lost.append((record, delivered))
+                return
             with suppress(InvalidStateError):
                 if error is None:
                     acked.set_result(None)
@@ -52,15 +63,27 @@ class RecordProducer:
                     acked.set_exception(translate(KafkaException(error), f"producing to {record.topic}"))
 
         with self._watch.measure("produce"):
-            self._producer.produce(
-                record.topic,
-                record.value,
-                record.key or None,
-                record.partition,
-                headers=list(record.headers),
-                on_delivery=delivered,
-            )
+            self._produce(record, delivered)
         return acked
+
+    def _produce(self, record: Outgoing, on_delivery: OnDelivery) -> None:
+        self._producer.produce(
+            record.topic,
+            record.value,
+            record.key or None,
+            record.partition,
+            headers=list(record.headers),
+            on_delivery=on_delivery,
+        )
+
+    def _send_again(self) -> None:
+        """Send records that may be lost: a second copy is dropped by whoever reads it, a lost one is not found."""
+        while self._lost:
+            try:
+                self._produce(*self._lost[0])
+            except BufferError:
+                return
+            self._lost.popleft()
 
     async def send(self, records: list[Outgoing]) -> None:
         """Hand records over and wait until all are acknowledged, waiting for room where the queue is full."""
@@ -77,7 +100,12 @@ class RecordProducer:
 
     def flush(self, timeout_s: float) -> int:
         """Wait for acknowledgements; return how many records still lack theirs."""
-        return self._producer.flush(timeout_s)
+        end = time.monotonic() + timeout_s
+        while (left := self._producer.flush(max(end - time.monotonic(), 0)) + len(self._lost)) and self._lost:
+            if time.monotonic() > end:
+                break
+            time.sleep(FULL_S)
+        return left
 
     def close(self) -> None:
         """Stop; what is not acknowledged by now is given up."""

@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
-from headrace.envs.contract import Environment, Problem, Score, Split
+from headrace.envs.contract import Environment, Problem, Score, Split, number
+from headrace.infra.unreachable import OutOfTime
 
 
-class ScoreTimeLimit(TimeoutError):
+class ScoreTimeLimit(OutOfTime):
     """The environment did not judge in time."""
 
 
@@ -39,9 +40,14 @@ class LimitedScoring:
         return self._environment.problem(split, index)
 
     def score(self, problem: Problem, text: str) -> Score:
-        """See `Environment.score`."""
+        """See `Environment.score`; a bare number is a reward without parts. Raises TypeError for what is no score."""
         with time_limit(self._limit_s):
-            return self._environment.score(problem, text)
+            found: Any = self._environment.score(problem, text)
+        if hasattr(found, "reward"):
+            return cast("Score", found)
+        return Score(
+            number(f"what environment {self.name} returns as a score, where it is no Score(reward, parts),", found)
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Leave whatever else a workflow wants to the environment."""

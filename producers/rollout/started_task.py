@@ -41,3 +41,6 @@ class Gate(Protocol):
 
         `unknown_revision`: its revision was not read yet, and perhaps never will be.
         """
+
+    def is_written(self, revision: int) -> bool:
+        """Return whether the recipe topic has a revision, which was not read yet then; True while nobody answers."""

@@ -20,6 +20,7 @@ from headrace.producers.engines.registry import import_engine, open_engine
 from headrace.producers.rollout.episodes import RolloutContext
 from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.reachability import Reachability
 
 log = structlog.get_logger()
 
@@ -75,6 +76,7 @@ class WorkerStartup:
             worker=self.worker,
             region=self.region,
             head=lambda policy: self.follower.head.get(policy, -1),
+            reachability=Reachability(self.pauses),
         )
 
     def _begin(self, what: str) -> None:
@@ -82,7 +84,7 @@ class WorkerStartup:
         self.doing(what)
 
     def _awaited(self, engine: Engine) -> str:
-        """Say which weights the engine lacks; empty when it has some of every policy."""
+        """Return which weights the engine lacks; empty when it has some of every policy."""
         missing = [policy for policy in self.policies if policy not in engine.versions()]
         wanted = ", ".join(f"{policy} version {self.follower.head.get(policy, -1)}" for policy in missing)
         return f"takes the weights of {wanted}" if wanted else ""

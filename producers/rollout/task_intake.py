@@ -35,6 +35,8 @@ TURN_S = 0.02
 COMMIT_EVERY_S = 0.15
 PATIENCE_S = 30.0
 LEAVE_S = 2.0
+REVOKE_S = 10.0
+"""How long the last commit of partitions may take: of who ends, and of who has lost them. The broker may be dead."""
 
 MEMBERSHIP_MOVES = {
     KafkaError.STALE_MEMBER_EPOCH,
@@ -48,7 +50,7 @@ MEMBERSHIP_MOVES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class Subscription:
     """Who an intake is."""
 
     connection: Connection
@@ -67,12 +69,12 @@ class TaskIntake(threading.Thread):
         gate: What may start.
         on_start: Called with every started task, in this thread.
         on_revoke: Called with partitions that are ours no more, after their commit; their episodes are to be cancelled.
-        pauses: Where waits are said.
+        pauses: Where waits are reported.
     """
 
     def __init__(
         self,
-        member: Member,
+        member: Subscription,
         gate: Gate,
         on_start: Callable[[StartedTask], object],
         on_revoke: Callable[[frozenset[Place]], object],
@@ -105,7 +107,7 @@ class TaskIntake(threading.Thread):
         return len(self.owned)
 
     def done(self, started: StartedTask) -> None:
-        """Say that all records of a task are acknowledged."""
+        """Report that all records of a task are acknowledged."""
         self._done.append(started)
 
     def drain(self) -> None:
@@ -128,8 +130,8 @@ class TaskIntake(threading.Thread):
             while not self._over.is_set():
                 self.turn()
             self._take_done()
-            self._leave(self.owned)
-            self._consumer.close()
+            if self._leave(self.owned, LEAVE_S):  # else a commit still hangs in it: the end of the process is its end
+                self._consumer.close()
         except BaseException as error:  # noqa: BLE001 - the worker's main thread raises it
             self.error = error
 
@@ -152,7 +154,7 @@ class TaskIntake(threading.Thread):
     # ------------------------------------------------------------------------------------------------- rebalances
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Own: ledgers are restored, and say where reading begins. The group's offset may be that of another run."""
+        """Own: ledgers are restored, and give where reading begins. The group's offset may be that of another run."""
         positions = self._restore(partitions) if partitions else []
         consumer.incremental_assign(positions)
         consumer.resume(partitions)  # we may have paused them in an earlier ownership
@@ -163,21 +165,42 @@ class TaskIntake(threading.Thread):
         """Commit what is done, blame no open task for its start, and forget."""
         self._take_done()
         places = _places(partitions)
-        self._leave(place for place in places if place in self.owned)
+        self._leave((place for place in places if place in self.owned), REVOKE_S)
         self._forget(consumer, places)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget: it is too late for a commit."""
         self._forget(consumer, _places(partitions))
 
-    def _leave(self, places: Iterable[Place]) -> None:
+    def _leave(self, places: Iterable[Place], within_s: float) -> bool:
+        """Commit for the last time; return whether the consumer has answered, which waits for a dead broker for ever.
+
+        The commit is a thread's, which touches nothing of ours.
+        """
         leaving = list(places)
         if self._in_good_order:
             self.owned.reset_starts(leaving)
-        try:
-            self._commit_partitions(leaving)
-        except KafkaException as error:
-            log.warning("commit.lost", why=error.args[0].str(), partitions=_names(leaving))
+        lost: list[str] = []
+
+        def commit() -> None:
+            try:
+                self._commit_offsets(offsets)
+            except KafkaException as error:
+                lost.append(error.args[0].str())
+            except RuntimeError as error:  # the consumer was closed meanwhile: nobody waits for this commit any more
+                lost.append(str(error))
+
+        offsets = [TopicPartition(*place) for place in self.owned.commits(leaving)]
+        last = threading.Thread(target=commit, name="last-commit", daemon=True)
+        last.start()
+        last.join(within_s)
+        answered = not last.is_alive()
+        if lost or not answered:
+            why = lost[0] if lost else f"no answer within {within_s:.0f} s"
+            log.warning("commit.lost", why=why, partitions=_names(leaving))
+        else:
+            self.owned.committed(leaving)
+        return answered
 
     def _forget(self, consumer: Consumer, places: frozenset[Place]) -> None:
         consumer.incremental_unassign([TopicPartition(*place) for place in places])
@@ -257,12 +280,14 @@ class TaskIntake(threading.Thread):
         return True
 
     def _commit_partitions(self, places: list[Place]) -> None:
-        offsets = [TopicPartition(*commit) for commit in self.owned.commits(places)]
+        self._commit_offsets([TopicPartition(*commit) for commit in self.owned.commits(places)])
+        self.owned.committed(places)
+
+    def _commit_offsets(self, offsets: list[TopicPartition]) -> None:
         if offsets:
             reach("rollout.committing")
             without_errors(self._consumer.commit(offsets=offsets, asynchronous=False) or [])
             reach("rollout.committed")
-        self.owned.committed(places)
 
     def _hand_over(self) -> None:
         starting, self._starting = self._starting, []

@@ -52,11 +52,6 @@ class WaitingTask:
         """Its partition."""
         return self.message.topic, self.message.partition
 
-    @property
-    def order(self) -> tuple[int, int]:
-        """Dead letters first, then the oldest."""
-        return (self.task.issued_ms, self.task.number) if self.task else (0, 0)
-
     def as_started(
         self, verdict: Verdict, why: tuple[str, str] = ("", ""), reservation: Reservation | None = None
     ) -> StartedTask:
@@ -85,7 +80,8 @@ class TaskQueue:
 
     def add(self, task: WaitingTask) -> bool:
         """Queue a task; True when its partition has become full by it, and is to be paused."""
-        insort(self._waiting, task, key=lambda waiting: waiting.order)
+        # Dead letters first, then as they came: no clock of whoever issued a task decides when it starts.
+        insort(self._waiting, task, key=lambda waiting: waiting.task is not None)
         self._counts[task.place] += 1
         if self._counts[task.place] < MOST_WAITING or task.place in self._full:
             return False
@@ -106,9 +102,10 @@ class TaskQueue:
         return found
 
     def start(self, now_s: float) -> list[StartedTask]:
-        """Start what may, oldest first; where one task has no room, later ones of its topic do not overtake it.
+        """Start what may, in the order in which it came.
 
-        One that has to run alone is not overtaken by any, or it would wait for ever.
+        Where one task has no room, later ones of its topic do not overtake it. One that has to run alone is not
+        overtaken by any, or it would wait for ever.
         """
         found: list[StartedTask] = []
         left: list[WaitingTask] = []
@@ -153,7 +150,8 @@ class TaskQueue:
     ) -> StartedTask | None:
         if verdict == "run_end":
             return waiting.as_started("run_end", ("run_end", "the run was over before it began"))
-        if now_s - waiting.since_s < REVISION_PATIENCE_S:
+        # A worker that is slow to read a revision must not kill its tasks: another may have it, and play them.
+        if now_s - waiting.since_s < REVISION_PATIENCE_S or self._gate.is_written(task.revision):
             return None
-        detail = f"revision {task.revision} did not come within {REVISION_PATIENCE_S:.0f} s"
+        detail = f"{REVISION_PATIENCE_S:.0f} s after the task came there is no revision {task.revision} of the recipe"
         return waiting.as_started("dead", (verdict, detail))

@@ -90,7 +90,7 @@ class Watchdog(threading.Thread):
         self.stop()
 
     def beat(self) -> None:
-        """Say that the loop goes round."""
+        """Report that the loop goes round."""
         self._beaten.set()
 
     def stop(self) -> None:

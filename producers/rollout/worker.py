@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ import structlog
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import parse_run, partitions_of
+from headrace.infra.kafka.deleted_topics import TopicWatch
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, attempts, stop_on_signals
 from headrace.infra.recipe.plug_in_sources import check_sources, played
@@ -45,11 +47,11 @@ from headrace.producers.rollout.run_end import RunEnd
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.startup import WorkerStartup
-from headrace.producers.rollout.task_intake import Member, TaskIntake
+from headrace.producers.rollout.task_intake import Subscription, TaskIntake
 from headrace.producers.rollout.threads import EpisodeThreads
 from headrace.producers.rollout.version_holds import VersionHolds
 from headrace.producers.rollout.watchdog import EXIT_CODE, StallWatch, Watchdog
-from headrace.producers.rollout.worker_status import Reporter, State, StatusPosts, Tally, sum_up
+from headrace.producers.rollout.worker_status import Reporter, State, StatusPosts, WorkCounts, sum_up
 from headrace.schemas.topics import check_name, eval_stream
 
 log = structlog.get_logger()
@@ -82,7 +84,7 @@ class RolloutWorker:
 
     def __init__(self, run: Run, options: Options, spec: WorkflowSpec) -> None:
         self.run, self.options = run, options
-        self.tally, self.watch, self.pauses = Tally(), Stopwatch(), Pauses()
+        self.tally, self.watch, self.pauses = WorkCounts(), Stopwatch(), Pauses()
         self.slots, self.tasks = Slots(options.concurrency), OpenTasks()
         self.follower = WeightFollower(run, spec.policies, f"{options.name}.follow", self.pauses)
         self.producer = RecordProducer(run.connection, f"{options.name}.groups", self.watch)
@@ -106,12 +108,15 @@ class RolloutWorker:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(self._threads)
         self.follower.start()
-        turns, work = asyncio.create_task(self._take_turns(watchdog)), asyncio.create_task(self._work(stop))
+        topics = TopicWatch(self.run.connection, self._topics())
+        topics.start()
+        turns, work = asyncio.create_task(self._take_turns(watchdog, topics)), asyncio.create_task(self._work(stop))
         ends: list[BaseException | None] = []
         await asyncio.wait({turns, work}, return_when=asyncio.FIRST_COMPLETED)
         for task in (work, turns):  # the beat goes on while the work is being left
             task.cancel()
             ends += await asyncio.gather(task, return_exceptions=True)
+        topics.stop()
         self._phase = "stopped"
         self._post_status()
         await loop.run_in_executor(self._leaving, self.producer.flush, FLUSH_S)
@@ -219,9 +224,9 @@ class RolloutWorker:
             pauses=self.pauses,
         )
 
-    def _member(self) -> Member:
+    def _member(self) -> Subscription:
         topics, stream = self.run.topics, self.options.stream
-        return Member(
+        return Subscription(
             self.run.connection,
             f"{self.options.name}.tasks",
             topics.rollout_group(stream),
@@ -231,13 +236,20 @@ class RolloutWorker:
 
     # ------------------------------------------------------------------------------------------------------- the turns
 
-    async def _take_turns(self, watchdog: Watchdog) -> None:
-        """Beat, notice the end of the run, report; raise what a thread or a task has died of."""
+    def _topics(self) -> Iterator[str]:
+        """Yield what the worker reads and writes."""
+        names = self.run.topics
+        yield from (names.recipe, names.workers, *self._member().topics)
+        for policy in self._spec.policies:
+            yield from (names.weights(policy), names.trajectories(policy), names.eval_groups(policy))
+
+    async def _take_turns(self, watchdog: Watchdog, topics: TopicWatch) -> None:
+        """Beat, notice the end of the run, report; raise what a thread or a task has died of, or a lost topic."""
         loop = asyncio.get_running_loop()
         while True:
             watchdog.beat()
             intake_error = self._intake.error if self._intake is not None else None
-            for error in (self.follower.error, intake_error, self.tasks.failure):
+            for error in (topics.error, self.follower.error, intake_error, self.tasks.failure):
                 if error is not None:
                     raise error
             self._run_end.look(loop.time(), has_ended=bool(self.follower.ended))
@@ -250,9 +262,9 @@ class RolloutWorker:
 
     def _watch_plug_ins(self) -> None:
         """Raise OtherSource, or SourceChanged, when a revision goes by other plug-ins than those that are loaded."""
-        if (told := self.follower.plug_ins) is not self._plug_ins:
-            self._plug_ins = told
-            check_sources(told, played(self.follower.recipe, self.options.workflow))
+        if (sources := self.follower.plug_ins) is not self._plug_ins:
+            self._plug_ins = sources
+            check_sources(sources, played(self.follower.recipe, self.options.workflow))
 
     def _watch_stall(self, now_s: float) -> None:
         """Raise Stalled when tasks are open, wait for no server, and no token was made for too long.
@@ -292,7 +304,7 @@ def choose_workflow(recipe: Recipe, asked: str | None) -> str:
     """Return the workflow to play: the one asked for, or the only one. Raises UsageError that lists them."""
     names = ", ".join(recipe.workflows)
     if asked is None and len(recipe.workflows) > 1:
-        raise UsageError(f"the recipe has several workflows; say which one with --workflow: {names}")
+        raise UsageError(f"the recipe has several workflows; name one with --workflow: {names}")
     if asked is not None and asked not in recipe.workflows:
         raise UsageError(f"the recipe has no workflow {asked!r}; it has {names}")
     return asked or next(iter(recipe.workflows))

@@ -1,4 +1,4 @@
-"""What a worker says of itself, about once per second."""
+"""A worker's heartbeat, about once per second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import Engine, EngineStats
-from headrace.producers.rollout.episodes import Outcome
+from headrace.producers.rollout.outcome import Outcome
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.schemas import codec
@@ -28,7 +28,7 @@ NOTHING = EngineStats(generated_tokens=0, prompt_tokens=0, recomputed_tokens=0, 
 
 
 @dataclass(slots=True)
-class Tally:
+class WorkCounts:
     """What was played so far. Belongs to the event loop."""
 
     episodes_done: int = 0
@@ -83,7 +83,7 @@ class Reporter:
     started_ms: int = field(default_factory=now_ms)
     host: str = field(default_factory=socket.gethostname)
 
-    def status(self, state: State, tally: Tally, engine: Engine | None) -> WorkerStatus:
+    def status(self, state: State, tally: WorkCounts, engine: Engine | None) -> WorkerStatus:
         """Return the record of this moment."""
         stats = engine.stats() if engine is not None else NOTHING
         return WorkerStatus(
@@ -117,7 +117,7 @@ class StatusPosts:
         reporter: Who reports.
         producer: The worker's.
         topic: Name of the `workers` topic.
-        pauses: Where waits are said.
+        pauses: Where waits are reported.
     """
 
     def __init__(self, reporter: Reporter, producer: RecordProducer, topic: str, pauses: Pauses) -> None:
@@ -145,7 +145,7 @@ class StatusPosts:
         self._pauses.end("Kafka")
         return True
 
-    def post(self, state: State, tally: Tally, engine: Engine | None) -> None:
+    def post(self, state: State, tally: WorkCounts, engine: Engine | None) -> None:
         """Post the status of this moment."""
         status = self._reporter.status(state, tally, engine)
         record = Outgoing(self._topic, codec.encode(status), self._reporter.worker.encode(), partition=0)

@@ -95,7 +95,7 @@ def mortal(minio_server: tuple[Server, StoreAddress]) -> Mortal:
 
     def begun(key: str) -> list[str]:
         with ObjectStore(address) as store:
-            found = store._client._list_multipart_uploads(address.bucket, prefix=key)
+            found = store._bucket.client._list_multipart_uploads(address.bucket, prefix=key)
         return [upload.upload_id or "" for upload in found.uploads]
 
     return Mortal(address, kill, server.container.start, begun)

@@ -7,7 +7,6 @@ librdkafka hangs, as every component does, and is to be started again.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import Place
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.process.signals import keep_running, stop_on_signals
+from headrace.infra.process.signals import attempts, stop_on_signals
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
@@ -46,18 +45,18 @@ def connection(bootstrap: str) -> Connection:
 def main(bootstrap: str, run: str, store_url: str) -> None:
     transactions.CALL_S, transactions.STUCK_S = 3.0, 5.0
 
-    def build_and_run(stop: threading.Event) -> None:
-        member = replace(membership(bootstrap, run), connection=connection(bootstrap))
-        writer = TransactionalWriter(member.connection, f"{run}.count.a")
-        with ObjectStore(StoreAddress.from_url(store_url)) as store:
-            consumer = GroupConsumer(member, lambda place: StoringCounter(place, f"{run}.out", store))
-            try:
-                run_loop(consumer, writer, stop, Stopwatch())
-            finally:
-                consumer.close()
-                writer.close()
-
-    keep_running(build_and_run, stop_on_signals())
+    stop = stop_on_signals()
+    for attempt in attempts(stop):
+        with attempt:
+            member = replace(membership(bootstrap, run), connection=connection(bootstrap))
+            writer = TransactionalWriter(member.connection, f"{run}.count.a")
+            with ObjectStore(StoreAddress.from_url(store_url)) as store:
+                consumer = GroupConsumer(member, lambda place: StoringCounter(place, f"{run}.out", store))
+                try:
+                    run_loop(consumer, writer, stop, Stopwatch())
+                finally:
+                    consumer.close()
+                    writer.close()
 
 
 if __name__ == "__main__":

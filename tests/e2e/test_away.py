@@ -19,7 +19,6 @@ from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.embedded.store_server import EmbeddedStore
 
 STEPS = 6
-AWAY_S = 60.0
 PATIENCE_S = 500.0
 DISK = "160m"
 QUICK = (f"trainer.steps={STEPS}", "trainer.checkpoint_every=2", "trainer.groups_per_batch=8", "evaluate.every=0")
@@ -84,7 +83,8 @@ def deaths(run: Launched) -> list[str]:
     return [line for line in log.splitlines() if "child.died" in line and f'"exit_code": {os.EX_TEMPFAIL}' not in line]
 
 
-def test_a_run_goes_on_where_it_was_when_kafka_and_the_store_were_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize("away_s", [20, pytest.param(60, marks=pytest.mark.exhaustive)])
+def test_a_run_goes_on_where_it_was_when_kafka_and_the_store_were_away(away_s: float, tmp_path: Path) -> None:
     with TcpProxy() as to_kafka, TcpProxy() as to_store:
         kafka = EmbeddedKafka(tmp_path / "kafka", config={"advertised.listeners": f"PLAINTEXT://{to_kafka.address}"})
         with kafka, EmbeddedStore(tmp_path / "store") as store:
@@ -99,7 +99,7 @@ def test_a_run_goes_on_where_it_was_when_kafka_and_the_store_were_away(tmp_path:
             ) as run:
                 run.until(lambda: run.version >= 1, "the first version")
                 with to_kafka.failing("cut"), to_store.failing("503"):
-                    time.sleep(AWAY_S)
+                    time.sleep(away_s)
                 run.ends_well()
             assert not deaths(run), "a server that is away ends nobody"
 

@@ -86,8 +86,23 @@ def groups_done(run: Run, worker: str) -> int:
 
 def end_one(process: subprocess.Popen[bytes], component: str, number: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal to the one process of a component."""
-    (victim,) = [child for child in children(process.pid) if {"headrace", component} <= set(command_of(child))]
-    victim.send_signal(number)
+    the_one(process, component).send_signal(number)
+
+
+@contextmanager
+def suspended(process: subprocess.Popen[bytes], component: str) -> Iterator[None]:
+    """Freeze the one process of a component while the block lasts."""
+    frozen = the_one(process, component)
+    frozen.suspend()
+    try:
+        yield
+    finally:
+        frozen.resume()
+
+
+def the_one(process: subprocess.Popen[bytes], component: str) -> psutil.Process:
+    (found,) = [child for child in children(process.pid) if {"headrace", component} <= set(command_of(child))]
+    return found
 
 
 def command_of(process: psutil.Process) -> list[str]:

@@ -25,6 +25,7 @@ OF_THE_MOMENT = {
     "seconds",
     "cpu_seconds",
     "objects_seconds",
+    "records",
     "records_per_s",
     "bytes",
     "archive",
@@ -32,7 +33,7 @@ OF_THE_MOMENT = {
     "file",
     "start",
 }
-"""Keys of answers that tell of the machine, of paths or of a library's way to compress."""
+"""Keys of answers that tell of the machine, of paths, of a library's way to compress or of how much was read."""
 
 
 @dataclass(frozen=True)

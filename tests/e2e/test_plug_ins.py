@@ -115,6 +115,18 @@ def test_plug_ins_beside_the_recipe_are_found_by_all_and_a_worker_with_another_s
     assert (first["plug-in trainers"], last["plug-in trainers"]) == (before["trainers"][:12], after["trainers"][:12])
 
 
+def test_plug_ins_beside_the_recipe_are_tried_from_elsewhere_without_servers(project: Path, tmp_path: Path) -> None:
+    done = run(tmp_path / "elsewhere", "try", project / "run.toml", "--json")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    solver = found["policies"]["solver"]
+    assert [group["verdict"] for group in solver["groups"]] == ["kept", "kept"]
+    assert solver["step"]["has_advantages"]
+    assert solver["step"]["grad_norm"] > 0
+    assert not list((tmp_path / "elsewhere").iterdir()), "nothing is written"
+
+
 def wait_for_groups(address: str, worker: str, process: subprocess.Popen[Any]) -> None:
     """Wait until a worker has delivered a group."""
     joined, end = join(parse_run(address)), time.monotonic() + 300

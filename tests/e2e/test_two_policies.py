@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "summary.json",
         "--plain",
     )
-    done = headrace(*words)  # its environment lies beside the recipe
+    done = headrace(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

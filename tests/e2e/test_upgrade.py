@@ -43,12 +43,12 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the tree in which two records have one more optional field, and workers fill it."""
     tree = tmp_path_factory.mktemp("newer")
     shutil.copytree(ROOT / "src" / "headrace", tree / "headrace", ignore=shutil.ignore_patterns("__pycache__"))
-    records = tree / "headrace" / "schemas" / "records.py"
+    records = tree / "headrace" / "schemas" / "group_records.py"
     text = records.read_text()
     for record in ("TrajectoryGroup", "Outcome"):
         text, found = re.subn(
-            rf'(class {record}:\n    """.*?"""\n)(.*?)(\n\n\n@dataclass)',
-            r'\1\2\n    rack: str | None = None\n    """A field of the next release."""\3',
+            rf"(class {record}:\n.*?)(?=\n\n\n|\n\Z)",
+            r'\1\n    rack: str | None = None\n    """A field of the next release."""',
             text,
             count=1,
             flags=re.DOTALL,

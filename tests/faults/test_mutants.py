@@ -7,7 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mutants import AT_ONCE, LIMIT_S, MUTANTS, ROOT, Mutant, MutantUnfit, Verdict, judges, mutate, servers
+from mutants import MUTANTS
+from mutants.mutant import Mutant
+from mutation import AT_ONCE, LIMIT_S, ROOT, MutantUnfit, Verdict, judges, mutate, servers
 
 Judged = Callable[[Mutant], Future[Verdict]]
 
@@ -40,6 +42,13 @@ def test_a_mutant_fits_the_code_as_it_is(mutant: Mutant, tmp_path: Path) -> None
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_protection_that_is_taken_out_turns_the_tests_red(mutant: Mutant, judged: Judged) -> None:
     assert not judged(mutant).result().wrong
+
+
+def test_every_mutant_of_every_room_is_on_the_list_under_a_name_of_its_own() -> None:
+    files = [path.read_text() for path in (ROOT / "tests" / "faults" / "mutants").glob("*.py")]
+
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    assert len(MUTANTS) == sum(text.count("    Mutant(\n") for text in files)
 
 
 def test_a_mutant_that_does_not_fit_the_code_is_told(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A Python that has imported what is slow to import, and forks itself for every run of pytest.
 
 Of the seconds that the tests of a mutant take, most would go into importing torch and transformers once more. Nothing
-of ours is imported here: it comes from the folder that a run is told. By hand it is of no use; `mutants.py` starts it.
+of ours is imported here: it comes from the folder that a run is told. By hand it is of no use; `mutation.py` starts it.
 """
 
 from __future__ import annotations

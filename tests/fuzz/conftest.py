@@ -7,19 +7,21 @@ import pytest
 import structlog
 from mutations import Fuzz
 
-COUNT = 100_000
-"""All inputs together, a tenth more."""
+FEW, MANY = 5_000, 100_000
+"""Inputs of all tests together, a tenth more: of `make test`, and of `make test-all`."""
 SEED = 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fuzz-count", type=int, default=COUNT, help="inputs in all")
+    parser.addoption("--fuzz-count", type=int, help="inputs in all, instead of FEW and MANY")
     parser.addoption("--fuzz-seed", type=int, default=SEED, help="what they follow from")
 
 
-@pytest.fixture
+@pytest.fixture(params=[pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.exhaustive)])
 def fuzz(request: pytest.FixtureRequest) -> Fuzz:
-    return Fuzz(request.config.getoption("--fuzz-seed", SEED), request.config.getoption("--fuzz-count", COUNT))
+    """Return the source of altered inputs; the options are not there when another folder's tests are run."""
+    count: int = request.config.getoption("--fuzz-count", None) or request.param
+    return Fuzz(request.config.getoption("--fuzz-seed", SEED), count)
 
 
 @pytest.fixture(autouse=True)

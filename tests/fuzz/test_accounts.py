@@ -15,9 +15,10 @@ from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
+from headrace.ops.audit.broken_numbers import Scope
 from headrace.ops.audit.evidence import with_places
-from headrace.ops.audit.fold import Audit, AuditFold
-from headrace.ops.audit.numbers import Scope
+from headrace.ops.audit.fold import AuditFold
+from headrace.ops.audit.results import Audit
 from headrace.ops.lineage import group_fate, lineage
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
@@ -101,7 +102,7 @@ def audited(messages: Iterable[Message]) -> Audit:
     for message in messages:
         fold.take(message)
     fold.close()
-    return fold.audit(Scope(drained=True, still=True, whole=True))
+    return fold.account.audit(Scope(drained=True, still=True, whole=True))
 
 
 def test_the_audit_counts_whatever_was_said(fuzz: Fuzz) -> None:

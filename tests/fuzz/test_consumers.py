@@ -20,7 +20,8 @@ from minio.error import S3Error
 from mutations import INTS, TEXTS, Fuzz, altered, altered_headers, altered_json, distorted, example, memory_limit
 
 from headrace.app.views.chart import chart
-from headrace.consumers.curate.curation import CuratorPartition, Desk, UnknownRevision
+from headrace.consumers.curate.context import CuratorContext, UnknownRevision
+from headrace.consumers.curate.curator import CuratorPartition
 from headrace.consumers.evaluate.evaluator import Evaluator
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.payload import PayloadError, problem_from_json
@@ -31,6 +32,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import OwnPositions
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.store.bucket import Bucket
 from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoreError
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
@@ -46,8 +48,9 @@ from headrace.producers.feed.selectors.contract import AcceptAll
 from headrace.producers.feed.task_source import TaskSource
 from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.published_weights import PublishedWeights
 from headrace.producers.rollout.slots import Reservation
-from headrace.producers.rollout.task_intake import Member, TaskIntake
+from headrace.producers.rollout.task_intake import Subscription, TaskIntake
 from headrace.schemas import codec
 from headrace.schemas.avro import schema_of
 from headrace.schemas.headers import HeaderError, Stamp, task_stamp
@@ -75,12 +78,15 @@ from headrace.schemas.records import (
 from headrace.trainers.batches.batch import minibatches
 from headrace.trainers.batches.groups import batch_sequences
 from headrace.trainers.batches.payloads import Payloads
-from headrace.trainers.batches.window import Window
+from headrace.trainers.batches.trials import Trials
 from headrace.trainers.component import Trainer, handlers
 from headrace.trainers.intake import Intake
 from headrace.trainers.learner.limits import Limits
 from headrace.trainers.learner.routing import Routers
 from headrace.trainers.messages import Messages
+from headrace.trainers.scheduler import Scheduler
+from headrace.trainers.versions.batch_offsets import BatchOffsets
+from headrace.trainers.versions.pipeline import Pipeline
 
 pytestmark = pytest.mark.timeout(1200)  # seconds, on a machine that does nothing else
 
@@ -97,12 +103,29 @@ RECIPE = Recipe.model_validate(
 )
 
 
+class Drawer(Bucket):
+    """A bucket whose objects lie in a dictionary."""
+
+    def __init__(self, address: StoreAddress, objects: dict[str, bytes]) -> None:
+        super().__init__(address, timeout_s=1)
+        self._objects = objects
+
+    @contextmanager
+    def opened(self, key: str, offset: int, length: int) -> Iterator[Any]:
+        if key not in self._objects:
+            response = cast("Any", SimpleNamespace(status=404))
+            raise S3Error(response, "NoSuchKey", "no such key", key, "", "")
+        yield SimpleNamespace(stream=lambda size: iter([self._objects[key]]))
+
+
 class Shelf(ObjectStore):
-    """A store whose objects lie in a dictionary; keys, sizes and hashes are checked as ever."""
+    """A store of a drawer; keys, sizes and hashes are checked as ever."""
 
     def __init__(self) -> None:
-        super().__init__(StoreAddress("127.0.0.1:1", "shelf", "a", "b"))
+        address = StoreAddress("127.0.0.1:1", "shelf", "a", "b")
+        super().__init__(address)
         self.objects: dict[str, bytes] = {}
+        self._bucket = Drawer(address, self.objects)
 
     def shelve(self, data: bytes, kind: str) -> ClaimCheck:
         """Return the claim check of an object."""
@@ -111,13 +134,6 @@ class Shelf(ObjectStore):
         digest = hashlib.sha256(data).hexdigest()
         self.objects[f"{kind}/{digest}"] = data
         return ClaimCheck("main", f"{kind}/{digest}", digest, len(data))
-
-    @contextmanager
-    def _opened(self, key: str, offset: int, length: int) -> Iterator[Any]:
-        if key not in self.objects:
-            response = cast("Any", SimpleNamespace(status=404))
-            raise S3Error(response, "NoSuchKey", "no such key", key, "", "")
-        yield SimpleNamespace(stream=lambda size: iter([self.objects[key]]))
 
 
 SHELF = Shelf()
@@ -189,9 +205,9 @@ def recipe_of(revision: int) -> Recipe:
 
 
 def test_a_curator_gives_an_outcome_or_a_dead_letter_for_everything(fuzz: Fuzz) -> None:
-    desk = Desk("run-1", "solver", RUN.topics, recipe_of, RUN.get_group)
+    context = CuratorContext("run-1", "solver", RUN.topics, recipe_of, RUN.get_group)
     place = (RUN.topics.trajectories("solver"), 0)
-    partition, number = CuratorPartition(desk, place, 2), 0
+    partition, number = CuratorPartition(context, place, 2), 0
 
     def make(rng: Random) -> Message:
         nonlocal number
@@ -210,7 +226,7 @@ def test_a_curator_gives_an_outcome_or_a_dead_letter_for_everything(fuzz: Fuzz) 
                 assert told, "nothing disappears silently"
 
     fuzz.run("curator", 0.03, make, check)
-    again = CuratorPartition(desk, place, 2)
+    again = CuratorPartition(context, place, 2)
     again.restore(partition.snapshot())
     assert again.snapshot() == partition.snapshot()
     assert len(partition.snapshot()) < 1 << 20
@@ -239,8 +255,8 @@ ENDLESS = Span("generated", 2**62)
 def test_what_would_have_stopped_a_curator_is_an_outcome_or_a_dead_letter(
     header: tuple[str, bytes] | None, changed: dict[str, Any]
 ) -> None:
-    desk = Desk("run-1", "solver", RUN.topics, recipe_of, RUN.get_group)
-    partition = CuratorPartition(desk, (RUN.topics.trajectories("solver"), 0), 1)
+    context = CuratorContext("run-1", "solver", RUN.topics, recipe_of, RUN.get_group)
+    partition = CuratorPartition(context, (RUN.topics.trajectories("solver"), 0), 1)
     headers = [h for h in Stamp("run-1", "sums", 0, policy="solver").to_headers() if not header or h[0] != header[0]]
     given = Message("t", 0, 0, b"", codec.encode(group(**changed)), [*headers, header] if header else headers)
 
@@ -253,14 +269,14 @@ def test_what_would_have_stopped_a_curator_is_an_outcome_or_a_dead_letter(
 
 
 def test_a_curator_takes_back_its_snapshot_or_refuses_it(fuzz: Fuzz) -> None:
-    desk = Desk("run-1", "solver", RUN.topics, recipe_of, RUN.get_group)
-    partition = CuratorPartition(desk, ("t.trajectories.solver", 0), 1)
+    context = CuratorContext("run-1", "solver", RUN.topics, recipe_of, RUN.get_group)
+    partition = CuratorPartition(context, ("t.trajectories.solver", 0), 1)
     list(partition.handle(Message("t", 0, 0, b"", codec.encode(group()), HEADERS)))
     plain = json.loads(partition.snapshot())
 
     def check(text: str) -> None:
         with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError, HeadraceError):
-            CuratorPartition(desk, ("t.trajectories.solver", 0), 1).restore(text.encode())
+            CuratorPartition(context, ("t.trajectories.solver", 0), 1).restore(text.encode())
 
     fuzz.run("curator's snapshots", 0.005, lambda rng: altered_json(rng, plain), check)
 
@@ -319,12 +335,13 @@ def trainer() -> Trainer:
     """A trainer without a model or a topic: all that taking groups in needs."""
     made, limits = Trainer.__new__(Trainer), Limits(32, 64, ROUTERS.limits)
     made.run, made.policy_variant, made.settings = RUN, "solver", RECIPE.trainer_of("solver")
-    made._watch, made._evicted, made.window = Stopwatch(), [], Window(64)
-    made._messages = Messages(RUN, "solver", 0, {}, "", {})
+    made._watch, made.scheduler = Stopwatch(), Scheduler(made.settings, 0, 1, Trials(2, 1, 4))
+    made._messages = Messages(RUN, "solver", 0, {}, "", {}, BatchOffsets())
     made._intake = Intake(RUN, "solver", limits, (), made._watch, lambda: 3)
-    made._intake._payloads = Payloads(RUN, "solver")
+    made._intake._payloads = Payloads(RUN)
     made._intake._payloads._read = lambda *_: None  # type: ignore[method-assign]  # no log to look for a first use in
     made._handlers = handlers(made)
+    made._pipeline = cast(Pipeline, SimpleNamespace(under_way=lambda: iter(())))
     return made
 
 
@@ -343,7 +360,7 @@ def test_a_trainer_takes_in_what_can_be_trained_on_and_buries_the_rest(fuzz: Fuz
     def check(message: Message) -> None:
         told = [fits(outgoing) for outgoing in one.handle(message)]
         assert all(isinstance(record, DeadLetter | BatchTrained) for record in told)
-        for entry in one.window.take(len(one.window)) or []:
+        for entry in one.scheduler.window.take(len(one.scheduler.window)) or []:
             sequences = batch_sequences([entry.payload.prepared], one.settings)
             assert minibatches(sequences, 1, 4096, seed=1, version=4)
 
@@ -384,7 +401,7 @@ def of_sequence(**changed: Any) -> TrajectoryGroup:
     ],
     ids=range(21),
 )
-def test_what_would_have_stopped_a_trainer_is_buried(made: TrajectoryGroup, changed: dict[str, Any]) -> None:
+def test_what_would_have_stopped_a_trainer_is_a_dead_letter(made: TrajectoryGroup, changed: dict[str, Any]) -> None:
     one = trainer()
     whole = CuratedGroup("run-1", "sums", 0, 0, codec.encode(made), 5, 3, 0, (0, 1, 2), (0.0, 1.0, 2.0))
     given = Message(RUN.topics.curated("solver"), 0, 0, b"", codec.encode(replace(whole, **changed)))
@@ -393,7 +410,7 @@ def test_what_would_have_stopped_a_trainer_is_buried(made: TrajectoryGroup, chan
         told = [fits(outgoing) for outgoing in one.handle(given)]
 
     assert [type(record) for record in told] == [DeadLetter, BatchTrained]
-    assert not len(one.window)
+    assert not len(one.scheduler.window)
 
 
 # -------------------------------------------------------------------------------------------------------------- workers
@@ -405,13 +422,16 @@ class Open:
     def admit(self, task: Task) -> Any:
         return "unknown_revision" if task.revision else Reservation(SLOTS, task.n_asked)
 
+    def is_written(self, revision: int) -> bool:
+        return False
+
 
 SLOTS = cast("Any", SimpleNamespace(_give=lambda n: None))
 
 
 @pytest.fixture
 def intake() -> Iterator[TaskIntake]:
-    member = Member(Connection("127.0.0.1:1"), "w", "t.rollout.sums", ("t.tasks.sums",), "run-1")
+    member = Subscription(Connection("127.0.0.1:1"), "w", "t.rollout.sums", ("t.tasks.sums",), "run-1")
     made = TaskIntake(member, Open(), lambda started: None, lambda places: None, Pauses())
     yield made
     made._consumer.close()
@@ -478,12 +498,11 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
 
     def check(message: Message) -> None:
         follower._take(message)
-        for record in follower._known("solver"):
+        for record in follower._published["solver"].ways():
             with suppress(StoreError, WeightsError, BadWeights):
                 tensors = PolicyWeights(RUN.weights_cache).bring([whole, record], record)
                 assert weights_hash(tensors) == record.weights_hash
-        follower._published["solver"].clear()
-        follower._merged["solver"].clear()
+        follower._published["solver"] = PublishedWeights()
 
     fuzz.run("follower", 0.02, make, check)
 
@@ -549,6 +568,7 @@ def test_a_feeder_learns_from_a_record_or_gives_a_dead_letter(fuzz: Fuzz) -> Non
             assert isinstance(fits(outgoing), DeadLetter)
         assert len(feeder.state.plan()) <= 256 + 3
         state = json.loads(json.dumps(feeder.state.snapshot()))
+        json.dumps(feeder.state.changes())
         assert set(state["pacing"]["versions"]) <= {"solver"}
         assert feeder.state.pacing.versions.get("solver", 0) <= 10**6
 

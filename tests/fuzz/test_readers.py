@@ -105,13 +105,15 @@ def test_a_schema_that_would_break_the_decoder_is_not_learnt(field: object) -> N
         codec.learn({"Task": json.dumps({**NODE, "fields": [{"name": "f", "type": field}]})})
 
 
-def test_types_in_types_without_end_are_not_learnt() -> None:
-    text = '{"type":"array","items":' * 100_000 + '"long"' + "}" * 100_000
+@pytest.mark.parametrize(
+    ("deep", "why"),
+    [(100_000, "is larger than"), (1000, "not JSON|nests types"), (40, "nests types more than 32 deep")],
+)
+def test_types_in_types_without_end_are_not_learnt(deep: int, why: str) -> None:
+    text = '{"type":"array","items":' * deep + '"long"' + "}" * deep
     nested = json.dumps({**NODE, "fields": [{"name": "f", "type": "X"}]}).replace('"X"', text)
-    with pytest.raises(SchemaError):
+    with pytest.raises(SchemaError, match=why):
         codec.learn({"Task": nested})
-    with pytest.raises(SchemaError):
-        codec.learn({"Task": nested.replace('{"type":"array","items":', "", 99_000).replace("}" * 99_000, "", 1)})
 
 
 @pytest.mark.parametrize("length", [2**60, -1, -(2**63), 2**31, 2**63 - 1])
@@ -130,7 +132,7 @@ def test_a_length_that_is_not_there_is_refused_before_anything_is_allocated(leng
 
 
 def test_a_message_of_millions_of_tiny_items_is_refused_before_they_are_made() -> None:
-    data = codec.encode(TrajectoryGroup(failures=(Failure(),) * 400_000))
+    data = codec.encode(TrajectoryGroup(failures=(Failure(),) * 290_000))
     assert len(data) < 2 << 20
     with memory_limit(1 << 30), pytest.raises(SchemaError, match=f"more than {MOST_VALUES} values"):
         codec.decode(data, TrajectoryGroup)

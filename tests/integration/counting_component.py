@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Iterable
 
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import Place
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.process.signals import keep_running, stop_on_signals
-from headrace.infra.run.group_consumer import GroupConsumer, Membership
+from headrace.infra.process.signals import attempts, stop_on_signals
+from headrace.infra.run.group_consumer import GroupConsumer
+from headrace.infra.run.group_restore import Membership
 from headrace.infra.stopwatch import Stopwatch
 
 
@@ -52,17 +52,17 @@ def membership(bootstrap: str, run: str, snapshot_every_s: float = 0.2) -> Membe
 
 
 def main(bootstrap: str, run: str, slot: str) -> None:
-    def build_and_run(stop: threading.Event) -> None:
-        member = membership(bootstrap, run)
-        writer = TransactionalWriter(member.connection, f"{run}.count.{slot}")
-        consumer = GroupConsumer(member, lambda place: Counter(place, f"{run}.out"))
-        try:
-            run_loop(consumer, writer, stop, Stopwatch())
-        finally:
-            consumer.close()
-            writer.close()
-
-    keep_running(build_and_run, stop_on_signals())
+    stop = stop_on_signals()
+    for attempt in attempts(stop):
+        with attempt:
+            member = membership(bootstrap, run)
+            writer = TransactionalWriter(member.connection, f"{run}.count.{slot}")
+            consumer = GroupConsumer(member, lambda place: Counter(place, f"{run}.out"))
+            try:
+                run_loop(consumer, writer, stop, Stopwatch())
+            finally:
+                consumer.close()
+                writer.close()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ def say() -> None:
         "was_imported": "colorsys" in sys.modules,
         "draws": [random.random(), float(np.random.rand())],  # noqa: S311, NPY002 - the states that a fork inherits
         "stdin": sys.stdin.read(),
+        "prepared": os.environ.get("PREPARED", ""),
     }
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()

@@ -7,23 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.consumers.curate.curation import CuratorPartition, Desk, recipe_for
+from headrace.consumers.curate.context import CuratorContext, recipe_for
+from headrace.consumers.curate.curator import CuratorPartition
 from headrace.envs.arithmetic import Arithmetic
 from headrace.envs.payload import problem_to_json
-from headrace.infra.kafka.clients import Message, Outgoing, open_producer
+from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp, outcome_stamp
 from headrace.schemas.records import Outcome, Sampling, Sequence, Span, Task, Trajectory, TrajectoryGroup
-
-
-def say(run: Run, *outgoing: Outgoing) -> None:
-    """Produce, and wait until all is acknowledged."""
-    producer = open_producer(run.connection, "test")
-    for one in outgoing:
-        value = None if one.is_null else one.value
-        producer.produce(one.topic, value, one.key or None, one.partition, headers=list(one.headers))
-    assert producer.flush(30) == 0
 
 
 def tasks(run: Run, numbers: Iterable[int], **extra: object) -> list[Outgoing]:
@@ -90,10 +82,12 @@ def curated(run: Run, numbers: Iterable[int]) -> list[Outgoing]:
 def curator_partitions(run: Run, line: str = "solver") -> list[CuratorPartition]:
     """The memory of a curator that has seen nothing yet, by partition."""
     recipes = dict(enumerate(run.revisions))
-    desk = Desk(run.run_id, line, run.topics, lambda revision: recipe_for(recipes, revision, line), run.get)
+    context = CuratorContext(
+        run.run_id, line, run.topics, lambda revision: recipe_for(recipes, revision, line), run.get
+    )
     partitions = run.recipe.kafka.partitions
     topic = run.topics.trajectories("solver")
-    return [CuratorPartition(desk, (topic, partition), partitions) for partition in range(partitions)]
+    return [CuratorPartition(context, (topic, partition), partitions) for partition in range(partitions)]
 
 
 def dropped(run: Run, numbers: Iterable[int]) -> list[Outgoing]:

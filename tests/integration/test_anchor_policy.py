@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
+import pytest
 from made_run import make_run, tiny_recipe
 
-from headrace.infra.store.object_store import ObjectStore
-from headrace.infra.weights.paths import ANCHOR, DELTA, size_of
-from headrace.infra.weights.tensors import Tensor
+from headrace.infra.store.object_cache import Uncached
+from headrace.infra.store.object_store import ObjectStore, StoreUnavailable
+from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE, claims_of, size_of
+from headrace.infra.weights.policy_weights import PolicyWeights
+from headrace.infra.weights.tensors import Tensor, weights_hash
 from headrace.schemas.records import WeightsPublished
 from headrace.trainers.versions.publisher import Publisher
 
@@ -71,3 +76,60 @@ def test_a_tensor_of_another_shape_takes_an_anchor_and_deltas_go_on_from_there(
     events = [published.next(), published.next(), published.next(values=10_000), published.next(values=10_000)]
     assert kinds(events) == [ANCHOR, DELTA, ANCHOR, DELTA]
     assert events[3].base_hash == events[2].weights_hash
+
+
+def bring(store: ObjectStore, ways: list[WeightsPublished]) -> str:
+    """Be a new worker, and return the hash of what it gets."""
+    return weights_hash(PolicyWeights(Uncached(store)).bring(ways, ways[-1]))
+
+
+def test_nothing_is_published_once_more_while_all_objects_are_there(
+    bootstrap: str, store: ObjectStore, run_name: str
+) -> None:
+    published = Published(bootstrap, store, run_name)
+    for _ in range(3):
+        published.next()
+    assert published.publisher.publish_what_is_lost(read=False) is None
+    assert published.publisher.publish_what_is_lost(read=True) is None
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_a_version_to_which_an_object_is_lost_is_published_whole_and_the_next_deltas_lead_on_from_there(
+    bootstrap: str, store: ObjectStore, run_name: str, lost: int
+) -> None:
+    published = Published(bootstrap, store, run_name)
+    events = [published.next() for _ in range(4)]
+    store.delete(claims_of(events[lost])[0].key)
+
+    whole = published.publisher.publish_what_is_lost(read=False)
+    assert whole is not None
+    assert (whole.kind, whole.version, whole.weights_hash) == (WHOLE, 3, events[-1].weights_hash)
+    assert published.publisher.publish_what_is_lost(read=True) is None, "once is enough"
+    after = published.next()
+    assert after.kind == DELTA
+    assert bring(store, [*events, whole, after]) == after.weights_hash
+
+
+@pytest.mark.parametrize("altered", range(2))
+def test_an_object_that_was_altered_shows_when_it_is_read_and_the_same_one_is_stored_anew(
+    bootstrap: str, store: ObjectStore, run_name: str, altered: int
+) -> None:
+    published = Published(bootstrap, store, run_name)
+    events = [published.next() for _ in range(altered + 1)]
+    claim = claims_of(events[altered])[0]
+    other = b"x" * claim.size_bytes
+    store._bucket.upload(claim.key, len(other), lambda: io.BytesIO(other))
+
+    assert published.publisher.publish_what_is_lost(read=False) is None
+    whole = published.publisher.publish_what_is_lost(read=True)
+    assert whole is not None
+    assert bring(store, [*events, whole, published.next()])
+
+
+def test_a_store_that_is_away_is_no_loss(bootstrap: str, store: ObjectStore, run_name: str) -> None:
+    published = Published(bootstrap, store, run_name)
+    published.next()
+    nowhere = replace(store.address, endpoint="127.0.0.1:9")
+    published.publisher._run = replace(published.publisher._run, store_address=nowhere)
+    with pytest.raises(StoreUnavailable):
+        published.publisher.publish_what_is_lost(read=False)

@@ -18,20 +18,23 @@ from typing import Any
 import fastavro
 import pytest
 from confluent_kafka import TopicPartition
-from made_records import played, say, tasks
+from made_records import played, tasks
 from made_run import make_run, tiny_recipe
+from said import say
 from test_redrive import curating
 
 from headrace.infra.archive.container import ContainerWriter
 from headrace.infra.archive.manifest import ArchiveCorrupt
 from headrace.infra.archive.reading import Archive
 from headrace.infra.errors import UsageError
+from headrace.infra.kafka import topic_reader
 from headrace.infra.kafka.clients import Message, Outgoing, kafka_errors, open_admin
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.audit.report import report
+from headrace.ops.offline import archiver
 from headrace.ops.offline.archiver import NoRoom, archive
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.offline.replayer import replay
@@ -398,3 +401,16 @@ def test_the_commands_answer_people_and_programs(run: Run, tmp_path: Path) -> No
     assert json.loads(done.stdout)["groups"]
     done = headrace("replay", tmp_path / "none", "--data", tmp_path / "more")
     assert (done.returncode, "is no archive" in done.stderr) == (2, True)
+
+
+def test_a_false_end_does_not_make_a_topic_look_empty_to_the_archiver(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that has just started was seen to give one."""
+    say(run, *played(run, range(3)))
+    for module in (archiver, topic_reader):
+        monkeypatch.setattr(module, "end_offsets", lambda _, places: dict.fromkeys(places, 0))
+
+    done = archive(run, tmp_path / "a", ["trajectories.solver"])
+
+    assert done.topics["trajectories.solver"].records == 3

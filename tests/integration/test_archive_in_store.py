@@ -13,8 +13,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from made_records import played, say, tasks
+from made_records import played, tasks
 from made_run import make_run, tiny_recipe
+from said import say
 from test_archive import archived, behind_claims, delete_topics, headrace, roll_out, there, without_offsets
 
 from headrace.infra.archive import locations

@@ -14,9 +14,10 @@ import pytest
 from confluent_kafka import TopicPartition
 from made_run import make_run, tiny_recipe
 from rich.console import Console
+from said import say
 
 from headrace.app.views.tables import audit_table
-from headrace.infra.kafka.clients import Outgoing, end_offsets, open_consumer, open_producer
+from headrace.infra.kafka.clients import Outgoing, end_offsets, open_consumer
 from headrace.infra.kafka.topic_reader import whole_topics
 from headrace.infra.run.run import Run, read_revisions
 from headrace.infra.store.object_store import ObjectStore
@@ -50,6 +51,8 @@ from headrace.schemas.topics import checkpoint_key
 
 TRAINED = ((0, 1, 2), (3, 4, 5))
 """Groups of version 1 and of version 2."""
+READ = ((1, 1, 1, 0), (2, 2, 1, 1))
+"""How far the trainer had read each partition then."""
 DROPPED = 6
 END = 7
 AS_DELTA = 2
@@ -70,10 +73,7 @@ class Made:
         self.records[name] = Outgoing(topic, codec.encode(record), key, headers, **{"partition": 0, **more})
 
     def produce(self) -> None:
-        producer = open_producer(self.run.connection, "made")
-        for one in self.records.values():
-            producer.produce(one.topic, one.value, one.key, one.partition, headers=one.headers)
-        assert producer.flush(60) == 0
+        say(self.run, *self.records.values())
         self.commit()
 
     def commit(self, **lag: int) -> None:
@@ -96,7 +96,16 @@ class Made:
 
     def curated(self, number: int, group: TrajectoryGroup) -> CuratedGroup:
         value = codec.encode(group)
-        return CuratedGroup(self.run.run_id, "sums", number, group=value, kept=(0, 1), rewards=(0.0, 1.0))
+        return CuratedGroup(
+            self.run.run_id,
+            "sums",
+            number,
+            group=value,
+            deadline_version=1,
+            min_version=-1,
+            kept=(0, 1),
+            rewards=(0.0, 1.0),
+        )
 
     def say_group(self, number: int, group: TrajectoryGroup | None = None) -> None:
         topics, group = self.run.topics, group or self.group(number)
@@ -117,10 +126,16 @@ class Made:
         self.objects[name] = self.run.put(data, "weights")
         self.objects[f"checkpoint {version}"] = self.run.put(b"checkpoint %d" % version, "checkpoints")
         self.objects["file"] = self.run.put(b"{}", "files")
-        files = (NamedObject("config.json", self.objects["file"]),)
+        files = tuple(NamedObject(name, self.objects["file"]) for name in ("config.json", "tokenizer.json"))
         result = weights_hash({"w": tensor})
         event = WeightsPublished(
-            run_id, "solver", version=version, weights_hash=result, weights=self.objects[name], files=files
+            run_id,
+            "solver",
+            version=version,
+            weights_hash=result,
+            weights=self.objects[name],
+            files=files,
+            final=version == len(TRAINED),
         )
         if version == AS_DELTA:
             base = weights_hash({"w": before})
@@ -133,13 +148,15 @@ class Made:
             uses = tuple(GroupUse("sums", number) for number in groups)
             base = weights_hash({"w": before})
             batch = BatchTrained(run_id, "solver", version=version, groups=uses, base_hash=base, weights_hash=result)
-            batch = replace(batch, positions=tuple(Position(p, version) for p in range(4)))
+            batch = replace(batch, positions=tuple(Position(p, READ[version - 1][p]) for p in range(4)))
             self.say(f"batch {version}", topics.batches("solver"), batch)
 
 
 @pytest.fixture
 def made(bootstrap: str, store: ObjectStore, run_name: str) -> Made:
-    run = make_run(bootstrap, store, tiny_recipe(run_name))
+    recipe = tiny_recipe(run_name)
+    recipe = recipe.model_copy(update={"trainer": recipe.trainer.model_copy(update={"steps": len(TRAINED)})})
+    run = make_run(bootstrap, store, recipe)
     one = Made(run)
     for number in range(END):
         task = Task(run_id=run.run_id, stream="sums", number=number, workflow="sums")
@@ -240,7 +257,7 @@ def test_an_outcome_that_is_missing_and_a_batch_that_is_there_twice_are_named_wi
 
 def no_object(made: Made, store: ObjectStore) -> str:
     claim = made.objects["weights 1"]
-    store._client.remove_object(bucket_name=store.address.bucket, object_name=claim.key)
+    store._bucket.client.remove_object(bucket_name=store.address.bucket, object_name=claim.key)
     return f"version 1 of solver, announced by {made.run.topics.weights('solver')}[0]@1: {claim.key} does not exist"
 
 
@@ -248,19 +265,19 @@ def flipped_byte(made: Made, store: ObjectStore) -> str:
     claim = made.objects["weights 2"]
     data = bytearray(store.get(claim.key, claim.sha256, claim.size_bytes))
     data[-1] ^= 1
-    store._client.put_object(store.address.bucket, claim.key, io.BytesIO(bytes(data)), len(data))
+    store._bucket.client.put_object(store.address.bucket, claim.key, io.BytesIO(bytes(data)), len(data))
     return f"version 2 of solver, announced by {made.run.topics.weights('solver')}[0]@2: {claim.key} has sha256"
 
 
 def no_file(made: Made, store: ObjectStore) -> str:
     claim = made.objects["file"]
-    store._client.remove_object(bucket_name=store.address.bucket, object_name=claim.key)
+    store._bucket.client.remove_object(bucket_name=store.address.bucket, object_name=claim.key)
     return f"version 0 of solver, announced by {made.run.topics.weights('solver')}[0]@0: file config.json: {claim.key}"
 
 
 def no_checkpoint(made: Made, store: ObjectStore) -> str:
     claim = made.objects["checkpoint 2"]
-    store._client.remove_object(bucket_name=store.address.bucket, object_name=claim.key)
+    store._bucket.client.remove_object(bucket_name=store.address.bucket, object_name=claim.key)
     return f"the checkpoint of version 2 of solver, named by {made.run.topics.state}[0]@2: {claim.key} does not exist"
 
 

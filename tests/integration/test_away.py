@@ -15,7 +15,8 @@ from made_run import make_run, tiny_recipe
 from stoppable import PATIENCE_S, until
 from tcp_proxy import Mode, TcpProxy
 
-from headrace.infra.process.supervisor import AWAY, Child, Patience, Supervisor
+from headrace.infra.process.patience import AWAY, Patience
+from headrace.infra.process.supervisor import Child, Supervisor
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_records import say
 from made_run import make_run, tiny_recipe
+from said import say
 from stoppable import Component, Start, starter, until
 from test_pauses import SHORT_SESSION, assert_curated_exactly_once, concluded, curate
 

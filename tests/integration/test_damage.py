@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forked import Forked
-from made_records import say, tasks
+from made_records import tasks
 from made_run import TINY_MODEL, make_run, tiny_recipe
+from said import say
 from stoppable import until
 from tcp_proxy import TcpProxy
 
@@ -108,7 +109,7 @@ class Scene:
         content = version.data if data is None else data
         assert version.event.weights is not None
         bucket, key = self.store.address.bucket, version.event.weights.key
-        self.store._client.put_object(bucket, key, io.BytesIO(content), len(content))
+        self.store._bucket.client.put_object(bucket, key, io.BytesIO(content), len(content))
 
     def announce(self, version: Version) -> Version:
         topic = self.run.topics.weights("solver")
@@ -222,7 +223,7 @@ class Row:
 def truncated(scene: Scene, good: Version) -> Row:
     version = scene.delta(good)
     scene.lay(version, version.data[:-9])
-    return Row(version, "has .* bytes where its record says", "bytes where its record", lambda: scene.lay(version))
+    return Row(version, "has .* bytes where its record has", "bytes where its record", lambda: scene.lay(version))
 
 
 def flipped(scene: Scene, good: Version) -> Row:
@@ -230,7 +231,7 @@ def flipped(scene: Scene, good: Version) -> Row:
     data = bytearray(version.data)
     data[len(data) // 2] ^= 1
     scene.lay(version, bytes(data))
-    return Row(version, "has sha256 .* where its record says", "has sha256", lambda: scene.lay(version))
+    return Row(version, "has sha256 .* where its record has", "has sha256", lambda: scene.lay(version))
 
 
 def swapped(scene: Scene, good: Version) -> Row:
@@ -244,7 +245,7 @@ def swapped(scene: Scene, good: Version) -> Row:
         scene.lay(first)
         scene.lay(second)
 
-    return Row(second, "where its record says", "where its record says", mend)
+    return Row(second, "where its record has", "where its record has", mend)
 
 
 def wrong_base(scene: Scene, good: Version) -> Row:
@@ -252,7 +253,7 @@ def wrong_base(scene: Scene, good: Version) -> Row:
     made = encode_delta(before, moved(good.weights, good.number), Label("solver", 0, good.number, good.number + 1))
     version = scene.delta(good, made)
     scene.lay(version)
-    return Row(version, "is not what its record says of it", "is not what the record says of it")
+    return Row(version, "does not agree with its record", "is not what the record says of it")
 
 
 def base_that_is_nowhere(scene: Scene, good: Version) -> Row:
@@ -277,13 +278,13 @@ def wrong_label(scene: Scene, good: Version) -> Row:
     label = Label("solver", 0, good.number, good.number + 2)
     version = scene.delta(good, encode_delta(good.weights, moved(good.weights, good.number), label))
     scene.lay(version)
-    return Row(version, r"is labelled .* which is not what its record", "its delta is labelled")
+    return Row(version, r"is labelled .* which does not agree with its record", "its delta is labelled")
 
 
 def older_epoch(scene: Scene, good: Version) -> Row:
     version = scene.delta(good, epoch=1)
     scene.lay(version)
-    return Row(version, r"is labelled .*epoch=0.* which is not", "its delta is labelled .*epoch=0")
+    return Row(version, r"is labelled .*epoch=0.* which does not agree", "its delta is labelled .*epoch=0")
 
 
 def missing(scene: Scene, good: Version) -> Row:
@@ -310,7 +311,7 @@ def whole_of_other_weights(scene: Scene, good: Version) -> Row:
     other = write_safetensors(moved(good.weights, 77))
     version = scene._version(good.number + 1, moved(good.weights, good.number), other)
     scene.lay(version)
-    return Row(version, "as was said of them", "where the record says")
+    return Row(version, "as was recorded", "where the record says")
 
 
 def store_away(scene: Scene, good: Version) -> Row:

@@ -11,18 +11,19 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from fastavro import parse_schema, schemaless_writer
-from made_records import curated, say
+from made_records import curated
 from made_run import make_run, tiny_recipe
+from said import say
 from stoppable import until
 
-from headrace.infra.kafka.clients import Outgoing, open_producer
+from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.audit.report import audit
-from headrace.ops.dead_letters.listing import read_letters
+from headrace.ops.dead_letters.listing import read_dead_letters
 from headrace.ops.dead_letters.redrive import redrive
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
@@ -101,9 +102,7 @@ def test_a_letter_is_written_once_by_incarnations_of_which_each_does_nothing_els
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:
     run = make_run(bootstrap, store, tiny_recipe(run_name))
-    producer = open_producer(run.connection, "vandal")
-    producer.produce(run.topics.curated("solver"), b"garbage", partition=0)
-    assert producer.flush(30) == 0
+    say(run, Outgoing(run.topics.curated("solver"), b"garbage", partition=0))
     with training(run) as (trainer, writer):
         said = outgoing(trainer, bool)
         writer.begin()
@@ -112,8 +111,10 @@ def test_a_letter_is_written_once_by_incarnations_of_which_each_does_nothing_els
     kept = curated(run, range(3))  # too few for a version
     say(run, *kept)
     with training(run) as (trainer, _):
-        assert outgoing(trainer, lambda _: 0 < len(trainer.window) == len(kept)) == [], "it reads on behind the letter"
-    assert [letter.reason for letter in read_letters(run)] == ["undecodable"]
+        assert outgoing(trainer, lambda _: 0 < len(trainer.scheduler.window) == len(kept)) == [], (
+            "it reads on behind the letter"
+        )
+    assert [letter.reason for letter in read_dead_letters(run)] == ["undecodable"]
 
 
 def by_newer_build(run: Run, one: Outgoing) -> tuple[Outgoing, RecipeRevision]:
@@ -140,11 +141,11 @@ def test_a_group_that_could_not_be_read_before_a_fix_is_trained_once_when_it_is_
         writer.begin()
         writer.produce(said)
         writer.commit()
-    assert [letter.reason for letter in read_letters(run)] == ["undecodable"]
+    assert [letter.reason for letter in read_dead_letters(run)] == ["undecodable"]
     say(run, Outgoing(run.topics.recipe, codec.encode(fix), partition=0))
     codec.decode(newer.value, CuratedGroup)
     with training(run) as (trainer_after, writer):
-        outgoing(trainer_after, lambda _: len(trainer_after.window) > 1)
+        outgoing(trainer_after, lambda _: len(trainer_after.scheduler.window) > 1)
         assert len(plain(redrive(run, (), "undecodable"))["redriven"]) == 1
         say(run, others[2])
         said = outgoing(trainer_after, of_a_batch(run))
@@ -153,4 +154,4 @@ def test_a_group_that_could_not_be_read_before_a_fix_is_trained_once_when_it_is_
         writer.commit()
     assert set(trained(run).values()) == {1}
     assert trained(run).total() == 4
-    assert audit(run).doubled == 0
+    assert audit(run, drained=False).doubled == 0

@@ -8,22 +8,24 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from confluent_kafka import TopicPartition
 from forked import Forked, headrace
 from made_run import TINY_MODEL, make_run, tiny_recipe
+from said import say
 
 from headrace.consumers.evaluate.evaluator import Evaluator, open_evaluator
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.envs.payload import problem_from_json
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import Fenced, Message, Outgoing, open_consumer, open_producer
+from headrace.infra.kafka.clients import Fenced, Message, Outgoing, open_consumer
 from headrace.infra.kafka.group_offsets import committed_offsets
 from headrace.infra.kafka.run_loop import Component, run_loop
 from headrace.infra.kafka.topic_reader import read_all
@@ -36,6 +38,7 @@ from headrace.ops.audit.report import audit, report
 from headrace.ops.figures.figures import figures
 from headrace.ops.plain_json import plain
 from headrace.producers.feed.feeder import Feeder, open_feeder
+from headrace.producers.feed.overdue import MOST_ATTEMPTS
 from headrace.producers.feed.selectors.registry import load_selectors
 from headrace.producers.feed.task_source import TaskSource
 from headrace.schemas import codec
@@ -120,13 +123,6 @@ def heard(version: int) -> Callable[[Feeder], bool]:
     return lambda feeder: feeder.state.pacing.versions.get("solver") == version and feeder.state.evaluations.settled
 
 
-def say(run: Run, *outgoing: Outgoing) -> None:
-    producer = open_producer(run.connection, "test")
-    for one in outgoing:
-        producer.produce(one.topic, one.value, one.key or None, one.partition, headers=list(one.headers))
-    assert producer.flush(30) == 0
-
-
 def outcome(run: Run, number: int, verdict: str = "dropped", **more: Any) -> Outgoing:
     record = Outcome(
         run_id=run.run_id,
@@ -204,6 +200,22 @@ def test_exactly_the_paced_number_is_issued_and_more_as_numbers_conclude(make: C
     assert problem_from_json(task.payload).tier == "sum1"
 
 
+def test_tasks_have_a_partition_count_of_their_own(make: Callable[..., Run]) -> None:
+    run = make(
+        kafka={"partitions": 2, "task_partitions": 5},
+        evaluate={"every": 4, "problems": 6, "samples": 1},
+        feed={"reissue_after_s": 0.2},
+    )
+    say(run, weights(run, 0))
+    feed_until(run, lambda feeder: full(feeder) and bool(feeder.state.evaluating.tasks))
+    assert Counter(partition for partition, _ in tasks(run)) == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1}
+    assert Counter(partition for partition, _ in tasks(run, eval_stream("sums"))) == {0: 2, 1: 1, 2: 1, 3: 1, 4: 1}
+    say(run, *[replace(outcome(run, n, "kept"), partition=n % 2) for n in range(QUOTA - 1)])
+    commit_all_tasks(run)
+    with feeding(run) as (feeder, writer):  # the last one's group was to be on the second partition of two
+        drive(feeder, writer, lambda: any(t.attempt for t in feeder.state.pacing.tasks.values()))
+
+
 def test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given_twice(
     make: Callable[..., Run],
 ) -> None:
@@ -221,7 +233,7 @@ def test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given
             # no commit: a successor takes over while the transaction is open
             feed_until(run, full)
             assert numbers(run) == list(range(abandoned))
-    assert audit(run).policies["solver"].issued == QUOTA + 12
+    assert audit(run, drained=False).policies["solver"].issued == QUOTA + 12
 
 
 def test_a_feeder_that_dies_before_and_after_it_heard_of_a_swap_gives_every_number_one_revision(
@@ -276,7 +288,7 @@ def test_what_a_selector_learnt_and_drew_outlives_kills_so_that_the_same_tasks_a
             feed_until(run, full)
     assert [task.task_id for _, task in tasks(run)] == expected
     assert undisturbed.rejected > 20, "the selectors had a say"
-    assert figures(run).selection["sums"].rejected == undisturbed.rejected
+    assert figures(run)[1].selection["sums"].rejected == undisturbed.rejected
 
 
 def test_a_curriculum_and_raised_tiers_at_once_are_refused(make: Callable[..., Run]) -> None:
@@ -351,7 +363,52 @@ def test_a_number_that_the_workers_passed_in_silence_is_asked_again_and_done_tas
     assert [(task.number, task.attempt) for task in again] == [(7, 1)]
     assert (again[0].payload, again[0].seed) == (before[7].payload, before[7].seed)
     assert {task.number for _, task in left} == {7, 8}  # 0 to 6 were deleted; 8 followed the drop of 6
-    assert audit(run).policies["solver"].issued == QUOTA + 1
+    assert audit(run, drained=False).policies["solver"].issued == QUOTA + 1
+
+
+def test_nothing_is_asked_again_while_its_group_waits_for_a_curator(make: Callable[..., Run]) -> None:
+    run = make(feed={"reissue_after_s": 0.2})
+    feed_until(run, full)
+    topic = run.topics.trajectories("solver")
+    say(run, *[Outgoing(topic, b"a group", partition=partition) for partition in (0, 1)])
+    with closing(TransactionalWriter(run.connection, run.address.run)) as other:
+        other.begin()
+        other.produce([Outgoing(topic, b"a record that is aborted", partition=3)])
+        other.flush()
+        other.abort()
+    commit_all_tasks(run)
+    curators = open_consumer(run.connection, "test", run.topics.curate_group("solver"))
+    curators.commit(offsets=[TopicPartition(topic, 1, 1)], asynchronous=False)
+    curators.close()
+    with feeding(run) as (feeder, writer):
+        seen: list[dict[int, int]] = []
+
+        def looked_often() -> bool:
+            seen.append({group.number % 4: task.attempt for group, task in feeder.state.pacing.tasks.items()})
+            return len(seen) > 30 and min(seen[-1][partition] for partition in (1, 2, 3)) > 0
+
+        drive(feeder, writer, looked_often)
+    assert seen[-1][0] == 0, "its curator has read nothing"
+
+
+def test_a_number_that_stays_without_an_answer_ends_as_a_dead_letter(make: Callable[..., Run]) -> None:
+    run = make(feed={"reissue_after_s": 0.02})
+    feed_until(run, full)
+    say(run, *[outcome(run, n, "kept") for n in range(7)])
+    with feeding(run) as (feeder, writer):
+
+        def concluded() -> bool:
+            commit_all_tasks(run)
+            return ("sums", 7) not in feeder.state.pacing.tasks
+
+        drive(feeder, writer, concluded)
+        drive(feeder, writer, lambda: feeder.state.pacing.next["sums"] == QUOTA + 1)
+    letters = [codec.decode(m.value, DeadLetter) for m in read_all(run.connection, [run.topics.dead_letters])]
+    assert [(one.number, one.reason, one.component) for one in letters] == [(7, "unanswered", "feed")]
+    attempts = [(task.number, task.attempt) for _, task in tasks(run) if task.attempt]
+    assert max(attempts) == (7, MOST_ATTEMPTS - 1)
+    assert codec.decode(letters[0].value, Task).attempt == MOST_ATTEMPTS - 1, "it can be sent back"
+    assert audit(run, drained=False).policies["solver"].dead == 1
 
 
 def test_a_commit_of_an_earlier_run_passes_over_no_number(make: Callable[..., Run]) -> None:
@@ -377,7 +434,7 @@ def test_what_cannot_be_read_becomes_one_dead_letter_and_concludes_its_number(ma
         (3, "undecodable", "feed"),
         (4, "other_run", "feed"),
     ]
-    assert audit(run).policies["solver"].dead == 2
+    assert audit(run, drained=False).policies["solver"].dead == 2
 
 
 def test_a_dead_letter_that_cannot_be_read_is_no_further_letter(make: Callable[..., Run]) -> None:
@@ -477,8 +534,9 @@ def evaluate_until(run: Run, done: Callable[[Evaluator], bool]) -> None:
 
 
 def ends_read(evaluator: Evaluator) -> bool:
+    """Whether all is read, and the snapshot that says so is written."""
     reader = evaluator.own.reader
-    return reader.positions == reader.ends()
+    return reader.positions == reader.ends() and not evaluator._changed
 
 
 def test_an_evaluation_concludes_once_over_restarts_claims_and_bytes_that_cannot_be_read(
@@ -502,6 +560,46 @@ def test_an_evaluation_concludes_once_over_restarts_claims_and_bytes_that_cannot
     assert sorted(letter.reason for letter in letters) == ["missing_object", "undecodable"]
 
 
+def test_what_was_lost_of_an_evaluation_is_asked_again_until_it_has_its_result_or_six_attempts(
+    make: Callable[..., Run],
+) -> None:
+    run = make(evaluate={"every": 4, "problems": 4, "samples": 2}, feed={"reissue_after_s": 0.2})
+    say(run, weights(run, 0))
+    feed_until(run, lambda feeder: bool(feeder.state.evaluating.tasks))
+    stream = eval_stream("sums")
+    say(run, *[eval_message(run, eval_group(run, number, 1.0, version=0)) for number in range(3)])
+    say(run, Outgoing(run.topics.eval_groups("solver"), b"nonsense", partition=3))
+    commit_all_tasks(run, stream)
+    looks = count()
+    with feeding(run) as (feeder, writer):
+        drive(feeder, writer, lambda: next(looks) > 20)
+    assert numbers(run, stream) == [0, 1, 2, 3], "the evaluator has read nothing: what it lacks is not known"
+    evaluate_until(run, ends_read)
+    with feeding(run) as (feeder, writer):  # over a restart
+        drive(feeder, writer, lambda: numbers(run, stream)[3:] == [3, 3])
+        assert tasks(run, stream)[4][1] == replace(tasks(run, stream)[3][1], attempt=1, issued_ms=ANY)
+        say(run, eval_message(run, eval_group(run, 3, 1.0, version=0)))
+        evaluate_until(run, ends_read)
+        drive(feeder, writer, lambda: not feeder.state.evaluating.tasks)
+        say(run, weights(run, 4))
+        drive(feeder, writer, lambda: len(feeder.state.evaluating.tasks) == 4)
+        say(run, *[eval_message(run, eval_group(run, number, 1.0, version=4)) for number in range(4, 7)])
+        evaluate_until(run, ends_read)
+
+        def concluded() -> bool:
+            commit_all_tasks(run, stream)
+            return not feeder.state.evaluating.tasks
+
+        feeder._commits._evaluations_overdue.after_s = 0.02
+        drive(feeder, writer, concluded)
+    results = [codec.decode(m.value, EvalResult) for m in read_all(run.connection, [run.topics.evals("solver")])]
+    assert [one.version for one in results] == [0]
+    letters = [codec.decode(m.value, DeadLetter) for m in read_all(run.connection, [run.topics.dead_letters])]
+    unanswered = [(one.stream, one.number) for one in letters if one.reason == "unanswered"]
+    assert unanswered == [(stream, 7)]
+    assert numbers(run, stream) == [0, 1, 2, 3, 3, 4, 5, 6] + [7] * MOST_ATTEMPTS
+
+
 # --------------------------------------------------------------------------------------------------- audit and figures
 
 
@@ -511,20 +609,20 @@ def test_audit_and_figures_are_read_from_the_topics_alone(make: Callable[..., Ru
     say(run, weights(run, 0), *[outcome(run, n, "kept", rewards=(1.0, 1.0)) for n in range(4)])
     say(run, outcome(run, 4), outcome(run, 5, "expired", component="train"), batch(run, 1, 0, 1, 2))
     feed_until(run, lambda feeder: feeder.state.pacing.next["sums"] == QUOTA + 5)
-    found = audit(run)
+    found = audit(run, drained=False)
     assert (found.lost, found.doubled) == (0, 0)
     counts = found.policies["solver"]
     assert (counts.issued, counts.trained, counts.dead, counts.in_flight) == (13, 3, 0, 8)
     assert counts.discarded == {"expired": 1, "zero_variance": 1}
     assert audit(run, drained=True).lost == 8
-    seen = figures(run)
+    _, seen = figures(run)
     assert (seen.state, seen.versions, seen.groups.issued, seen.groups.in_flight) == ("running", {"solver": 1}, 13, 8)
     assert (seen.reward_first, seen.reward_last) == ({}, {"solver": pytest.approx(0.9)}), "of one version"
     assert seen.lag[run.topics.tasks("sums")] == 13
     commit_all_tasks(run)
-    assert figures(run).lag[run.topics.tasks("sums")] == 0
+    assert figures(run)[1].lag[run.topics.tasks("sums")] == 0
     say(run, outcome(run, 0), outcome(run, 4, "expired", component="train"))
-    assert audit(run).doubled == 2
+    assert audit(run, drained=False).doubled == 2
 
 
 def test_a_group_that_never_committed_has_no_offsets(make: Callable[..., Run]) -> None:
@@ -536,9 +634,40 @@ def snapshots(run: Run) -> Iterable[Snapshot]:
     return (codec.decode(m.value, Snapshot) for m in read_all(run.connection, [run.topics.state]) if m.key == b"feed")
 
 
-def test_the_newest_snapshot_tells_the_offsets_of_its_tasks(make: Callable[..., Run]) -> None:
+def test_the_newest_snapshot_tells_the_offsets_of_its_tasks_and_is_written_in_parts(make: Callable[..., Run]) -> None:
     run = make()
     feed_until(run, full)
-    newest = list(snapshots(run))[-1]
-    places = {(row[4], row[6]) for row in json.loads(newest.body)["pacing"]["open"]}
-    assert places == {(m.partition, m.offset) for m in read_all(run.connection, [run.topics.tasks("sums")])}
+    [part] = parts(run)
+    assert {(row[4], row[6]) for row in part} == {
+        (m.partition, m.offset) for m in read_all(run.connection, [run.topics.tasks("sums")])
+    }
+    assert "open" not in json.loads(list(snapshots(run))[-1].body)["pacing"]
+    say(run, *[outcome(run, n) for n in range(QUOTA)])
+    feed_until(run, lambda feeder: feeder.state.pacing.next["sums"] == 2 * QUOTA)
+    say(run, weights(run, 6), *[outcome(run, n) for n in range(QUOTA, 2 * QUOTA)])
+    feed_until(run, lambda feeder: feeder.state.ended == "steps" and not feeder.state.pacing.tasks)
+    assert parts(run) == [], "nothing is open, and nothing is kept"
+
+
+def parts(run: Run) -> list[list[Any]]:
+    """Return the open numbers of each part of the feeder's newest state."""
+    newest = {m.key: m for m in read_all(run.connection, [run.topics.state]) if m.key.startswith(b"feed|")}
+    return [json.loads(codec.decode(m.value, Snapshot).body)["open"] for m in newest.values() if not m.is_null]
+
+
+def test_a_run_whose_state_is_in_one_record_goes_on_in_parts(make: Callable[..., Run]) -> None:
+    run = make()
+    feed_until(run, full)
+    head, [rows] = list(snapshots(run))[-1], parts(run)
+    body = json.loads(head.body)
+    body["pacing"] |= {"open": [row[:9] for row in rows], "dead": []}
+    old = replace(head, body=json.dumps(body).encode())
+    state = run.topics.state
+    say(run, Outgoing(state, codec.encode(old), b"feed", partition=0))
+    say(run, Outgoing(state, b"", b"feed|sums|0", partition=0, is_null=True))
+    say(run, outcome(run, 2))
+    feed_until(run, lambda feeder: feeder.state.pacing.next["sums"] == QUOTA + 1)
+    feed_until(run, full)
+    assert numbers(run) == list(range(QUOTA + 1))
+    assert sorted(row[1] for part in parts(run) for row in part) == [0, 1, *range(3, QUOTA + 1)]
+    assert audit(run, drained=False).policies["solver"].issued == QUOTA + 1

@@ -21,8 +21,9 @@ from command import words_of
 
 from headrace.infra.process.child_process import wait_without_reaping
 from headrace.infra.process.fork_client import ForkedProcess, ForkServer
-from headrace.infra.process.fork_server import CannotFork, Order
-from headrace.infra.process.supervisor import Child, Patience, Supervisor
+from headrace.infra.process.fork_server import CannotFork, ForkRequest
+from headrace.infra.process.patience import Patience
+from headrace.infra.process.supervisor import Child, Supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
 
@@ -41,8 +42,8 @@ def forks(tmp_path: Path) -> Iterator[ForkServer]:
     server.stop()
 
 
-def toy(folder: Path, *words: str, name: str = "toy") -> Order:
-    return Order(("colorsys", "numpy.random"), name, (*TOY, *words), str(folder / f"{name}.log"))
+def toy(folder: Path, *words: str, name: str = "toy") -> ForkRequest:
+    return ForkRequest(("colorsys", "numpy.random"), name, (*TOY, *words), str(folder / f"{name}.log"))
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 30) -> None:
@@ -121,9 +122,35 @@ def test_forks_draw_other_random_numbers(forks: ForkServer, tmp_path: Path) -> N
     assert all(one != other for one, other in zip(first["draws"], second["draws"], strict=True))
 
 
+def test_a_fork_has_the_environment_that_was_known_after_the_imports_began(forks: ForkServer, tmp_path: Path) -> None:
+    forks.import_early(["colorsys"])
+    forks.prepare({**ENVIRONMENT, "PREPARED": "yes"}, tmp_path / "late.log")
+
+    process = forks.fork(toy(tmp_path))
+    wait_for(lambda: said(tmp_path))
+    assert words_of(psutil.Process(process.pid)) == [*TOY]
+    os.kill(process.pid, signal.SIGKILL)
+    ended(process)
+    with pytest.raises(CannotFork):
+        forks.fork(ForkRequest(("no_such_module",), "toy", (*TOY, "exit", "0"), str(tmp_path / "toy.log")))
+
+    (told,) = said(tmp_path)
+    assert told["was_imported"]
+    assert told["prepared"] == "yes"
+    assert (tmp_path / "late.log").exists()
+
+
+def test_what_cannot_be_imported_early_is_reported_by_the_first_fork(forks: ForkServer, tmp_path: Path) -> None:
+    forks.import_early(["no_such_module"])
+    wait_for(lambda: forks.pid is None)
+
+    with pytest.raises(CannotFork, match="no fork server"):
+        forks.fork(toy(tmp_path))
+
+
 def test_a_process_with_threads_is_not_forked(forks: ForkServer, tmp_path: Path) -> None:
     with pytest.raises(CannotFork, match="threads"):
-        forks.fork(Order(("starts_a_thread",), "toy", (*TOY, "exit", "0"), str(tmp_path / "toy.log")))
+        forks.fork(ForkRequest(("starts_a_thread",), "toy", (*TOY, "exit", "0"), str(tmp_path / "toy.log")))
 
     assert said(tmp_path) == []
     with pytest.raises(CannotFork, match="no fork server"):
@@ -133,11 +160,11 @@ def test_a_process_with_threads_is_not_forked(forks: ForkServer, tmp_path: Path)
 def test_what_cannot_be_imported_or_written_is_told_and_nothing_is_left(forks: ForkServer, tmp_path: Path) -> None:
     before = children_of_this()
     with pytest.raises(CannotFork, match="nowhere"):
-        forks.fork(Order((), "toy", TOY, str(tmp_path / "nowhere" / "toy.log")))
+        forks.fork(ForkRequest((), "toy", TOY, str(tmp_path / "nowhere" / "toy.log")))
     assert children_of_this() == before
 
     with pytest.raises(CannotFork, match="no_such_module"):
-        forks.fork(Order(("no_such_module",), "toy", TOY, str(tmp_path / "toy.log")))
+        forks.fork(ForkRequest(("no_such_module",), "toy", TOY, str(tmp_path / "toy.log")))
 
 
 def test_a_server_that_does_not_answer_is_given_up_and_what_it_forks_later_ends(
@@ -239,10 +266,10 @@ def test_a_launcher_that_is_killed_leaves_neither_fork_nor_server_behind(tmp_pat
         import os, time
         from pathlib import Path
         from headrace.infra.process.fork_client import ForkServer
-        from headrace.infra.process.fork_server import Order
+        from headrace.infra.process.fork_server import ForkRequest
         server = ForkServer(dict(os.environ), Path({str(tmp_path)!r}) / "forks.log")
         server.start()
-        toy = server.fork(Order((), "toy", {TOY!r}, {str(tmp_path / "toy.log")!r}))
+        toy = server.fork(ForkRequest((), "toy", {TOY!r}, {str(tmp_path / "toy.log")!r}))
         print(toy.pid, server.pid, flush=True)
         time.sleep(60)
     """

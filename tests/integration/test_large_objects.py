@@ -23,7 +23,7 @@ from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.run.run import STORE_NAME, Run
 from headrace.infra.store.object_cache import ObjectCache
-from headrace.infra.store.object_store import PART_BYTES, ObjectStore, StoreAddress, StoredObject, StoreUnavailable
+from headrace.infra.store.object_store import PART_BYTES, ObjectStore, StoreAddress, StoreUnavailable
 from headrace.schemas.records import ClaimCheck
 
 LONG_S = 20.0
@@ -128,7 +128,7 @@ class Breaking(io.BytesIO):
 def test_of_an_upload_that_is_broken_off_nothing_is_left(behind: ObjectStore, mortal: Mortal) -> None:
     data, key = large()
     with pytest.raises(OSError, match="the disk fails"):
-        behind._upload(StoredObject(key, sha256(data).hexdigest(), len(data)), lambda: Breaking(data))
+        behind._bucket.upload(key, len(data), lambda: Breaking(data))
     assert not behind.exists(key)
     assert mortal.begun(key) == []
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from made_run import make_run, tiny_recipe
+from said import say
 from tokenizers import Tokenizer, models
 from tokenizers.decoders import Fuse
 
 from headrace.infra.embedded.servers import await_leaders
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import Message, Outgoing, open_producer
+from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import dead_letter
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
@@ -48,17 +49,13 @@ class Log:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._producer = open_producer(run.connection, "written-by-hand")
         self._next: dict[tuple[str, int], int] = {}
         state = Snapshot(run_id=run.run_id, component="feed", body=json.dumps({"next": {"sums": ISSUED}}).encode())
         self.write(Outgoing(run.topics.state, codec.encode(state), b"feed", partition=0))
 
     def write(self, record: Outgoing) -> int:
         place = (record.topic, record.partition)
-        self._producer.produce(
-            record.topic, record.value, record.key or None, record.partition, headers=list(record.headers)
-        )
-        assert self._producer.flush(30) == 0
+        say(self.run, record)
         self._next[place] = self._next.get(place, 0) + 1
         return self._next[place] - 1
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from fastavro import parse_schema, schemaless_writer
 from made_run import make_run, tiny_recipe
+from said import say
 from structlog.testing import capture_logs
 
-from headrace.infra.kafka.clients import open_producer
+from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import Run, join, read_revisions
 from headrace.infra.store.object_store import ObjectStore
@@ -44,9 +45,7 @@ def by_newer_build(run: Run, task: Task) -> bytes:
 
 
 def tell(run: Run, revision: RecipeRevision) -> None:
-    producer = open_producer(run.connection, "newer")
-    producer.produce(run.topics.recipe, codec.encode(revision), partition=0)
-    assert producer.flush(30) == 0
+    say(run, Outgoing(run.topics.recipe, codec.encode(revision), partition=0))
 
 
 def test_a_newer_builds_record_is_read_as_soon_as_its_schema_is_told_and_not_before(run: Run) -> None:
@@ -83,7 +82,7 @@ def test_a_build_tells_its_schemas_once_and_changes_nothing_else_by_it(
     joined = join(run.address)
     assert read_revisions(run.address) == before
     assert joined.recipe_end == run.recipe_end + 1
-    assert joined.told
+    assert joined.has_schemas
     assert codec.decode(by_newer_build(run, Task(number=7)), Task) == Task(number=7)
 
 

@@ -1,19 +1,25 @@
-"""A producer whose first request the broker refuses while a second one is on its way."""
+"""Requests that a broker refuses: the first of two that are on their way, and one that it refuses each time."""
 
 from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import closing, suppress
-from pathlib import Path
 
-from confluent_kafka.admin import AdminClient, NewTopic
+import pytest
 from stoppable import until
 from tcp_proxy import TcpProxy
 
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
-from headrace.infra.kafka.clients import Connection, open_producer
+from headrace.infra.kafka import transactions
+from headrace.infra.kafka.clients import Connection, KafkaRefused, Outgoing, is_delivered, open_admin, open_producer
+from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
+from headrace.infra.stopwatch import Stopwatch
+from headrace.producers.rollout.record_producer import RecordProducer
+from headrace.schemas.topics import TopicSpec
 
 PRODUCE = 0
 HOLD_S = 2.0
@@ -61,24 +67,129 @@ class Spoiling(TcpProxy):
         return 0.0
 
 
-def test_a_record_that_was_refused_is_not_held_for_delivered_because_a_later_one_was(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Spoiling, Connection]]:
     with Spoiling() as between:
         advertised = {"advertised.listeners": f"PLAINTEXT://{between.address}"}
-        with EmbeddedKafka(tmp_path / "kafka", config=advertised) as server:
+        with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), config=advertised) as server:
             between.target = server.bootstrap
-            admin = AdminClient({"bootstrap.servers": server.bootstrap})
-            admin.create_topics([NewTopic("plain", 2, 1)])["plain"].result(30)
-            connection = Connection(server.bootstrap, compression="none")
-            producer = open_producer(connection, "two")
-            producer.produce("plain", b"it is known to the broker, but not of this partition", partition=1)
-            assert producer.flush(60) == 0
-            between.armed = True
-            delivered: list[bytes | None] = []
-            for value in (b"the first record", b"the second record"):
-                producer.produce("plain", value, partition=0, on_delivery=lambda _, raw: delivered.append(raw.value()))
-                until(lambda: between.first is not None, "a request is on its way")
-            assert producer.flush(60) == 0
-            assert between.spoilt == 1
-            found = [message.value for message in read_all(connection, ["plain"]) if message.partition == 0]
-    assert delivered == [b"the first record", b"the second record"]
-    assert found == delivered
+            yield between, Connection(server.bootstrap, compression="none")
+
+
+@pytest.fixture
+def topic(spoilt: tuple[Spoiling, Connection], request: pytest.FixtureRequest) -> str:
+    between, connection = spoilt
+    between.armed, between.first, between.spoilt = False, None, 0
+    name = request.node.name
+    ensure_topics(connection, [TopicSpec(name, 2)])
+    return name
+
+
+def values(connection: Connection, topic: str) -> list[bytes]:
+    return [message.value for message in read_all(connection, [topic]) if message.partition == 0]
+
+
+def test_the_client_reports_a_record_that_was_refused_as_delivered_and_has_no_offset_of_it(
+    spoilt: tuple[Spoiling, Connection], topic: str
+) -> None:
+    between, connection = spoilt
+    producer = open_producer(connection, "plain")
+    reported: list[tuple[bytes | None, bool]] = []
+    producer.produce(topic, b"it is known to the broker, but not of this partition", partition=1)
+    assert producer.flush(60) == 0
+    between.armed = True
+    for value in (b"the first record", b"the second record"):
+        producer.produce(
+            topic, value, partition=0, on_delivery=lambda _, raw: reported.append((raw.value(), is_delivered(raw)))
+        )
+        until(lambda: between.first is not None, "a request is on its way")
+    assert producer.flush(60) == 0
+
+    assert between.spoilt == 1
+    assert reported == [(b"the first record", False), (b"the second record", True)]
+    assert values(connection, topic) == [b"the second record"]
+
+
+def test_a_worker_sends_a_record_again_that_was_refused_and_reported_as_delivered(
+    spoilt: tuple[Spoiling, Connection], topic: str
+) -> None:
+    between, connection = spoilt
+    producer = RecordProducer(connection, "worker", Stopwatch())
+    producer.post(Outgoing(topic, b"it is known to the broker, but not of this partition", partition=1)).result(60)
+    between.armed = True
+    first = producer.post(Outgoing(topic, b"the first record", partition=0))
+    until(lambda: between.first is not None, "a request is on its way")
+    second = producer.post(Outgoing(topic, b"the second record", partition=0))
+    first.result(60)
+    second.result(60)
+
+    assert between.spoilt == 1
+    assert values(connection, topic) == [b"the second record", b"the first record"]
+    assert producer.flush(10) == 0
+    producer.close()
+
+
+def test_a_transaction_of_which_a_record_may_be_lost_is_aborted(
+    spoilt: tuple[Spoiling, Connection], topic: str
+) -> None:
+    between, connection = spoilt
+    with closing(TransactionalWriter(connection, topic)) as writer:
+        writer.begin()
+        writer.produce([Outgoing(topic, b"it is known to the broker, but not of this partition", partition=1)])
+        writer.commit()
+        writer.begin()
+        between.armed = True
+        writer.produce([Outgoing(topic, b"the first record", partition=0)])
+        until(lambda: between.first is not None, "a request is on its way")
+        writer.produce([Outgoing(topic, b"the second record", partition=0)])
+        with pytest.raises(Aborted):
+            writer.commit()
+        assert between.spoilt == 1
+        between.armed = False
+        writer.begin()
+        writer.produce([Outgoing(topic, b"both, again", partition=0)])
+        writer.commit()
+
+    assert values(connection, topic) == [b"both, again"]
+
+
+def test_what_kafka_refuses_for_good_ends_the_transaction_with_what_was_refused_and_why(
+    spoilt: tuple[Spoiling, Connection], topic: str
+) -> None:
+    _, connection = spoilt
+    small = f"{topic}-small"
+    ensure_topics(connection, [TopicSpec(small, 1, {"max.message.bytes": "1000"})])
+    with closing(TransactionalWriter(connection, topic)) as writer:
+        writer.begin()
+        writer.produce([Outgoing(topic, b"a companion", partition=0)])
+        writer.produce([Outgoing(small, bytes(2000), b"sums:7")])
+        with pytest.raises(KafkaRefused, match=f"{small} 'sums:7' of 2,000 bytes: Kafka answers MSG_SIZE_TOO_LARGE"):
+            writer.commit()
+
+    assert values(connection, topic) == []
+
+
+def test_a_topic_that_was_deleted_ends_who_writes_to_it_before_and_after_a_restart(
+    bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client says first that it is fenced, and later, for ever, that the record timed out."""
+    monkeypatch.setattr(transactions, "GONE_S", 1.0)
+    connection = Connection(bootstrap, {"transaction.timeout.ms": "2000"})
+    gone = f"{topic}-gone"
+    ensure_topics(connection, [TopicSpec(gone, 1, {})])
+    with closing(TransactionalWriter(connection, topic)) as writer:
+        writer.begin()
+        writer.produce([Outgoing(gone, b"before", partition=0)])
+        writer.commit()
+        for deleted in open_admin(connection).delete_topics([gone]).values():
+            deleted.result(30)
+        until(lambda: gone not in open_admin(connection).list_topics(timeout=5).topics, "it is deleted")
+        writer.begin()
+        writer.produce([Outgoing(topic, b"a companion", partition=0), Outgoing(gone, b"after", b"sums:7", partition=0)])
+        with pytest.raises(KafkaRefused, match=rf"'sums:7' of 5 bytes: {gone}\[0\] is not there, and was not for 1 s"):
+            writer.commit()
+    with closing(TransactionalWriter(connection, topic)) as successor:
+        successor.begin()
+        successor.produce([Outgoing(gone, b"after", b"sums:7", partition=0)])
+        with pytest.raises(KafkaRefused, match=rf"{gone}\[0\] is not there"):
+            successor.commit()

@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 from made_run import make_run, tiny_recipe
+from said import say
 
 from headrace.consumers.curate.curator import curator
+from headrace.consumers.curate.issued_numbers import IssuedNumbers
+from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import Fenced, Outgoing, open_producer
+from headrace.infra.kafka.clients import Fenced, Outgoing
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.process.signals import keep_running
+from headrace.infra.process.signals import attempts
 from headrace.infra.run.run import STORE_NAME, Run, RunEnded, join, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore
@@ -74,7 +77,8 @@ def curating(run: Run, slot: str = "0") -> Iterator[None]:
     """A curator, in a thread."""
     stop = threading.Event()
     writer = TransactionalWriter(run.connection, f"{run.topics.curate_group('solver')}.{slot}")
-    with closing(writer), closing(curator(run, "solver")) as consumer:
+    published, issued = PublishedVersions(run, "solver"), IssuedNumbers(run)
+    with closing(writer), closing(curator(run, "solver", published, issued)) as consumer:
         loop = threading.Thread(target=run_loop, args=(consumer, writer, stop, Stopwatch()))
         loop.start()
         try:
@@ -89,13 +93,15 @@ def feeding(run: Run) -> Iterator[Callable[[], Pacing]]:
     """A feeder, in a thread, built anew when it has to be; what it knows is to be looked at only."""
     stop, newest = threading.Event(), [FeedState(run.recipe, read_revisions(run.address)[-1], {}).pacing]
 
-    def build_and_run(stop: threading.Event) -> None:
-        writer = TransactionalWriter(run.connection, f"{run.address.run}.feed")
-        with closing(writer), closing(open_feeder(run, writer)) as feeder:
-            newest.append(feeder.state.pacing)
-            run_loop(feeder, writer, stop, Stopwatch())
+    def feed() -> None:
+        for attempt in attempts(stop):
+            with attempt:
+                writer = TransactionalWriter(run.connection, f"{run.address.run}.feed")
+                with closing(writer), closing(open_feeder(run, writer)) as feeder:
+                    newest.append(feeder.state.pacing)
+                    run_loop(feeder, writer, stop, Stopwatch())
 
-    loop = threading.Thread(target=keep_running, args=(build_and_run, stop))
+    loop = threading.Thread(target=feed)
     loop.start()
     try:
         yield lambda: newest[-1]
@@ -109,32 +115,22 @@ def training(run: Run) -> Iterator[None]:
     """A trainer, in a thread; at its end nothing is saved that its transactions did not save before."""
     stop, watch = threading.Event(), Stopwatch()
 
-    def build_and_run(stop: threading.Event) -> None:
-        writer = TransactionalWriter(run.connection, f"{run.address.run}.train.solver")
-        with closing(writer):
-            incarnation = begin_or_resume(run, "solver", writer, stop)
-            with closing(Trainer(run, "solver", incarnation, watch)) as trainer:
-                run_loop(trainer, writer, stop, watch)
+    def train() -> None:
+        for attempt in attempts(stop):
+            with attempt:
+                writer = TransactionalWriter(run.connection, f"{run.address.run}.train.solver")
+                with closing(writer):
+                    incarnation = begin_or_resume(run, "solver", writer, stop)
+                    with closing(Trainer(run, "solver", incarnation, watch)) as trainer:
+                        run_loop(trainer, writer, stop, watch)
 
-    loop = threading.Thread(target=keep_running, args=(build_and_run, stop))
+    loop = threading.Thread(target=train)
     loop.start()
     try:
         yield
     finally:
         stop.set()
         loop.join(60)
-
-
-def say(run: Run, *outgoing: Outgoing) -> None:
-    producer = open_producer(run.connection, "test")
-    for one in outgoing:
-        while True:
-            try:
-                producer.produce(one.topic, one.value, one.key or None, one.partition, headers=list(one.headers))
-                break
-            except BufferError:
-                producer.poll(0.1)
-    assert producer.flush(60) == 0
 
 
 def group(run: Run, number: int) -> TrajectoryGroup:
@@ -208,7 +204,7 @@ def test_a_group_whose_object_was_missing_is_sent_back_after_the_fix_and_is_trai
         again = plain(redrive(run, [letter["offset"]], None))
         assert (again["redriven"], again["already"]) == ([], [letter["offset"]])
         until(lambda: 1 in open_numbers(pacing()), "the number is open again")
-        assert audit(run).policies["solver"].in_flight > 0
+        assert audit(run, drained=False).policies["solver"].in_flight > 0
         with curating(run, "1"):
             until(lambda: kept(run) == [0, 1, 2, 3], "the group that was sent back")
         groups = tuple(GroupUse("sums", number) for number in range(4))
@@ -365,5 +361,6 @@ def test_thousands_of_bad_messages_amid_good_ones_stop_none_of_them(make: Callab
     again = [one for one in letters.values() if one["copy_of"] is not None]
     assert len(again) == len(done["redriven"])
     assert all(letters[one["copy_of"]]["failed_again"] == one["offset"] for one in again)
-    assert sum(audit(run).unnumbered_letters.values()) + audit(run).groups.dead == BAD, "none is counted twice"
+    found = audit(run, drained=False)
+    assert sum(found.unnumbered_letters.values()) + found.groups.dead == BAD, "none is counted twice"
     assert kept(run) == list(range(GOOD))

@@ -31,7 +31,7 @@ from trained_run import (
 from headrace.infra.kafka.clients import Outgoing, open_admin
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.run.first_uses import Replay, find_first_uses
+from headrace.infra.run.first_uses import CuratedReplay, find_first_uses
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
@@ -218,10 +218,10 @@ def test_first_uses_are_found_behind_markers_and_aborted_records_and_those_of_ot
         feed(run, [replay(groups[4], 1), replay(groups[5], 1)], writer)
     there = {(message.partition, *key_of(message.value)): message for message in read_all(run.connection, [topic])}
     asked = [
-        Replay(partition, there[partition, number, 1].offset, "sums", number, back)
+        CuratedReplay(partition, there[partition, number, 1].offset, "sums", number, back)
         for partition, number, back in ((0, 4, 0), (0, 4, 148), (1, 5, 148))
     ]
-    gone = [Replay(0, there[0, 298, 0].offset, "sums", 77, back=5), Replay(1, 2, "sums", 299, back=1)]
+    gone = [CuratedReplay(0, there[0, 298, 0].offset, "sums", 77, back=5), CuratedReplay(1, 2, "sums", 299, back=1)]
     found = find_first_uses(run.connection, topic, run.run_id, [*asked, *gone])
     assert found.keys() == set(asked)
     for one, message in found.items():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.infra.backoff import Backoff
 from headrace.infra.embedded import servers as servers_of_a_run
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
@@ -26,7 +27,7 @@ def said() -> list[str]:
 @pytest.fixture
 def servers(tmp_path: Path, bootstrap: str, said: list[str]) -> Iterator[Servers]:
     recipe = load_recipe("arithmetic", [f"kafka.bootstrap={bootstrap}"])
-    servers = Servers(recipe, DataFolder(tmp_path / "run"), said.append)
+    servers = Servers(recipe.kafka, recipe.store, DataFolder(tmp_path / "run"), said.append)
     servers.claim()
     servers.start()
     yield servers
@@ -56,10 +57,9 @@ def test_a_server_that_died_is_started_again_with_its_data(servers: Servers, sai
     assert [words.partition(" is")[0] for words in said] == ["the object store died and"]
 
 
-def test_a_server_that_does_not_come_up_is_said_once_and_tried_until_it_does(
-    servers: Servers, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(servers_of_a_run, "LONGEST_PAUSE_S", 0.0)
+def test_a_server_that_does_not_come_up_is_said_once_and_tried_until_it_does(servers: Servers, said: list[str]) -> None:
+    for nurse in servers._nurses:
+        nurse._pauses = Backoff(0.0, 0.0)
     with socket.create_server(("127.0.0.1", kill_store(servers))):
         for _ in range(3):
             servers.revive()
@@ -75,7 +75,6 @@ def test_a_server_that_does_not_come_up_is_said_once_and_tried_until_it_does(
 def test_a_full_disk_is_said_once_with_what_to_do(
     servers: Servers, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers_of_a_run, "LONGEST_PAUSE_S", 0.0)
     monkeypatch.setattr(servers_of_a_run, "ROOM_BYTES", 1 << 60)
     with socket.create_server(("127.0.0.1", kill_store(servers))):
         for _ in range(3):

@@ -17,12 +17,20 @@ import pytest
 from confluent_kafka import TopicPartition
 from forked import Forked
 from made_run import make_run, publish, tiny_recipe
+from said import say
 
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.envs.payload import problem_to_json
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.embedded.store_server import EmbeddedStore
-from headrace.infra.kafka.clients import KafkaAway, KafkaRefused, Message, Outgoing, open_consumer, open_producer
+from headrace.infra.kafka.clients import (
+    KafkaAway,
+    KafkaRefused,
+    Message,
+    Outgoing,
+    open_admin,
+    open_consumer,
+)
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import STORE_NAME, Run
 from headrace.infra.store.object_store import ObjectStore
@@ -74,13 +82,6 @@ def play(address: str, name: str, concurrency: int, first: str) -> None:
 # ----------------------------------------------------------------------------------------------------- what others do
 
 
-def produce(run: Run, *records: Outgoing) -> None:
-    producer = open_producer(run.connection, "test")
-    for record in records:
-        producer.produce(record.topic, record.value, record.key or None, record.partition, headers=list(record.headers))
-    assert producer.flush(30) == 0
-
-
 def task(run: Run, number: int, **changes: object) -> Task:
     problem = Arithmetic(seed=1).problem("train", number)
     plain = Task(
@@ -99,9 +100,7 @@ def task(run: Run, number: int, **changes: object) -> Task:
 
 def issue(run: Run, *tasks: Task) -> None:
     partitions = run.recipe.kafka.partitions
-    produce(
-        run, *(Outgoing(run.topics.tasks(t.stream), codec.encode(t), partition=t.number % partitions) for t in tasks)
-    )
+    say(run, *(Outgoing(run.topics.tasks(t.stream), codec.encode(t), partition=t.number % partitions) for t in tasks))
 
 
 # ------------------------------------------------------------------------------------------------------ what there is
@@ -335,7 +334,7 @@ def test_a_worker_that_makes_no_token_ends_and_the_task_that_stalls_every_worker
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:
     stalling = {"sums": {**SLOW["sums"], "workflow": "played:stalling"}}
-    rollout = {"group_size": 2, "max_tokens": 8, "episode_limit_s": 3}
+    rollout = {"group_size": 2, "max_tokens": 8, "episode_limit_s": 2}
     run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=stalling, rollout=rollout))
     publish(run, 0)
     problem = replace(Arithmetic(seed=1).problem("train", 2), extra={"stalling": True})
@@ -344,7 +343,7 @@ def test_a_worker_that_makes_no_token_ends_and_the_task_that_stalls_every_worker
     ends = []
     for life in range(4):
         worker = work(
-            run, f"w{life}", first="from headrace.producers.rollout import watchdog; watchdog.LEAST_STALL_S = 6"
+            run, f"w{life}", first="from headrace.producers.rollout import watchdog; watchdog.LEAST_STALL_S = 4"
         )
         until(lambda w=worker: w.poll() is not None or set(numbers(run)) == set(range(6)), "stall or end")  # type: ignore[misc]
         ends.append(worker.poll())
@@ -352,7 +351,7 @@ def test_a_worker_that_makes_no_token_ends_and_the_task_that_stalls_every_worker
     assert {group.number: group.reason for group in groups(run)} == {**dict.fromkeys(range(6), ""), 2: "poison"}
     status = statuses(run)["w0"]
     assert status.state == "stopped"
-    assert "no token for 6 s with" in status.detail
+    assert "no token for 4 s with" in status.detail
 
 
 def test_episodes_that_ignore_their_cancellation_fail_in_time_and_hold_no_worker_up(
@@ -395,7 +394,7 @@ def test_what_is_no_task_of_this_run_becomes_a_dead_letter(
     run = make_run(bootstrap, store, tiny_recipe(run_name))
     publish(run, 0)
     topic = run.topics.tasks("sums")
-    produce(run, Outgoing(topic, b"no task", b"sums:9", partition=1))
+    say(run, Outgoing(topic, b"no task", b"sums:9", partition=1))
     issue(run, task(run, 5, run_id="another"), task(run, 9), task(run, 2, payload="[]"))
     work(run, "w1")
     until(lambda: len(messages(run, run.topics.dead_letters)) >= 2 and len(messages(run)) >= 2, "all conclusions")
@@ -436,18 +435,50 @@ def test_after_the_end_what_was_not_started_and_what_does_not_end_concludes_as_r
     issue(run, *(task(run, number) for number in range(6)))
     until(lambda: "w1" in statuses(run) and statuses(run)["w1"].episodes_running == 4, "running episodes")
     ended = RecipeRevision(run_id=run.run_id, recipe=run.recipe.to_json(), ended="steps")
-    produce(run, Outgoing(run.topics.recipe, codec.encode(ended), partition=0))
+    say(run, Outgoing(run.topics.recipe, codec.encode(ended), partition=0))
     until(lambda: len(messages(run)) >= 4, "tasks that were not started")
     until(lambda: len(messages(run)) >= 6, "tasks that ran")
     assert numbers(run) == Counter(range(6))
     assert {(group.reason, group.failures[0].reason) for group in groups(run)} == {("run_end", "run_end")}
 
 
+IMPATIENT = """
+from headrace.infra.kafka import deleted_topics
+deleted_topics.GONE_S, deleted_topics.LOOK_EVERY_S = 2.0, 0.2
+"""
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["trajectories.solver", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("tasks.sums", "recipe"))],
+)
+def test_a_worker_whose_topic_was_deleted_ends_and_says_which_and_what_to_do(
+    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn, tmp_path: Path, topic: str
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name))
+    publish(run, 0)
+    worker = work(run, "w1", 8, IMPATIENT)
+    issue(run, *(task(run, number) for number in range(4)))
+    until(lambda: set(numbers(run)) == set(range(4)), "every number")
+    for deleted in open_admin(run.connection).delete_topics([f"{run_name}.{topic}"]).values():
+        deleted.result(30)
+    if topic != "tasks.sums":
+        issue(run, task(run, 4))  # its group finds no topic, or is delivered
+    assert worker.wait(PATIENCE_S) not in {0, None}
+    said = (tmp_path / "w1.log").read_text()
+    told = f"{run_name}.{topic} is not there, and was not for 2 s in which Kafka answered: it was deleted."
+    if topic == "tasks.sums" and "UNKNOWN_TOPIC_OR_PART" in said:
+        return  # a commit was refused first, which names the group
+    assert told in said
+    assert "begin a new one" in said
+
+
+@pytest.mark.exhaustive
 def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path, store: ObjectStore, run_name: str, work: Spawn) -> None:
     with EmbeddedKafka(tmp_path / "kafka") as server:
         run = make_run(server.bootstrap, store, tiny_recipe(run_name, workflows=SLOW))
         publish(run, 0)
-        worker = work(run, "w1", 8)
+        worker = work(run, "w1", 8, IMPATIENT)
         issue(run, *(task(run, number) for number in range(12)))
         until(lambda: len(messages(run)) > 0, "first group")
         assert server.pid is not None

@@ -15,15 +15,25 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 from counting_component import Counter, membership
+from said import say
 
 from headrace.infra.errors import Unavailable
-from headrace.infra.kafka.clients import Connection, Fenced, Message, Outgoing, open_consumer, open_producer
+from headrace.infra.kafka import topic_reader
+from headrace.infra.kafka.clients import (
+    Connection,
+    Fenced,
+    LogTruncated,
+    Message,
+    Outgoing,
+    open_consumer,
+)
 from headrace.infra.kafka.group_offsets import committed_offsets
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_admin import TopicDiffers, ensure_topics
 from headrace.infra.kafka.topic_reader import TopicReader, read_all, read_one, whole_topics
 from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
-from headrace.infra.run.group_consumer import GroupConsumer, StateLost
+from headrace.infra.run.group_consumer import GroupConsumer
+from headrace.infra.run.group_restore import StateLost
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas.topics import TopicSpec
 
@@ -55,10 +65,7 @@ def spawn(bootstrap: str, run_name: str) -> Iterator[Callable[[str], subprocess.
 
 
 def produce(connection: Connection, topic: str, values: range) -> None:
-    producer = open_producer(connection, "test")
-    for value in values:
-        producer.produce(topic, str(value).encode(), partition=value % PARTITIONS)
-    assert producer.flush(30) == 0
+    say(connection, *(Outgoing(topic, str(value).encode(), partition=value % PARTITIONS) for value in values))
 
 
 def counted(connection: Connection, topic: str) -> dict[int, list[tuple[int, int]]]:
@@ -221,6 +228,21 @@ def test_offsets_that_are_set_back_bring_back_the_memory_that_belongs_to_them(
     assert counted(connection, out) == again
 
 
+def test_a_group_whose_input_ends_before_what_it_has_handled_stops(
+    connection: Connection, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_reader, "SETTLING_S", 0.5)
+    produce(connection, f"{run_name}.in", range(40))
+    member = membership(connection.bootstrap, run_name)
+    outsider = open_consumer(connection, "test", member.group)
+    outsider.commit(offsets=[TopicPartition(f"{run_name}.in", 1, 25, '{"snapshot": -1}')], asynchronous=False)
+    outsider.close()
+    consumer = GroupConsumer(member, lambda place: Counter(place, f"{run_name}.out"))
+    with pytest.raises(LogTruncated, match=r"in\[1\] ends at 10, and was read up to 25"):
+        until(lambda: handled(consumer) > 40)
+    consumer.close()
+
+
 def handled(consumer: GroupConsumer) -> int:
     """Take one turn up to its commit; tell how many records that were."""
     messages = consumer.poll(Stopwatch())
@@ -340,7 +362,7 @@ def test_topics_are_created_once_and_differences_are_refused(connection: Connect
     spec = TopicSpec(f"{run_name}.more", 3, {"retention.ms": "-1"})
     assert ensure_topics(connection, [spec]) == [spec.name]
     assert ensure_topics(connection, [spec]) == []
-    with pytest.raises(TopicDiffers, match="has 3 partitions, the recipe says 5"):
+    with pytest.raises(TopicDiffers, match="has 3 partitions, the recipe has 5"):
         ensure_topics(connection, [TopicSpec(spec.name, 5)])
     with pytest.raises(TopicDiffers, match=r"retention\.ms=-1, the run needs 1000"):
         ensure_topics(connection, [TopicSpec(spec.name, 3, {"retention.ms": "1000"})])

@@ -293,7 +293,7 @@ def test_a_torn_object_is_refused(store: ObjectStore, store_server: EmbeddedStor
     path_of(store_server, "headrace-tests", stored.key).write_bytes(b"01234xxxxx")
     with pytest.raises(ObjectCorrupt, match="sha256"):
         store.get(stored.key, stored.sha256, stored.size_bytes)
-    with pytest.raises(ObjectCorrupt, match="has 10 bytes where its record says 11"):
+    with pytest.raises(ObjectCorrupt, match="has 10 bytes where its record has 11"):
         store.get_to_file(stored.key, stored.sha256, 11, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     with pytest.raises(ObjectCorrupt, match="ends before"):

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_records import curator_partitions, played, say
+from made_records import curator_partitions, played
 from made_run import make_run, tiny_recipe
+from said import say
 from stoppable import Component, Start, starter, until
 from test_evictions import outgoing, training
 from trained_run import batches, curated, curated_message, feed, outcomes, published, start_trainer
@@ -120,7 +121,10 @@ def test_a_shadow_of_the_same_chain_and_settings_makes_the_very_same_weights(
     curate(start, run, "--variant", "twin")
     curate(start, run)
     trainers.append(start_trainer(run))
-    until(lambda: {concluded(run, line) for line in run.recipe.lines} == {NUMBERS}, "both have concluded every number")
+    until(
+        lambda: {concluded(run, line) for line in run.recipe.policy_variants} == {NUMBERS},
+        "both have concluded every number",
+    )
 
     assert values(run, run.topics.curated(TWIN)) == values(run, run.topics.curated("solver"))
     assert len(hashes(run)) == STEPS
@@ -140,6 +144,7 @@ def test_a_shadow_of_the_same_chain_and_settings_makes_the_very_same_weights(
     assert plain(retrain(run, TWIN, (None, None)))["ok"]
 
 
+@pytest.mark.exhaustive
 def test_a_shadow_that_is_killed_again_and_again_loses_nothing_and_changes_nothing_of_its_policy(  # noqa: PLR0913, PLR0917 - fixtures
     bootstrap: str,
     store: ObjectStore,
@@ -169,7 +174,7 @@ def test_a_shadow_that_is_killed_again_and_again_loses_nothing_and_changes_nothi
     assert values(run, run.topics.curated("solver")) == values(alone, alone.topics.curated("solver"))
     assert hashes(run) == hashes(alone), "the policy learns what it learns alone"
     assert {event.weights_hash for event in published(run)} <= {published(alone)[0].weights_hash, *hashes(alone)}
-    for line in run.recipe.lines:
+    for line in run.recipe.policy_variants:
         assert values(run, run.topics.curated(line)) == curated_offline(run, line)
     assert hashes(run, FREE)[0] != hashes(run)[0]
     run = join(run.address)
@@ -215,7 +220,7 @@ def test_a_swap_of_the_policys_chain_leaves_the_shadow_its_own(
     until(lambda: concluded(run, FREE) == 28, "and the shadow's, but for two that make no batch")
 
     run = join(run.address)
-    for line in run.recipe.lines:
+    for line in run.recipe.policy_variants:
         assert values(run, run.topics.curated(line)) == curated_offline(run, line)
     assert sum(outcome.verdict == "dropped" for outcome in outcomes(run)) == 5, "nothing but the first chain drops"
     assert sum(outcome.verdict == "dropped" for outcome in outcomes(run, FREE)) == 0
@@ -265,7 +270,9 @@ def test_a_shadows_groups_grow_old_by_the_versions_of_its_policy(begun: Run) -> 
     feed(begun, [curated(3, version=2, stale=1)], line=FREE)
     with training(begun, FREE) as (trainer, _):
         told = outgoing(trainer, lambda told: len(told) >= 4)
-        assert [entry.key[1] for entry in trainer.window.leftovers()] == [3], "no version of its own is as new"
+        assert [entry.key[1] for entry in trainer.scheduler.window.leftovers()] == [3], (
+            "no version of its own is as new"
+        )
         assert trainer._pipeline.version == 0
     verdicts = [codec.decode(one.value, Outcome).verdict for one in told if one.topic == begun.topics.outcomes(FREE)]
     assert verdicts == ["expired"] * 3

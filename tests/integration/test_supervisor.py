@@ -14,9 +14,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.infra.errors import UsageError
-from headrace.infra.process.supervisor import Child, GaveUp, Patience, Supervisor, child_environment
+from headrace.infra.kafka.clients import Fenced
+from headrace.infra.process.child_process import child_environment
+from headrace.infra.process.patience import AWAY, Patience
+from headrace.infra.process.supervisor import Child, GaveUp, Supervisor
 
 HASTE = Patience(first_pause_s=0.01, longest_pause_s=0.05, most_short_lives=3)
 LIVES_ON = "import time\nwhile True: time.sleep(60)"
@@ -35,9 +39,13 @@ def python(name: str, code: str) -> Child:
 
 @contextmanager
 def supervised(
-    folder: Path, *children: Child, patience: Patience = HASTE, is_over: Callable[[], bool] = lambda: False
+    folder: Path,
+    *children: Child,
+    patience: Patience = HASTE,
+    is_over: Callable[[], bool] = lambda: False,
+    progress: Callable[[], object] = lambda: None,
 ) -> Iterator[Supervisor]:
-    supervisor = Supervisor(children, folder, os.environ, patience=patience, is_over=is_over)
+    supervisor = Supervisor(children, folder, os.environ, patience=patience, is_over=is_over, progress=progress)
     supervisor.start()
     try:
         yield supervisor
@@ -75,6 +83,19 @@ def test_a_child_that_is_killed_is_started_again(tmp_path: Path) -> None:
 
         assert supervisor.states()["worker"].starts == 2
         supervisor.raise_failure()
+
+
+def test_a_child_whose_place_another_process_has_taken_is_no_dead_one_and_waits_long(tmp_path: Path) -> None:
+    patience = Patience(first_pause_s=0.01, longest_pause_s=0.2, most_short_lives=2)
+    with (
+        capture_logs() as said,
+        supervised(tmp_path, python("curate", "import sys; sys.exit(76)"), patience=patience) as supervisor,
+    ):
+        wait_for(lambda: supervisor.states()["curate"].starts > 3)
+        supervisor.raise_failure()
+    assert {one["event"] for one in said} == {"child.fenced"}
+    assert {one["again_in_s"] for one in said} == {0.2}
+    assert Fenced.exit_code == 76
 
 
 def test_a_child_that_somebody_else_told_to_stop_is_started_again(tmp_path: Path) -> None:
@@ -158,7 +179,8 @@ def test_a_supervisor_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
     code = f"""
         import os, time
         from pathlib import Path
-        from headrace.infra.process.supervisor import Child, Patience, Supervisor
+        from headrace.infra.process.patience import Patience
+        from headrace.infra.process.supervisor import Child, Supervisor
         deaf = Child("deaf", {[sys.executable, "-u", "-c", DEAF]!r})
         supervisor = Supervisor([deaf], Path({str(tmp_path)!r}), os.environ, patience=Patience(3), is_over=bool)
         supervisor.start()
@@ -224,3 +246,52 @@ def test_no_thread_outlives_stop(tmp_path: Path) -> None:
         pass
 
     assert set(threading.enumerate()) == before
+
+
+LONG_LIVED = Patience(most_short_lives=10**6, most_deaths=4, first_pause_s=0.001, longest_pause_s=0.001)
+
+
+def test_a_child_that_dies_while_the_run_gets_no_further_is_given_up_whatever_its_lives_and_exit_code(
+    tmp_path: Path,
+) -> None:
+    torn = [python(f"torn-{code}", f"raise SystemExit({code})") for code in (1, AWAY)]
+    with supervised(tmp_path, *torn, patience=LONG_LIVED, progress=lambda: {"solver": 7}) as supervisor:
+        wait_for(lambda: {one.state for one in supervisor.states().values()} == {"failed"})
+
+        assert {one.starts for one in supervisor.states().values()} == {4}
+        with pytest.raises(GaveUp, match="died 4 times"):
+            supervisor.raise_failure()
+
+
+def test_a_death_in_the_users_own_code_is_told_with_its_line_and_stays_with_the_child(tmp_path: Path) -> None:
+    (tmp_path / "own_loss.py").write_text("import json\n\n\ndef own_loss():\n    return json.loads('{')\n")
+    code = f"import sys\nsys.path.append({str(tmp_path)!r})\nfrom own_loss import own_loss\nown_loss()"
+    with supervised(tmp_path, python("train", code)) as supervisor:
+        wait_for(lambda: supervisor.states()["train"].state == "failed")
+
+    [told] = supervisor.news()
+    assert "JSONDecodeError: Expecting property name" in told
+    assert told.endswith(" at " + supervisor.states()["train"].error.rpartition(" at ")[2])
+    assert supervisor.states()["train"].error.endswith("own_loss.py:5 in own_loss")
+
+
+def test_a_death_is_told_with_the_last_error_and_the_log_and_told_again_only_for_another_error(tmp_path: Path) -> None:
+    code = """
+from pathlib import Path
+lives = Path("FILE")
+lives.write_text(lives.read_text() + "." if lives.exists() else ".")
+n = len(lives.read_text())
+raise ValueError(f"bad number {n}") if n < 4 else KeyError("other")
+"""
+    patience = Patience(most_short_lives=5, first_pause_s=0.001, longest_pause_s=0.001)
+    with supervised(
+        tmp_path, python("torn", code.replace("FILE", str(tmp_path / "lives"))), patience=patience
+    ) as supervisor:
+        wait_for(lambda: supervisor.states()["torn"].state == "failed")
+
+    first, second = supervisor.news()
+    assert first == (
+        f"torn died (exit code 1) and is started again; its log {tmp_path}/torn.log ends with: ValueError: bad number 1"
+    )
+    assert second.endswith("KeyError: 'other'")
+    assert supervisor.news() == []

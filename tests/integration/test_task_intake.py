@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import TopicPartition
-from made_records import say, tasks
+from made_records import tasks
 from made_run import make_run, tiny_recipe
+from said import say
 from stoppable import until
 
 from headrace.infra.kafka.clients import open_consumer
@@ -18,7 +19,7 @@ from headrace.infra.store.object_store import ObjectStore
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.started_task import StartedTask
-from headrace.producers.rollout.task_intake import Member, TaskIntake
+from headrace.producers.rollout.task_intake import Subscription, TaskIntake
 from headrace.schemas.records import Task
 
 
@@ -40,7 +41,7 @@ def run(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
 @contextmanager
 def taking_in(run: Run, on_start: Callable[[StartedTask], object]) -> Iterator[TaskIntake]:
     topics = run.topics
-    member = Member(run.connection, "w", topics.rollout_group("sums"), (topics.tasks("sums"),), run.run_id)
+    member = Subscription(run.connection, "w", topics.rollout_group("sums"), (topics.tasks("sums"),), run.run_id)
     intake = TaskIntake(member, Room(), on_start, lambda _: None, Pauses())  # type: ignore[arg-type]
     intake.start()
     try:

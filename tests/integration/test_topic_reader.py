@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import NewTopic
+from said import say
+from stoppable import until
 
 from headrace.infra.kafka import topic_reader
-from headrace.infra.kafka.clients import Connection, open_admin, open_consumer, open_producer
+from headrace.infra.kafka.clients import Connection, LogTruncated, Outgoing, open_admin, open_consumer
+from headrace.infra.kafka.topic_admin import delete_topics, ensure_topics
 from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all
+from headrace.ops.reading import Reading
+from headrace.schemas.topics import TopicSpec
 
 LIMIT_S = 15.0
 TEN = [b"%d" % number for number in range(10)]
@@ -20,10 +25,7 @@ def of_ten_records(bootstrap: str, topic: str, partition: int) -> Connection:
     """Make a topic whose last partition holds ten records; return the connection to it."""
     connection = Connection(bootstrap)
     open_admin(connection).create_topics([NewTopic(topic, partition + 1, 1)])[topic].result()
-    producer = open_producer(connection, "writer")
-    for value in TEN:
-        producer.produce(topic, value, partition=partition)
-    assert producer.flush(30) == 0
+    say(connection, *(Outgoing(topic, value, partition=partition) for value in TEN))
     return connection
 
 
@@ -39,6 +41,14 @@ def test_a_false_end_does_not_make_a_topic_look_empty(
     assert [message.value for message in read_all(connection, [run_name])] == TEN
 
 
+def test_a_false_end_does_not_make_a_topic_look_empty_to_the_audit(
+    bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = of_ten_records(bootstrap, run_name, 1)
+    monkeypatch.setattr(topic_reader, "end_offsets", lambda _, places: dict.fromkeys(places, 0))
+    assert [message.value for message in Reading(connection).read([run_name], "records")] == TEN
+
+
 def test_a_topic_on_which_no_fetch_finds_the_end_is_read_to_the_end_it_had(
     bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,3 +61,35 @@ def test_a_topic_on_which_no_fetch_finds_the_end_is_read_to_the_end_it_had(
     monkeypatch.setattr(topic_reader, "open_consumer", never_at_the_end)
     with TopicReader(connection, {(run_name, 0): 0}) as reader:
         assert [message.value for message in reader.catch_up(LIMIT_S)] == TEN
+
+
+def test_a_reader_whose_records_were_deleted_goes_on_at_the_first_that_there_is(bootstrap: str, run_name: str) -> None:
+    connection = of_ten_records(bootstrap, run_name, 0)
+    open_admin(connection).delete_records([TopicPartition(run_name, 0, 4)])[TopicPartition(run_name, 0)].result()
+
+    assert [message.value for message in read_all(connection, [run_name])] == TEN[4:]
+
+
+def test_a_log_that_ends_before_what_was_read_from_it_is_not_read_again_from_the_beginning(
+    bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_reader, "SETTLING_S", 0.5)
+    connection = of_ten_records(bootstrap, run_name, 0)
+    with (
+        TopicReader(connection, {(run_name, 0): 25}) as reader,
+        pytest.raises(LogTruncated, match=r"\[0\] ends at 10, and was read up to 25"),
+    ):
+        until(lambda: reader.poll() and None, "the error")
+
+
+def test_a_log_that_is_made_anew_and_shorter_stops_whoever_was_reading_it(
+    bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_reader, "SETTLING_S", 0.5)
+    connection = of_ten_records(bootstrap, run_name, 0)
+    with TopicReader(connection, {(run_name, 0): 0}) as reader:
+        assert len(list(reader.catch_up())) == 10
+        delete_topics(connection, [run_name])
+        ensure_topics(connection, [TopicSpec(run_name, 1)])
+        with pytest.raises(LogTruncated, match=r"\[0\] ends at 0, and was read up to 10"):
+            until(lambda: reader.poll() and None, "the error")

@@ -12,16 +12,20 @@ import pytest
 import torch
 import transformers
 from made_run import make_run, tiny_recipe
+from said import say
 from trained_run import batches, curated, feed, has_made, outcomes, published, start_trainer, until
 
-from headrace.infra.kafka.clients import open_producer
+from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run, read_revisions
+from headrace.infra.store.object_cache import Uncached
 from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.folder import write_weights
+from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE
 from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.infra.weights.tensors import weights_hash
-from headrace.ops.dead_letters.listing import read_letters
+from headrace.ops.dead_letters.listing import read_dead_letters
 from headrace.schemas import codec
 from headrace.schemas.records import TrajectoryGroup
 
@@ -91,9 +95,7 @@ def test_versions_are_trained_again_with_the_recipe_that_they_were_made_with(
     first.join()
     other = tiny_recipe(run_name, trainer={**trainer, "learning_rate": 0.01, "minibatches": 4})
     revision = replace(read_revisions(run.address)[-1], revision=1, recipe=other.to_json())
-    producer = open_producer(run.connection, "test")
-    producer.produce(run.topics.recipe, codec.encode(revision), partition=0)
-    assert producer.flush(30) == 0
+    say(run, Outgoing(run.topics.recipe, codec.encode(revision), partition=0))
     feed(run, [curated(number, stale=100) for number in range(12, 20)])
     until(lambda: has_made(run, 5), train(run))
     assert {event.epoch for event in published(run)} == {0}, "version 3 came out the same again"
@@ -120,6 +122,34 @@ def test_what_is_published_loads_with_plain_transformers_and_has_the_hash_it_nam
     assert model.config.hidden_size == 32
 
 
+def test_a_trainer_that_gets_no_groups_publishes_whole_what_the_store_has_lost_and_so_may_its_successor_go_on(
+    bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
+) -> None:
+    trainer = {"steps": 5, "groups_per_batch": 4, "minibatches": 2, "max_staleness": 8, "anchor_share": 1000}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, trainer=trainer))
+    feed(run, [curated(number, stale=100) for number in range(8)])
+    first = train(run)
+    until(lambda: has_made(run, 2), first)
+    lost = published(run)[1].weights
+    assert lost is not None
+    store.delete(lost.key)
+
+    until(lambda: published(run)[-1].kind == WHOLE, first)
+    feed(run, [curated(number, stale=100) for number in range(8, 12)])
+    until(lambda: has_made(run, 3), first)
+    first.kill()
+    first.join()
+    feed(run, [curated(number, stale=100) for number in range(12, 16)])
+    until(lambda: has_made(run, 4), train(run))
+
+    found = published(run)
+    assert [event.kind for event in found] == [ANCHOR, DELTA, DELTA, WHOLE, DELTA, DELTA]
+    places = [m.offset for m in read_all(run.connection, [run.topics.weights("solver")])]
+    assert {event.anchor_offset for event in found[4:]} == {places[3]}, "who joins later reads back to there"
+    tensors = PolicyWeights(Uncached(store)).bring(found[3:], found[-1])
+    assert weights_hash(tensors) == found[-1].weights_hash
+
+
 def test_stale_surplus_and_leftover_groups_each_get_one_outcome_and_the_run_ends(
     bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
 ) -> None:
@@ -136,6 +166,10 @@ def test_stale_surplus_and_leftover_groups_each_get_one_outcome_and_the_run_ends
     verdicts = Counter(o.verdict for o in outcomes(run))
     assert verdicts["run_end"] == 3
     assert verdicts["surplus"] + verdicts["expired"] == 1
+    whole = [codec.decode(curated(o.number).group, TrajectoryGroup) for o in outcomes(run)]
+    assert [o.lengths for o in outcomes(run)] == [
+        tuple(member.sequences[0].ids.size - 2 for member in one.trajectories) for one in whole
+    ], "but for their prompts of two tokens"
     assert published(run)[-1].final
     concluded = [o.number for o in outcomes(run)] + [u.number for b in batches(run) for u in b.groups]
     assert sorted(concluded) == list(range(12))
@@ -159,18 +193,16 @@ def test_a_curated_record_that_cannot_be_used_is_a_dead_letter_and_training_goes
     bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
 ) -> None:
     run = make_run(bootstrap, store, tiny_recipe(run_name))
-    producer = open_producer(run.connection, "vandal")
-    producer.produce(run.topics.curated("solver"), b"garbage", partition=0)
-    assert producer.flush(30) == 0
+    say(run, Outgoing(run.topics.curated("solver"), b"garbage", partition=0))
     torn, early = replace(curated(4), group=curated(4).group[:-9]), curated(8, version=7)
     longer_than_the_context = curated(12, lengths=(65, 66))
     of_another = replace(codec.decode(curated(16).group, TrajectoryGroup), tokenizer_hash="f00d")
     feed(run, [torn, early, longer_than_the_context, replace(curated(16), group=codec.encode(of_another))])
     feed(run, [curated(number) for number in range(4)])
     until(lambda: len(batches(run)) == 1, train(run))
-    assert [letter.reason for letter in read_letters(run)] == ["undecodable", *["unusable"] * 4]
-    assert any("its tokens are of tokenizer 'f00d'" in letter.detail for letter in read_letters(run))
-    assert any("this model has 52 ids and 64 positions" in letter.detail for letter in read_letters(run))
+    assert [letter.reason for letter in read_dead_letters(run)] == ["undecodable", *["unusable"] * 4]
+    assert any("its tokens are of tokenizer 'f00d'" in letter.detail for letter in read_dead_letters(run))
+    assert any("this model has 52 ids and 64 positions" in letter.detail for letter in read_dead_letters(run))
 
 
 def test_the_word_that_the_run_is_over_makes_the_trainer_discard_what_it_holds(
@@ -181,8 +213,6 @@ def test_the_word_that_the_run_is_over_makes_the_trainer_discard_what_it_holds(
     process = train(run)
     until(lambda: len(published(run)) == 1, process)
     over = replace(read_revisions(run.address)[-1], ended="solved")
-    producer = open_producer(run.connection, "test")
-    producer.produce(run.topics.recipe, codec.encode(over), partition=0)
-    assert producer.flush(30) == 0
+    say(run, Outgoing(run.topics.recipe, codec.encode(over), partition=0))
     until(lambda: len(outcomes(run)) == 3, process)
     assert {o.verdict for o in outcomes(run)} == {"run_end"}

@@ -1,4 +1,4 @@
-"""A trainer that is told to stop while versions are under way, and what its successor finds."""
+"""A trainer that is stopped while versions are under way, and what its successor finds."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.infra.weights.tensors import weights_hash
 from headrace.schemas.records import WeightsPublished
 from headrace.trainers import component
+from headrace.trainers.batches.window import Eviction
 from headrace.trainers.component import Trainer
 from headrace.trainers.start import begin_or_resume
 from headrace.trainers.versions.pipeline import Made
 from headrace.trainers.versions.resume import Incarnation
+from headrace.trainers.windowed_groups import WindowedGroup
 
 POLICY = "solver"
 BEGUN = 3
@@ -154,10 +156,10 @@ def test_the_newest_version_is_published_by_the_next_trainer_when_it_had_been_le
         life.steps_all()
         version = Trainer._version
 
-        def dies_at_the_third(trainer: Trainer, made: Made) -> list[Outgoing]:
-            if made.order.version == BEGUN:
+        def dies_at_the_third(trainer: Trainer, made: Made, evictions: list[Eviction[WindowedGroup]]) -> list[Outgoing]:
+            if made.planned.version == BEGUN:
                 raise InterruptedError
-            return version(trainer, made)
+            return version(trainer, made, evictions)
 
         monkeypatch.setattr(Trainer, "_version", dies_at_the_third)
         monkeypatch.setattr(threading, "excepthook", lambda _: None)

@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 from made_run import make_run, tiny_recipe
+from said import say
 from trained_run import batches, curated, feed, has_made, published, start_trainer, until
 
-from headrace.infra.kafka.clients import open_producer
+from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.run.run import Run
+from headrace.infra.store.object_cache import Uncached
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
-from headrace.ops.dead_letters.listing import read_letters
+from headrace.infra.weights.policy_weights import PolicyWeights
+from headrace.infra.weights.tensors import weights_hash
+from headrace.ops.dead_letters.listing import read_dead_letters
 from headrace.trainers.versions.history import read_history
 
 STEPS = 8
@@ -66,9 +70,7 @@ def fed_run(bootstrap: str, store: ObjectStore, name: str) -> Run:
     It has one partition: arrival is the order of offsets then, and the batches are the same for whoever cuts them.
     """
     run = make_run(bootstrap, store, tiny_recipe(name, trainer=TRAINER, kafka={"partitions": 1}))
-    producer = open_producer(run.connection, "vandal")
-    producer.produce(run.topics.curated("solver"), b"garbage", partition=0)
-    assert producer.flush(30) == 0
+    say(run, Outgoing(run.topics.curated("solver"), b"garbage", partition=0))
     groups = [curated(number, stale=100) for number in range(4 * STEPS + 3)]
     feed(run, [*groups[:2], replace(groups[2], group=b"torn"), *groups[2:]])
     return run
@@ -100,7 +102,7 @@ def test_a_trainer_killed_in_the_midst_makes_what_an_undisturbed_one_makes(
     assert [batch.base_hash for batch in batches(run)] == undisturbed[:-1], "every version begins where the last ended"
     trained = [use.number for batch in batches(run) for use in batch.groups]
     assert sorted(trained) == sorted(set(trained))
-    assert [letter.reason for letter in read_letters(run)] == ["undecodable", "unusable"], "each told once"
+    assert [letter.reason for letter in read_dead_letters(run)] == ["undecodable", "unusable"], "each told once"
 
 
 def test_a_trainer_that_comes_back_with_other_threads_goes_on_under_a_new_epoch(
@@ -122,3 +124,29 @@ def test_a_trainer_that_comes_back_with_other_threads_goes_on_under_a_new_epoch(
     assert {version: pointer.epoch for version, pointer in pointers.items()} == {
         version: int(version > cut) for version in (0, 3, 6, STEPS)
     }
+
+
+def test_a_trainer_that_begins_an_epoch_without_groups_publishes_its_weights_where_the_last_ones_are_lost(
+    bootstrap: str, store: ObjectStore, run_name: str, trainers: list[BaseProcess]
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name, trainer={**TRAINER, "anchor_share": 1000}))
+    feed(run, [curated(number, stale=100) for number in range(4)])
+    trainers.append(start_trainer(run, threads=1))
+    until(lambda: len(published(run)) == 2, trainers[-1])
+    trainers[-1].kill()
+    trainers[-1].join()
+    first, lost = published(run)
+    assert lost.weights is not None
+    store.delete(lost.weights.key)
+    trainers.append(start_trainer(run, threads=2))
+    until(lambda: len(published(run)) == 3, trainers[-1])
+    trainers[-1].kill()
+    trainers[-1].join()
+    feed(run, [curated(number, stale=100) for number in range(4, 8)])
+    trainers.append(start_trainer(run, threads=2))
+    until(lambda: has_made(run, 2), trainers[-1])
+    begun, last = published(run)[2:]
+    assert (begun.kind, begun.version, begun.epoch) == ("anchor", 1, 1)
+    assert (last.kind, last.version, last.epoch, last.base_hash) == ("delta", 2, 1, begun.weights_hash)
+    tensors = PolicyWeights(Uncached(store)).bring([first, begun, last], last)
+    assert weights_hash(tensors) == last.weights_hash == batches(run)[-1].weights_hash

@@ -11,7 +11,8 @@ from collections import Counter
 
 from made_groups import sequence
 
-from headrace.consumers.curate.curation import CuratorPartition, Desk
+from headrace.consumers.curate.context import CuratorContext
+from headrace.consumers.curate.curator import CuratorPartition
 from headrace.envs.registry import load_environment
 from headrace.envs.scripted import read_question
 from headrace.infra.kafka.clients import Message
@@ -23,7 +24,7 @@ from headrace.producers.feed.selectors.registry import load_selectors
 from headrace.producers.feed.task_source import TaskSource
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
-from headrace.schemas.ids import derived_seed
+from headrace.schemas.ids import UseId, derived_seed
 from headrace.schemas.records import (
     BatchTrained,
     ClaimCheck,
@@ -74,8 +75,8 @@ class LogicalRun:
             raise AssertionError(claim)
 
         topics = self.recipe.topics
-        desk = Desk("run-1", POLICY, topics, lambda _: self.recipe, no_claim)
-        return CuratorPartition(desk, (topics.trajectories(POLICY), partition), self.recipe.kafka.partitions)
+        context = CuratorContext("run-1", POLICY, topics, lambda _: self.recipe, no_claim)
+        return CuratorPartition(context, (topics.trajectories(POLICY), partition), self.recipe.kafka.partitions)
 
     @property
     def version(self) -> int:
@@ -149,7 +150,7 @@ class LogicalRun:
 
     def _wait(self, curated: CuratedGroup, partition: int) -> None:
         self._arrivals += 1
-        key = (curated.stream, curated.number, curated.use)
+        key = UseId.of(curated)
         entry = Waiting(key, curated.min_version, curated.deadline_version, self._arrivals, partition, 0, None)
         self._evict(self._window.add(entry))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.consumers.algorithms.contract import Again, Candidate, Drop, Keep, Result
+from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Replay, Result
 from headrace.schemas.records import Failure, Sequence, Span, Trajectory, TrajectoryGroup
 
 
@@ -63,7 +63,7 @@ def candidate(*rewards: float, **settings: Any) -> Candidate:
 
 
 def kept(results: Iterable[Result]) -> Candidate:
-    [keep] = [result for result in results if not isinstance(result, Again)]
+    [keep] = [result for result in results if not isinstance(result, Replay)]
     assert isinstance(keep, Keep), keep
     return keep.candidate
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from headrace.app.views.archive_page import archive_page, offline_page
+from headrace.app.views.offline_page import archive_page, offline_page
 from headrace.ops.offline.archiver import Archived, ArchivedObjects, Gone
 from headrace.ops.offline.offline_curator import Curated, CuratedPolicy
 

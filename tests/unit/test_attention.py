@@ -129,7 +129,7 @@ def test_a_model_that_is_deaf_to_the_packing_or_to_its_window_is_refused(monkeyp
     for layer in windowed.model.layers:
         layer.self_attn.config = transformers.AutoConfig.for_model("mistral", **SHAPE, sliding_window=None)
         layer.self_attn.config._attn_implementation = NAME
-    with pytest.raises(PackingError, match="does not tell attention functions of its sliding window"):
+    with pytest.raises(PackingError, match="does not pass its sliding window to attention functions"):
         enable_packing(windowed)
 
 

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.audit.fold import Audit, AuditFold
-from headrace.ops.audit.numbers import PolicyAudit, Scope
+from headrace.ops.audit.bounds import MOST_AHEAD, Bounds
+from headrace.ops.audit.broken_numbers import Scope
+from headrace.ops.audit.fold import AuditFold
+from headrace.ops.audit.numbers import PolicyAudit
 from headrace.ops.audit.problems import MOST_LISTED
+from headrace.ops.audit.results import Audit
 from headrace.schemas import codec
 from headrace.schemas.headers import Headers, Stamp, outcome_stamp, task_key
 from headrace.schemas.records import (
@@ -69,18 +72,18 @@ class Log:
         headers = Stamp(**{"run_id": "r", "stream": stream, "number": number, "policy": policy, **more}).to_headers()
         self.say(TOPICS.trajectories(policy), b"", task_key(stream, number), headers)
 
-    def curated(self, number: int, stream: str = "sums", policy: str = "solver") -> None:
-        self.say(TOPICS.curated(policy), b"", headers=Stamp("r", stream, number, policy=policy).to_headers())
+    def curated(self, number: int, stream: str = "sums", policy: str = "solver", **more: Any) -> None:
+        self.say(TOPICS.curated(policy), b"", headers=Stamp("r", stream, number, policy=policy, **more).to_headers())
 
     def outcome(self, number: int, verdict: str = "dropped", reason: str = "zero_variance", **more: Any) -> None:
         common = {"run_id": "r", "stream": "sums", "policy": "solver", "component": "curate"}
         outcome = Outcome(**{**common, "number": number, "verdict": verdict, "reason": reason, **more})
         self.say(TOPICS.outcomes(outcome.policy), codec.encode(outcome), headers=outcome_stamp(outcome).to_headers())
 
-    def kept(self, number: int, stream: str = "sums", policy: str = "solver") -> None:
+    def kept(self, number: int, stream: str = "sums", policy: str = "solver", **more: Any) -> None:
         self.produced(number, stream, policy)
         self.outcome(number, "kept", "", stream=stream, policy=policy)
-        self.curated(number, stream, policy)
+        self.curated(number, stream, policy, **more)
 
     def dropped(self, number: int, **more: Any) -> None:
         self.produced(number)
@@ -124,11 +127,18 @@ class Log:
 
 
 def audited(messages: list[Message], scope: Scope = WHOLE, **more: Any) -> Audit:
+    return folded(messages).account.audit(scope, **more)
+
+
+def folded(messages: list[Message], **known: Any) -> AuditFold:
+    """Take in messages; `known` is of `account.known`."""
     fold = AuditFold("r", RECIPE)
+    for name, value in known.items():
+        setattr(fold.account.known, name, value)
     for message in messages:
         fold.take(message)
     fold.close()
-    return fold.audit(scope, **more)
+    return fold
 
 
 def says(found: Audit) -> list[str]:
@@ -263,6 +273,51 @@ def test_a_dead_task_is_dead_for_all_policies_of_its_workflow() -> None:
     assert found.ok
 
 
+def test_the_letter_of_a_task_is_void_where_another_worker_played_it() -> None:
+    log = clean()
+    log.letter(8, policy="", topic=TOPICS.tasks("sums"), reason="unknown_revision")
+    assert (log.audit(STILL).policies["solver"].dead, log.audit(STILL).policies["solver"].in_flight) == (2, 3)
+    log.kept(8)
+    found = log.audit(STILL)
+    assert (found.ok, found.policies["solver"].dead, found.policies["solver"].in_flight) == (True, 1, 4)
+    log.batch(3, 8)
+    log.weights(3)
+    found = log.audit(STILL)
+    assert says(found) == []
+    assert (found.doubled, found.policies["solver"].dead, found.policies["solver"].trained) == (0, 1, 4)
+
+
+def test_a_curated_record_that_was_sent_back_is_no_second_one() -> None:
+    log = clean()
+    log.letter(7, topic=TOPICS.curated("solver"), offset=5, reason="poison")
+    log.letter(7, topic=TOPICS.curated("solver"), offset=6, reason="redriven", redrives=1)
+    headers = Stamp("r", "sums", 7, policy="solver").to_headers()
+    log.say(TOPICS.curated("solver"), b"", headers=[*headers, ("redrive", b"1")])
+    assert log.audit(STILL).ok
+
+
+def test_a_group_that_was_refused_as_never_issued_is_no_problem_and_concludes_nothing() -> None:
+    log = clean()
+    place = {"topic": TOPICS.trajectories("solver"), "offset": 9, "reason": "not_issued"}
+    log.letter(**place)
+    log.produced(50_000)
+    found = log.audit(STILL)
+    assert (found.ok, found.lost, found.groups.produced) == (True, 0, 10)
+    assert found.unnumbered_letters == {"not_issued": 1}
+
+
+def test_a_group_of_a_number_that_was_never_issued_may_wait_for_its_curator() -> None:
+    log = clean()
+    log.produced(50_000)
+    fold = AuditFold("r", RECIPE)
+    fold.account.known.reached = {(TOPICS.trajectories("solver"), 0): 9}
+    for message in log.messages:
+        fold.take(message)
+    fold.close()
+    assert fold.account.audit(WHOLE).ok
+    assert not log.audit(WHOLE).ok
+
+
 def test_a_letter_that_was_sent_back_opens_its_number_and_another_one_concludes_it_again() -> None:
     log = clean()
     log.letter(6, reason="redriven", redrives=0)
@@ -360,6 +415,10 @@ def kept_twice(log: Log) -> None:
     log.outcome(7, "kept", "")
 
 
+def curated_twice(log: Log) -> None:
+    log.curated(7)
+
+
 def trained_and_dead(log: Log) -> None:
     log.letter(0)
 
@@ -378,6 +437,7 @@ DOUBLED = {
     dropped_twice: "sums:3 of solver was discarded more than once (zero_variance)",
     dropped_and_expired: "sums:3 of solver was discarded more than once (zero_variance)",
     kept_twice: "sums:7 of solver was kept more than once",
+    curated_twice: "sums:7 of solver has more than one curated record",
     trained_and_dead: "sums:0 of solver is dead, and was trained or discarded too",
 }
 
@@ -395,10 +455,11 @@ def test_a_replay_that_is_trained_twice_is_doubled() -> None:
     log = clean()
     replayed_twice(log)
     found = log.audit(STILL)
-    assert found.doubled == 2
+    assert found.doubled == 3
     assert says(found) == [
         "sums:0 of solver , use 1, was trained more than once",
         "sums:0 of solver , use 1, was kept more than once",
+        "sums:0 of solver , use 1, has more than one curated record",
     ]
 
 
@@ -411,6 +472,93 @@ def test_what_is_in_flight_when_all_is_drained_is_lost() -> None:
         "debate:1 of solver was issued, and never concluded",
         "sums:7 of solver was kept, and then neither trained nor evicted",
         "sums:8 of solver was issued, and never concluded",
+    ]
+
+
+def flying(kept: int, position: int = 0) -> Log:
+    """A run that goes on: so many numbers kept, the first two trained, the trainer's position behind some."""
+    log = Log()
+    log.issued(sums=kept)
+    log.weights(0)
+    log.batch(1, 0, 1, positions=(Position(0, position),))
+    log.weights(1)
+    for number in range(kept):
+        log.kept(number)
+    return log
+
+
+def test_groups_that_the_trainer_read_and_that_do_not_fit_into_its_window_are_lost() -> None:
+    room = Bounds.of([RECIPE]).waiting["solver"]
+    assert room == (1 + 1 + 4) * 32
+    assert not lost_in_window(flying(room + 3, position=room + 2))
+    found = flying(room + 9, position=room + 7).audit(WHOLE)
+    assert found.lost >= 5
+    assert lost_in_window(flying(room + 9, position=room + 7)) == [
+        (
+            f"{room + 5} groups of solver were read by its trainer and neither trained nor evicted, and its window and "
+            f"the batches under way hold at most {room}: 5 are lost"
+        )
+    ]
+
+
+def lost_in_window(log: Log) -> list[str]:
+    return [what for what in says(log.audit(WHOLE)) if "batches under way" in what]
+
+
+def test_as_many_batches_are_under_way_as_the_trainer_begins() -> None:
+    from headrace.trainers.versions import pipeline
+
+    assert pipeline.MOST_AHEAD == MOST_AHEAD
+
+
+def test_more_in_flight_than_the_feeder_lets_be_open_are_lost_unless_they_were_sent_back() -> None:
+    alone = RECIPE.model_copy(update={"workflows": {"sums": RECIPE.workflows["sums"]}})
+    most = Bounds.of([alone]).open["solver"]
+    assert most == 64
+
+    def found(issued: int, before: int | None = None, **more: Any) -> Audit:
+        fold, log = AuditFold("r", alone), Log()
+        log.issued(sums=issued)
+        if before is not None:
+            body = json.dumps({"next": {"sums": before}}).encode()
+            fold.begin(Message(TOPICS.state, 0, 0, b"feed", codec.encode(Snapshot(run_id="r", body=body)), []))
+        if more:
+            log.letter(0, topic=TOPICS.tasks("sums"))
+            log.letter(0, topic=TOPICS.tasks("sums"), **more)
+        for message in log.messages:
+            fold.take(message)
+        fold.close()
+        return fold.account.audit(WHOLE)
+
+    assert found(most).ok
+    assert says(found(most + 2)) == [
+        f"{most + 2} numbers of solver are in flight, and the feeder lets at most {most} be open: 2 are lost"
+    ]
+    assert found(most + 2).lost == 2
+    assert found(most + 2, before=most).ok, "issued while the audit read what was concluded"
+    assert found(most + 1, reason="redriven", redrives=0).ok, "a number that was sent back is open beside the others"
+
+
+def test_a_policy_beside_which_another_one_has_room_may_have_any_number_open() -> None:
+    assert Bounds.of([RECIPE]).open == {}
+    every = RECIPE.model_copy(update={"feed": RECIPE.feed.model_copy(update={"pace": "all"})})
+    assert Bounds.of([every]).open == {"solver": 64, "judge": 64}
+
+
+def test_a_group_that_expired_long_ago_and_was_neither_trained_nor_evicted_is_named() -> None:
+    log = Log()
+    log.issued(sums=20)
+    log.weights(0)
+    for version in range(1, 8):
+        log.batch(version, *(() if version == 3 else (version + 1,)), positions=(Position(0, 12),))
+        log.weights(version)
+        if version == 3:
+            log.evicted(0)
+    for number in range(12):
+        log.kept(number, min_version=max(number - 2, 0), max_version=max(number - 2, 0))
+    assert says(log.audit(WHOLE)) == [
+        "sums:1 of solver was read by the trainer and is past its deadline, and it was neither trained nor evicted",
+        "sums:4 of solver was read by the trainer and is past its deadline, and it was neither trained nor evicted",
     ]
 
 
@@ -458,6 +606,18 @@ def trained_without_kept(log: Log) -> None:
     log.batch(3, 8)
 
 
+def trained_too_late(log: Log) -> None:
+    log.batch(3, 8)
+    log.weights(3)
+    log.kept(8, min_version=0, max_version=1)
+
+
+def trained_before_its_tokens(log: Log) -> None:
+    log.batch(3, 8)
+    log.weights(3)
+    log.kept(8, min_version=2, max_version=3)
+
+
 def dropped_without_produced(log: Log) -> None:
     log.outcome(8)
 
@@ -470,6 +630,14 @@ def outcome_without_eviction(log: Log) -> None:
     log.outcome(7, "surplus", "surplus", component="train")
 
 
+def dropped_without_a_reason(log: Log) -> None:
+    log.dropped(8, reason="")
+
+
+def evicted_twice(log: Log) -> None:
+    log.batch(-1, evictions=(Eviction(GroupUse("sums", 4), "expired"),))
+
+
 UNPROVEN = {
     unissued: "sums:9 of solver was produced, and never issued",
     kept_without_curated: "sums:8 of solver was kept, and there is no curated record of it",
@@ -478,7 +646,22 @@ UNPROVEN = {
     dropped_without_produced: "sums:8 of solver was curated, and no worker produced it",
     evicted_without_outcome: "sums:7 of solver was evicted by the trainer, and no outcome says so",
     outcome_without_eviction: "sums:7 of solver was discarded by the trainer (surplus), and no batch record says so",
+    dropped_without_a_reason: "sums:8 of solver was discarded without a reason",
+    evicted_twice: "sums:4 of solver was evicted by the trainer more than once",
 }
+
+
+OUT_OF_TIME = {
+    trained_too_late: "sums:8 of solver was trained after its deadline",
+    trained_before_its_tokens: "sums:8 of solver was trained into a version that is not newer than its newest token",
+}
+
+
+@pytest.mark.parametrize("flaw", OUT_OF_TIME)
+def test_a_group_that_was_trained_into_the_wrong_version_is_named(flaw: Any) -> None:
+    log = clean()
+    flaw(log)
+    assert says(log.audit(WHOLE)) == [OUT_OF_TIME[flaw]]
 
 
 @pytest.mark.parametrize("flaw", UNPROVEN)
@@ -488,6 +671,15 @@ def test_a_link_of_a_number_that_is_missing_is_named(flaw: Any) -> None:
     found = log.audit(STILL)
     assert (found.ok, found.lost, found.doubled) == (False, 0, 0)
     assert says(found) == [UNPROVEN[flaw]]
+
+
+def test_the_outcome_of_an_eviction_has_its_verdict() -> None:
+    log = clean()
+    log.batch(-1, evictions=(Eviction(GroupUse("sums", 7), "surplus"),))
+    log.outcome(7, "expired", "expired", component="train")
+    assert says(log.audit(STILL)) == [
+        "sums:7 of solver was evicted by the trainer as another verdict than its outcome has (expired)"
+    ]
 
 
 def test_while_a_run_goes_on_what_is_read_later_may_be_ahead() -> None:
@@ -544,7 +736,7 @@ CHAIN = {
     ),
     "a gap": (
         {"version": 5},
-        "no batch record tells of versions 3 to 4 of solver: t.batches.solver[0]@4 follows",
+        "no batch record names versions 3 to 4 of solver: t.batches.solver[0]@4 follows",
     ),
     "twice": (
         {"version": 2},
@@ -571,6 +763,37 @@ def test_a_new_epoch_begins_from_any_weights_at_the_next_version() -> None:
     assert log.audit(STILL).ok
 
 
+@pytest.mark.parametrize("published_before", [True, False])
+def test_a_new_epoch_may_begin_by_an_anchor_of_the_newest_version_from_whose_weights_the_next_batch_begins(
+    published_before: bool,
+) -> None:
+    log = clean()
+    log.batch(3)
+    if published_before:
+        log.weights(3)
+    log.weights(3, epoch=1, weights_hash="elsewhere")
+    log.weights(3, kind="whole", epoch=1, weights_hash="elsewhere")
+    assert log.audit(STILL).ok
+    log.batch(4, epoch=1, base_hash="elsewhere")
+    log.weights(4, epoch=1, kind="delta", base_version=3, base_hash="elsewhere")
+    assert log.audit(STILL).ok
+    log.batch(5, epoch=1)
+    log.weights(3, epoch=2, weights_hash="late")
+    log.batch(6, epoch=1, base_hash="others")
+    assert [what.split(":")[0] for what in says(log.audit(STILL))] == [
+        "version 3 of solver was published twice",
+        "version 6 of solver was trained from weights others, and the version before it is w5",
+    ]
+
+
+def test_the_batch_after_an_anchor_that_begins_an_epoch_begins_from_its_weights() -> None:
+    log = clean()
+    log.weights(2, epoch=1, weights_hash="elsewhere")
+    log.batch(3, epoch=1)
+    (said,) = says(log.audit(STILL))
+    assert said.startswith("version 3 of solver was trained from weights w2, and the version before it is elsewhere")
+
+
 def test_version_one_follows_from_the_event_of_version_nought() -> None:
     log = Log()
     log.issued()
@@ -584,7 +807,7 @@ def test_an_event_and_a_checkpoint_say_what_the_batch_says() -> None:
     log.batch(3)
     log.weights(3, weights_hash="torn")
     log.batch(4)
-    log.weights(4, epoch=1)
+    log.weights(4, epoch=2)
     log.checkpoint(4, weights_hash="torn")
     found = log.audit(STILL)
     assert not found.weights_chain_ok
@@ -594,7 +817,7 @@ def test_an_event_and_a_checkpoint_say_what_the_batch_says() -> None:
             "t.weights.solver[0]@3"
         ),
         (
-            "version 4 of solver is w4 of epoch 0 by t.batches.solver[0]@5, and w4 of epoch 1 by the event "
+            "version 4 of solver is w4 of epoch 0 by t.batches.solver[0]@5, and w4 of epoch 2 by the event "
             "t.weights.solver[0]@4"
         ),
         (
@@ -609,7 +832,7 @@ def test_an_event_without_its_batch_breaks_the_chain_and_a_batch_without_an_even
     log.batch(3)
     assert log.audit(STILL).ok
     log.weights(4)
-    assert says(log.audit(STILL)) == ["no batch record tells of version 4 of solver: t.weights.solver[0]@3 does"]
+    assert says(log.audit(STILL)) == ["no batch record names version 4 of solver: t.weights.solver[0]@3 does"]
 
 
 def test_a_merged_delta_publishes_no_version_and_must_agree_with_both_that_it_names() -> None:
@@ -631,6 +854,22 @@ def test_a_merged_delta_publishes_no_version_and_must_agree_with_both_that_it_na
         f"{name} 4 of solver takes version 4 for w4 of epoch 0, and it is not published: {place}@7",
         f"{name} 1 of solver takes version 0 for w0 of epoch 1, and it is w0 of epoch 0: {place}@8",
         f"{name} 1 of solver takes version 1 for w1 of epoch 1, and it is w1 of epoch 0: {place}@8",
+    ]
+
+
+def test_weights_that_are_there_whole_once_more_publish_no_version_and_must_agree_with_theirs() -> None:
+    log = clean()
+    log.weights(2, kind="whole")
+    log.weights(1, kind="whole")
+    assert log.audit(STILL).ok
+    log.weights(2, kind="whole", weights_hash="w1")
+    log.weights(2, kind="whole", epoch=1)
+    log.weights(4, kind="whole")
+    name, place = "the whole weights of version", "t.weights.solver[0]"
+    assert says(log.audit(STILL)) == [
+        f"{name} 2 of solver are w1 of epoch 0, and it is w2 of epoch 0: {place}@5",
+        f"{name} 2 of solver are w2 of epoch 1, and it is w2 of epoch 0: {place}@6",
+        f"{name} 4 of solver are w4 of epoch 0, and it is not published: {place}@7",
     ]
 
 
@@ -699,6 +938,125 @@ def test_the_trainers_positions_only_move_forward() -> None:
     ]
 
 
+def test_no_group_is_trained_that_its_trainer_had_not_read() -> None:
+    log = clean()
+    at = len([message for message in log.messages if message.topic == TOPICS.curated("solver")])
+    log.kept(8)
+    used = (GroupUse("sums", 8, 0, 0, at),)
+    log.batch(3, groups=used, positions=(Position(0, at),))
+    log.weights(3)
+    [what] = says(log.audit(STILL))
+    assert what == (
+        f"version 3 of solver was trained from a group at offset {at} of curated partition 0, which its trainer had "
+        "not read: t.batches.solver[0]@4"
+    )
+    log.messages[-2] = replace(
+        log.messages[-2],
+        value=codec.encode(
+            BatchTrained(
+                "r",
+                "solver",
+                version=3,
+                groups=used,
+                positions=(Position(0, at + 1),),
+                base_hash="w2",
+                weights_hash="w3",
+            )
+        ),
+    )
+    assert log.audit(STILL).ok
+
+
+def test_what_is_on_the_topic_of_another_policy_is_named() -> None:
+    log, own = clean(), Log()
+    own.outcome(1, policy="judge")
+    own.batch(9, policy="judge")
+    own.weights(9, "judge")
+    own.produced(1)
+    own.curated(1)
+    offsets = {"t.outcomes": 90, "t.batches": 91, "t.weights": 92, "t.trajectories": 93, "t.curated": 94}
+    for message in own.messages:
+        kind, _, policy = message.topic.rpartition(".")
+        other = {"judge": "solver", "solver": "judge"}[policy]
+        log.messages.append(replace(message, topic=f"{kind}.{other}", offset=offsets[kind]))
+    found = says(log.audit(STILL))
+    assert len(found) == 5
+    assert all("whose topic is another" in what for what in found)
+    variant = clean()
+    variant.weights(1, variant="free", kind="merged", base_version=0)
+    assert len(says(variant.audit(STILL))) == 1
+
+
+def test_the_trainers_positions_are_within_what_it_reads() -> None:
+    fold = folded(clean().messages)
+    chain, place = fold.account.chains["solver"], (TOPICS.curated("solver"), 0)
+    assert list(chain.beyond({place: 5})) == []
+    assert list(chain.beyond({place: 4})) == ["the trainer's position on t.curated.solver[0] is 5, and that ends at 4"]
+
+
+def test_a_delta_names_the_nearest_anchor_and_the_last_version_is_marked_as_such() -> None:
+    log = clean()
+    log.batch(3)
+    log.weights(3, kind="delta", base_version=2, base_hash="w2", anchor_offset=0)
+    last = RECIPE.trainer.steps
+    for version in range(4, last + 1):
+        log.batch(version)
+    log.weights(last, kind="delta", base_version=3, base_hash="w3", anchor_offset=2)
+    assert says(log.audit(STILL)) == [
+        "t.weights.solver[0]@3 names offset 0 as its anchor's, and the nearest stands at 2",
+        "the last version of solver is not marked as final: t.weights.solver[0]@4",
+    ]
+
+
+def test_a_merged_delta_names_the_anchor_that_its_version_had_and_is_never_the_last() -> None:
+    log = clean()
+    log.batch(3)
+    log.weights(3, kind="delta", base_version=2, base_hash="w2", anchor_offset=2)
+    log.batch(4)
+    log.weights(4)
+    merged = {"kind": "merged", "base_version": 2, "base_hash": "w2"}
+    log.weights(3, anchor_offset=2, **merged)
+    assert log.audit(STILL).ok
+    log.weights(3, anchor_offset=4, **merged)
+    log.weights(3, anchor_offset=2, final=True, **merged)
+    assert says(log.audit(STILL)) == [
+        "t.weights.solver[0]@6 names offset 4 as its anchor's, and the nearest stands at 2",
+        "t.weights.solver[0]@7 is a merged delta of solver, and is marked as the last version",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------ in flight
+
+
+def live(log: Log, *, passed: int, reached: int) -> Audit:
+    """The audit of a run that goes on, whose workers and curators were so far before anything was read."""
+    return folded(
+        log.messages,
+        played={(TOPICS.tasks("sums"), 0): passed, (TOPICS.tasks("debate"), 0): 0},
+        reached={(TOPICS.trajectories("solver"), 0): reached},
+    ).account.audit(WHOLE)
+
+
+def test_a_number_in_flight_is_lost_that_the_workers_are_past_and_of_which_no_group_is_there() -> None:
+    assert says(live(clean(), passed=8, reached=0)) == []
+    found = live(clean(), passed=9, reached=0)
+    assert found.lost == 1
+    assert says(found) == ["sums:8 of solver is in flight, and neither a task to be played nor a group is there"]
+
+
+def test_what_the_curators_have_read_has_an_answer_also_while_a_run_goes_on() -> None:
+    log = clean()
+    log.produced(8)
+    assert says(live(log, passed=9, reached=9)) == []
+    assert says(live(log, passed=9, reached=10)) == [
+        "sums:8 of solver was read by the curators, and nothing says what became of it"
+    ]
+    log.curated(8)
+    assert says(live(log, passed=9, reached=10)) == [
+        "sums:8 of solver has a curated record, and no outcome says that it was kept"
+    ]
+
+
 # --------------------------------------------------------------------------------------------------- what is unreadable
 
 
@@ -757,7 +1115,7 @@ def test_a_group_on_a_partition_that_is_not_its_own_counts_for_nothing() -> None
     fold = AuditFold("r", recipe)
     headers = Stamp("r", "sums", 1, policy="solver").to_headers()
     assert not fold.take(Message(TOPICS.trajectories("solver"), 0, 0, b"", b"", headers))
-    assert "does not belong" in str(fold.audit(WHOLE).problems.listed[0])
+    assert "does not belong" in str(fold.account.audit(WHOLE).problems.listed[0])
 
 
 # ------------------------------------------------------------------------------------------------------- order, a model
@@ -836,12 +1194,14 @@ SHADOWED = Recipe.model_validate(
 FREE = "solver.free"
 
 
-def shadowed(log: Log, scope: Scope = STILL) -> Audit:
+def shadowed(log: Log, scope: Scope = STILL, answered: int = 0) -> Audit:
+    """The audit, where the shadow's curators had read so many groups before anything was read."""
     fold = AuditFold("r", SHADOWED)
+    fold.account.known.answered = {FREE: {(TOPICS.trajectories("solver"), 0): answered}}
     for message in log.messages:
         fold.take(message)
     fold.close()
-    return fold.audit(scope)
+    return fold.account.audit(scope)
 
 
 def beside(log: Log, *moved: str) -> Log:
@@ -888,6 +1248,15 @@ def test_what_a_shadow_does_twice_or_leaves_out_is_found_and_is_not_its_policys(
     waits = with_shadow(dropped=(2,))
     assert shadowed(waits).ok
     assert shadowed(waits).shadows[FREE].in_flight == 1
+
+
+def test_what_a_shadows_curators_have_read_has_an_answer() -> None:
+    log = with_shadow(dropped=(2,))
+    assert shadowed(log, answered=3).ok
+    assert says(shadowed(log, answered=4)) == [
+        "sums:3 of solver.free was read by the curators, and nothing says what became of it"
+    ]
+    assert shadowed(with_shadow(), answered=4).ok
 
 
 def test_what_waits_in_a_shadow_is_lost_once_it_has_made_its_last_version() -> None:

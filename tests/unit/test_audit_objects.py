@@ -18,7 +18,7 @@ from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, weights_hash
-from headrace.ops.audit.objects import Objects
+from headrace.ops.audit.objects import ObjectChecks
 from headrace.schemas import codec
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, NamedObject, WeightsPublished
 
@@ -36,7 +36,7 @@ class Scene:
         self.objects: dict[str, bytes] = {}
         self.events = {0: self.anchor(0), **{v: self.delta(v - 1, v) for v in (1, 2, 3)}}
         self.events |= {4: self.anchor(4), 5: self.delta(4, 5)}
-        self.audit = Objects(cast("ObjectStore", self), folder, deep=deep)
+        self.audit = ObjectChecks(cast("ObjectStore", self), folder, deep=deep)
 
     def get_to_file(self, key: str, sha256: str, size_bytes: int, path: Path) -> None:
         """As the real one does it."""
@@ -177,3 +177,14 @@ def test_a_deep_audit_reads_the_parts_of_a_checkpoint(tmp_path: Path) -> None:
     assert scene.said_of(pointer) == [
         "the checkpoint of version 3 of p, named by state[0]@9: part 1 has sha256 of other bytes"
     ]
+
+
+def test_config_and_tokenizer_are_beside_an_anchor(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    files = tuple(NamedObject(name, scene.put(name, b"{}")) for name in ("config.json", "tokenizer.json"))
+    scene.events = {0: replace(scene.events[0], files=files)}
+    assert scene.said() == []
+    scene.events = {0: replace(scene.events[0], files=files[:1])}
+    assert next(what.partition(": ")[2] for what in scene.said()) == (
+        "tokenizer.json is not among its files, without which no worker can serve it"
+    )

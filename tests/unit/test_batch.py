@@ -70,9 +70,8 @@ def test_every_token_meets_its_own_advantage_where_each_has_one() -> None:
     each = replace(one, advantage=np.arange(one.ids.size, dtype=np.float32))
     for layout in (pack, pad):
         assert layout([two, each]).advantages.tolist() == [2.5] * 3 + [2, 3, 6]
-    for wrong, why in ((np.zeros(3, np.float32), "3,"), (np.full(7, np.nan, np.float32), "finite")):
-        with pytest.raises(BatchError, match=why):
-            replace(one, advantage=wrong)
+    with pytest.raises(BatchError, match="3,"):
+        replace(one, advantage=np.zeros(3, np.float32))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -147,7 +146,6 @@ def test_staleness_counts_tokens_by_age_and_version_zero_has_one() -> None:
         {"mask": np.array([False])},
         {"versions": np.array([-1, -1], np.int32)},
         {"behaviour_logprobs": np.array([0, np.nan], np.float32)},
-        {"advantage": float("nan")},
         {"temperature": 0.0},
         {"temperature": np.ones(3, np.float32)},
     ],

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, ChainError, UnknownAlgorithm, load_chain
-from headrace.consumers.algorithms.contract import Again, Candidate, Drop, Keep, Rejection, Result, Stateless
+from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, Replay, Result, Stateless
 from headrace.consumers.algorithms.pods import Pods
-from headrace.consumers.curate.curation import chain_of
+from headrace.consumers.curate.revision_chains import chain_of
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.records import GroupUse, Sequence, Span, Trajectory, TrajectoryGroup
@@ -117,7 +117,7 @@ def test_nothing_after_a_drop_sees_the_group() -> None:
 
 
 def test_replays_come_beside_the_verdict_even_of_a_group_dropped_later() -> None:
-    whole, again = candidate(1.0, 0.0), Again(GroupUse("sums", 0, 1))
+    whole, again = candidate(1.0, 0.0), Replay(GroupUse("sums", 0, 1))
     replays = Counting(again, Keep(whole))
     assert Chain([("replay", replays)]).process(whole, 3) == (Keep(whole), again)
     assert Chain([("replay", replays), ("drops", Counting(Drop("x")))]).process(whole, 3) == (Drop("x"), again)
@@ -128,7 +128,7 @@ def test_an_empty_chain_keeps_everything() -> None:
     assert Chain([]).process(whole, 99) == (Keep(whole),)
 
 
-@pytest.mark.parametrize("answers", [(Again(GroupUse()),), (Drop("a"), Drop("b"))])
+@pytest.mark.parametrize("answers", [(Replay(GroupUse()),), (Drop("a"), Drop("b"))])
 def test_an_algorithm_without_exactly_one_verdict_is_named(answers: tuple[Result, ...]) -> None:
     with pytest.raises(ChainError, match=r"algorithm broken returned [02] verdicts"):
         Chain([("broken", Counting(*answers))]).process(candidate(1.0, 0.0), 3)

@@ -61,6 +61,18 @@ def test_what_a_recipe_may_not_ask_for_is_said_with_what_it_may(table: dict[str,
         objective_for(trainer(**table))
 
 
+def torn(_tokens: TrainedTokens) -> object:
+    return {}["loss"]
+
+
+def test_a_loss_of_your_own_that_raises_is_refused_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("my_losses")
+    module.__dict__["torn"] = torn
+    monkeypatch.setitem(sys.modules, "my_losses", module)
+    with pytest.raises(UsageError, match=r"^trainer\.loss: KeyError: 'loss' at .*test_chosen_loss\.py:[0-9]+ in torn$"):
+        objective_for(trainer(loss="my_losses:torn"))
+
+
 def test_a_bare_name_is_a_table_of_that_name() -> None:
     assert trainer(loss="gspo").loss == trainer(loss={"use": "gspo"}).loss
     assert trainer(correction="tis") == trainer(correction={"use": "tis"}) == trainer(correction=["tis"])

@@ -41,7 +41,7 @@ COMPONENTS = {
     "compact": ("headrace.ops.compaction.compactor.main", ("--policy", "solver", "--once"), (None, "solver", 16, True)),
 }
 ADDRESS = "kafka://127.0.0.1:9092/demo"
-RUN = cast("Any", SimpleNamespace(line=lambda policy, _variant: policy))
+RUN = cast("Any", SimpleNamespace(policy_variant=lambda policy, _variant: policy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def test_a_wrong_address_is_told_with_its_form(capsys: pytest.CaptureFixture[str
     code, said = refused(capsys, "audit", "--run", "localhost:9092")
 
     assert code == 2
-    assert "kafka://HOST:PORT/RUN" in said
+    assert "kafka://localhost:9092/RUN" in said
 
 
 def test_an_error_on_purpose_ends_with_1_and_no_traceback(
@@ -283,8 +283,8 @@ def test_what_a_plot_wrote_is_said_beside_an_answer_that_stays_pure(
     for tool in ("headrace.ops.discards.discards", "headrace.ops.compare.comparison.compared"):
         monkeypatch.setattr(tool, lambda *_given: {"is": "answer"})
     picture, page = tmp_path / "a.png", tmp_path / "a.html"
-    monkeypatch.setattr("headrace.app.views.discards_plot.plot", lambda *_given: [picture])
-    monkeypatch.setattr("headrace.app.views.comparison_plot.plot", lambda *_given: [picture, page])
+    monkeypatch.setattr("headrace.app.views.discards_page.plot", lambda *_given: [picture])
+    monkeypatch.setattr("headrace.app.views.comparison_page.plot", lambda *_given: [picture, page])
     words = ("--json", "--plot", str(tmp_path / "a.png"))
 
     drawn = CliRunner().invoke(cli.app, ["discards", "--run", ADDRESS, *words])
@@ -334,6 +334,27 @@ def test_status_without_a_run_says_how_to_name_one(
 def test_a_run_is_named_in_one_way_only(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert refused(capsys, "status", "--run", ADDRESS, "--data", str(tmp_path))[0] == 2
     assert refused(capsys, "topics")[0] == 2
+
+
+def test_topics_of_a_run_are_listed_by_its_folder_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(
+        opened_run, "opened_run", lambda *given: (asked.append(given), nullcontext(OpenedRun(RUN, rests=True)))[1]
+    )
+    monkeypatch.setattr("headrace.ops.topic_listing.listing_of_run", lambda run: "its topics" if run is RUN else "")
+
+    for words in (["--data", str(tmp_path)], ["--run", ADDRESS], []):
+        result = CliRunner().invoke(cli.app, ["topics", *words])
+        assert (result.exit_code, result.output) == (0, "its topics\n")
+
+    assert asked == [(None, tmp_path), (ADDRESS, None), (None, None)]
+
+
+@pytest.mark.parametrize(
+    "words", [("arithmetic", "--data", "here"), ("arithmetic", "--run", ADDRESS), ("--set", "a=b")]
+)
+def test_topics_are_of_a_recipe_or_of_a_run(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "topics", *words)[0] == 2
 
 
 def test_topics_of_a_recipe_are_listed_without_a_cluster() -> None:

@@ -2,25 +2,29 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from headrace.app.views.comparison_page import comparison_page
-from headrace.app.views.comparison_plot import figure_of, plot
-from headrace.app.views.pictures import check_picture
+from headrace.app.views.chart import check_picture
+from headrace.app.views.comparison_page import comparison_page, figure_of, plot
 from headrace.infra.errors import UsageError
 from headrace.ops.compare.comparison import (
+    Comparison,
+    Interval,
+    MeanCurve,
+    PlayedRun,
     compared,
-    discarded_share,
     interval,
     mean_curve,
     points_of,
     student_t,
-    trained_share,
 )
+from headrace.ops.compare.run_result import GroupsResult, PolicyResult, RunResult, read_result
+from headrace.ops.plain_json import plain
 
 
 @pytest.mark.parametrize(
@@ -41,61 +45,59 @@ def test_other_shares_have_their_quantiles_and_no_freedom_is_refused() -> None:
 
 def test_an_interval_is_t_times_the_standard_error_either_way() -> None:
     # deviation sqrt(2.5), five values: 2.7764 x 1.58114 / 2.23607
-    assert interval([1, 2, 3, 4, 5]) == {
-        "mean": 3.0,
-        "low": pytest.approx(3 - 1.96324, abs=1e-4),
-        "high": pytest.approx(3 + 1.96324, abs=1e-4),
-        "n": 5,
-    }
+    five = interval([1, 2, 3, 4, 5])
+    assert (five.mean, five.n) == (3.0, 5)
+    assert (five.low, five.high) == (pytest.approx(3 - 1.96324, abs=1e-4), pytest.approx(3 + 1.96324, abs=1e-4))
     # deviation 0.141421, two values: 12.7062 x 0.1
-    assert interval([0.4, None, 0.6])["high"] == pytest.approx(0.5 + 1.27062, abs=1e-4)
+    assert interval([0.4, None, 0.6]).high == pytest.approx(0.5 + 1.27062, abs=1e-4)
 
 
 def test_one_value_has_no_interval_and_none_no_mean() -> None:
-    assert interval([0.5, None]) == {"mean": 0.5, "low": None, "high": None, "n": 1}
-    assert interval([None]) == {"mean": None, "low": None, "high": None, "n": 0}
+    assert interval([0.5, None]) == Interval(0.5, None, None, 1)
+    assert interval([None]) == Interval(None, None, None, 0)
 
 
 def test_curves_are_averaged_where_all_are_known_with_straight_lines_between_points() -> None:
     first, second = [(0, 0.0), (4, 0.4)], [(1, 0.3), (2, 0.4), (3, 0.5), (9, 9.0)]
     found = mean_curve([first, second, []], "version")
-    assert found["x"] == [1, 2, 3, 4]
-    assert found["mean"] == [0.2, 0.3, 0.4, pytest.approx((0.4 + 0.5 + 8.5 / 6) / 2, abs=1e-5)]
-    assert found["high"][0] == pytest.approx(0.2 + 12.7062 * 0.1, abs=1e-4)
+    assert found.x == [1, 2, 3, 4]
+    assert found.mean == [0.2, 0.3, 0.4, pytest.approx((0.4 + 0.5 + 8.5 / 6) / 2, abs=1e-5)]
+    assert found.high[0] == pytest.approx(0.2 + 12.7062 * 0.1, abs=1e-4)
 
 
 def test_curves_against_time_are_told_at_61_places_from_the_last_start_to_the_first_end() -> None:
     found = mean_curve([[(10.0, 1.0), (70.0, 7.0)], [(4.0, 0.0), (80.0, 0.0)]], "seconds")
-    assert (len(found["x"]), found["x"][:2], found["x"][-1]) == (61, [10.0, 11.0], 70.0)
-    assert found["mean"][:2] == [0.5, 0.55]
+    assert (len(found.x), found.x[:2], found.x[-1]) == (61, [10.0, 11.0], 70.0)
+    assert found.mean[:2] == [0.5, 0.55]
 
 
 @pytest.mark.parametrize("curves", [[], [[]], [[(0, 1.0), (1, 1.0)], [(2, 1.0), (3, 1.0)]]])
 def test_where_nothing_is_common_there_is_no_curve(curves: list[list[tuple[float, float]]]) -> None:
-    assert mean_curve(curves, "seconds") == {"x": [], "mean": [], "low": [], "high": []}
+    assert mean_curve(curves, "seconds") == MeanCurve([], [], [], [])
 
 
 def test_points_stand_at_what_their_version_took_and_workflows_are_averaged() -> None:
-    block = {"progress": [[0, 0, 5.0], [1, 80, 7.5]], "eval_curve": [[0, 0.2], [0, 0.4], [1, 0.5], [2, 0.9]]}
-    assert points_of(block, "eval_curve", "version") == [(0, pytest.approx(0.3)), (1, 0.5)]
-    assert points_of(block, "eval_curve", "trajectories") == [(0, pytest.approx(0.3)), (80, 0.5)]
-    assert points_of(block, "eval_curve", "seconds") == [(5.0, pytest.approx(0.3)), (7.5, 0.5)]
+    block = policy(progress=[[0, 0, 5.0], [1, 80, 7.5]], eval_curve=[[0, 0.2], [0, 0.4], [1, 0.5], [2, 0.9]])
+    assert points_of(block, "held_out", "version") == [(0, pytest.approx(0.3)), (1, 0.5)]
+    assert points_of(block, "held_out", "trajectories") == [(0, pytest.approx(0.3)), (80, 0.5)]
+    assert points_of(block, "held_out", "seconds") == [(5.0, pytest.approx(0.3)), (7.5, 0.5)]
 
 
 def test_a_point_is_the_mean_of_its_version_and_of_those_before_it() -> None:
-    block = {"reward_curve": [[v, float(v * v)] for v in range(4)], "progress": [[v, v, v] for v in range(4)]}
-    assert points_of(block, "reward_curve", "version", 2) == [(0, 0.0), (1, 0.5), (2, 2.5), (3, 6.5)]
-    assert points_of(block, "reward_curve", "version") == [(0, 0.0), (1, 1.0), (2, 4.0), (3, 9.0)]
+    curve, progress = [[v, float(v * v)] for v in range(7)], [[v, v, v] for v in range(7)]
+    block = policy(reward_curve=curve, eval_curve=curve, progress=progress)
+    assert points_of(block, "held_out", "version") == [(v, v * v) for v in range(7)]
+    assert [y for _, y in points_of(block, "reward", "version")] == [0, 0.5, 5 / 3, 3.5, 6, 11, 18]
 
 
 def test_the_trained_share_is_of_the_groups_that_concluded() -> None:
-    assert trained_share({"trained": 6, "discarded": {"zero_variance": 3, "run_end": 2}, "dead": 1}) == 0.5
-    assert trained_share({"trained": 0, "discarded": {}, "dead": 0}) is None
+    assert GroupsResult(6, {"zero_variance": 3, "run_end": 2}, dead=1, replayed=0).trained_share == 0.5
+    assert GroupsResult(0, {}, dead=0, replayed=0).trained_share is None
 
 
 def test_the_discarded_share_leaves_out_what_the_end_of_the_run_cut_off() -> None:
-    assert discarded_share({"trained": 6, "discarded": {"zero_variance": 3, "run_end": 2}, "dead": 1}) == 0.3
-    assert discarded_share({"trained": 0, "discarded": {"run_end": 2}, "dead": 0}) is None
+    assert GroupsResult(6, {"zero_variance": 3, "run_end": 2}, dead=1, replayed=0).discarded_share == 0.3
+    assert GroupsResult(0, {"run_end": 2}, dead=0, replayed=0).discarded_share is None
 
 
 def summary(end: float, dropped: dict[str, int], *, ok: bool = True) -> dict[str, Any]:
@@ -112,50 +114,56 @@ def summary(end: float, dropped: dict[str, int], *, ok: bool = True) -> dict[str
     }
     audit = {"ok": ok, "lost": 0 if ok else 3, "doubled": 0}
     selection = {"sums": {"rejected": 30}, "products": {"rejected": round(10 * end)}}
-    return {"wall_s": 20.0, "audit": audit, "selection": selection, "policies": {"solver": block}}
+    ends = dict.fromkeys(("reward_first", "reward_last", "eval_first", "eval_last"))
+    return {"wall_s": 20.0, **ends, "audit": audit, "selection": selection, "policies": {"solver": block}}
+
+
+def result(found: dict[str, Any]) -> RunResult:
+    return read_result(json.dumps(found).encode())
+
+
+def policy(**changed: Any) -> PolicyResult:
+    found = summary(0.5, {})
+    found["policies"]["solver"] |= changed
+    return result(found).policies["solver"]
 
 
 @pytest.fixture
-def found() -> dict[str, Any]:
+def found() -> Comparison:
     runs = {
-        "s-ds-1": {
-            "variant": "ds",
-            "seed": 1,
-            "summary": summary(0.4, {"run_end": 2, "zero_variance": 8}),
-            "failed": "",
-        },
-        "s-ds-2": {"variant": "ds", "seed": 2, "summary": summary(0.6, {"zero_variance": 10}, ok=False), "failed": ""},
-        "s-fifo-1": {"variant": "fifo", "seed": 1, "summary": None, "failed": "error: no room"},
+        "s-ds-1": PlayedRun("ds", 1, result(summary(0.4, {"run_end": 2, "zero_variance": 8})), ""),
+        "s-ds-2": PlayedRun("ds", 2, result(summary(0.6, {"zero_variance": 10}, ok=False)), ""),
+        "s-fifo-1": PlayedRun("fifo", 1, None, "error: no room"),
     }
     return compared("s", "a <sweep>", runs)
 
 
-def test_variants_are_summed_up_over_their_seeds_and_a_failed_run_is_not_counted(found: dict[str, Any]) -> None:
-    assert found["variants"]["fifo"] == {
+def test_variants_are_summed_up_over_their_seeds_and_a_failed_run_is_not_counted(found: Comparison) -> None:
+    assert plain(found.variants["fifo"]) == {
         "runs": 0,
         "failed": [1],
         "wall_s": {"mean": None, "low": None, "high": None, "n": 0},
         "skipped": {"mean": None, "low": None, "high": None, "n": 0},
         "policies": {},
     }
-    ds = found["variants"]["ds"]
-    assert (ds["runs"], ds["failed"], ds["wall_s"]["mean"]) == (2, [], 20)
-    solver = ds["policies"]["solver"]
-    assert (solver["reward"]["mean"], solver["reward"]["n"]) == (0.5, 2)
-    assert solver["held_out"]["mean"] == pytest.approx(0.4)
-    assert solver["trained_share"]["mean"] == 0.5
-    assert solver["discarded_share"]["mean"] == pytest.approx((8 / 18 + 10 / 20) / 2)
-    assert (solver["length_trained"]["mean"], solver["length_discarded"]["mean"]) == (10, 10)
-    assert (solver["length_bias"]["mean"], solver["length_bias"]["high"]) == (1, pytest.approx(1 + 2.541, abs=1e-3))
-    assert ds["skipped"]["mean"] == 35
-    assert {reason: one["mean"] for reason, one in solver["discarded"].items()} == {"zero_variance": 9, "run_end": 1}
-    assert list(solver["discarded"]) == ["zero_variance", "run_end"]
-    assert solver["curves"]["held_out"]["trajectories"]["x"][-1] == 160
-    assert solver["curves"]["reward"]["version"]["mean"] == [0.3, 0.35, 0.4]
-    assert json.loads(json.dumps(found)) == found
+    ds = found.variants["ds"]
+    assert (ds.runs, ds.failed, ds.wall_s.mean) == (2, [], 20)
+    solver = ds.policies["solver"]
+    assert (solver.reward.mean, solver.reward.n) == (0.5, 2)
+    assert solver.held_out.mean == pytest.approx(0.4)
+    assert solver.trained_share.mean == 0.5
+    assert solver.discarded_share.mean == pytest.approx((8 / 18 + 10 / 20) / 2)
+    assert (solver.length_trained.mean, solver.length_discarded.mean) == (10, 10)
+    assert (solver.length_bias.mean, solver.length_bias.high) == (1, pytest.approx(1 + 2.541, abs=1e-3))
+    assert ds.skipped.mean == 35
+    assert {reason: one.mean for reason, one in solver.discarded.items()} == {"zero_variance": 9, "run_end": 1}
+    assert list(solver.discarded) == ["zero_variance", "run_end"]
+    assert solver.curves["held_out"]["trajectories"].x[-1] == 160
+    assert solver.curves["reward"]["version"].mean == [0.3, 0.35, 0.4]
+    assert json.loads(json.dumps(plain(found))) == plain(found)
 
 
-def test_the_page_shows_a_row_for_each_variant_and_names_what_is_wrong(found: dict[str, Any]) -> None:
+def test_the_page_shows_a_row_for_each_variant_and_names_what_is_wrong(found: Comparison) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(comparison_page(found))
     page = console.export_text()
@@ -168,13 +176,17 @@ def test_the_page_shows_a_row_for_each_variant_and_names_what_is_wrong(found: di
     assert "the audit of run s-ds-2 does not close: 3 lost, 0 doubled" in page
 
 
-def test_columns_of_which_there_is_nothing_to_tell_are_left_out(found: dict[str, Any]) -> None:
-    for variant in found["variants"].values():
-        variant["skipped"] = interval([0, 0])
-        for block in variant["policies"].values():
-            block["length_bias"] = interval([None])
+def test_columns_of_which_there_is_nothing_to_tell_are_left_out(found: Comparison) -> None:
+    variants = {
+        name: replace(
+            variant,
+            skipped=interval([0, 0]),
+            policies={p: replace(one, length_bias=interval([None])) for p, one in variant.policies.items()},
+        )
+        for name, variant in found.variants.items()
+    }
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(comparison_page(found))
+    console.print(comparison_page(replace(found, variants=variants)))
     headers = [line for line in console.export_text().splitlines() if line.startswith("solver")]
     assert any("replayed" in line for line in headers)
     assert not any("skipped" in line or "length bias" in line for line in headers)
@@ -184,16 +196,16 @@ def test_columns_of_which_there_is_nothing_to_tell_are_left_out(found: dict[str,
 def test_variants_are_compared_with_the_first_one_seed_by_seed() -> None:
     ends = {"plain": {1: 0.25, 2: 0.5, 3: 0.75}, "ds": {1: 0.5, 2: 0.625, 4: 0.875}}
     runs = {
-        f"s-{variant}-{seed}": {"variant": variant, "seed": seed, "summary": summary(end, {}), "failed": ""}
+        f"s-{variant}-{seed}": PlayedRun(variant, seed, result(summary(end, {})), "")
         for variant, by_seed in ends.items()
         for seed, end in by_seed.items()
     }
-    solver = {name: one["policies"]["solver"] for name, one in compared("s", "", runs)["variants"].items()}
-    over = solver["ds"]["over_first"]
-    assert (over["reward"]["mean"], over["reward"]["n"]) == (0.1875, 2)
-    assert over["reward"]["high"] - 0.1875 == pytest.approx(12.706 * 0.0625, abs=1e-3)
-    assert over["held_out"]["mean"] == pytest.approx(0.1875)
-    assert solver["plain"]["over_first"]["reward"]["n"] == 0
+    solver = {name: one.policies["solver"] for name, one in compared("s", "", runs).variants.items()}
+    reward, held_out = solver["ds"].over_first["reward"], solver["ds"].over_first["held_out"]
+    assert (reward.mean, reward.n) == (0.1875, 2)
+    assert reward.high == pytest.approx(0.1875 + 12.706 * 0.0625, abs=1e-3)
+    assert held_out.mean == pytest.approx(0.1875)
+    assert solver["plain"].over_first["reward"].n == 0
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(comparison_page(compared("s", "", runs)))
     page = console.export_text()
@@ -201,7 +213,7 @@ def test_variants_are_compared_with_the_first_one_seed_by_seed() -> None:
     assert "…" not in page, "all fits a terminal of 80"
 
 
-def test_the_picture_is_drawn_and_the_page_beside_it_needs_no_other_file(found: dict[str, Any], tmp_path: Path) -> None:
+def test_the_picture_is_drawn_and_the_page_beside_it_needs_no_other_file(found: Comparison, tmp_path: Path) -> None:
     check_picture(tmp_path / "sweep.png", ".png")
     assert plot(found, tmp_path / "sweep.png") == [tmp_path / "sweep.png", tmp_path / "sweep.html"]
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
@@ -217,11 +229,11 @@ def drawn_lines(panel: Any) -> list[list[float]]:
 
 
 def test_seeds_that_share_no_stretch_of_time_are_drawn_one_by_one_and_the_panel_says_so() -> None:
-    runs = {
-        f"s-ds-{seed}": {"variant": "ds", "seed": seed, "summary": summary(0.5, {}), "failed": ""} for seed in (1, 2)
-    }
+    runs = {f"s-ds-{seed}": PlayedRun("ds", seed, result(summary(0.5, {})), "") for seed in (1, 2)}
     before = figure_of(compared("s", "", runs)).axes
-    runs["s-ds-2"]["summary"]["policies"]["solver"]["progress"] = [[0, 0, 104.0], [1, 80, 106.0], [2, 160, 108.0]]
+    later = summary(0.5, {})
+    later["policies"]["solver"]["progress"] = [[0, 0, 104.0], [1, 80, 106.0], [2, 160, 108.0]]
+    runs["s-ds-2"] = PlayedRun("ds", 2, result(later), "")
 
     version, _, seconds, *_ = figure_of(compared("s", "", runs)).axes
 
@@ -235,7 +247,7 @@ def test_seeds_that_share_no_stretch_of_time_are_drawn_one_by_one_and_the_panel_
 def test_a_panel_of_which_nothing_was_measured_says_so_and_a_single_point_is_a_dot() -> None:
     one = summary(0.5, {})
     one["policies"]["solver"] |= {"eval_curve": [], "reward_curve": [[1, 0.4]]}
-    runs = {"s-ds-1": {"variant": "ds", "seed": 1, "summary": one, "failed": ""}}
+    runs = {"s-ds-1": PlayedRun("ds", 1, result(one), "")}
 
     axes = figure_of(compared("s", "", runs)).axes
 

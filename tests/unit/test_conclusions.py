@@ -13,14 +13,16 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.stopwatch import Stopwatch
+from headrace.infra.store.object_store import StoreUnavailable
 from headrace.producers.engines.contract import EngineError, Generation
+from headrace.producers.rollout import conclusions
 from headrace.producers.rollout.conclusions import Concluder, workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.version_holds import VersionHolds
-from headrace.producers.rollout.worker_status import Tally
+from headrace.producers.rollout.worker_status import WorkCounts
 from headrace.schemas import codec
 from headrace.schemas.headers import task_stamp
 from headrace.schemas.records import DeadLetter, Task, TrajectoryGroup
@@ -67,7 +69,7 @@ def concluder(*, dead: bool) -> tuple[Concluder, list[Any]]:
         partitions={"r.trajectories.p": 4},
         specs={},
         holds=VersionHolds(lambda *_: None, lambda *_: None),
-        tally=Tally(),
+        tally=WorkCounts(),
         watch=Stopwatch(),
         pauses=Pauses(),
     )
@@ -87,6 +89,7 @@ def test_a_request_that_the_engine_refuses_is_a_failed_group() -> None:
     [record] = sent
     group = codec.decode(record.value, TrajectoryGroup)
     assert (group.reason, group.failures[0].detail, record.partition) == ("failed", "EngineError: too long", 2)
+    assert (group.failures[0].traceback == "", group.failures[1].traceback) == (False, "")
     assert (works.tally.episodes_failed, works.tally.groups_done, slots.taken) == (2, 1, 0)
 
 
@@ -152,3 +155,28 @@ def test_a_task_is_done_when_its_records_are_acknowledged_and_not_before() -> No
 
     asyncio.run(play())
     assert order == ["acknowledged", "done"]
+
+
+def test_a_group_that_is_too_large_for_a_record_is_announced_once_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conclusions, "FIRST_PAUSE_S", 0.0)
+    works, sent = concluder(dead=False)
+    rollout = recipe().rollout.model_copy(update={"inline_limit_bytes": 1})
+    works.follower.recipes[0] = recipe().model_copy(update={"rollout": rollout})
+    stored: list[bytes] = []
+    tries = iter((StoreUnavailable("away"), StoreUnavailable("still away"), None))
+
+    def put(data: bytes, kind: str) -> Any:
+        assert (kind, sent) == ("groups", [])
+        if (error := next(tries)) is not None:
+            raise error
+        stored.append(data)
+        return SimpleNamespace(key="groups/one", sha256="a" * 64, size_bytes=len(data))
+
+    works.run.store = cast("Any", SimpleNamespace(put=put))
+    asyncio.run(works.conclude(started(Slots(8)), asyncio.Event(), lambda _: None))
+    [whole], [record] = stored, sent
+    group = codec.decode(record.value, TrajectoryGroup)
+    assert group.claim is not None
+    assert (group.claim.key, group.claim.size_bytes, group.trajectories) == ("groups/one", len(whole), ())
+    assert codec.decode(whole, TrajectoryGroup).reason == "failed"
+    assert works.pauses.detail == ""

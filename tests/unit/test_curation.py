@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from headrace.consumers.algorithms.chain import ChainError
+from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless
 from headrace.consumers.curate import dedupe
-from headrace.consumers.curate.curation import CuratorPartition, Desk, UnknownRevision, recipe_for
+from headrace.consumers.curate.context import CuratorContext, UnknownRevision, recipe_for
+from headrace.consumers.curate.curator import MOST_FAILURES, CuratorPartition
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import REDRIVE_HEADER
 from headrace.infra.recipe.settings import Recipe
@@ -19,6 +23,8 @@ from headrace.schemas.records import (
     ClaimCheck,
     CuratedGroup,
     DeadLetter,
+    EpisodeError,
+    Failure,
     Outcome,
     Sampling,
     Sequence,
@@ -76,8 +82,8 @@ def message(made: TrajectoryGroup, value: bytes | None = None, offset: int = 0) 
 
 
 def partition(fetch: object = None) -> CuratorPartition:
-    desk = Desk("run-1", "solver", Topics("t"), lambda _: RECIPE, fetch or pytest.fail)  # type: ignore[arg-type]
-    return CuratorPartition(desk, (TOPIC, 0), 4)
+    context = CuratorContext("run-1", "solver", Topics("t"), lambda _: RECIPE, fetch or pytest.fail)  # type: ignore[arg-type]
+    return CuratorPartition(context, (TOPIC, 0), 4)
 
 
 def read(outgoing: list[Outgoing]) -> list[object]:
@@ -94,9 +100,19 @@ def test_a_group_with_signal_is_kept_with_its_bytes_unchanged() -> None:
     assert (curated.min_version, curated.deadline_version, curated.kept) == (3, 5, (0, 1))
 
 
+def test_the_outcome_of_a_group_whose_episodes_failed_tells_how() -> None:
+    failure = Failure(0, "error", "KeyError: 'x'", "own.py:5 in judge", "solver", 1, "Traceback ...")
+    [outcome] = read(list(partition().handle(message(group(0, (), failures=(failure,) * 2, reason="failed")))))
+    assert isinstance(outcome, Outcome)
+    assert (outcome.reason, outcome.errors) == (
+        "failed",
+        (EpisodeError("error", "KeyError: 'x'", "own.py:5 in judge", "solver", 1, 2),),
+    )
+
+
 def test_records_go_to_the_partition_that_they_came_from() -> None:
-    desk = Desk("run-1", "solver", Topics("t"), lambda _: RECIPE, pytest.fail)
-    outgoing = list(CuratorPartition(desk, (TOPIC, 2), 4).handle(message(group(6))))
+    context = CuratorContext("run-1", "solver", Topics("t"), lambda _: RECIPE, pytest.fail)
+    outgoing = list(CuratorPartition(context, (TOPIC, 2), 4).handle(message(group(6))))
     assert [(r.topic, r.partition) for r in outgoing] == [("t.outcomes.solver", 2), ("t.curated.solver", 2)]
 
 
@@ -147,6 +163,56 @@ def test_a_head_version_from_far_ahead_is_dead_and_moves_nothing() -> None:
     assert isinstance(letter, DeadLetter)
     assert letter.reason == "time_travel"
     assert len(list(state.handle(message(group(8, version=1))))) == 2, "the clock did not move"
+
+
+def test_a_group_of_a_version_that_is_not_published_is_dead_and_moves_nothing() -> None:
+    asked: list[int] = []
+
+    def is_published(_: Message, one: TrajectoryGroup) -> bool:
+        asked.append(one.head_version)
+        return one.head_version <= 3
+
+    context = CuratorContext("run-1", "solver", Topics("t"), lambda _: RECIPE, pytest.fail, is_published)
+    state = CuratorPartition(context, (TOPIC, 0), 4)
+    state.handle(message(group(0, version=3)))
+    (letter,) = read(list(state.handle(message(group(4, version=904)))))
+    assert isinstance(letter, DeadLetter)
+    assert (letter.reason, letter.number) == ("time_travel", 4)
+    assert "904, and no such version is published" in letter.detail
+    assert state.was_unread, "a snapshot follows, so that a restore does not decide anew"
+    assert len(list(state.handle(message(group(8, version=3))))) == 2, "the clock did not move"
+    assert asked == [3, 904], "what is no newer than the clock is published"
+
+
+def test_a_published_version_moves_the_clock_however_far_ahead_it_is() -> None:
+    context = CuratorContext("run-1", "solver", Topics("t"), lambda _: RECIPE, pytest.fail, lambda *_: True)
+    state = CuratorPartition(context, (TOPIC, 0), 4)
+    state.handle(message(group(0, version=1)))
+    assert len(list(state.handle(message(group(4, version=5000))))) == 2
+    (outcome,) = read(list(state.handle(message(group(8, version=1)))))
+    assert isinstance(outcome, Outcome)
+    assert outcome.reason == "stale"
+
+
+@pytest.mark.parametrize("variant", ["solver", "solver.free"])
+def test_a_group_of_a_number_that_was_never_issued_concludes_nothing_and_is_no_first_of_its_number(
+    variant: str,
+) -> None:
+    issued = {0, 4}
+
+    def is_issued(_: Message, stamp: Stamp) -> bool:
+        return stamp.number in issued
+
+    context = CuratorContext("run-1", variant, Topics("t"), lambda _: SHADOWED, pytest.fail, is_issued=is_issued)
+    state = CuratorPartition(context, (TOPIC, 0), 4)
+    state.handle(message(group(0)))
+    (letter,) = read(list(state.handle(message(group(8)))))
+    assert isinstance(letter, DeadLetter)
+    assert (letter.reason, letter.number, letter.stream, letter.headers) == ("not_issued", -1, "", {})
+    assert (letter.topic, letter.partition, letter.offset) == (TOPIC, 0, 0), "a replay finds what was refused by that"
+    assert state.was_unread, "a snapshot follows, so that a restore does not decide anew"
+    issued.add(8)
+    assert len(list(state.handle(message(group(8))))) == 2, "what was forged before is no repetition of it"
 
 
 def test_a_group_behind_a_claim_check_is_fetched_and_a_missing_one_is_dead() -> None:
@@ -272,17 +338,74 @@ def test_a_trajectory_that_is_dropped_is_named_as_it_is_where_an_episode_failed_
     assert [one.trajectory_id for one in dropped] == ["sums:0:3"]
 
 
+class Picky(Stateless):
+    """Fails over some numbers."""
+
+    def __init__(self, refused: tuple[int, ...] = ()) -> None:
+        self.refused = refused
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
+        if candidate.group.number in self.refused:
+            raise ZeroDivisionError("rewards of nobody")
+        return (Keep(candidate),)
+
+
+def picky(*refused: int) -> CuratorPartition:
+    return partition_of([{"use": f"{__name__}:Picky", "refused": list(refused)}])
+
+
+def test_a_group_over_which_an_algorithm_fails_is_dead_and_the_next_one_is_kept() -> None:
+    state = picky(4)
+    [dead] = read(list(state.handle(message(group(4)))))
+    assert isinstance(dead, DeadLetter)
+    assert (dead.reason, dead.number, dead.component) == ("algorithm_failed", 4, "curate.solver")
+    assert "Picky failed: ZeroDivisionError: rewards of nobody (" in dead.detail
+    assert "test_curation.py:" in dead.detail
+    assert state.was_unread, "a snapshot follows: what it did before it failed is not done again otherwise"
+    outcome, _ = read(list(state.handle(message(group(0), offset=1))))
+    assert isinstance(outcome, Outcome)
+    assert outcome.verdict == "kept"
+
+
+def test_a_group_over_which_an_algorithm_failed_is_curated_once_it_is_sent_back_after_the_fix() -> None:
+    state = picky(4)
+    list(state.handle(message(group(4))))
+    mended = picky()
+    mended.restore(state.snapshot())
+    outcome, curated = read(list(mended.handle(sent_back(message(group(4), offset=1)))))
+    assert isinstance(outcome, Outcome)
+    assert isinstance(curated, CuratedGroup)
+    assert (outcome.verdict, outcome.number) == ("kept", 4)
+
+
+def test_an_algorithm_that_fails_over_one_group_after_the_other_ends_the_curator_with_its_words() -> None:
+    state = picky(*range(0, 400, 4))
+    for place in range(MOST_FAILURES - 1):
+        assert len(list(state.handle(message(group(4 * place), offset=place)))) == 1
+    with pytest.raises(ChainError, match=r"8 groups in a row are dead, the last as .*rewards of nobody") as caught:
+        list(state.handle(message(group(4 * MOST_FAILURES), offset=MOST_FAILURES)))
+    assert caught.value.exit_code == 2, "the supervisor does not start it again"
+
+
+def test_failures_between_which_groups_are_curated_end_nothing() -> None:
+    state = picky(*range(0, 400, 8))
+    for place in range(4 * MOST_FAILURES):
+        list(state.handle(message(group(4 * place), offset=place)))
+
+
 def partition_of(chain: list[object]) -> CuratorPartition:
     recipe = Recipe.model_validate({**RECIPE.model_dump(mode="json"), "curate": {"chain": chain}})
-    return CuratorPartition(Desk("run-1", "solver", Topics("t"), lambda _: recipe, pytest.fail), (TOPIC, 0), 4)
+    return CuratorPartition(
+        CuratorContext("run-1", "solver", Topics("t"), lambda _: recipe, pytest.fail), (TOPIC, 0), 4
+    )
 
 
 SHADOWED = Recipe.model_validate({**RECIPE.model_dump(), "shadows": {"free": {"chain": ["validate"]}, "twin": {}}})
 
 
 def shadow(line: str = "solver.free") -> CuratorPartition:
-    desk = Desk("run-1", line, Topics("t"), lambda _: SHADOWED, pytest.fail)
-    return CuratorPartition(desk, (TOPIC, 0), 4)
+    context = CuratorContext("run-1", line, Topics("t"), lambda _: SHADOWED, pytest.fail)
+    return CuratorPartition(context, (TOPIC, 0), 4)
 
 
 def test_a_shadow_decides_by_its_own_chain_and_writes_to_its_own_topics() -> None:

@@ -17,7 +17,7 @@ from made_groups import candidate
 
 from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, UnknownAlgorithm, load_chain
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep
-from headrace.ops.discards import Ledger, told
+from headrace.ops.discards import Ledger, policy_discards
 from headrace.ops.plain_json import plain
 from headrace.schemas.records import BatchTrained, GroupUse, Outcome
 
@@ -46,11 +46,11 @@ def test_every_setting_is_on_the_page_with_its_default(use: str) -> None:
 
 
 def test_replays_share_the_defaults_that_the_page_tells() -> None:
-    told = {name: float(value.replace(",", "")) for name, value in re.findall(r"`(\w+)` \((\d[\d.,]*)\)", PAGE)}
+    fates_of = {name: float(value.replace(",", "")) for name, value in re.findall(r"`(\w+)` \((\d[\d.,]*)\)", PAGE)}
     for use in ("replay_latest", "replay_uniform", "replay_recency", "replay_prioritised"):
         module, _, name = ALGORITHMS[use].partition(":")
         parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
-        assert {one: parameters[one].default for one in REPLAYED} == told
+        assert {one: parameters[one].default for one in REPLAYED} == fates_of
 
 
 def test_the_pages_chain_is_one() -> None:
@@ -109,7 +109,7 @@ def test_every_field_of_discards_is_on_the_page() -> None:
             Outcome(number=number, verdict=verdict, reason=reason, component="curate", lengths=(5 + number,))
         )
     ledger.batch(BatchTrained(version=1, groups=(GroupUse(number=0), GroupUse(number=1))))
-    found = plain(told(ledger))
+    found = plain(policy_discards(ledger))
     there = PAGE.partition("With `--json` it prints")[2].partition("\n\nHow much")[0]
     for field in {*found, *found["before_end"], *found["discarded"]["stale"], *found["bias"]}:
         assert f"`{field}`" in there, field

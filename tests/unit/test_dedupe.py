@@ -63,7 +63,7 @@ def test_a_dead_number_is_new_once_more_and_that_survives_a_restore() -> None:
     dedupe, again = Dedupe(1, 3), Dedupe(1, 3)
     for number in (1, 4, 7):
         dedupe.conclude("sums", number)
-    dedupe.bury("sums", 4)
+    dedupe.mark_dead("sums", 4)
     again.restore(dedupe.snapshot())
     assert not again.revive("sums", 1)
     assert not again.revive("other", 4)

@@ -201,7 +201,7 @@ def test_memory_that_changed_under_its_hash_is_found_before_a_delta_is_applied(p
 
 
 def test_weights_that_are_not_what_was_said_of_them_are_not_held(pair: tuple[Weights, Weights]) -> None:
-    with pytest.raises(WeightsError, match="as was said of them"):
+    with pytest.raises(WeightsError, match="as was recorded"):
         HeldWeights(pair[0], weights_hash(pair[1]))
 
 

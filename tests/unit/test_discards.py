@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from headrace.app.views.discards_page import discards_page, verdict
-from headrace.app.views.discards_plot import areas, figure_of, plot
+from headrace.app.views.discards_page import areas, discards_page, figure_of, plot, verdict
 from headrace.infra.errors import UsageError
-from headrace.ops.discards import Bias, Discards, Fates, Ledger, Moments, bias, told
+from headrace.ops.discards import Bias, Discards, Ledger, Moments, PolicyDiscards, bias, policy_discards
 from headrace.ops.plain_json import plain
 from headrace.schemas.records import BatchTrained, Eviction, GroupUse, Outcome
 
@@ -56,7 +55,7 @@ def a_ledger() -> Ledger:
 
 
 def test_every_group_is_counted_once_under_what_became_of_it() -> None:
-    found = told(a_ledger())
+    found = policy_discards(a_ledger())
     assert found.trained.groups == 3
     assert {reason: row.groups for reason, row in found.discarded.items()} == {
         "stale": 2,
@@ -72,10 +71,10 @@ def test_every_group_is_counted_once_under_what_became_of_it() -> None:
 
 def test_what_was_left_at_the_end_of_the_run_is_apart_where_it_is_about_what_a_rule_chose() -> None:
     ledger = a_ledger()
-    before = told(ledger)
+    before = policy_discards(ledger)
     assert before.before_end.bias == before.bias
     ledger.batch(batch(-1, gone={5: "run_end"}))
-    found = told(ledger)
+    found = policy_discards(ledger)
     assert found.before_end == before.before_end
     assert found.discarded["run_end"].length == pytest.approx(50)
     assert found.bias.ratio > before.bias.ratio
@@ -83,23 +82,23 @@ def test_what_was_left_at_the_end_of_the_run_is_apart_where_it_is_about_what_a_r
 
 
 def test_the_age_is_taken_when_the_fate_was_decided() -> None:
-    found = told(a_ledger()).discarded
+    found = policy_discards(a_ledger()).discarded
     assert found["stale"].age == pytest.approx(5), "by the curator's clock"
     assert (found["surplus"].age, found["expired"].age) == (1, 2), "by the trainer's version"
-    assert told(a_ledger()).trained.age == pytest.approx(1 / 3)
+    assert policy_discards(a_ledger()).trained.age == pytest.approx(1 / 3)
 
 
 def test_uses_after_the_first_and_letters_of_the_trainer_are_not_counted_again() -> None:
     ledger = a_ledger()
-    before = told(ledger)
+    before = policy_discards(ledger)
     ledger.outcome(outcome(0, 99, reason="stale", use=1))
     ledger.outcome(outcome(3, 99, reason="expired", component="train"))
     ledger.batch(BatchTrained(version=3, groups=(GroupUse("sums", 0, use=1), GroupUse("sums", 0))))
-    assert told(ledger) == before
+    assert policy_discards(ledger) == before
 
 
 def test_lengths_rewards_and_ages_are_told_in_bins_that_add_up() -> None:
-    found = told(a_ledger())
+    found = policy_discards(a_ledger())
     assert found.trained.cells == ((4, 0.25, 0, 2), (8, 0.25, 1, 1))
     assert found.discarded["stale"].cells == ((32, 0.5, 4, 1), (32, 0.5, 6, 1))
     assert json.loads(json.dumps(plain(found), allow_nan=False)) == plain(found)
@@ -108,7 +107,7 @@ def test_lengths_rewards_and_ages_are_told_in_bins_that_add_up() -> None:
 def test_what_was_never_generated_has_no_age_and_what_was_never_judged_no_reward() -> None:
     ledger = Ledger()
     ledger.outcome(outcome(0, 0, reason="no_trajectories", lengths=(), rewards=(math.nan,), min_version=-1))
-    row = told(ledger).discarded["no_trajectories"]
+    row = policy_discards(ledger).discarded["no_trajectories"]
     assert (row.length, row.reward, row.age, row.cells) == (None, None, None, ((None, None, None, 1),))
 
 
@@ -119,7 +118,7 @@ def test_groups_of_which_nothing_came_back_do_not_count_as_short() -> None:
         ledger.outcome(outcome(10 + number, 200 + number, reason="stale"))
         ledger.outcome(outcome(20 + number, 0, reason="timeout", lengths=(), rewards=(), min_version=-1))
     ledger.batch(batch(1, *range(10)))
-    found = told(ledger).bias
+    found = policy_discards(ledger).bias
     assert found.ratio == pytest.approx(204.5 / 104.5)
     assert found.low > 1.9
 
@@ -147,7 +146,7 @@ def test_no_ratio_is_told_where_none_follows() -> None:
     assert bias(moments([0.0, 0.0]), moments([5.0, 6.0])) is None
 
 
-def shown(found: Fates) -> str:
+def shown(found: PolicyDiscards) -> str:
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(discards_page(Discards("r", "x", {"solver": found})))
     return console.export_text()
@@ -159,21 +158,21 @@ def test_the_page_names_the_bias() -> None:
         ledger.outcome(outcome(number, 10 + number % 5))
         ledger.outcome(outcome(200 + number, 30 + number % 7, reason="stale", head=3))
     ledger.batch(batch(1, *range(200)))
-    page = shown(told(ledger))
+    page = shown(policy_discards(ledger))
     assert "Discarded groups are 2.75 times as long as trained ones" in page
     assert "training sees too few long answers" in page
     assert "Nothing was discarded." in shown(told_of_trained_alone())
 
 
-def told_of_trained_alone() -> Fates:
+def told_of_trained_alone() -> PolicyDiscards:
     ledger = Ledger()
     ledger.outcome(outcome(0, 5))
     ledger.batch(batch(1, 0))
-    return told(ledger)
+    return policy_discards(ledger)
 
 
 @pytest.mark.parametrize(
-    ("ratio", "low", "high", "told"),
+    ("ratio", "low", "high", "sentence"),
     [
         (
             1.08,
@@ -188,13 +187,15 @@ def told_of_trained_alone() -> Fates:
             0.981,
             "0.979 times as long as trained ones (95 %: 0.977 to 0.981): within 5 %, no bias to speak",
         ),
-        (1.04, 1.02, 1.06, "no bias of more than 5 % can be told."),
-        (1.5, 0.8, 2.8, "no bias of more than 5 % can be told."),
+        (1.04, 1.02, 1.06, "no bias of more than 5 % can be seen."),
+        (1.5, 0.8, 2.8, "no bias of more than 5 % can be seen."),
         (0.75, 0.75, 0.75, "0.75 times as long as trained ones (95 %: 0.75 to 0.75): training sees too few short"),
     ],
 )
-def test_a_bias_is_named_where_all_of_its_interval_matters(ratio: float, low: float, high: float, told: str) -> None:
-    assert told in verdict(Bias(ratio, low, high), 7)
+def test_a_bias_is_named_where_all_of_its_interval_matters(
+    ratio: float, low: float, high: float, sentence: str
+) -> None:
+    assert sentence in verdict(Bias(ratio, low, high), 7)
 
 
 def test_a_narrow_interval_is_told_with_digits_that_keep_its_ends_apart() -> None:
@@ -203,7 +204,7 @@ def test_a_narrow_interval_is_told_with_digits_that_keep_its_ends_apart() -> Non
         ledger.outcome(outcome(number, 100 + number % 2))
         ledger.outcome(outcome(4000 + number, 98 + number % 2, reason="stale"))
     ledger.batch(batch(1, *range(4000)))
-    page = shown(told(ledger))
+    page = shown(policy_discards(ledger))
     assert "x 0.9801" in page
     assert "0.9799 to 0.9803" in page
     assert "within 5 %, no bias to speak of" in page
@@ -216,7 +217,7 @@ def test_the_area_of_a_dot_is_as_the_number_of_its_groups_and_dots_at_one_place_
     ledger.outcome(outcome(400, 5, reason="invalid"))
     ledger.batch(batch(1, *range(200)))
 
-    lengths = figure_of(Discards("r", "x", {"solver": told(ledger)})).axes[0]
+    lengths = figure_of(Discards("r", "x", {"solver": policy_discards(ledger)})).axes[0]
 
     whole, half, other, speck = (float(dots.get_sizes()[0]) for dots in lengths.collections)
     assert (half, other) == (whole / 2, whole / 2)
@@ -230,7 +231,7 @@ def test_the_area_of_a_dot_is_as_the_number_of_its_groups_and_dots_at_one_place_
 
 
 def test_the_picture_is_drawn_and_a_bad_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    found = Discards("r", "x", {"solver": told(a_ledger()), "verifier": told(Ledger())})
+    found = Discards("r", "x", {"solver": policy_discards(a_ledger()), "verifier": policy_discards(Ledger())})
     assert plot(found, tmp_path / "picture.png") == [tmp_path / "picture.png"]
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "folder.png").mkdir()

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from headrace.producers.engines.contract import EngineError, EngineStats, Genera
 from headrace.producers.rollout.episodes import Outcome, RolloutContext, WorkflowSpec, conclude_unplayed, play_group
 from headrace.producers.rollout.group_records import encode_group, generated_tokens, outgoing, stamp_of
 from headrace.producers.rollout.scoring import LimitedScoring, ScoreTimeLimit
-from headrace.schemas import codec
+from headrace.schemas import codec, records
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup
 from headrace.schemas.topics import Topics
@@ -164,6 +164,8 @@ def test_an_episode_that_raises_is_a_failure_beside_those_that_went_well() -> No
     group = groups["p"]
     assert len(group.trajectories) == 2
     assert [(f.reason, f.detail) for f in group.failures] == [("error", "RuntimeError: no luck")]
+    assert (group.failures[0].role, group.failures[0].turn) == ("solver", 1)
+    assert group.failures[0].at.endswith(" in moody"), "the newest line that is nobody else's"
     failed = group.failures[0].sample
     assert f"w:4:{failed}" not in group.episode_ids
     assert [end.tokens for end in ends if end.failure] == [2]
@@ -259,6 +261,27 @@ def test_a_role_that_the_recipe_does_not_know_fails_the_episode() -> None:
     assert "stranger" in groups["p"].failures[0].detail
 
 
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "TypeError: a workflow returns a RoleTrajectory by role, got NoneType None"),
+        ({"solver": Score(1)}, "TypeError: what the workflow returns for solver is a RoleTrajectory, got Score"),
+        ({"solver": RoleTrajectory(np.inf, ())}, "ValueError: the rewards of solver must be finite, got [inf]"),
+        (
+            {"solver": RoleTrajectory(1, (records.Sequence(reward=np.nan),))},
+            "ValueError: the rewards of solver must be finite",
+        ),
+    ],
+)
+def test_what_is_no_episode_is_a_failure_that_names_it(returned: Any, said: str) -> None:
+    async def odd(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+        return cast("Episode", returned)
+
+    groups, _ = play(TASK, spec(odd), context(FakeEngine()))
+    assert [failure.reason for failure in groups["p"].failures] == ["error"] * 3
+    assert groups["p"].failures[0].detail.startswith(said)
+
+
 def test_a_payload_that_is_no_problem_is_refused_before_any_episode() -> None:
     with pytest.raises(PayloadError):
         play(replace(TASK, payload="{}"), spec(), context(FakeEngine()))
@@ -266,13 +289,13 @@ def test_a_payload_that_is_no_problem_is_refused_before_any_episode() -> None:
 
 def test_a_group_that_the_schema_refuses_concludes_as_failed() -> None:
     async def wrong(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
-        episode = await single_turn(problem, env, actors)
-        return {"solver": replace(episode["solver"], reward="high")}  # type: ignore[arg-type]  # the test's point
+        [sequence] = (await single_turn(problem, env, actors))["solver"].sequences
+        return {"solver": RoleTrajectory(1.0, (replace(sequence, agent_id=3),))}  # type: ignore[arg-type]  # the point
 
     groups, _ = play(TASK, spec(wrong), context(FakeEngine()))
     encoded = encode_group(groups["p"])
     assert (encoded.group.reason, encoded.group.trajectories) == ("failed", ())
-    assert "reward" in encoded.group.failures[2].detail
+    assert "agent_id" in encoded.group.failures[2].detail
     assert codec.decode(encoded.value, TrajectoryGroup) == encoded.group
 
 
@@ -302,3 +325,31 @@ def test_a_score_that_never_returns_is_interrupted() -> None:
     slow = replace(spec(limit_s=5), environment=LimitedScoring(Echo(pause_s=30), 0.05))
     groups, _ = play(replace(TASK, n_asked=1), slow, context(FakeEngine()))
     assert groups["p"].failures[0].reason == "time_limit"
+
+
+def test_an_episode_whose_judge_cannot_be_reached_is_played_again_with_the_same_seed() -> None:
+    class Judge(Echo):
+        asked = 0
+
+        def score(self, problem: Problem, text: str) -> Score:
+            self.asked += 1
+            if self.asked == 1:
+                raise ConnectionRefusedError("the judge")
+            return super().score(problem, text)
+
+    engine = FakeEngine()
+    groups, ends = play(replace(TASK, n_asked=1), replace(spec(), environment=Judge()), context(engine))
+    assert (len(groups["p"].trajectories), groups["p"].failures) == (1, ())
+    assert [end.tokens for end in ends] == [4], "those of the episode that came to nothing count too"
+    first, again = engine.calls
+    assert first["seed"] == again["seed"]
+
+
+def test_the_end_of_the_run_ends_episodes_that_wait_for_their_judge() -> None:
+    class Away(Echo):
+        def score(self, problem: Problem, text: str) -> Score:
+            raise ConnectionRefusedError("the judge")
+
+    groups, ends = play(TASK, replace(spec(), environment=Away()), context(FakeEngine()), ending_after_s=0.1)
+    assert (groups["p"].reason, [f.reason for f in groups["p"].failures]) == ("run_end", ["run_end"] * 3)
+    assert len(ends) == 3

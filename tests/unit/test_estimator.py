@@ -85,6 +85,11 @@ def by_token(members: Sequence[Member], *, group_by: str, weight: str) -> list[l
     return [[one.reward if group_by == "task+role" and weight == "sequence" else 0.0] * one.length for one in members]
 
 
+def torn(members: Sequence[Member]) -> list[float]:
+    missing: dict[int, list[float]] = {}
+    return missing[len(members)]
+
+
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> str:
     module = ModuleType("my_estimators")
@@ -92,6 +97,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> str:
         scaled=scaled,
         by_token=by_token,
         number=3,
+        torn=torn,
         short=lambda members: [one.reward for one in members][:-1],
         infinite=lambda members: [float("inf") for _ in members],
         wide=lambda members: [[one.reward] * 7 for one in members],
@@ -115,6 +121,7 @@ def test_an_estimator_of_your_own_is_taken_by_its_place(own: str) -> None:
         ("short", "returned 3 advantages for 4 sequences"),
         ("infinite", "not finite"),
         ("wide", r"shape \(7,\) for 2 generated tokens"),
+        ("torn", r"fails on two groups .*: KeyError: .* at .*test_estimator\.py:[0-9]+ in torn"),
         ("number", "is no function and no class but 3"),
         ("missing", "module my_estimators has no 'missing'"),
     ],
@@ -144,7 +151,7 @@ def test_what_an_estimator_returns_is_looked_at_every_time() -> None:
         ({"advantage": {"use": "rloo", "eps": 1}}, "rloo: no option 'eps'; it takes "),
         ({"advantage": {"use": "grpo", "std": "mean"}}, "std is sample or population, not 'mean'"),
         ({"advantage": {"use": "grpo", "eps": "small"}}, "trainer.advantage, grpo: eps must be a number, got 'small'"),
-        ({"advantage": {"use": "grpo", "eps": -1.0}}, "eps must be at least 0"),
+        ({"advantage": {"use": "grpo", "eps": -1.0}}, "eps is 0 or more"),
         ({"advantage": {"use": "grpo", "group_by": "task"}}, r"`group_by` is a key of \[trainer\] itself"),
         ({"advantage": {"use": "gae"}, "group_by": "task+role"}, "trainer.group_by has no effect on the advantage gae"),
         ({"advantage": {"use": "reinforce_pp"}, "weight": "sequence"}, "trainer.weight has no effect"),

@@ -11,12 +11,23 @@ from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.payload import problem_from_json
 from headrace.infra.recipe.settings import Feed, Recipe
 from headrace.producers.feed.evaluation_schedule import EvaluationSchedule
-from headrace.producers.feed.feed_state import FeedState, Planned
+from headrace.producers.feed.feed_state import FeedState
+from headrace.producers.feed.open_evaluations import Answer
+from headrace.producers.feed.overdue import MOST_ATTEMPTS
+from headrace.producers.feed.planned import Planned
 from headrace.producers.feed.selectors.contract import AcceptAll
 from headrace.producers.feed.solved import WINDOW, SolvedWatch
 from headrace.producers.feed.task_source import TaskSource
-from headrace.schemas.ids import task_seed
-from headrace.schemas.records import BatchTrained, DeadLetter, GroupUse, Outcome, RecipeRevision, WeightsPublished
+from headrace.schemas.ids import GroupId, task_seed
+from headrace.schemas.records import (
+    BatchTrained,
+    DeadLetter,
+    EvalResult,
+    GroupUse,
+    Outcome,
+    RecipeRevision,
+    WeightsPublished,
+)
 
 
 class Counting:
@@ -76,6 +87,12 @@ def state(environment: type[Counting] = Counting, ended: str = "", **trainer: An
     found = recipe(**trainer)
     sources = {w: TaskSource(w, lambda more: environment(**more), Watching(1)) for w in found.workflows}
     return FeedState(found, RecipeRevision(run_id="r", revision=2, ended=ended), sources)
+
+
+def restore(second: FeedState, first: FeedState) -> None:
+    """Have another take what is written of one."""
+    chunks = {name: chunk for name, chunk in json.loads(json.dumps(first.changes())).items() if chunk is not None}
+    second.restore(json.loads(json.dumps(first.snapshot())), chunks)
 
 
 def names(planned: list[Planned]) -> list[tuple[str, int]]:
@@ -147,9 +164,9 @@ def test_a_dead_number_is_asked_again_with_its_problem_over_a_restart() -> None:
     before = {(one.task.stream, one.task.number): one.task for one in first.plan()}
     letter = DeadLetter(stream="debate", number=3)
     first.take_dead_letter(letter)
-    second.restore(json.loads(json.dumps(first.snapshot())))
+    restore(second, first)
     second.take_dead_letter(replace(letter, reason="redriven"))
-    again = second.again([("debate", 3)])[0].task
+    again = second.again([GroupId("debate", 3)])[0].task
     assert (again.attempt, again.payload) == (1, before["debate", 3].payload)
 
 
@@ -170,7 +187,7 @@ def test_a_lost_number_is_asked_again_with_the_same_problem_and_seed() -> None:
     feed = state()
     first = {(one.task.stream, one.task.number): one.task for one in feed.plan()}
     with capture_logs() as logs:
-        again = feed.again([("debate", 3)])[0].task
+        again = feed.again([GroupId("debate", 3)])[0].task
     before = first["debate", 3]
     assert (again.attempt, again.seed, again.payload, again.n_asked) == (1, before.seed, before.payload, 5)
     assert [line["event"] for line in logs] == ["task.reissued"]
@@ -209,6 +226,53 @@ def test_evaluations_have_their_own_stream_numbers_and_exact_versions() -> None:
         (0, {"solver": 0, "judge": 0}),
         (3, {"solver": 1, "judge": 0}),
     ]
+
+
+def evaluating(feed: FeedState) -> list[tuple[str, int]]:
+    feed.plan()
+    feed.take_weights(version("solver", 0))
+    return names(feed.plan())
+
+
+def test_a_lost_task_of_an_evaluation_is_asked_again_with_its_problem_and_version_over_a_restart() -> None:
+    first, feed = state(), state()
+    assert evaluating(first) == [("eval.sums", n) for n in range(3)]
+    first.evaluating.tasks[GroupId("eval.sums", 2)].offset = 7
+    restore(feed, first)
+    feed.take_weights(version("solver", 1))
+    place = ("eval.sums", 0)
+    assert [one.group.number for one in feed.evaluating.passed({place: 7})] == []
+    assert list(feed.evaluating.passed({place: 8})) == [(("eval.sums", 2), 0, ("solver",))]
+    [again] = feed.again([GroupId("eval.sums", 2)])
+    task = again.task
+    assert (task.purpose, task.number, task.attempt, task.versions) == ("eval", 2, 1, {"solver": 0})
+    assert (task.task_id, task.workflow, task.n_asked) == ("low-held_out-2", "sums", 2)
+    old = feed.snapshot()
+    del old["evaluating"]
+    state().restore(old, {})  # of a build that did not keep them
+
+
+def test_an_evaluation_is_closed_by_its_result_by_the_evaluators_answers_or_in_the_end_by_none() -> None:
+    feed = state()
+    evaluating(feed)
+    feed.evaluating.answered({Answer("sums", "solver", 0, 1), Answer("sums", "solver", 1), Answer("sums", "judge", 0)})
+    assert [number for _, number in feed.evaluating.tasks] == [0, 2]
+    feed.take_result(EvalResult(policy="solver", workflow="sums", version=1))
+    assert len(feed.evaluating.tasks) == 2, "that is another one's"
+    group = GroupId("eval.sums", 2)
+    for _ in range(MOST_ATTEMPTS - 1):
+        assert feed.give_up([group]) == []
+        feed.again([group])
+    with capture_logs() as logs:
+        assert names(feed.give_up([group])) == [group]
+    assert feed.again([group]) == []
+    assert [(line["event"], line["number"]) for line in logs] == [("evaluation.unanswered", 2)]
+    feed.take_result(EvalResult(policy="solver", workflow="sums", version=0))
+    assert feed.snapshot()["evaluating"] == []
+    assert feed.changes()["eval.sums|0"] is None
+    evaluating(other := state())
+    other.evaluating.answered({Answer("sums", "solver", 0)})
+    assert not other.evaluating.tasks
 
 
 def test_the_end_waits_for_the_last_versions_and_their_evaluations_and_is_said_once() -> None:
@@ -267,7 +331,7 @@ def answer_all(feed: FeedState, stream: str, reward: float, **more: Any) -> None
         for name, number in list(feed.pacing.tasks):
             if name == stream:
                 feed.take_outcome(dropped(name, number, reward, **more))
-            feed.pacing.conclude(name, number)
+            feed.pacing.conclude(GroupId(name, number))
 
 
 def test_tasks_that_nobody_solves_are_warned_of_once() -> None:
@@ -300,14 +364,14 @@ def test_a_restored_feeder_plans_what_the_first_one_would_have() -> None:
     answer_all(first, "sums", 1.0)
     first.take_weights(version("solver", 0))
     second = climbing()
-    second.restore(json.loads(json.dumps(first.snapshot())))
+    restore(second, first)
     assert [_same(one) for one in second.plan()] == [_same(one) for one in first.plan()]
     assert second.snapshot() == first.snapshot()
 
 
 def _same(planned: Planned) -> tuple[Any, ...]:
     task = planned.task
-    return task.stream, task.number, task.payload, task.seed, task.versions, planned.partition
+    return task.stream, task.number, task.payload, task.seed, task.versions, planned.open.partition
 
 
 @pytest.mark.parametrize("ended", ["", "steps"])
@@ -318,7 +382,7 @@ def test_a_run_that_ended_stays_ended_unless_a_later_revision_goes_on(ended: str
     first.plan()
     assert first.end() == "steps"
     again = state(ended=ended, steps=5)
-    again.restore(first.snapshot())
+    restore(again, first)
     assert bool(again.plan()) == (not ended)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.figures.figures import Figures, RewardPoint, RunFigures, Selection
+from headrace.ops.figures.figures import Figures
+from headrace.ops.figures.run_figures import RewardPoint, RunFigures, Selection
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.records import (
@@ -277,6 +278,18 @@ def test_what_no_group_brought_to_its_reader_was_wasted_once_the_run_has_drained
     )  # fmt: skip
     log.say(TOPICS.outcomes("solver"), outcome)
     assert (log.read().delivered_tokens, log.read().wasted()) == (90, 20)
+
+
+def test_tokens_of_groups_that_came_too_late_to_the_trainer_were_wasted() -> None:
+    log = Log()
+    status = WorkerStatus(run_id="r", worker="a", started_ms=1, tokens=200, wasted_tokens=5)
+    log.say(TOPICS.workers, status, b"a")
+    kept = Outcome(run_id="r", stream="sums", policy="solver", verdict="kept", component="curate", lengths=(30, 10))
+    for number, (verdict, use) in enumerate((("expired", 0), ("surplus", 0), ("expired", 1), ("run_end", 0))):
+        log.say(TOPICS.outcomes("solver"), replace(kept, number=number))
+        left = replace(kept, number=number, component="train", verdict=verdict, use=use)
+        log.say(TOPICS.outcomes("solver"), left)
+    assert (log.read().wasted_tokens, log.read().delivered_tokens) == (85, 80), "a replay's were of use before"
 
 
 def test_a_shadow_is_told_of_by_itself_and_counts_in_no_other_figure() -> None:

@@ -128,7 +128,7 @@ def test_a_merged_delta_is_a_way_between_versions_and_none_itself() -> None:
     for version in (2, 9):
         scene.publish(version, kind="merged", base_version=0, base_hash="a", weights_hash="b")
     assert scene.follower.head == {"p": 2}
-    assert [record.version for record in scene.follower._known("p")] == [0, 1, 2, 2, 9]
+    assert [record.version for record in scene.follower._published["p"].ways()] == [0, 1, 2, 2, 9]
     assert scene.turn() == [2]
     assert scene.pauses.detail == ""
 
@@ -138,13 +138,13 @@ def test_merged_deltas_are_forgotten_with_the_versions_that_they_begin_at() -> N
     scene.publish(0)
     for _ in range(2):
         scene.publish(1, kind="merged", base_version=0, base_hash="a", weights_hash="b")
-    assert len(scene.follower._known("p")) == 2
+    assert len(scene.follower._published["p"].ways()) == 2
     for version in range(1, RECENT + 1):
         scene.publish(version)
-    assert {record.kind for record in scene.follower._known("p")} == {"anchor"}
+    assert {record.kind for record in scene.follower._published["p"].ways()} == {"anchor"}
     for version in range(2 * RECENT):
         scene.publish(1000 + version, kind="merged", base_version=RECENT, base_hash="a", weights_hash="b")
-    assert len(scene.follower._known("p")) == 2 * RECENT
+    assert len(scene.follower._published["p"].ways()) == 2 * RECENT
 
 
 def test_what_the_newest_version_cost_is_told() -> None:
@@ -203,7 +203,7 @@ def test_of_several_versions_that_cannot_be_had_the_newest_is_told_of_and_the_pa
         del scene.store.objects[f"weights/{version}"]
     scene.turn()
     assert scene.pauses.detail == (
-        "weights of p: version 3: the anchor of version 3: weights/3 does not exist: the next anchor heals it"
+        "weights of p: version 3: the anchor of version 3: weights/3 does not exist: the next whole weights heal it"
     )
     assert scene.follower._backoffs["p"].next_s() == 2 * FIRST_PAUSE_S
 

@@ -41,8 +41,8 @@ def test_a_trainer_takes_its_heartbeat_back_when_the_long_work_is_done(monkeypat
     assert log.written == [], "nothing written, nothing to take back"
 
     with heartbeat.heartbeat(run, "solver", "warming up") as beat:
-        beat("held-out reward 0.12")
+        beat("exact match 0.12")
     (said, key), end = log.written
     status = codec.decode(said or b"", WorkerStatus)
-    assert (status.worker, status.state, status.detail) == ("train-solver", "warming up", "held-out reward 0.12")
+    assert (status.worker, status.state, status.detail) == ("train-solver", "warming up", "exact match 0.12")
     assert end == (None, key), "or status would show a trainer at work as a worker that has stopped"

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.infra.kafka import clients as kafka
 from headrace.infra.kafka.clients import Connection, KafkaAway, RunAddress, end_offsets, partitions_of
-from headrace.infra.process.signals import ToldToStop
+from headrace.infra.process.signals import StopRequested
 from headrace.infra.run import run
 from headrace.infra.run.run import NoSuchRun, join
 
@@ -58,5 +58,5 @@ def test_who_joins_a_run_that_is_not_there_is_told_which_runs_are(monkeypatch: p
 
     stop = threading.Event()
     stop.set()
-    with pytest.raises(ToldToStop, match="while waiting for the run"):
+    with pytest.raises(StopRequested, match="while waiting for the run"):
         join(address, 60, stop)

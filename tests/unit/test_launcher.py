@@ -5,15 +5,23 @@ from __future__ import annotations
 import io
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
 from headrace.app.launcher import launcher
-from headrace.app.launcher.launcher import Order, components_of
+from headrace.app.launcher.components import components_of
+from headrace.app.launcher.drained import groups_drain_s, is_drained
+from headrace.app.launcher.launcher import UpRequest
+from headrace.infra.embedded.data_folder import DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.kafka.clients import Connection
+from headrace.infra.process.supervisor import ChildState, GaveUp
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Rollout, Use
+from headrace.infra.run.run import Run
 from headrace.ops.recipe_check import check_names
 
 ADDRESS = "kafka://127.0.0.1:9092/demo"
@@ -88,16 +96,101 @@ def test_what_is_imported_for_forks_is_there_and_with_torch_only_where_that_play
 def test_a_run_that_an_error_stops_says_how_to_go_on_if_it_had_begun(
     begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(launch: launcher.Launch) -> int:
+    def fail(launch: launcher.Launcher) -> int:
         if begun:
             monkeypatch.setattr(launch, "_run", object())
             monkeypatch.setattr(launch, "stop", lambda _: None)
         raise HeadraceError("curate-solver-0 ended 5 times within a minute")
 
-    monkeypatch.setattr(launcher.Launch, "run", fail)
+    monkeypatch.setattr(launcher.Launcher, "run", fail)
     again = "headrace up '[/b].toml' --set 'workflows.sums.env.tiers=[\"sum1\"]'"
-    order = Order(load_recipe("arithmetic"), tmp_path / "run", again=again)
+    request = UpRequest(load_recipe("arithmetic"), tmp_path / "run", again=again)
     told = io.StringIO()
     with pytest.raises(HeadraceError, match="5 times"):
-        launcher.up(order, Console(file=told))
+        launcher.up(request, Console(file=told))
     assert (f"to go on from here:\n  {again}\n" in told.getvalue()) is begun
+
+
+def test_the_drain_at_the_end_of_a_run_outlasts_the_session_of_a_dead_worker() -> None:
+    page = SimpleNamespace(in_flight=1, awaits_evaluation=False)
+    assert groups_drain_s(8.0) == 30.0
+    assert groups_drain_s(45.0) == 65.0
+    assert is_drained(page, 31.0, 30.0)
+    assert not is_drained(page, 31.0, 65.0)
+    assert is_drained(SimpleNamespace(in_flight=0, awaits_evaluation=False), 0.0, 65.0)
+
+
+@pytest.mark.parametrize(("closes", "code"), [(True, 0), (False, launcher.AUDIT_OPEN)])
+def test_a_run_whose_audit_does_not_close_ends_with_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, closes: bool, code: int
+) -> None:
+    request = UpRequest(load_recipe("arithmetic", ["kafka.bootstrap=127.0.0.1:1"]), tmp_path, plain=True)
+    notes = RunNotes(run="arithmetic", bootstrap="127.0.0.1:1", embedded_kafka=False, finished=True)
+    said = io.StringIO()
+    launch = launcher.Launcher(request, DataFolder(tmp_path), notes, Console(file=said))
+    servers: dict[str, object] = {name: lambda *_: None for name in ("claim", "fetch", "start", "stop")}
+    launch._servers = SimpleNamespace(
+        embedded_kafka=False, embedded_store=False, connection=Connection("k:1"), **servers
+    )
+    monkeypatch.setattr(launcher, "begun", lambda *_, **__: SimpleNamespace(ended="steps"))
+    monkeypatch.setattr(launch, "_note", lambda *_given, **_more: None)
+    monkeypatch.setattr(launcher, "join", lambda _: None)
+    monkeypatch.setattr(launch, "_summarize", lambda _: closes)
+
+    assert launch.run() == code
+    assert ("does not close" in said.getvalue()) is not closes
+
+
+def test_a_run_that_is_given_up_says_what_it_stood_still_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Page:
+        ended, in_flight, awaits_evaluation = "", 0, False
+        hopeless = ""
+        standstill = "solver has not made a version: no worker is alive."
+        closed = False
+
+        def turn(self, timeout_s: float) -> None:
+            pass
+
+        def close(self) -> None:
+            self.closed = True
+
+    class Failed:
+        def states(self) -> dict[str, ChildState]:
+            return {}
+
+        def raise_failure(self) -> None:
+            raise GaveUp("rollout-sums-0 died 8 times")
+
+    request = UpRequest(load_recipe("arithmetic"), tmp_path)
+    launch = launcher.Launcher(request, DataFolder(tmp_path), None, Console(file=io.StringIO()))
+    page = Page()
+    monkeypatch.setattr(launch, "_supervisor", Failed())
+    monkeypatch.setattr(launch, "_patiently", lambda _: page)
+    run = cast(Run, SimpleNamespace(run_id="run-1"))
+    with pytest.raises(GaveUp, match=r"died 8 times\nsolver has not made a version: no worker is alive\.$"):
+        launch._follow(run)
+    assert page.closed
+
+
+def test_a_run_in_which_no_episode_ever_succeeds_is_given_up_with_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Page:
+        ended, hopeless = "", ""
+        turns = 0
+
+        def turn(self, _timeout_s: float) -> None:
+            self.turns += 1
+            assert self.turns < 9, "it goes on"
+            self.hopeless = "solver gets no episode" if self.turns == 3 else ""
+
+    launch = launcher.Launcher(
+        UpRequest(load_recipe("arithmetic"), tmp_path), DataFolder(tmp_path), None, Console(file=io.StringIO())
+    )
+    nothing = SimpleNamespace(revive=lambda: None, watch=lambda: True, raise_failure=lambda: None, news=list)
+    launch._servers = nothing
+    monkeypatch.setattr(launch, "_note", lambda _: None)
+    page = Page()
+    with pytest.raises(launcher.AllFailed, match=r"^solver gets no episode$") as raised:
+        launch._turn_until_drained(cast("Run", None), cast("Any", page), cast("Any", nothing))
+    assert (page.turns, raised.value.exit_code) == (3, 1)

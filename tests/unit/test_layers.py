@@ -56,5 +56,5 @@ def test_a_model_without_layers_to_arrange_is_refused(wanted: dict[str, bool], n
 
 
 def test_a_model_that_is_its_own_decoder_is_refused() -> None:
-    with pytest.raises(UsageError, match="qwen3 does not say which part"):
+    with pytest.raises(UsageError, match="qwen3 does not name the part"):
         decoder_of(tiny().model)

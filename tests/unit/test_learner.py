@@ -336,6 +336,14 @@ def test_metrics_tell_the_age_of_the_tokens() -> None:
     assert "logprob_gap_max" not in stale
 
 
+def test_what_a_version_draws_depends_on_its_number_and_the_seed_alone() -> None:
+    one = learner()
+    for version in (1, 2):
+        torch.manual_seed(version + 100)  # whatever was drawn before
+        one.step(batch(version), version)
+        assert torch.initial_seed() == one.seed * 1_000_003 + version
+
+
 def test_a_version_out_of_order_is_refused() -> None:
     with pytest.raises(UsageError, match="at version 0 and cannot make version 2"):
         learner().step(batch(1), 2)

@@ -10,14 +10,25 @@ import pytest
 from rich.console import Console
 
 from headrace.app.views.lineage_page import FATES, fate_in_words, group_page, version_page
-from headrace.ops.lineage.group_fate import Attempt, Concluded, GroupFate, GroupLineage, Letter, Use, fate_of, uses_of
+from headrace.ops.lineage.group_fate import (
+    Attempt,
+    Concluded,
+    GroupDeadLetter,
+    GroupFate,
+    GroupLineage,
+    Use,
+    fate_of,
+    uses_of,
+)
 from headrace.ops.lineage.lineage import MadeOf, VersionLineage, no_such_version, version_shares
 from headrace.schemas.records import BatchTrained, GroupUse, Sequence, Trajectory
 
 KEPT = Concluded("kept", "", "curate", 0, 1, 5, (0.0, 1.0), 3, 4, "sum:1", "sum")
 EXPIRED = replace(KEPT, verdict="expired", reason="expired", component="train")
 DROPPED = replace(KEPT, verdict="dropped", reason="zero_variance")
-LETTER = Letter(3, "undecodable", "bytes [bold]cut[/] short", "curate.solver", "r.trajectories.solver", 1, 9, False)
+LETTER = GroupDeadLetter(
+    3, "undecodable", "bytes [bold]cut[/] short", "curate.solver", "r.trajectories.solver", 1, 9, False
+)
 REDRIVE = replace(LETTER, offset=4, reason="redriven", component="redrive")
 TRAINED = Use(7, 0, 2, 32, 1, 5)
 ATTEMPT = Attempt(1, 5, 0, True, "w-1", "eu", 2, ("error",), "", 4, 3, 4, 1_000, 3_500, "")

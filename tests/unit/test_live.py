@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,11 +21,14 @@ from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
+from headrace.ops.figures.standstill import Surroundings
 from headrace.schemas import codec
-from headrace.schemas.records import Outcome, RecipeRevision, Snapshot, WeightsPublished
+from headrace.schemas.ids import now_ms
+from headrace.schemas.records import EpisodeError, Outcome, RecipeRevision, Snapshot, WeightsPublished
 
 RECIPE = load_recipe("arithmetic")
 RUN = Run(RunAddress(Connection("127.0.0.1:1"), RECIPE.name), "run-1", (RECIPE,), StoreAddress("h", "b", "k", "s"))
+SURROUNDINGS = Surroundings()
 WEIGHTS, RECIPES = RECIPE.topics.weights("solver"), RECIPE.topics.recipe
 
 
@@ -86,9 +90,12 @@ def published(version: int) -> tuple[str, WeightsPublished]:
 class Screen:
     """A terminal, or a pipe."""
 
-    def __init__(self, *, terminal: bool, run: Run = RUN) -> None:
+    def __init__(
+        self, *, terminal: bool, run: Run = RUN, around: Surroundings = SURROUNDINGS, colours: bool = False
+    ) -> None:
         self._out = io.StringIO()
-        self.page = LivePage(run, Console(file=self._out, width=90, force_terminal=terminal), plain=False, spent_s=100)
+        console = Console(file=self._out, width=90, force_terminal=terminal or colours)
+        self.page = LivePage(run, console, plain=not terminal, spent_s=100, around=lambda: around)
 
     def shown_after(self, turns: int) -> str:
         for _ in range(turns):
@@ -153,6 +160,87 @@ def test_a_new_run_is_shown_at_once_and_is_not_resumed() -> None:
     [line] = Screen(terminal=False).shown_after(1).splitlines()
 
     assert "version -/80 (components start" in line
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_a_run_stands_still_for_is_on_the_page_or_told_once_beside_the_lines(
+    monkeypatch: pytest.MonkeyPatch, *, terminal: bool
+) -> None:
+    for name in ("REFRESH_S", "LINE_S"):
+        monkeypatch.setattr(live, name, 0.0)
+    monkeypatch.setattr(live, "BUSY_SHARE", math.inf)
+    past(monkeypatch, (WEIGHTS, WeightsPublished(run_id="run-1", policy="solver", created_ms=1)))
+    screen = Screen(terminal=terminal, around=Surroundings(began_ms=1))
+    shown = screen.shown_after(3)
+    flat = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|│", " ", shown).split())
+    assert "solver has not made its first version since 1970-01-01 00:00:00 UTC: no worker is alive" in flat
+    assert "What you can do: " in flat
+    if not terminal:
+        assert shown.count("What you can do: ") == 1
+        assert shown.count("stands still (no_worker)") == 3
+    assert "no worker is alive" in screen.page.standstill, "for whoever gives the run up"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_error_of_episodes_is_on_the_page_or_told_once_beside_the_lines(
+    monkeypatch: pytest.MonkeyPatch, *, terminal: bool
+) -> None:
+    for name in ("REFRESH_S", "LINE_S"):
+        monkeypatch.setattr(live, name, 0.0)
+    monkeypatch.setattr(live, "BUSY_SHARE", math.inf)
+    error = EpisodeError("error", "KeyError: '[7]'", "own.py:5 in judge", "solver", 1, 8)
+    failed = Outcome(
+        run_id="run-1", stream="sums", policy="solver", component="curate", verdict="dropped", errors=(error,)
+    )
+    topic = RECIPE.topics.outcomes("solver")
+    past(monkeypatch, *((topic, replace(failed, number=number)) for number in range(3)))
+    monkeypatch.setattr(MadeUpTopics, "ends", lambda _: {})
+    shown = Screen(terminal=terminal).shown_after(3)
+    flat = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|│", " ", shown).split())
+    assert "8 episodes failed: KeyError: '[7]' at own.py:5 in judge (solver, turn 1); the first in" in flat
+    assert terminal == ("24 episodes failed: " in flat)
+    if not terminal:
+        assert shown.count("own.py:5") == 1
+        assert "24 episodes failed" in shown
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_that_every_episode_fails_is_said_in_red(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> None:
+    for name in ("REFRESH_S", "LINE_S"):
+        monkeypatch.setattr(live, name, 0.0)
+    monkeypatch.setattr(live, "BUSY_SHARE", math.inf)
+    error = EpisodeError("error", "KeyError: '[7]'", "own.py:5 in judge", "solver", 1, 32)
+    at_ms = now_ms()
+    failed = Outcome(run_id="run-1", stream="sums", policy="solver", component="curate", errors=(error,))
+    value = codec.encode(failed)
+    message = Message(RECIPE.topics.outcomes("solver"), 0, 0, b"", value, timestamp_ms=at_ms)
+    monkeypatch.setattr(MadeUpTopics, "messages", [message])
+    screen = Screen(terminal=terminal, colours=True, around=Surroundings(began_ms=at_ms - 10_000))
+    shown = screen.shown_after(2)
+    assert "\x1b[1;31m" in shown.partition("gets no episode: all 32")[0][-60:], "in bold red"
+    assert screen.page.hopeless == ""
+    late = replace(message, offset=1, timestamp_ms=at_ms + 301_000)
+    monkeypatch.setattr(MadeUpTopics, "messages", [message, late])
+    monkeypatch.setattr(live, "now_ms", lambda: at_ms + 301_000)
+    screen = Screen(terminal=terminal, around=Surroundings(began_ms=at_ms - 10_000))
+    screen.shown_after(3)
+    assert "none has ever succeeded" in screen.page.hopeless
+
+
+def test_advice_is_told_once_beside_the_lines_and_not_of_a_run_that_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REFRESH_S", "LINE_S"):
+        monkeypatch.setattr(live, name, 0.0)
+    monkeypatch.setattr(live, "BUSY_SHARE", math.inf)
+    same = Outcome(
+        run_id="run-1", stream="sums", policy="solver", component="curate", verdict="kept", rewards=(0.0,) * 4
+    )
+    topic = RECIPE.topics.outcomes("solver")
+    groups = [(topic, replace(same, number=number)) for number in range(20)]
+    past(monkeypatch, *groups)
+    monkeypatch.setattr(MadeUpTopics, "ends", lambda _: {})
+    assert Screen(terminal=False).shown_after(22).count("have reward 0") == 1
+    past(monkeypatch, (RECIPES, RecipeRevision(run_id="run-1", ended="steps")), *groups)
+    assert "have reward 0" not in Screen(terminal=False).shown_after(22)
 
 
 def test_a_page_that_ends_before_it_began_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,28 @@ for n in range(10_000):
     structlog.get_logger().info("something.happened", n=n)
 print("went on")
 """
+
+
+BINDS = """
+import structlog, threading
+from headrace.infra.log import bind_to_log, configure_logging
+configure_logging("curate")
+log = structlog.get_logger()
+log.info("process.stopping")
+bind_to_log(policy="solver")
+thread = threading.Thread(target=lambda: log.info("run.over"))
+thread.start()
+thread.join()
+"""
+
+
+def test_what_is_known_later_is_on_every_further_line_and_on_none_before() -> None:
+    done = subprocess.run([sys.executable, "-c", BINDS], capture_output=True, check=True, text=True)
+
+    before, after = map(json.loads, done.stderr.splitlines())
+    assert (before["component"], after["component"]) == ("curate", "curate")
+    assert "policy" not in before, "an empty name is none"
+    assert after["policy"] == "solver"
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")

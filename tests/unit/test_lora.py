@@ -278,7 +278,7 @@ def test_held_versions_of_an_adapter_have_their_base_in_common(
 ) -> None:
     _, adapter = made()
     engine = engine_of(solver=Adapted(tiny().config, written(adapter, tmp_path)))
-    lm = engine._served["solver"].lm
+    lm = engine._sets.served("solver").lm
     copied, own = dict(lm.copy().model.named_parameters()), dict(lm.model.named_parameters())
     assert {name for name in own if copied[name] is own[name]} == {name for name in own if ".lora_" not in name}
 
@@ -391,14 +391,14 @@ def test_a_revision_with_another_adapter_is_refused(
         whole = {"name": "run", "policies": {"solver": policy}, "workflows": {"sums": workflow}}
         return Recipe.model_validate({**whole, "trainer": {"steps": steps}})
 
-    store = StoreAddress("127.0.0.1:1", "bucket", "key", "secret", prefix="run-1/")
-    text = revisions.store_text(store, with_keys=True)
+    store = StoreAddress("127.0.0.1:1", "bucket", "key", "secret", prefix="run-1/", keys_file="/store.json")
+    text = revisions.store_text(store)
     first = revisions.revision_of("run-1", 0, recipe({"rank": 4}, 10), text)
     monkeypatch.setattr(revisions, "known_revisions", lambda _address: [first])
     address = RunAddress(Connection("127.0.0.1:1"), "run")
 
     def settled(new: Recipe) -> Any:
-        return revisions.settled(address, new, store, with_keys=False, new_recipe=True)
+        return revisions.settled(address, new, store, new_recipe=True)
 
     assert settled(recipe({"rank": 4}, 20)).revision == 1
     with pytest.raises(UsageError, match=r"policies\.solver\.lora cannot change within a run"):

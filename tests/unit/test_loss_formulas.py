@@ -207,6 +207,21 @@ def test_several_corrections_multiply_and_reject_together() -> None:
     assert told["rejected_fraction"].item() == pytest.approx(2 / 5)
 
 
+@pytest.mark.parametrize("order", [("tis", "rejection"), ("rejection", "tis")], ids=" ".join)
+@pytest.mark.parametrize(
+    ("level", "weight"), [("sequence", math.exp(0.3)), ("token", (math.exp(0.1) + math.exp(0.2)) / 2)]
+)
+def test_a_weight_of_a_sequence_is_over_the_tokens_that_no_other_correction_rejects(
+    level: str, weight: float, order: tuple[str, str]
+) -> None:
+    """Over all three tokens the product would be e^-2.7 = 0.0672."""
+    tables = {"tis": {"use": "tis", "level": level, "cap": 10.0}, "rejection": {"use": "rejection", "high": 2.0}}
+    tokens = weighed([math.exp(gap) for gap in (0.1, 0.2, -3.0)])
+    loss, told = policy_loss(tokens, "gpg", correction=[tables[name] for name in order])
+    assert loss.item() == pytest.approx(weight, abs=1e-6)
+    assert told["rejected_fraction"].item() == pytest.approx(1 / 3)
+
+
 # ---------------------------------------------------------------------------------------------------------------- M2PO
 
 DELTAS = [0.05, 0.1, 0.2, 0.5, 1.0]
@@ -239,6 +254,15 @@ def test_m2po_caps_strictly_below_the_budget_and_lets_what_is_on_it_be() -> None
     assert m2po_bounds(both, budget=0.0625).high.item() == 0
     assert m2po_bounds(both, budget=0.0626).high.item() == pytest.approx(math.exp(0.25) - 1)
     assert m2po_bounds(both, budget=0.15625).high.item() == pytest.approx(math.exp(20) - 1)
+
+
+@pytest.mark.parametrize(
+    ("variant", "deltas", "reach"), [("cap_exact", [1.0], 0.2), ("cap", [0.199999999, 1.0], 0.199999999)]
+)
+def test_m2po_takes_its_budget_in_double_precision(variant: str, deltas: list[float], reach: float) -> None:
+    """In single precision 0.04 is 0.039999999106, of which the root is 0.19999999776."""
+    bounds = m2po_bounds(tokens_of(deltas), variant=variant, budget=0.04)
+    assert torch.log1p(bounds.high).item() == pytest.approx(reach, abs=1e-12)
 
 
 def test_m2po_looks_only_at_tokens_that_go_against_the_trust_region() -> None:
@@ -404,6 +428,29 @@ def test_dppo_masks_by_the_change_of_probability(
     assert told["masked_fraction"].item() == masked
 
 
+def test_dppo_pulls_back_a_token_however_far_it_has_gone() -> None:
+    """The ratio is held to e^-20; the squared log ratio, which needs no bound to stay finite, is not."""
+    logprobs = vector([-60.0]).requires_grad_()
+    terms, _, _ = dppo(TrainedTokens(logprobs, vector([-0.1]), vector([-1.0]), torch.tensor([0])))
+    (slope,) = torch.autograd.grad(terms.sum(), logprobs)
+    assert terms.item() == pytest.approx(3.58801)
+    assert slope.item() == pytest.approx(-0.1198)
+
+
+@pytest.mark.parametrize(
+    ("use", "options", "value"),
+    [
+        ("ppo", {"dual_clip": None}, 5.0),
+        ("decoupled_ppo", {"behaviour_upper": None}, 5.0),
+        ("cispo", {"clip_low": None}, 5 * (math.log(5) - 1)),
+    ],
+)
+def test_none_takes_a_bound_away(use: str, options: dict[str, Any], value: float) -> None:
+    gap = math.log(5.0)
+    tokens = tokens_of([gap], [-1.0], proximal=vector([gap - 1]))
+    assert policy_loss(tokens, use, **options)[0].item() == pytest.approx(value)
+
+
 def test_gpg_is_the_plain_policy_gradient() -> None:
     tokens = tokens_of([0.3], [2])
     assert gpg(tokens).terms.item() == pytest.approx(1.4)
@@ -440,6 +487,16 @@ def test_kl_in_the_reward_lowers_advantages_without_a_gradient_of_its_own() -> N
         ({"use": "cispo", "clip_low": 2}, "clip_low in 0..1"),
         ({"use": "sapo", "tau_negative": 0}, "tau must be above 0"),
         ({"use": "dppo", "variant": "tv"}, "variant is dppo or ipo"),
+        (
+            {"use": "dppo", "adv_tau": math.inf},
+            "dppo: adv_tau and kl_tau must be finite and at least 0, got inf and 0.001",
+        ),
+        (
+            {"use": "dppo", "kl_tau": math.inf},
+            "dppo: adv_tau and kl_tau must be finite and at least 0, got 1.0 and inf",
+        ),
+        ({"use": "dppo", "kl_tau": -0.1}, "dppo: adv_tau and kl_tau must be finite"),
+        ({"entropy": math.inf}, "trainer.entropy: the weight must be finite, got inf"),
         ({"use": "gpg", "clip_low": 0.1}, "no option 'clip_low'; it takes none"),
         ({"use": "decoupled_ppo", "proximal": "guessed"}, "forward or interpolated"),
         ({"use": "decoupled_ppo", "behaviour_metric": "k4"}, "behaviour_metric one of ratio, k1, k2, k3"),

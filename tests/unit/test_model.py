@@ -12,6 +12,7 @@ from headrace.trainers.learner.model import (
     ModelError,
     build_model,
     character_tokenizer,
+    deterministic,
     encode,
     load_model,
     publish_weights,
@@ -103,3 +104,16 @@ def test_a_model_that_cannot_be_is_refused(change: dict[str, object], message: s
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is not a folder with"):
         load_model(tmp_path)
+
+
+def test_training_computes_with_deterministic_algorithms_and_one_attention_kernel() -> None:
+    kernels = torch.backends.cuda
+
+    def enabled() -> tuple[bool, bool, bool]:
+        return kernels.flash_sdp_enabled(), kernels.math_sdp_enabled(), kernels.mem_efficient_sdp_enabled()
+
+    before = torch.are_deterministic_algorithms_enabled(), enabled()
+    with deterministic(torch.device("cpu"), torch.float32):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert enabled() == (True, False, False)
+    assert (torch.are_deterministic_algorithms_enabled(), enabled()) == before

@@ -112,7 +112,7 @@ def test_right_bytes_are_handed_out() -> None:
 @pytest.mark.parametrize("body", [DATA[:-1], DATA + b"!", b"x" * len(DATA), b""])
 def test_wrong_bytes_are_refused(body: bytes, tmp_path: Path) -> None:
     with answering(200, body) as store:
-        with pytest.raises(ObjectCorrupt, match="where its record says"):
+        with pytest.raises(ObjectCorrupt, match="where its record has"):
             store.get("k", SHA256, len(DATA))
         with pytest.raises(ObjectCorrupt):
             store.get_to_file("k", SHA256, len(DATA), tmp_path / "file")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.offline.offline_run import OfflineOrder, _summary, run_offline
+from headrace.ops.offline.offline_run import CuratedStep, OfflineRequest, TrainedStep, _summary, run_offline
 
 RECIPE = Recipe.model_validate(
     {
@@ -18,13 +18,12 @@ RECIPE = Recipe.model_validate(
         "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
     }
 )
-CURATED: dict[str, Any] = {"read": 40, "kept": 30, "dropped": {"zero_variance": 9}, "dead": {"undecodable": 1}}
+CURATED = CuratedStep(read=40, kept=30, again=0, dropped={"zero_variance": 9}, dead={"undecodable": 1})
+NOTHING_LOST: dict[str, dict[str, int]] = {"evicted": {}, "unusable": {}, "replays_lost": {}}
 
 
-def trained(**more: Any) -> dict[str, Any]:
-    lost = {"evicted": {}, "unusable": {}, "replays_lost": {}, "left": 0, "unread": 0}
-    versions = [{"version": version} for version in (1, 2)]
-    return {**lost, "versions": versions, "seconds": [0.0, 1.0, 2.5], "weights_hash": "abc", **more}
+def trained(**lost: dict[str, int]) -> TrainedStep:
+    return TrainedStep(versions=[1, 2], seconds=[0.0, 1.0, 2.5], weights_hash="abc", **{**NOTHING_LOST, **lost})
 
 
 def test_every_group_concludes_once_and_no_replay_counts_as_a_group_that_was_discarded() -> None:
@@ -32,18 +31,16 @@ def test_every_group_concludes_once_and_no_replay_counts_as_a_group_that_was_dis
         evicted={"expired": 9, "missing": 2},
         unusable={"unusable": 3},
         replays_lost={"expired": 5, "missing": 2, "unusable": 2},
-        left=7,
-        unread=4,
     )
     batches = [([0] * 8, 32), ([0] * 6 + [1, 2], 30)]
-    told = _summary(RECIPE, "solver", ({**CURATED, "again": 18}, found, []), batches).groups
+    told = _summary(RECIPE, "solver", (replace(CURATED, again=18), found, []), batches).groups
     assert told.discarded == {"zero_variance": 9, "expired": 4, "unusable": 1, "run_end": 30 - 14 - 5}
     assert told.trained + sum(told.discarded.values()) + told.dead == told.issued
     assert (told.trained, told.replays, told.replayed) == (14, 18, 2)
 
 
 def test_trajectories_are_those_that_were_trained_on() -> None:
-    told = _summary(RECIPE, "solver", ({**CURATED, "again": 0}, trained(), []), [([0] * 4, 16), ([0] * 4, 13)])
+    told = _summary(RECIPE, "solver", (CURATED, trained(), []), [([0] * 4, 16), ([0] * 4, 13)])
     block = told.policies["solver"]
     assert block.trajectories == 29
     assert block.progress == [[0, 0, 0.0], [1, 16, 1.0], [2, 29, 2.5]]
@@ -51,5 +48,5 @@ def test_trajectories_are_those_that_were_trained_on() -> None:
 
 def test_an_archive_that_is_not_there_leaves_no_folder_behind(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        run_offline(OfflineOrder(RECIPE, str(tmp_path / "nosuch"), tmp_path / "data"))
+        run_offline(OfflineRequest(RECIPE, str(tmp_path / "nosuch"), tmp_path / "data"))
     assert not (tmp_path / "data").exists()

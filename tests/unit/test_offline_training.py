@@ -24,7 +24,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.whole_folder import FolderBusy, new_folder
 from headrace.ops.offline.archived_groups import ArchivedFirstUses, archived_batches, arrivals
 from headrace.ops.offline.offline_curator import curate_offline
-from headrace.ops.offline.offline_trainer import Wish, train_offline
+from headrace.ops.offline.offline_trainer import TrainingRequest, train_offline
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
@@ -126,7 +126,7 @@ def test_it_trains_all_that_there_is_and_the_folder_is_one_that_transformers_loa
     messages = [curated(number, number // 4) for number in range(14)]
     archive(tmp_path / "a", [messages[0::2], messages[1::2]])
 
-    found = plain(train_offline(tmp_path / "a", tmp_path / "out", Wish()))
+    found = plain(train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest()))
 
     assert [one["version"] for one in found["versions"]] == [1, 2, 3]
     assert (found["read"], found["trained"], found["left"], found["evicted"]) == (14, 12, 2, {})
@@ -136,22 +136,23 @@ def test_it_trains_all_that_there_is_and_the_folder_is_one_that_transformers_loa
     assert model.config.hidden_size == TINY_MODEL["hidden_size"]
     report = json.loads((tmp_path / "out" / "training.json").read_text())
     assert report["weights_hash"] == found["weights_hash"]
-    again = plain(train_offline(tmp_path / "a", tmp_path / "again", Wish()))
+    again = plain(train_offline(tmp_path / "a", tmp_path / "again", TrainingRequest()))
     assert again["weights_hash"] == found["weights_hash"]
 
 
 def test_what_is_too_old_is_told_by_the_clock_of_the_log_and_not_by_the_version_that_is_made(tmp_path: Path) -> None:
     later = [curated(number, 40 + number // 4) for number in range(16)]
     archive(tmp_path / "a", [later])
-    found = plain(train_offline(tmp_path / "a", tmp_path / "out", Wish()))
+    found = plain(train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest()))
     assert (len(found["versions"]), found["evicted"]) == (4, {}), "versions 1 to 4 of groups of versions 39 to 42"
     assert [one["clock"] for one in found["versions"]] == [40, 41, 42, 43]
 
     leaping = [curated(0, 1), curated(1, 1), *(curated(number, 9) for number in range(2, 6))]
     archive(tmp_path / "b", [leaping])
-    found = plain(train_offline(tmp_path / "b", tmp_path / "leapt", Wish()))
+    found = plain(train_offline(tmp_path / "b", tmp_path / "leapt", TrainingRequest()))
     assert (found["evicted"], found["trained"], found["left"]) == ({"expired": 2}, 4, 0)
-    found = plain(train_offline(tmp_path / "b", tmp_path / "allowed", Wish(sets=("trainer.max_staleness=9",))))
+    allowed = TrainingRequest(sets=("trainer.max_staleness=9",))
+    found = plain(train_offline(tmp_path / "b", tmp_path / "allowed", allowed))
     assert (found["evicted"], found["trained"], found["left"]) == ({}, 4, 2)
 
 
@@ -161,7 +162,7 @@ def test_tokens_are_as_old_for_the_learner_as_by_the_clock(tmp_path: Path) -> No
     hashes = {}
     for name, (head, lag) in {"old": (5, 1), "older": (50, 1), "fresh": (5, 0)}.items():
         archive(tmp_path / name, [[curated(number, head + number // 4, lag) for number in range(8)]])
-        found = plain(train_offline(tmp_path / name, tmp_path / f"of-{name}", Wish(sets=sets)))
+        found = plain(train_offline(tmp_path / name, tmp_path / f"of-{name}", TrainingRequest(sets=sets)))
         hashes[name] = found["weights_hash"]
         assert found["versions"][1]["metrics"][f"staleness_{lag}"] == 1.0
 
@@ -178,7 +179,7 @@ def test_what_cannot_be_trained_on_is_counted_by_reason(tmp_path: Path) -> None:
     ]
     archive(tmp_path / "a", [[*odd, *(curated(number) for number in range(4))]])
 
-    found = plain(train_offline(tmp_path / "a", tmp_path / "out", Wish()))
+    found = plain(train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest()))
 
     assert found["unusable"] == {"other_run": 1, "undecodable": 1, "unusable": 1}
     assert (found["evicted"], found["trained"]) == ({"missing": 1}, 4)
@@ -187,7 +188,7 @@ def test_what_cannot_be_trained_on_is_counted_by_reason(tmp_path: Path) -> None:
 def test_it_ends_at_the_last_step_and_what_it_did_not_read_is_told(tmp_path: Path) -> None:
     archive(tmp_path / "a", [[curated(number) for number in range(12)]])
 
-    found = plain(train_offline(tmp_path / "a", tmp_path / "out", Wish(steps=2)))
+    found = plain(train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest(steps=2)))
 
     assert (len(found["versions"]), found["read"], found["unread"]) == (2, 8, 4)
     assert found["settings"] == ["trainer.steps: 50 -> 2"]
@@ -208,19 +209,19 @@ def test_a_batch_that_names_another_group_than_stands_there_is_told(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("wish", "told"),
+    ("asked", "sentence"),
     [
-        (Wish(policy="other"), "name one of the run's policies, solver"),
-        (Wish(sets=("rollout.max_tokens=9",)), "can be tried without rollouts"),
-        (Wish(sets=("trainer.groups_per_batch=98",)), "a batch takes 98"),
-        (Wish(batches=True), "holds no topic t.batches.solver"),
-        (Wish(start="/nowhere"), "is not a folder with config.json"),
+        (TrainingRequest(policy="other"), "name one of the run's policies, solver"),
+        (TrainingRequest(sets=("rollout.max_tokens=9",)), "can be tried without rollouts"),
+        (TrainingRequest(sets=("trainer.groups_per_batch=98",)), "a batch takes 98"),
+        (TrainingRequest(batches=True), "holds no topic t.batches.solver"),
+        (TrainingRequest(start="/nowhere"), "is not a folder with config.json"),
     ],
 )
-def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path, wish: Wish, told: str) -> None:
+def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path, asked: TrainingRequest, sentence: str) -> None:
     archive(tmp_path / "a", [[curated(number) for number in range(4)]])
-    with pytest.raises(Exception, match=told):
-        train_offline(tmp_path / "a", tmp_path / "out", wish)
+    with pytest.raises(Exception, match=sentence):
+        train_offline(tmp_path / "a", tmp_path / "out", asked)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -235,7 +236,7 @@ def test_a_policy_that_was_warmed_up_needs_a_start(tmp_path: Path) -> None:
         writer.save()
 
     with pytest.raises(UsageError, match=r"warmed up before version 0: name by --start an archive made with"):
-        train_offline(tmp_path / "a", tmp_path / "out", Wish())
+        train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest())
 
 
 # ------------------------------------------------------------------------------------------------------- whole folders

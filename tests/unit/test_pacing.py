@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.producers.feed.pacing import LOOK_BACK, MOST_DEAD, Overdue, Pacing, Quota
+from headrace.producers.feed.overdue import Overdue, Passed, Source
+from headrace.producers.feed.pacing import LOOK_BACK, MOST_DEAD, Pacing, Quota
+from headrace.schemas.ids import GroupId
 
 PARTITIONS = 3
 
@@ -27,6 +30,13 @@ def issue_all(state: Pacing) -> list[tuple[str, int]]:
     return issued
 
 
+def restore(second: Pacing, first: Pacing, written: dict[str, Any]) -> None:
+    """Write what has changed over what was written before, and have another take it."""
+    written |= json.loads(json.dumps(first.table.changes()))
+    chunks = [chunk for chunk in written.values() if chunk is not None]
+    second.restore(json.loads(json.dumps(first.snapshot())), chunks)
+
+
 def test_exactly_the_quota_is_open() -> None:
     state = pacing()
     assert issue_all(state) == [("math", n) for n in range(4)]
@@ -40,7 +50,7 @@ def test_what_is_replayed_makes_room_smaller_down_to_one_batch_over_a_restart() 
     state.batch("solver", 0, 0)
     assert state.most_open("solver") == 6, "batches are half fresh: a number waits three versions as before"
     second = pacing(quotas={"solver": Quota(12, 10, batch=4)})
-    second.restore(json.loads(json.dumps(state.snapshot())))
+    restore(second, state, {})
     assert len(issue_all(second)) == 6
     for _ in range(LOOK_BACK):
         state.batch("solver", 0, 4)
@@ -53,16 +63,16 @@ def test_what_is_replayed_makes_room_smaller_down_to_one_batch_over_a_restart() 
 def test_a_conclusion_makes_room_for_one_more_and_its_repetition_does_not() -> None:
     state = pacing()
     issue_all(state)
-    assert state.conclude("math", 2, "solver")
-    assert not state.conclude("math", 2, "solver")
+    assert state.conclude(GroupId("math", 2), "solver")
+    assert not state.conclude(GroupId("math", 2), "solver")
     assert issue_all(state) == [("math", 4)]
 
 
 def test_a_group_that_was_kept_stays_open() -> None:
     state = pacing()
     issue_all(state)
-    assert state.acknowledged("math", 0, "solver")
-    assert not state.acknowledged("math", 0, "solver")
+    assert state.acknowledged(GroupId("math", 0), "solver")
+    assert not state.acknowledged(GroupId("math", 0), "solver")
     assert issue_all(state) == []
 
 
@@ -83,10 +93,10 @@ def test_a_policy_with_all_its_versions_has_no_say(pace: str) -> None:
     state = pacing(pace, quotas, debate=("solver", "judge"))
     state.version("judge", 10)
     assert len(issue_all(state)) == 5
-    state.conclude("debate", 0, "judge")
+    state.conclude(GroupId("debate", 0), "judge")
     assert issue_all(state) == []
     state.version("solver", 10)
-    state.conclude("debate", 1)
+    state.conclude(GroupId("debate", 1))
     assert issue_all(state) == []
     assert state.ended() == "steps"
 
@@ -95,8 +105,8 @@ def test_the_partition_with_the_fewest_outstanding_is_taken_and_the_smaller_of_e
     state = pacing(quotas={"solver": Quota(6, 10)})
     issue_all(state)
     assert [state.tasks["math", n].partition for n in range(6)] == [0, 1, 2, 0, 1, 2]
-    state.conclude("math", 1, "solver")
-    state.acknowledged("math", 4, "solver")  # kept, so past the workers, and open at the trainer
+    state.conclude(GroupId("math", 1), "solver")
+    state.acknowledged(GroupId("math", 4), "solver")  # kept, so past the workers, and open at the trainer
     assert state.outstanding("math") == (2, 0, 2)
     assert issue_all(state) == [("math", 6)]
     assert state.tasks["math", 6].partition == 1
@@ -114,10 +124,10 @@ def test_a_run_ends_solved_when_every_stream_of_the_policies_left_is_closed() ->
 def test_a_reissued_number_is_another_attempt_of_the_same_number() -> None:
     state = pacing()
     issue_all(state)
-    task = state.reissue("math", 1)
+    task = state.reissue(GroupId("math", 1))
     assert task.attempt == 1
     assert sum(state.outstanding("math")) == 4
-    state.conclude("math", 1, "solver")
+    state.conclude(GroupId("math", 1), "solver")
     assert sum(state.outstanding("math")) == 3
 
 
@@ -127,23 +137,49 @@ def test_only_numbers_that_nobody_told_of_and_that_were_committed_past_are_lost(
     for number in range(4):
         state.tasks["math", number].offset = 10 + number  # partitions 0, 1, 2, 0
     committed = {("math", 0): 14, ("math", 1): 11}
-    assert list(state.passed(committed)) == [("math", 0, 0), ("math", 3, 0)]
-    state.acknowledged("math", 0, "solver")
-    assert list(state.passed(committed)) == [("math", 3, 0)]
+    assert list(state.passed(committed)) == [(("math", 0), 0, ("solver",)), (("math", 3), 0, ("solver",))]
+    state.acknowledged(GroupId("math", 0), "solver")
+    assert list(state.passed(committed)) == [(("math", 3), 0, ("solver",))]
 
 
-def test_overdue_counts_from_the_first_look_and_a_new_attempt_begins_anew() -> None:
-    overdue = Overdue(10)
-    lost = [("math", 1, 0), ("math", 2, 0)]
-    assert overdue.due(lost, 100) == []
-    assert overdue.due(lost[:1], 109) == []
-    assert overdue.due(lost, 110) == [("math", 1)]
-    assert overdue.due([("math", 1, 1), lost[1]], 119) == []
-    assert overdue.due([("math", 1, 1), lost[1]], 120) == [("math", 2)]
+def lost(number: int, attempt: int = 0, policies: tuple[str, ...] = ("solver",)) -> Passed:
+    return Passed(GroupId("math", number), attempt, policies)
+
+
+def test_overdue_counts_from_the_first_look_and_a_lost_number_waits_twice_as_long_each_time() -> None:
+    overdue = Overdue(10, 1)
+    read = {Source("solver", 0): 5}
+    assert overdue.due([lost(1), lost(2)], read, read, 100) == []
+    assert overdue.due([lost(1)], read, read, 109) == []
+    assert overdue.due([lost(1), lost(2)], read, read, 110) == [("math", 1)]
+    assert overdue.due([lost(1, 1), lost(2)], read, read, 119) == []
+    assert overdue.due([lost(1, 1), lost(2)], read, read, 120) == [("math", 2)]
+    assert overdue.due([lost(1, 1)], read, read, 138) == []
+    assert overdue.due([lost(1, 1)], read, read, 139) == [("math", 1)]
+
+
+def test_no_number_is_overdue_while_the_curators_have_not_read_what_there_was_when_it_was_passed() -> None:
+    overdue = Overdue(10, 2)
+    one, both = Source("solver", 1), [lost(1), lost(3)]
+    assert overdue.sources(both) == {one}
+    for now in range(0, 10_000, 100):
+        assert overdue.due(both, {one: 7 + now}, {one: 6} if now else {}, now) == []
+    assert overdue.due(both, {one: 20_000}, {one: 7}, 10_000) == [], "the wait begins"
+    assert overdue.due([*both, lost(5)], {one: 20_000}, {one: 7}, 10_010) == [("math", 1), ("math", 3)]
+
+
+def test_every_policy_of_a_number_must_have_had_its_turn() -> None:
+    overdue = Overdue(10, 1)
+    passed = [lost(1, policies=("judge", "solver"))]
+    ends = {Source("solver", 0): 3, Source("judge", 0): 3}
+    assert overdue.due(passed, ends, {Source("solver", 0): 3, Source("judge", 0): 2}, 0) == []
+    assert overdue.due(passed, ends, {Source("solver", 0): 3, Source("judge", 0): 2}, 100) == []
+    assert overdue.due(passed, ends, ends, 200) == []
+    assert overdue.due(passed, ends, ends, 210) == [("math", 1)]
 
 
 EVENT = st.tuples(
-    st.sampled_from(["issue", "heard", "conclude", "reissue", "bury", "reopen"]),
+    st.sampled_from(["issue", "heard", "conclude", "reissue", "mark_dead", "reopen"]),
     st.sampled_from(["sums", "debate"]),
     st.integers(0, 12),
     st.sampled_from(["solver", "judge", ""]),
@@ -158,28 +194,32 @@ def test_counts_hold_whatever_happens_in_whatever_order_and_over_a_restart(  # n
         quotas = {"solver": Quota(5, 10), "judge": Quota(3, 10)}
         return pacing("any", quotas, sums=("solver",), debate=("solver", "judge"))
 
-    state, issued = fresh(), Counter[str]()
+    state, issued, written = fresh(), Counter[str](), dict[str, Any]()
     for step, (what, stream, number, policy) in enumerate(events):
         if step == restart_at:
-            body = json.dumps(state.snapshot())
-            state = fresh()
-            state.restore(json.loads(body))
+            before, state = state, fresh()
+            restore(state, before, written)
+        elif step % 3 == 0:
+            written |= json.loads(json.dumps(state.table.changes()))
         if what == "issue":
             if state.has_room(stream):
                 assert state.issue(stream, step, "")[0] == issued[stream]
                 issued[stream] += 1
         elif what == "heard":
-            state.acknowledged(stream, number, policy)
+            state.acknowledged(GroupId(stream, number), policy)
         elif what == "conclude":
-            state.conclude(stream, number, policy)
+            state.conclude(GroupId(stream, number), policy)
             task = state.tasks.get((stream, number))
             assert task is None or (policy and policy not in task.open)
-        elif what == "bury":
-            state.mark_dead(stream, number, policy)
+        elif what == "mark_dead":
+            state.mark_dead(GroupId(stream, number), policy)
         elif what == "reopen":
-            state.reopen(stream, number, policy, (step % PARTITIONS, step) if step % 2 else None)
+            state.reopen(GroupId(stream, number), policy, (step % PARTITIONS, step) if step % 2 else None)
         elif (stream, number) in state.tasks:
-            state.reissue(stream, number)
+            state.reissue(GroupId(stream, number))
+    restore(again := fresh(), state, written)
+    assert (again.tasks, list(again.dead.items())) == (state.tasks, list(state.dead.items()))
+    assert (again.snapshot(), again.table.changes()) == (state.snapshot(), {})
     for policy in ("solver", "judge"):
         assert state.open(policy) == sum(policy in task.open for task in state.tasks.values())
     for stream in ("sums", "debate"):
@@ -197,12 +237,12 @@ def opened(state: Pacing, numbered: tuple[str, int]) -> set[str]:
 def test_a_dead_number_makes_room_and_takes_it_again_when_it_is_sent_back() -> None:
     state = pacing()
     issue_all(state)
-    state.mark_dead("math", 2, "solver")
+    state.mark_dead(GroupId("math", 2), "solver")
     assert issue_all(state) == [("math", 4)]
-    assert state.reopen("math", 2, "solver")
-    assert not state.reopen("math", 2, "solver")
+    assert state.reopen(GroupId("math", 2), "solver")
+    assert not state.reopen(GroupId("math", 2), "solver")
     assert (state.open("solver"), sum(state.outstanding("math"))) == (5, 5)
-    state.conclude("math", 2, "solver")
+    state.conclude(GroupId("math", 2), "solver")
     assert (state.open("solver"), sum(state.outstanding("math"))) == (4, 4)
 
 
@@ -210,23 +250,23 @@ def test_a_number_that_is_open_again_and_that_nobody_tells_of_is_lost_and_asked_
     state = pacing()
     issue_all(state)
     state.tasks["math", 1].offset = 11
-    state.mark_dead("math", 1)
+    state.mark_dead(GroupId("math", 1))
     assert list(state.passed({("math", 1): 40})) == []
-    state.reopen("math", 1, "")
-    assert list(state.passed({("math", 1): 40})) == [("math", 1, 0)]
-    assert state.reissue("math", 1).index == 1
-    state.mark_dead("math", 0)
-    state.reopen("math", 0, "", (2, 57))  # the task itself stands at another place again
+    state.reopen(GroupId("math", 1), "")
+    assert list(state.passed({("math", 1): 40})) == [(("math", 1), 0, ("solver",))]
+    assert state.reissue(GroupId("math", 1)).index == 1
+    state.mark_dead(GroupId("math", 0))
+    state.reopen(GroupId("math", 0), "", (2, 57))  # the task itself stands at another place again
     assert list(state.passed({("math", 0): 40, ("math", 2): 57})) == []
-    assert list(state.passed({("math", 2): 58})) == [("math", 0, 0)]
+    assert list(state.passed({("math", 2): 58})) == [(("math", 0), 0, ("solver",))]
 
 
 def test_what_the_curator_had_kept_waits_for_the_trainer_alone_when_it_is_sent_back() -> None:
     state = pacing()
     issue_all(state)
-    state.acknowledged("math", 1, "solver")
-    state.mark_dead("math", 1, "solver")
-    state.reopen("math", 1, "solver")
+    state.acknowledged(GroupId("math", 1), "solver")
+    state.mark_dead(GroupId("math", 1), "solver")
+    state.reopen(GroupId("math", 1), "solver")
     assert not state.tasks["math", 1].unacknowledged
 
 
@@ -234,20 +274,20 @@ def test_a_copy_that_concludes_before_the_word_of_it_came_is_not_opened_by_that_
     state = pacing()
     issue_all(state)
     for number in (1, 2):
-        state.mark_dead("math", number, "solver")
-    assert not state.conclude("math", 1, "solver")
-    assert not state.reopen("math", 1, "solver")
-    assert state.acknowledged("math", 2, "solver")  # curated and kept
-    assert state.reopen("math", 2, "solver")
+        state.mark_dead(GroupId("math", number), "solver")
+    assert not state.conclude(GroupId("math", 1), "solver")
+    assert not state.reopen(GroupId("math", 1), "solver")
+    assert state.acknowledged(GroupId("math", 2), "solver")  # curated and kept
+    assert state.reopen(GroupId("math", 2), "solver")
     assert state.tasks["math", 2].unacknowledged == set()
 
 
 def test_one_policy_is_opened_beside_another_that_never_closed() -> None:
     state = pacing(debate=("solver", "judge"))
     issue_all(state)
-    state.mark_dead("debate", 0, "judge")
-    state.reissue("debate", 0)
-    state.reopen("debate", 0, "judge")
+    state.mark_dead(GroupId("debate", 0), "judge")
+    state.reissue(GroupId("debate", 0))
+    state.reopen(GroupId("debate", 0), "judge")
     assert state.tasks["debate", 0].attempt == 1
     assert state.tasks["debate", 0].open == {"solver", "judge"}
     assert (state.open("solver"), state.open("judge")) == (4, 4)
@@ -257,6 +297,79 @@ def test_only_the_newest_dead_numbers_are_kept() -> None:
     state = pacing(quotas={"solver": Quota(MOST_DEAD + 10, 10)})
     issue_all(state)
     for number in range(MOST_DEAD + 5):
-        state.mark_dead("math", number)
+        state.mark_dead(GroupId("math", number))
     assert min(state.dead) == ("math", 5)
-    assert not state.reopen("math", 4, "")
+    assert not state.reopen(GroupId("math", 4), "")
+
+
+def test_what_is_written_of_a_change_does_not_grow_with_what_is_open() -> None:
+    def written(most_open: int) -> tuple[int, int]:
+        state = pacing(quotas={"solver": Quota(most_open, 10)})
+        issue_all(state)
+        chunks = state.table.changes()
+        assert sum(len(chunk["open"]) for chunk in chunks.values() if chunk) == most_open
+        assert max(len(json.dumps(chunk)) for chunk in chunks.values()) < 10_000
+        assert state.table.changes() == {}
+        state.acknowledged(GroupId("math", 77), "solver")
+        state.acknowledged(GroupId("math", 77), "solver")
+        state.mark_dead(GroupId("math", 78))
+        state.conclude(GroupId("math", 79))
+        state.conclude(GroupId("math", 79))
+        [changed] = state.table.changes().values()
+        assert changed is not None
+        assert [row[1] for row in changed["dead"]] == [78]
+        return len(json.dumps(changed)), len(json.dumps(state.snapshot()))
+
+    small, large = written(200), written(20_000)
+    assert large[0] == small[0]
+    assert large[1] <= small[1] + 4, "the digits of the next number"
+
+
+def test_every_change_of_a_number_has_it_written_again() -> None:
+    state = pacing()
+    issue_all(state)
+    state.mark_dead(GroupId("math", 1))
+    changes: dict[str, Callable[[], object]] = {
+        "acknowledged": lambda: state.acknowledged(GroupId("math", 0), "solver"),
+        "issued again": lambda: state.reissue(GroupId("math", 2)),
+        "acknowledged while dead": lambda: state.acknowledged(GroupId("math", 1), "solver"),
+        "opened again": lambda: state.reopen(GroupId("math", 1), ""),
+        "dead": lambda: state.mark_dead(GroupId("math", 3)),
+        "concluded while dead": lambda: state.conclude(GroupId("math", 3)),
+        "concluded": lambda: state.conclude(GroupId("math", 0)),
+        "issued": lambda: state.issue("math", 9, ""),
+    }
+    for what, change in changes.items():
+        state.table.changes()
+        change()
+        assert list(state.table.changes()) == ["math|0"], what
+    state.conclude(GroupId("math", 0))
+    assert state.table.changes() == {}, "nothing has changed"
+
+
+def test_a_chunk_in_which_nothing_is_left_is_taken_back() -> None:
+    state = pacing()
+    issue_all(state)
+    state.table.changes()
+    state.conclude(GroupId("math", 0))
+    assert state.table.changed == 1
+    for number in range(1, 4):
+        state.conclude(GroupId("math", number))
+    assert state.table.changes() == {"math|0": None}
+
+
+def test_a_snapshot_of_before_there_were_chunks_is_read_and_goes_on_in_chunks() -> None:
+    state = pacing(quotas={"solver": Quota(200, 10)})
+    old = {**state.snapshot(), "next": {"math": 200}}
+    del old["deaths"]
+    old["open"] = [["math", n, n, "", n % PARTITIONS, 0, 10 + n, ["solver"], ["solver"]] for n in range(1, 199)]
+    old["dead"] = [["math", n, n, "", 0, 1, 5, [], ["solver"]] for n in (199, 0)]
+    state.restore(json.loads(json.dumps(old)), [{"open": [["math", 3, 9, "", 0, 9, 9, [], []]]}])
+    assert (state.open("solver"), sum(state.outstanding("math"))) == (198, 198)
+    assert (state.tasks["math", 3].attempt, list(state.dead)) == (0, [("math", 199), ("math", 0)])
+    state.mark_dead(GroupId("math", 5))
+    again, written = pacing(quotas={"solver": Quota(200, 10)}), dict[str, Any]()
+    restore(again, state, written)
+    assert sorted(written) == [f"math|{chunk}" for chunk in range(7)]
+    assert (again.tasks, again.dead) == (state.tasks, state.dead)
+    assert list(again.dead)[-1] == ("math", 5)

@@ -9,16 +9,18 @@ import pytest
 from rich.console import Console
 
 from headrace.app.views.chart import by_version, chart
-from headrace.app.views.diagnosis import Signs, why_no_rise
+from headrace.app.views.closing import Signs, why_no_rise
 from headrace.app.views.tables import status_table
 from headrace.app.views.view import Moment, line, page, resumed
 from headrace.infra.kafka.clients import Message
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.figures.figures import Figures, RunFigures, Selection
+from headrace.ops.figures.figures import Figures
 from headrace.ops.figures.pulse import LONGEST_GAP_MS, Pulse
 from headrace.ops.figures.revision_figures import RevisionFigures
+from headrace.ops.figures.run_figures import Advice, RunFigures, Selection
+from headrace.ops.figures.standstill import Standstill
 from headrace.ops.figures.status import Status
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
@@ -217,7 +219,10 @@ def moment(recipe: Recipe) -> Moment:
         rates=pulse.rates(NOW_MS),
         elapsed_s=75,
         now_ms=NOW_MS,
-        processes={"feed": ChildState("running", 1, 1, None), "train-solver": ChildState("running", 2, 3, -9)},
+        processes={
+            "feed": ChildState("running", 1, 1, None),
+            "train-solver": ChildState("running", 2, 3, -9, "KeyError: 'x' at own.py:5 in loss"),
+        },
     )
 
 
@@ -234,7 +239,7 @@ def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:
         "tasks.sums 12",
         "0.31 at version 0",
         "rollout-sums-0 behind (two versions)",
-        "started again: train-solver 2x",
+        "started again: train-solver 2x (last: KeyError: 'x' at own.py:5 in loss)",
         "Reward does not rise (0.40 → 0.40)",
         "1:15",
     ):
@@ -247,6 +252,22 @@ def test_the_page_tells_what_a_selector_said_once_it_rejects(moment: Moment) -> 
     figures = replace(moment.figures, selection={"sums": Selection(40, 300, 1)})
     assert "40 selected · 300 rejected · 1 forced" in drawn(page(replace(moment, figures=figures)))
     assert "sums: 40 selected · 300 rejected · 1 forced" in drawn(status_table(status_of(replace(figures, workers=()))))
+
+
+def test_status_and_page_tell_what_the_run_stands_still_for(moment: Moment) -> None:
+    stands = Standstill("solver", "no_worker", NOW_MS, "solver has not made a version: no worker is alive.")
+    figures = replace(moment.figures, standstill=stands)
+    for shown in (drawn(page(replace(moment, figures=figures))), drawn(status_table(status_of(figures)))):
+        assert "stands still" in shown
+        assert "solver has not made a version: no worker is alive." in shown
+    assert "stands still (no_worker)" in line(replace(moment, figures=figures))
+    assert plain(status_of(figures))["standstill"]["cause"] == "no_worker"
+
+
+def test_status_and_page_tell_advice(moment: Moment) -> None:
+    figures = replace(moment.figures, advice=(Advice("solver", "one_reward", "All have reward 0: look."),))
+    for shown in (drawn(page(replace(moment, figures=figures))), drawn(status_table(status_of(figures)))):
+        assert "All have reward 0: look." in shown
 
 
 def test_replays_are_told_beside_the_fresh_groups(recipe: Recipe) -> None:
@@ -318,7 +339,7 @@ def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:
 
     assert "at least 2.5% of 200 generated tokens: failed, cancelled or done twice" in shown
     assert "rollout-sums-0 behind (two versions), 200 tokens since it started" in shown
-    assert "rollout-sums-0 gone, behind when it was last heard of at 2023-11-14 22:13:20 UTC" in shown
+    assert "rollout-sums-0 gone, behind when it was last seen at 2023-11-14 22:13:20 UTC" in shown
 
 
 def test_a_dead_letter_of_no_number_is_shown_beside_the_groups(recipe: Recipe) -> None:
@@ -365,11 +386,11 @@ def test_a_run_that_has_nothing_to_show_says_what_it_is_at(recipe: Recipe) -> No
     assert "version -/80 (components start, then the supervised warm start)" in line(moment())
     assert "starting" in drawn(page(moment()))
     status = WorkerStatus(
-        run_id=RUN_ID, worker="train-solver", state="warming up", detail="held-out reward 0.12", updated_ms=NOW_MS
+        run_id=RUN_ID, worker="train-solver", state="warming up", detail="exact match 0.12", updated_ms=NOW_MS
     )
     log.say(recipe.topics.workers, status, key=b"train-solver")
-    assert "version -/80 (warming up: held-out reward 0.12)" in line(moment())
-    assert "warming up: held-out reward 0.12" in drawn(page(moment()))
+    assert "version -/80 (warming up: exact match 0.12)" in line(moment())
+    assert "warming up: exact match 0.12" in drawn(page(moment()))
     assert "components start" in line(moment(NOW_MS + 3_600_000)), "a trainer that was killed says nothing more"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.run.first_uses import Replay
+from headrace.infra.run.first_uses import CuratedReplay
 from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup
 from headrace.schemas.topics import Topics
@@ -37,7 +37,9 @@ class Log:
     def _message(self, offset: int) -> Message:
         return Message("t.curated.solver", 0, offset, b"", codec.encode(self.records[offset]))
 
-    def _found(self, _connection: object, topic: str, run_id: str, replays: list[Replay]) -> dict[Replay, Message]:
+    def _found(
+        self, _connection: object, topic: str, run_id: str, replays: list[CuratedReplay]
+    ) -> dict[CuratedReplay, Message]:
         assert (topic, run_id) == ("t.curated.solver", "r")
         self.asked += replays
         return {
@@ -69,7 +71,7 @@ def test_a_replay_is_read_from_the_log_once_and_then_remembered(log: Log) -> Non
         found = state.whole(*log.put(7, use))
         assert found is not None
         assert (found.use, found.group, found.kept, found.rewards) == (use, bytes([7]) * 100, KEPT, REWARDS)
-    assert log.asked == [Replay(0, 1, "sums", 7, back=3)]
+    assert log.asked == [CuratedReplay(0, 1, "sums", 7, back=3)]
 
 
 def test_from_the_first_replay_on_what_is_read_is_remembered(log: Log) -> None:
@@ -89,7 +91,7 @@ def test_memory_is_bounded_and_what_left_it_is_read_at_its_place(log: Log) -> No
     state.whole(*log.put(0, 1))
     for number in range(1, 200):
         state.whole(*log.put(number))
-        assert len(state._firsts) * HELD == state._bytes <= 10 * HELD
+        assert len(state._firsts) * HELD == state._firsts.currsize <= 10 * HELD
         assert len(state._places) <= 50
     del log.asked[:]
     state.whole(*log.put(199, 1))
@@ -98,7 +100,7 @@ def test_memory_is_bounded_and_what_left_it_is_read_at_its_place(log: Log) -> No
     assert found is not None
     assert (found.group, log.asked) == (bytes([170]) * 100, [171]), "its place is known"
     state.whole(*log.put(3, 1))
-    assert isinstance(log.asked[-1], Replay), "nor its place any more"
+    assert isinstance(log.asked[-1], CuratedReplay), "nor its place any more"
 
 
 @pytest.mark.parametrize("members", [2, 64])
@@ -127,7 +129,7 @@ def test_a_group_larger_than_the_memory_is_not_remembered(log: Log) -> None:
     state = memory(most_bytes=HELD - 1)
     state.whole(*log.put(0))
     assert state.whole(*log.put(0, 1)) is not None
-    assert (state._bytes, len(state._firsts)) == (0, 0)
+    assert (state._firsts.currsize, len(state._firsts)) == (0, 0)
 
 
 def test_a_replay_whose_first_use_is_gone_has_no_group(log: Log) -> None:

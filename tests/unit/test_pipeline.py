@@ -12,10 +12,11 @@ import pytest
 
 from headrace.infra.run.run import Run
 from headrace.infra.weights.tensors import Tensor, weights_hash
-from headrace.schemas.records import WeightsPublished
+from headrace.schemas.records import ClaimCheck, WeightsPublished
+from headrace.trainers.learner.checkpoint import Stored
 from headrace.trainers.learner.learner import Learner
-from headrace.trainers.versions.history import AnchorMark
-from headrace.trainers.versions.pipeline import MOST_AHEAD, Made, Order, Pipeline
+from headrace.trainers.versions.history import Stretch
+from headrace.trainers.versions.pipeline import MOST_AHEAD, Made, Pipeline, PlannedStep
 from headrace.trainers.versions.publisher import Base, Publisher
 
 
@@ -41,7 +42,7 @@ class Scene:
         """All memory that published values were copied into."""
         self.may_publish = threading.Semaphore(0)
         self.broken = 0
-        learner = SimpleNamespace(version=0, step=self.step, published=self.copy, state=lambda: None)
+        learner = SimpleNamespace(version=0, step=self.step, published=self.copy, checkpoint=self.storing)
         self.publisher = SimpleNamespace(publish=self.publish, base=None)
         self.pipeline = Pipeline(cast("Run", None), cast("Learner", learner), cast("Publisher", self.publisher))
 
@@ -51,6 +52,9 @@ class Scene:
             into = {"w": Tensor("U8", (1,), memoryview(self.copies[-1]))}
         into["w"].data[0] = self.version
         return into
+
+    def storing(self, _run: Run) -> Callable[[threading.Event], Stored]:
+        return lambda _given_up: Stored(ClaimCheck(), ())
 
     def step(self, _sequences: Any, version: int) -> dict[str, float]:
         if version == self.broken:
@@ -64,7 +68,7 @@ class Scene:
         self.begun.append(version)
         assert (epoch, given_up.is_set()) == (0, False)
         assert self.may_publish.acquire(timeout=30)
-        base, self.publisher.base = self.publisher.base, Base(version, 0, named, weights_hash(named), AnchorMark())
+        base, self.publisher.base = self.publisher.base, Base(version, 0, named, weights_hash(named), Stretch())
         for whole in (base, self.publisher.base):
             assert whole is None or weights_hash(weights(whole.version)) == whole.weights_hash == weights_hash(
                 whole.tensors
@@ -72,18 +76,17 @@ class Scene:
         self.published.append(version)
         return WeightsPublished(version=version, weights_hash=weights_hash(named))
 
-    def begin(self, version: int, *, must_publish: bool = False) -> None:
+    def begin(self, version: int, *, must_publish: bool = False, checkpoint: bool = False) -> None:
         until(lambda: self.pipeline.is_free)
-        self.pipeline.begin(Order(version, 0, (), must_publish, checkpoint=False))
+        self.pipeline.begin(PlannedStep(version, 0, (), must_publish, checkpoint))
         until(lambda: (self.version == version and self.pipeline.is_free) or self.last_is_done())
 
     def last_is_done(self) -> bool:
         return self.pipeline._flights[-1][1].done()
 
     def out(self) -> Made:
-        found: list[Made] = []
-        until(lambda: bool(found) or ((made := self.pipeline.take()) is not None and not found.append(made)))  # type: ignore[func-returns-value]
-        return found[0]
+        until(lambda: self.pipeline.has_version)
+        return self.pipeline.take_version()
 
 
 @pytest.fixture
@@ -98,11 +101,11 @@ def test_the_next_step_is_taken_while_a_version_is_on_its_way_and_nothing_comes_
     scene.begin(1)
     scene.begin(2)
     assert scene.version == 2
-    assert scene.pipeline.take() is None
-    assert [order.version for order in scene.pipeline.under_way()] == [1, 2]
+    assert not scene.pipeline.has_version
+    assert [planned.version for planned in scene.pipeline.under_way()] == [1, 2]
     scene.may_publish.release(2)
     first, second = scene.out(), scene.out()
-    assert [made.order.version for made in (first, second)] == [1, 2]
+    assert [made.planned.version for made in (first, second)] == [1, 2]
     assert [made.published.weights_hash for made in (first, second)] == [weights_hash(weights(n)) for n in (1, 2)]
     assert scene.published == [1, 2], "the second waited, and nothing newer came"
     assert scene.pipeline.is_empty
@@ -126,6 +129,16 @@ def test_one_that_somebody_waits_for_is_published_in_its_turn(scene: Scene) -> N
     scene.may_publish.release(3)
     assert [scene.out().published.event is None for _ in range(3)] == [False] * 3
     assert scene.published == [1, 2, 3]
+
+
+def test_one_that_has_a_checkpoint_is_published_in_its_turn(scene: Scene) -> None:
+    scene.begin(1)
+    scene.begin(2, checkpoint=True)
+    scene.begin(3)
+    scene.may_publish.release(3)
+    made = [scene.out().published for _ in range(3)]
+    assert [one.event is None for one in made] == [False] * 3
+    assert [one.checkpoint is None for one in made] == [True, False, True]
 
 
 def test_copies_are_written_over_when_nobody_needs_them_and_not_before(scene: Scene) -> None:
@@ -157,7 +170,7 @@ def test_the_learner_waits_when_too_many_versions_are_on_their_way(scene: Scene)
 def test_a_step_that_fails_is_told_in_its_turn_and_no_other_is_taken(scene: Scene) -> None:
     scene.broken = 2
     scene.begin(1)
-    scene.pipeline.begin(Order(2, 0, (), must_publish=False, checkpoint=False))
+    scene.pipeline.begin(PlannedStep(2, 0, (), must_publish=False, checkpoint=False))
     until(scene.last_is_done)
     assert not scene.pipeline.is_free
     scene.may_publish.release(1)

@@ -43,7 +43,7 @@ from headrace.schemas.records import RecipeRevision
 from headrace.trainers.learner.numerics import plug_in_parts
 
 ADDRESS = RunAddress(Connection("127.0.0.1:1"), "t")
-WHERE = StoreAddress("127.0.0.1:1", "b", "key", "secret", prefix="run-1/")
+WHERE = StoreAddress("127.0.0.1:1", "b", "key", "secret", prefix="run-1/", keys_file="/store.json")
 
 
 @pytest.fixture(autouse=True)
@@ -225,13 +225,13 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RecipeRevision | N
 
     def ask(asked: Recipe, *before: RecipeRevision, new_recipe: bool = False) -> RecipeRevision | None:
         monkeypatch.setattr(revisions, "known_revisions", lambda _: before)
-        return revisions.settled(ADDRESS, asked, WHERE, with_keys=True, new_recipe=new_recipe)
+        return revisions.settled(ADDRESS, asked, WHERE, new_recipe=new_recipe)
 
     return ask
 
 
 def revision(number: int, asked: Recipe, **changes: Any) -> RecipeRevision:
-    made = revisions.revision_of("run-1", number, asked, revisions.store_text(WHERE, with_keys=True))
+    made = revisions.revision_of("run-1", number, asked, revisions.store_text(WHERE))
     return replace(made, **changes)
 
 
@@ -281,12 +281,10 @@ def test_a_swap_records_the_sources_of_its_chain_and_an_edited_one_is_another_ch
     chain = written(here / "chain.toml", '[[curate.chain]]\nuse = "its_swapped:Mine"\n')
     told = [revision(0, with_chain("validate"), plug_ins={"its_world": "e" * 64})]
     monkeypatch.setattr(swap, "read_revisions", lambda _: told)
-    monkeypatch.setattr(swap, "first_message", lambda _: None)
     run = Run(ADDRESS, "run-1", (with_chain("validate"),), WHERE)
 
     def swapped() -> RecipeRevision | None:
-        outgoing, _ = swap._prepared(run, chain)
-        return None if outgoing is None else codec.decode(outgoing.value, RecipeRevision)
+        return swap._prepared(run, chain)[0]
 
     first = swapped()
     assert first is not None

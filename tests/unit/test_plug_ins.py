@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.launcher.launcher import check_names, components_of
+from headrace.app.launcher.components import components_of
+from headrace.app.launcher.launcher import check_names
 from headrace.consumers.algorithms.chain import UnknownAlgorithm, load_chain
 from headrace.envs.registry import UnknownEnvironment, load_environment, load_workflow
 from headrace.infra.environment import PLUG_INS_VARIABLE

@@ -224,6 +224,24 @@ def test_vectors_of_other_lengths_are_refused_and_not_broadcast(wrong: torch.Ten
             replace(good, **{name: wrong})  # type: ignore[arg-type]  # each is a tensor
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_what_is_no_number_is_refused_with_its_place(wrong: float) -> None:
+    good = tokens_of([0.0, 0.1, 0.2], [1, 1, 1], reference=torch.zeros(3, dtype=torch.float64))
+    for name in ("logprobs", "behaviour", "advantages", "reference"):
+        numbers = getattr(good, name).detach().clone()
+        numbers[1] = wrong
+        with pytest.raises(UsageError, match=f"{name} of token 1 is {wrong}"):
+            policy_loss(replace(good, **{name: numbers}))
+
+
+def test_tokens_of_a_sequence_that_do_not_stand_together_are_refused() -> None:
+    apart = torch.tensor([0, 1, 0])
+    with pytest.raises(UsageError, match="the tokens of sequence 0 do not stand together"):
+        tokens_of([0.0, 0.1, 0.2], [1, 1, 1], sequences=apart)
+    for order in ([0, 0, 1], [1, 0, 0], [5, 3, 3]):
+        assert policy_loss(tokens_of([0.1] * 3, [1] * 3, sequences=torch.tensor(order)), "gspo")[0].isfinite()
+
+
 def test_a_loss_of_ones_own_is_found_by_its_module() -> None:
     tokens = tokens_of([0.1], [1])
     mine, _ = policy_loss(tokens, "headrace.trainers.losses.ppo:ppo", clip_high=0.01)

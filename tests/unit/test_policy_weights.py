@@ -206,9 +206,9 @@ def test_a_damaged_delta_is_refused_and_the_next_anchor_heals(damage: Callable[[
     scene = Scene()
     scene.bring(3)
     damage(scene)
-    with pytest.raises(BadWeights, match=r"delta of version 4: .*the next anchor heals"):
+    with pytest.raises(BadWeights, match=r"delta of version 4: .*the next whole weights heal"):
         scene.bring(4)
-    with pytest.raises(BadWeights, match=r"no objects lead|anchor heals"):
+    with pytest.raises(BadWeights, match=r"no objects lead|whole weights heal"):
         scene.bring(5)
     assert scene.held.bring(scene.events.values(), scene.events["delta-2-3"])["w"].data == weights(3)["w"].data
     scene.anchor(6)
@@ -275,7 +275,7 @@ def test_an_anchor_that_is_not_what_its_record_says_is_refused_though_a_delta_le
         scene.bring(2)
     event = scene.events["anchor-0"]
     scene.put("anchor-0", write_safetensors(weights(5)), event)
-    with pytest.raises(BadWeights, match="as was said of them"):
+    with pytest.raises(BadWeights, match="as was recorded"):
         scene.bring(2)
 
 

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from headrace.envs.contract import Environment
+from headrace.envs.judged_arithmetic import JudgedArithmetic
 from headrace.envs.registry import (
     ENVIRONMENTS,
     WORKFLOWS,
@@ -12,6 +13,7 @@ from headrace.envs.registry import (
     load_workflow,
 )
 from headrace.envs.workflows.single_turn import single_turn
+from headrace.infra.recipe.recipe_file import load_recipe, shipped_recipes
 
 MY_WORLDS = """
 class Mine:
@@ -54,6 +56,26 @@ def test_a_shipped_workflow_is_found() -> None:
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_every_shipped_workflow_can_be_imported(name: str) -> None:
     assert callable(load_workflow(name))
+
+
+def test_every_shipped_workflow_is_in_a_shipped_recipe() -> None:
+    recipes = (load_recipe(name) for name in shipped_recipes())
+
+    assert {workflow.workflow for recipe in recipes for workflow in recipe.workflows.values()} == set(WORKFLOWS)
+
+
+def test_worked_examples_of_the_judged_sums_are_of_both_roles_with_a_right_answer_and_a_wrong_one() -> None:
+    env = JudgedArithmetic(1, ("sum1",))
+
+    solved, right, again, wrong = (env.example(index) for index in range(4))
+
+    for index, (answer, judged, word) in enumerate(((solved, right, "approve"), (again, wrong, "reject"))):
+        problem = env.problem("warm_start", index)
+        assert answer.prompt == problem.prompt + ("" if index == 0 else " reject "), "as the workflow asks again"
+        assert env.score(problem, answer.completion).reward == 1
+        candidate = judged.prompt.removeprefix(problem.prompt).removesuffix(" approve or reject? ").strip()
+        assert env.score(problem, candidate).reward == float(word == "approve")
+        assert judged.completion == word
 
 
 def test_an_unknown_name_lists_what_there_is_the_nearest_first() -> None:

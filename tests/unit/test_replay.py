@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from made_groups import candidate, sequence
 
 from headrace.consumers.algorithms.chain import load_chain
-from headrace.consumers.algorithms.contract import Again, Candidate, Keep
-from headrace.consumers.algorithms.draws import BLOCK, Draws
-from headrace.consumers.algorithms.replay import Replay
+from headrace.consumers.algorithms.contract import Candidate, Keep, Replay
+from headrace.consumers.algorithms.draws import BLOCK, PhiloxDraws
+from headrace.consumers.algorithms.replay import ReplayMemory
 from headrace.consumers.algorithms.replay_dots import ReplayDots
 from headrace.consumers.algorithms.replay_latest import ReplayLatest
 from headrace.consumers.algorithms.replay_prioritised import ReplayPrioritised
@@ -31,17 +31,17 @@ FOREVER = {"max_uses": 10**6, "max_staleness": 10**6}
 
 
 def step(
-    replay: Replay, number: int, version: int = 3, clock: int | None = None, rewards: Any = (1.0, 0.0)
-) -> list[Again]:
+    replay: ReplayMemory, number: int, version: int = 3, clock: int | None = None, rewards: Any = (1.0, 0.0)
+) -> list[Replay]:
     """Put one group through; return what is trained on again."""
     whole = candidate(*rewards, number=number, version=version)
     first, *again = replay.process(whole, version if clock is None else clock)
     assert first == Keep(whole)
-    assert all(isinstance(result, Again) for result in again)
+    assert all(isinstance(result, Replay) for result in again)
     return again  # type: ignore[return-value]
 
 
-def numbers(again: list[Again]) -> list[tuple[int, int]]:
+def numbers(again: list[Replay]) -> list[tuple[int, int]]:
     return [(one.use.number, one.use.use) for one in again]
 
 
@@ -149,7 +149,7 @@ def test_latest_is_the_newest_arrival_until_its_uses_are_up() -> None:
     ]
 
 
-def drawn(replay: Replay, count: int) -> Counter[int]:
+def drawn(replay: ReplayMemory, count: int) -> Counter[int]:
     """How often each slot is drawn; nothing is used up."""
     return Counter(replay._groups[replay.draw()].number for _ in range(count))
 
@@ -268,7 +268,7 @@ def test_what_the_chain_dropped_is_never_replayed() -> None:
     chain = load_chain([("drop_zero_variance", {}), ("replay_uniform", {"ratio": 0.8})])
     for number in range(40):
         results = chain.process(candidate(1.0, float(number % 2), number=number), 3)
-        assert all(one.use.number % 2 == 0 for one in results if isinstance(one, Again))
+        assert all(one.use.number % 2 == 0 for one in results if isinstance(one, Replay))
 
 
 @pytest.mark.parametrize("build", [ReplayUniform, ReplayRecency, ReplayPrioritised])
@@ -353,19 +353,19 @@ def test_a_setting_that_cannot_be_is_refused(build: Any, settings: dict[str, Any
 
 
 def test_draws_depend_on_seed_stream_and_place_alone() -> None:
-    draws = Draws(3, "a")
+    draws = PhiloxDraws(3, "a")
     first = [draws.next() for _ in range(3 * BLOCK)]
     assert len(set(first)) == 3 * BLOCK
     assert all(0 <= one < 1 for one in first)
     for count in (0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 7):
         draws.count = count
         assert [draws.next() for _ in range(9)] == first[count : count + 9]
-    assert Draws(4, "a").next() != first[0] != Draws(3, "b").next()
+    assert PhiloxDraws(4, "a").next() != first[0] != PhiloxDraws(3, "b").next()
 
 
 def test_draws_stay_what_they_are_from_release_to_release() -> None:
     """Or a run could not be replayed by a later build."""
-    draws = Draws(1, "replay_uniform")
+    draws = PhiloxDraws(1, "replay_uniform")
     assert [draws.next() for _ in range(3)] == [0.09749568741354764, 0.644666782496976, 0.12560654083677303]
 
 

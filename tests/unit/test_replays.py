@@ -11,11 +11,12 @@ import pytest
 from test_curation import group, message, read
 
 from headrace.consumers.algorithms.chain import Chain, ChainError
-from headrace.consumers.algorithms.contract import Again, Candidate, Keep, Result
-from headrace.consumers.algorithms.replay import LARGEST_CAPACITY, Remembered
+from headrace.consumers.algorithms.contract import Candidate, Keep, Replay, Result
+from headrace.consumers.algorithms.replay import LARGEST_CAPACITY, HeldGroup
 from headrace.consumers.algorithms.replay_prioritised import ReplayPrioritised
 from headrace.consumers.curate import uses
-from headrace.consumers.curate.curation import CuratorPartition, Desk
+from headrace.consumers.curate.context import CuratorContext
+from headrace.consumers.curate.curator import CuratorPartition
 from headrace.infra.kafka.clients import MESSAGE_BYTES, Outgoing
 from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.headers import Stamp
@@ -37,7 +38,7 @@ class EveryThird:
         results: list[Result] = [Keep(candidate)]
         for one in self.remembered if self.seen % 3 == 0 else ():
             stream, number, low, used = one
-            results.append(Again(GroupUse(stream, number, used + 1), low + BOUND, low, low, 1 / (used + 1)))
+            results.append(Replay(GroupUse(stream, number, used + 1), low + BOUND, low, low, 1 / (used + 1)))
             one[3] = used + 1
         self.remembered.append([candidate.group.stream, candidate.group.number, candidate.min_version, 0])
         self.remembered = [one for one in self.remembered if one[3] < 2][-8:]
@@ -58,7 +59,7 @@ class Asks(EveryThird):
 
     def __init__(self, number: int, use_: int, weight: float = 1.0) -> None:
         super().__init__()
-        self._again = Again(GroupUse("sums", number, use_), weight=weight)
+        self._again = Replay(GroupUse("sums", number, use_), weight=weight)
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
         self.seen += 1
@@ -79,8 +80,8 @@ def recipe(*chain: object) -> Recipe:
 
 def partition(*chain: object) -> CuratorPartition:
     made = recipe(*chain or ("drop_zero_variance", "test_replays:EveryThird"))
-    desk = Desk("run-1", "solver", Topics("t"), lambda _: made, pytest.fail)
-    return CuratorPartition(desk, ("t.trajectories.solver", 0), 4)
+    context = CuratorContext("run-1", "solver", Topics("t"), lambda _: made, pytest.fail)
+    return CuratorPartition(context, ("t.trajectories.solver", 0), 4)
 
 
 def curated(state: CuratorPartition, numbers: Iterable[int], **more: Any) -> list[Outgoing]:
@@ -149,8 +150,8 @@ def test_what_a_chain_holds_no_more_is_forgotten_but_not_before_its_last_use(
 
 def revisions(*chains: object) -> CuratorPartition:
     made = [recipe(chain) for chain in chains]
-    desk = Desk("run-1", "solver", Topics("t"), made.__getitem__, pytest.fail)
-    return CuratorPartition(desk, ("t.trajectories.solver", 0), 4)
+    context = CuratorContext("run-1", "solver", Topics("t"), made.__getitem__, pytest.fail)
+    return CuratorPartition(context, ("t.trajectories.solver", 0), 4)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_three_revisions_full_of_replays_fit_into_one_snapshot() -> None:
     for revision in range(1000, 1003):
         algorithm = ReplayPrioritised(ratio=0.0, capacity=LARGEST_CAPACITY)
         for number in range(10_000_000, 10_000_000 + LARGEST_CAPACITY // 10):
-            algorithm._place(Remembered("sums", number, 10_000, 10_001, 3, number, math.sqrt(number % 97)))
+            algorithm._place(HeldGroup("sums", number, 10_000, 10_001, 3, number, math.sqrt(number % 97)))
             stamp = Stamp("run-1", "sums", number, attempt=3, revision=revision, head_version=10_001)
             known.add(stamp, revision)
         chains[revision] = Chain([("replay_prioritised", algorithm)])

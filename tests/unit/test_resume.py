@@ -12,12 +12,12 @@ from structlog.testing import capture_logs
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import KafkaAway
 from headrace.infra.process import signals as process
-from headrace.infra.process.signals import ToldToStop, keep_running
+from headrace.infra.process.signals import MustRestart, StopRequested, attempts
 from headrace.ops.offline.retrain import _checkpoint_at
 from headrace.schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, WeightsPublished
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.numerics import other_parts
-from headrace.trainers.versions.history import AnchorMark, History, _take_event
+from headrace.trainers.versions.history import History, _take_event
 from headrace.trainers.versions.resume import _epoch, _Progress
 
 HERE = {"torch": "2.8", "threads": "1"}
@@ -43,6 +43,13 @@ def epoch(past: History, got: str) -> int:
 
 def test_an_epoch_goes_on_where_hash_and_fingerprint_are_those_of_the_last_version() -> None:
     assert epoch(history(HERE), "w7") == 2
+
+
+@pytest.mark.parametrize(("got", "expected"), [("w7-begun", 3), ("w7", 4), ("else", 4)])
+def test_an_epoch_that_an_anchor_has_begun_goes_on_where_its_weights_are_these(got: str, expected: int) -> None:
+    past = history({"device": "elsewhere"})
+    past.published = WeightsPublished(version=7, epoch=3, weights_hash="w7-begun")
+    assert epoch(past, got) == expected
 
 
 @pytest.mark.parametrize(("fingerprint", "got"), [(HERE, "other"), ({**HERE, "threads": "2"}, "w7")])
@@ -75,43 +82,66 @@ def test_a_long_re_training_says_how_far_it_is_and_hears_that_it_shall_stop() ->
     progress.at(4, 9)
     assert said == ["version 4 of 9 is trained again"]
     stop.set()
-    with pytest.raises(ToldToStop, match="version 5 of 9"):
+    with pytest.raises(StopRequested, match="version 5 of 9"):
         progress.at(5, 9)
 
 
 def test_a_process_told_to_stop_in_the_midst_of_long_work_ends_in_peace() -> None:
     stop = threading.Event()
-
-    def long_work(_: threading.Event) -> None:
-        stop.set()
-        raise ToldToStop("told to stop")
-
-    keep_running(long_work, stop)
+    for attempt in attempts(stop):
+        with attempt:
+            stop.set()
+            raise StopRequested("told to stop")
+    assert attempt.was_stopped
 
 
 def test_a_component_that_is_built_anew_again_and_again_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "RESTART_PAUSE_S", 0)
     stop, lives = threading.Event(), list[int]()
 
-    def away(stop: threading.Event) -> None:
-        lives.append(1)
-        if len(lives) == 5:
-            stop.set()
-        raise KafkaAway("nobody answers")
+    with structlog.testing.capture_logs() as logs:
+        for attempt in attempts(stop):
+            with attempt:
+                lives.append(1)
+                if len(lives) == 5:
+                    break
+                raise KafkaAway("nobody answers")
+    assert [line["event"] for line in logs] == ["component.restarting"]
+
+
+@pytest.mark.parametrize("error", [KafkaAway("nobody answers"), MustRestart("memory ran ahead")], ids=repr)
+def test_a_component_that_is_told_to_stop_does_not_say_that_it_restarts(error: Exception) -> None:
+    stop = threading.Event()
 
     with structlog.testing.capture_logs() as logs:
-        keep_running(away, stop)
-    assert [line["event"] for line in logs] == ["component.restarting"]
+        for attempt in attempts(stop):
+            with attempt:
+                stop.set()
+                raise error
+    assert [(line["event"], line["why"]) for line in logs] == [("component.stopping", str(error))]
+
+
+def take_events(past: History, *events: tuple[str, int]) -> None:
+    for offset, (kind, version) in enumerate(events):
+        weights = ClaimCheck(size_bytes=100 + offset)
+        _take_event(past, WeightsPublished(kind=kind, version=version, weights=weights), offset)
 
 
 def test_a_merged_delta_is_no_version_of_a_trainers_past() -> None:
     past = History()
-    for offset, (kind, version) in enumerate((("anchor", 0), ("delta", 1), ("merged", 1))):
-        weights = ClaimCheck(size_bytes=100 + offset)
-        _take_event(past, WeightsPublished(kind=kind, version=version, weights=weights), offset)
+    take_events(past, ("anchor", 0), ("delta", 1), ("merged", 1))
     assert past.published is not None
     assert past.published.kind == "delta"
-    assert (past.anchor, past.anchor_offset) == (AnchorMark(100, 1, 101), 0)
+    assert (past.stretch.whole_bytes, past.stretch.delta_bytes, past.anchor_offset) == (100, 101, 0)
+
+
+def test_weights_that_are_published_whole_once_more_are_no_version_and_deltas_go_on_from_there() -> None:
+    past = History()
+    take_events(past, ("anchor", 0), ("delta", 1), ("whole", 1), ("delta", 2))
+    assert past.published is not None
+    assert past.published.version == 2
+    assert [event.kind for event in past.stretch.events] == ["whole", "delta"]
+    assert (past.stretch.whole_bytes, past.stretch.delta_bytes, past.anchor_offset) == (102, 103, 2)
 
 
 def test_a_checkpoint_that_was_retired_is_told_with_those_that_are_there() -> None:

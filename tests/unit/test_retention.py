@@ -17,8 +17,8 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, in_words
 from headrace.infra.store.object_store import SPARED_BY_GC, TAKEN_AS_STORED, ListedObject
-from headrace.ops.retention.collector import RETIRED, UNNAMED, Counted, Order, Plan, plan
-from headrace.ops.retention.keeping import Written, ranges_of, retired_checkpoints, retired_weights
+from headrace.ops.retention.collector import RETIRED, UNNAMED, CollectionRequest, Counted, Plan, plan
+from headrace.ops.retention.keeping import WrittenVersion, ranges_of, retired_checkpoints, retired_weights
 from headrace.ops.retention.marking import Marker, Unreadable
 from headrace.schemas import codec
 from headrace.schemas.records import (
@@ -37,7 +37,7 @@ from headrace.schemas.topics import Topics, checkpoint_key, retired_key
 RUN, PREFIX, TOPICS = "run-1", "run-1/", Topics("r")
 NOW = datetime(2026, 1, 10, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(days=5)
-NO_AGE = Order(older_than=timedelta(0))
+NO_AGE = CollectionRequest(older_than=timedelta(0))
 
 
 def claim(what: str, kind: str = "groups", suffix: str = "") -> ClaimCheck:
@@ -149,8 +149,8 @@ def test_what_is_not_named_as_an_object_is_left_alone() -> None:
 # ------------------------------------------------------------------------------------------------------------ versions
 
 
-def versions(count: int, anchor_every: int, at_ms: int = 0) -> dict[int, Written]:
-    return {v: Written(0, at_ms, "delta" if v % anchor_every else "anchor") for v in range(count)}
+def versions(count: int, anchor_every: int, at_ms: int = 0) -> dict[int, WrittenVersion]:
+    return {v: WrittenVersion(0, at_ms, "delta" if v % anchor_every else "anchor") for v in range(count)}
 
 
 def test_what_a_worker_begins_with_stays_and_the_first_version_and_anchors_at_checkpoints() -> None:
@@ -168,19 +168,19 @@ def test_more_versions_can_be_kept_and_no_fewer_than_a_worker_reads() -> None:
 
 
 def test_a_policy_without_a_whole_version_keeps_all() -> None:
-    assert retired_weights({v: Written(0, 0, "delta") for v in range(200)}, (), keep=1, before_ms=0) == set()
+    assert retired_weights({v: WrittenVersion(0, 0, "delta") for v in range(200)}, (), keep=1, before_ms=0) == set()
 
 
 def test_what_is_new_makes_nothing_dispensable_yet() -> None:
     """A worker may just be fetching what left the newest 64 an hour ago."""
-    young = versions(200, 25) | {v: Written(0, 1, "delta") for v in range(120, 200)}
+    young = versions(200, 25) | {v: WrittenVersion(0, 1, "delta") for v in range(120, 200)}
     assert retired_weights(young, (), keep=1, before_ms=0) == set(range(1, 50))
 
 
 def test_the_first_checkpoint_the_newest_and_the_last_of_every_epoch_stay() -> None:
-    taken = {v: Written(epoch=int(v > 30), written_ms=0) for v in range(0, 100, 10)}
+    taken = {v: WrittenVersion(epoch=int(v > 30), written_ms=0) for v in range(0, 100, 10)}
     assert retired_checkpoints(taken, keep=2, before_ms=0) == {10, 20, 40, 50, 60, 70}
-    late = taken | {90: Written(1, written_ms=1)}
+    late = taken | {90: WrittenVersion(1, written_ms=1)}
     assert retired_checkpoints(late, keep=2, before_ms=0) == {10, 20, 40, 50, 60}
 
 
@@ -305,7 +305,7 @@ def test_what_is_young_stays() -> None:
     age = timedelta(days=1)
     old, young = claim("old"), claim("young")
     objects = [*listed(old, modified=NOW - age), *listed(young, modified=NOW - age + timedelta(seconds=1))]
-    done = plan(marker(*objects), Order(), NOW, PREFIX)
+    done = plan(marker(*objects), CollectionRequest(), NOW, PREFIX)
     assert [one.one.key for one in done.doomed] == [old.key]
     assert (done.kept["young"], done.kept["named"].objects) == (Counted(1, 10), 0)
 

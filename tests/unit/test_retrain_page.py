@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from headrace.app.views.retrain_page import METRICS, retrain_page
+from headrace.app.views.offline_page import METRICS, retrain_page
 from headrace.ops.offline.experiment import COMPARED, Experiment, compared_metrics
 from headrace.ops.offline.retrain import Compared, Fingerprints, Retrained
 from headrace.schemas.records import BatchTrained

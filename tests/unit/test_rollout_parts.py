@@ -24,7 +24,7 @@ from headrace.producers.rollout.threads import EpisodeThreads
 from headrace.producers.rollout.version_holds import VersionHolds
 from headrace.producers.rollout.watchdog import LONGEST_STEP_S, Stalled, StallWatch, Watchdog, stall_limit_s
 from headrace.producers.rollout.worker import RolloutWorker, choose_workflow
-from headrace.producers.rollout.worker_status import Reporter, StatusPosts, Tally
+from headrace.producers.rollout.worker_status import Reporter, StatusPosts, WorkCounts
 from headrace.schemas import codec
 from headrace.schemas.records import Failure, WorkerStatus
 from headrace.schemas.topics import Topics
@@ -209,7 +209,7 @@ def test_a_worker_that_makes_nothing_stalls_also_while_new_weights_cannot_be_had
     pauses = Pauses()
     worker: Any = SimpleNamespace(
         pauses=pauses,
-        tally=Tally(),
+        tally=WorkCounts(),
         follower=SimpleNamespace(recipe=SimpleNamespace(rollout=SimpleNamespace(episode_limit_s=30.0))),
         tasks={"a task": ("t", 0)},
         _engine=SimpleNamespace(stats=lambda: SimpleNamespace(generated_tokens=7)),
@@ -235,7 +235,7 @@ def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:
     intake = SimpleNamespace(partitions=0, watch=Stopwatch())
     producer = cast("Any", SimpleNamespace(post=post))
     worker: Any = SimpleNamespace(
-        pauses=Pauses(), tally=Tally(), watch=Stopwatch(), slots=Slots(4), follower=SimpleNamespace(taken={}),
+        pauses=Pauses(), tally=WorkCounts(), watch=Stopwatch(), slots=Slots(4), follower=SimpleNamespace(taken={}),
         _status=StatusPosts(Reporter("r", "w", "sums", ""), producer, Topics("r").workers, Pauses()), _engine=None,
         _intake=intake, tasks={}, _phase="waiting", _doing="imports the engine torch", _stall_watch=StallWatch(),
     )  # fmt: skip
@@ -261,7 +261,7 @@ def test_a_worker_may_be_silent_for_twice_an_episode_and_never_for_less_than_a_m
 
 
 def test_wasted_tokens_are_exact_when_nothing_is_under_way() -> None:
-    tally = Tally(delivered_tokens=100)
+    tally = WorkCounts(delivered_tokens=100)
     tally.episode_ended(Outcome(0, episode={}, tokens=10))
     tally.episode_ended(Outcome(1, failure=Failure(1, "error"), tokens=10))
     tally.episode_ended(Outcome(2, tokens=5))

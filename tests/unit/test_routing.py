@@ -179,7 +179,7 @@ def test_a_token_keeps_the_experts_that_predicted_the_one_after_it() -> None:
     experts = routed_experts(routing)
     assert experts.shape == (7, 2, 2)
     assert experts[:, 0, 0].tolist() == [1, 1, 1, 1, 2, 2, 2]
-    with pytest.raises(TranscriptError, match="tells the experts of 7, not of all but the last"):
+    with pytest.raises(TranscriptError, match="has the experts of 7, not of all but the last"):
         transcript.generated(generation(2, np.full((7, 2, 2), 2, np.uint8)))
 
 

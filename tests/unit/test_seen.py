@@ -15,6 +15,7 @@ from headrace.app.views.inspection_page import step_page, trajectory_page
 from headrace.infra.recipe.settings import Trainer, Use
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
 from headrace.ops.lineage.seen import Advantages, advantages_of, see_group, see_sequence
+from headrace.schemas.episode_errors import in_words
 from headrace.schemas.records import CuratedGroup, Failure, Sequence, Span, Trajectory, TrajectoryGroup
 from headrace.trainers.batches.groups import WholeGroup, training_sequences
 from headrace.trainers.batches.token_texts import TokenTexts
@@ -91,9 +92,8 @@ def group(tokenizer: Tokenizer, answer: str = "5") -> WholeGroup:
         Trajectory(f"sums:9:{n}", reward, {"[bold]": reward}, (one, one) if n == 0 else (one,))
         for n, reward in enumerate((1.0, 0.0, 9.0, 0.0))
     )
-    record = TrajectoryGroup(
-        stream="sums", number=9, task_id="[b]2+3?", trajectories=members, failures=(Failure(4, "time_limit"),)
-    )
+    failure = Failure(4, "time_limit", "it took 9 s", "own.py:3 in play")
+    record = TrajectoryGroup(stream="sums", number=9, task_id="[b]2+3?", trajectories=members, failures=(failure,))
     return WholeGroup(CuratedGroup(kept=(0, 3), rewards=(1.0, 0.0, math.nan, 0.0)), record)
 
 
@@ -134,6 +134,8 @@ def test_a_group_is_seen_with_what_was_not_trained_on(tokenizer: Tokenizer, text
     assert [one.shaped_reward for one in seen.trajectories] == [1.0, 0.0, None, 0.0]
     assert [one.reward for one in seen.trajectories] == [1.0, 0.0, 9.0, 0.0]
     assert seen.failures == ("time_limit",)
+    assert [in_words(error) for error in seen.errors] == ["it took 9 s at own.py:3 in play"]
+    assert "1 by it took 9 s at own.py:3 in play" in drawn(step_page(step_of(whole, texts, 1)))
 
 
 def drawn(page: Any, width: int = 80) -> str:
@@ -145,7 +147,18 @@ def drawn(page: Any, width: int = 80) -> str:
 
 def step_of(whole: WholeGroup, texts: TokenTexts, count: int) -> StepSeen:
     seen = see_group(whole, taken(whole), texts, place=0)
-    return StepSeen("demo", "solver", 7, 0, 0, "a", "b", {"loss": 0.25, "tokens": 1234.0}, 32, (seen,) * count)
+    return StepSeen(
+        "demo",
+        "solver",
+        7,
+        0,
+        0,
+        "a",
+        "b",
+        {"loss": 0.25, "tokens": 1234.0, "ratio_max": 7.0, "mine": 2.5},
+        32,
+        (seen,) * count,
+    )
 
 
 def test_a_step_shows_short_answers_in_a_table(tokenizer: Tokenizer, texts: TokenTexts) -> None:
@@ -153,6 +166,8 @@ def test_a_step_shows_short_answers_in_a_table(tokenizer: Tokenizer, texts: Toke
 
     assert "loss 0.2500" in told
     assert "tokens 1,234" in told
+    assert "mine 2.5" in told, "of a loss of one's own"
+    assert "ratio_max" not in told
     assert told.count("  2+3?") == 2, "one prompt for all of a group, without markup taken for a style"
     assert "0.1    1.00" in told, "a second sequence of the first member"
     assert "not used" in told
@@ -185,6 +200,6 @@ def test_a_trajectory_is_shown_token_by_token(tokenizer: Tokenizer, texts: Token
     assert "2+3?⟨v3⟩a b" in told
     assert "⟨v4⟩<end>" in told
     rows = [row.split() for row in told.splitlines()]
-    assert ["5", "3", "-0.5000", "60.7%", "▅", "␣", "generated"] in rows
-    assert ["7", "3", "-0.5000", "60.7%", "▅", "⏎", "generated"] in rows
+    assert ["5", "3", "1", "-0.58", "-0.5000", "60.7%", "▅", "␣", "generated"] in rows
+    assert ["7", "3", "1", "-0.58", "-0.5000", "60.7%", "▅", "⏎", "generated"] in rows
     assert "6 more tokens" in cut

@@ -11,7 +11,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Use
 from headrace.producers.feed.selectors.contract import AcceptAll, ChoosesTier, KnowsSize, Selector
 from headrace.producers.feed.selectors.dots import Dots
-from headrace.producers.feed.selectors.draws import Draws
+from headrace.producers.feed.selectors.draws import HashedDraws
 from headrace.producers.feed.selectors.filter_solved import FilterSolved
 from headrace.producers.feed.selectors.greso import Greso
 from headrace.producers.feed.selectors.pools import Pools
@@ -102,7 +102,7 @@ def test_groups_that_say_nothing_of_variance_are_passed_over() -> None:
     selector = Greso(1)
     for rewards in ((), (1.0,), (1.0, float("nan")), (float("inf"), 1.0)):
         selector.observe(group("a", *rewards))
-    assert (selector.total, selector.chance("a")) == (0, 1.0)
+    assert (selector.counts.total, selector.chance("a")) == (0, 1.0)
 
 
 def armed(**settings: Any) -> Greso:
@@ -110,7 +110,7 @@ def armed(**settings: Any) -> Greso:
     selector.on_version(1)
     selector.observe(group("x", 0.0, 1.0))
     selector.on_version(2)
-    assert selector.armed
+    assert selector.arming.armed
     selector.p_easy = selector.p_hard = 0.5
     return selector
 
@@ -146,9 +146,9 @@ def test_the_controller_is_armed_by_one_pass_after_the_first_new_version_and_cou
     assert selector.chance("a") < 1, "skipping acts from the start"
     selector.on_version(1)
     for left in (3, 2, 1):
-        assert (selector.armed, selector.total) == (False, 3 - left)
+        assert (selector.arming.armed, selector.counts.total) == (False, 3 - left)
         selector.observe(group("a", *HARD))
-    assert (selector.armed, selector.p_hard) == (True, 0.5)
+    assert (selector.arming.armed, selector.p_hard) == (True, 0.5)
     selector.on_version(2)
     assert (selector.p_easy, selector.p_hard) == (0.51, 0.49)
 
@@ -160,7 +160,7 @@ def test_without_an_end_of_the_data_set_chances_are_never_moved_unless_a_pass_is
         selector.on_version(1)
         for _ in range(3):
             selector.observe(group("a", *EASY))
-        assert selector.armed == is_armed
+        assert selector.arming.armed == is_armed
 
 
 # --------------------------------------------------------------------------------------------------------------- DOTS
@@ -346,16 +346,16 @@ def test_the_task_that_was_noted_longest_ago_is_forgotten() -> None:
 
 
 def test_draws_are_uniform_never_0_or_1_and_for_ever_the_same() -> None:
-    draws = Draws(1, "test")
+    draws = HashedDraws(1, "test")
     found = [draws.next() for _ in range(10_000)]
     assert found[0] == pytest.approx(0.11380193587063514, abs=1e-15)
     assert 0 < min(found) < 0.001
     assert 0.999 < max(found) < 1
     assert sum(found) / 10_000 == pytest.approx(0.5, abs=0.01)
-    again = Draws(1, "test")
+    again = HashedDraws(1, "test")
     again.count = 9_999
     assert again.next() == found[-1]
-    assert Draws(1, "other").next() != found[0] != Draws(2, "test").next()
+    assert HashedDraws(1, "other").next() != found[0] != HashedDraws(2, "test").next()
 
 
 def test_accept_all_learns_and_remembers_nothing() -> None:

@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import pytest
@@ -5,6 +6,7 @@ from pydantic import ValidationError
 
 from headrace.infra.environment import environment
 from headrace.infra.recipe.settings import Policy, Recipe, Rollout, Trainer, Use, WarmStart
+from headrace.infra.run.revisions import differences
 
 
 def plain(**changes: Any) -> dict[str, Any]:
@@ -126,14 +128,26 @@ def shadowed(**shadows: Any) -> Recipe:
     return Recipe.model_validate(whole)
 
 
+def test_a_recipe_of_before_tasks_had_a_count_of_their_own_has_the_same_topics() -> None:
+    recipe = shadowed()
+    old = json.loads(recipe.to_json())
+    del old["kafka"]["task_partitions"]
+    assert differences(Recipe.from_json(json.dumps(old)), recipe) == []
+    more = recipe.model_copy(update={"kafka": recipe.kafka.model_copy(update={"task_partitions": 50})})
+    before = {spec.name: spec.partitions for spec in recipe.topic_specs}
+    after = {spec.name: spec.partitions for spec in more.topic_specs}
+    assert {name.split(".")[1] for name in before if before[name] != after[name]} == {"tasks", "eval-tasks"}
+    assert {after[name] for name in before if before[name] != after[name]} == {50}
+
+
 def test_a_shadow_takes_what_it_does_not_set_from_its_policy() -> None:
     recipe = shadowed(bare={}, own={"policy": "solver", "chain": ["validate"], "trainer": {"steps": 3}})
 
-    assert recipe.lines == ("solver", "solver.bare", "solver.own")
+    assert recipe.policy_variants == ("solver", "solver.bare", "solver.own")
     assert (recipe.trainer_of("solver.bare").steps, recipe.trainer_of("solver.own").steps) == (7, 3)
     assert recipe.chain_of("solver.bare") == recipe.chain_of("solver") == recipe.curate.chain
     assert [use.use for use in recipe.chain_of("solver.own")] == ["validate"]
-    assert [recipe.trainer_of(line).is_shadow for line in recipe.lines] == [False, True, True]
+    assert [recipe.trainer_of(line).is_shadow for line in recipe.policy_variants] == [False, True, True]
     assert {f"{recipe.name}.curated.solver.own", f"{recipe.name}.batches.solver.bare"} <= {
         spec.name for spec in recipe.topic_specs
     }

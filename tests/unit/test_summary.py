@@ -16,10 +16,10 @@ from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops import discards
-from headrace.ops.audit.fold import Audit
-from headrace.ops.discards import BeforeEnd, Bias, Fates, TrainedGroups
+from headrace.ops.audit.results import Audit
+from headrace.ops.discards import BeforeEnd, Bias, PolicyDiscards, TrainedGroups
 from headrace.ops.figures import summary as summaries
-from headrace.ops.figures.figures import RewardPoint
+from headrace.ops.figures.run_figures import RewardPoint
 from headrace.ops.figures.summary import (
     FeedSettings,
     Summary,
@@ -179,7 +179,7 @@ def test_a_summary_says_what_came_of_the_run(found: Summary) -> None:
 
 def test_lengths_are_those_of_trained_and_of_discarded_groups() -> None:
     trained = TrainedGroups(1, 6.0, None, None, ())
-    fates = Fates(trained, {}, {}, 0, Bias(9.0, 8.0, 10.0), BeforeEnd(30.0, None))
+    fates = PolicyDiscards(trained, {}, {}, 0, Bias(9.0, 8.0, 10.0), BeforeEnd(30.0, None))
     assert plain(lengths_of(fates)) == {"trained": 6.0, "discarded": 30.0, "bias": None}
 
 
@@ -227,11 +227,34 @@ def test_the_closing_page_tells_which_share_of_the_trained_groups_was_replayed(f
     assert words in shown(replace(found, policies={"solver": solver}))
 
 
+def test_the_closing_page_tells_where_the_run_stood_still(found: Summary) -> None:
+    assert found.stood_still == ()
+    assert "stood still" not in shown(found)
+    assert "made no version for 130 s" in shown(replace(found, stood_still=("solver made no version for 130 s",)))
+
+
 def test_the_closing_page_of_a_short_run_tells_no_reward_twice(found: Summary) -> None:
     assert "held-out reward  0.25 " in shown(found)
-    page = shown(replace(found, reward_first=None, reward_last=0.4, eval_last=None))
+    solver = replace(found.policies["solver"], reward_first=None, reward_last=0.4, eval_last=None)
+    page = shown(replace(found, policies={"solver": solver}))
     assert "training reward  0.40 " in page
     assert "held-out reward  not measured" in page
+
+
+def test_the_closing_page_has_the_rewards_of_each_policy_and_no_mean_of_them(found: Summary) -> None:
+    solver = replace(found.policies["solver"], reward_first=0.1, reward_last=0.3, eval_first=0.2, eval_last=0.4)
+    judge = replace(solver, versions=3, reward_first=0.5, reward_last=0.9, eval_first=None, eval_last=0.8)
+
+    page = shown(replace(found, policies={"solver": solver, "judge": judge}, reward_first=0.3, reward_last=0.6))
+
+    rows = [" ".join(line.strip("│ ").split()) for line in page.splitlines()]
+    at = rows.index("training reward solver, 10 versions: 0.10 → 0.30")
+    assert rows[at + 1 : at + 4] == [
+        "training reward judge, 3 versions: 0.50 → 0.90",
+        "held-out reward solver, 10 versions: 0.20 → 0.40",
+        "held-out reward judge, 3 versions: 0.80",
+    ]
+    assert "0.60" not in page
 
 
 def test_the_closing_page_gives_four_commands_unbroken(found: Summary) -> None:

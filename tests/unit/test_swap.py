@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 from test_curation import RECIPE, TOPIC, group, message, read
-from test_feed_state import names, recipe, state, version
+from test_feed_state import names, recipe, restore, state, version
 
 from headrace.consumers.curate.chain_ends import ChainEnds
-from headrace.consumers.curate.curation import CuratorPartition, Desk, first_of_chain
+from headrace.consumers.curate.context import CuratorContext
+from headrace.consumers.curate.curator import CuratorPartition
+from headrace.consumers.curate.revision_chains import chain_of, first_of_chain
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.recipe.recipe_file import with_chain
@@ -21,6 +24,7 @@ from headrace.infra.recipe.settings import Recipe, Use
 from headrace.infra.run import revisions
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.audit.revisions import RevisionSpans
+from headrace.schemas.ids import GroupId
 from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, RecipeRevision
 from headrace.schemas.topics import Topics
 
@@ -46,9 +50,9 @@ def test_every_further_number_has_the_new_revision_and_one_that_is_lost_keeps_it
     assert after
     assert {one.task.revision for one in after} == {known + 1}
     again = state()
-    again.restore(json.loads(json.dumps(feeder.snapshot())))
+    restore(again, feeder)
     for feeding in (feeder, again):
-        [lost] = [one for one in feeding.again([("sums", 2)]) if one.task.stream == "sums"]
+        [lost] = [one for one in feeding.again([GroupId("sums", 2)]) if one.task.stream == "sums"]
         assert (lost.task.attempt, lost.task.revision) == (1, known), "all attempts of a number are of one revision"
 
 
@@ -58,7 +62,7 @@ def test_a_feeder_that_comes_back_under_a_later_revision_stamps_it_from_the_next
     first = names(feeder.plan())
     found = recipe()
     later = type(feeder)(found, replace(feeder.revision, revision=7), feeder.sources)
-    later.restore(json.loads(json.dumps(feeder.snapshot())))
+    restore(later, feeder)
     issued = sum(stream == "sums" for stream, _ in first)
     assert [later.revision_of("sums", number) for number in (0, issued - 1, issued)] == [2, 2, 7]
     assert later.snapshot()["revisions"]["sums"] == [[2, 0], [7, issued]]
@@ -68,8 +72,8 @@ def test_a_feeder_that_comes_back_under_a_later_revision_stamps_it_from_the_next
 
 
 def partition(*recipes: Recipe) -> CuratorPartition:
-    desk = Desk("run-1", "solver", Topics("t"), lambda revision: recipes[revision], pytest.fail)
-    return CuratorPartition(desk, (TOPIC, 0), 4)
+    context = CuratorContext("run-1", "solver", Topics("t"), lambda revision: recipes[revision], pytest.fail)
+    return CuratorPartition(context, (TOPIC, 0), 4)
 
 
 def outcome_of(curator: CuratorPartition, number: int, revision: int, *rewards: float) -> tuple[str, str]:
@@ -189,8 +193,8 @@ def test_the_audit_names_a_number_that_carries_another_revision_than_it_was_issu
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`settled` over revisions that stand on no topic."""
-    where = StoreAddress("127.0.0.1:1", "b", "key", "secret", prefix="run-1/")
-    store = revisions.store_text(where, with_keys=True)
+    where = StoreAddress("127.0.0.1:1", "b", "key", "secret", prefix="run-1/", keys_file="/store.json")
+    store = revisions.store_text(where)
 
     def ask(recipe: Recipe, *before: tuple[Recipe, bool], new_recipe: bool = False) -> RecipeRevision | None:
         told = [
@@ -199,7 +203,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         ]
         monkeypatch.setattr(revisions, "known_revisions", lambda _: told)
         address = RunAddress(Connection("127.0.0.1:1"), "t")
-        return revisions.settled(address, recipe, where, with_keys=True, new_recipe=new_recipe)
+        return revisions.settled(address, recipe, where, new_recipe=new_recipe)
 
     return ask
 
@@ -232,13 +236,28 @@ def test_recipes_that_differ_in_more_than_the_chain_are_told_apart(tmp_path: Pat
     assert not revisions.differ_by_chain(RECIPE, slower)
 
 
+def test_every_form_in_which_the_pages_write_a_chain_is_one(tmp_path: Path) -> None:
+    pages = [(Path(__file__).parents[2] / "docs" / name).read_text() for name in ("data-algorithms.md", "archive.md")]
+    [in_recipe, *_] = re.findall(r"^```toml\n(\[curate\].*?)^```", pages[0], re.DOTALL | re.MULTILINE)
+    [tables] = re.findall(r"^\$ cat chain\.toml\n(.*?)^\$", pages[1], re.DOTALL | re.MULTILINE)
+    file, lengths = tmp_path / "chain.toml", []
+    for text in (in_recipe, in_recipe.removeprefix("[curate]\n"), tables):
+        file.write_text(text)
+        swapped = with_chain(RECIPE, file)
+        lengths.append(len(swapped.curate.chain))
+        chain_of(swapped, "solver")
+
+    assert lengths == [6, 6, 2]
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("steps = 4\n[[curate.chain]]\nuse = 'validate'\n", "tables; beside them it has steps$"),
+        ("steps = 4\n[[curate.chain]]\nuse = 'validate'\n", "of \\[curate\\]; beside them it has steps$"),
         ("[[curate.chain]]\nuse = 'validate'\n[curate.more]\na = 1\n", r"beside them it has curate\.more$"),
-        ("curate = 3\n", "tables; it has none$"),
-        ("", "tables; it has none$"),
+        ("chain = ['validate']\nsteps = 4\n", "beside them it has chain, steps$"),
+        ("curate = 3\n", "of \\[curate\\]; it has none$"),
+        ("", "of \\[curate\\]; it has none$"),
     ],
 )
 def test_a_file_that_holds_more_than_a_chain_or_none_is_told_by_its_keys(text: str, told: str, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -20,8 +20,11 @@ from headrace.infra.kafka.clients import Connection
 from headrace.infra.store.object_store import ListedObject, StoreAddress
 from headrace.ops import opened_run as opened_runs
 from headrace.ops.compare import sweep as sweeps
+from headrace.ops.compare.comparison import PlayedRun
+from headrace.ops.compare.run_result import read_result
 from headrace.ops.compare.sweep import Place, command_of, in_a_line, place_of, play
 from headrace.ops.compare.sweep_file import Sweep, SweepRun, load_sweep
+from headrace.ops.plain_json import plain
 
 SWEEP = """
 name = "s"
@@ -35,8 +38,16 @@ name = "b"
 """
 SUMMARY = {
     "run_id": "of-it", "wall_s": 3.0, "reward_first": 0.25, "reward_last": 0.5, "eval_first": None, "eval_last": None,
-    "audit": {"ok": True}, "policies": {"solver": {"trajectories": 1200}},
+    "audit": {"ok": True, "lost": 0, "doubled": 0}, "selection": {},
+    "policies": {
+        "solver": {
+            "versions": 2, "reward_last": 0.5, "eval_last": None, "trajectories": 1200, "progress": [],
+            "reward_curve": [], "eval_curve": [], "lengths": {"trained": None, "discarded": None, "bias": None},
+            "groups": {"trained": 75, "discarded": {}, "dead": 0, "replayed": 0},
+        }
+    },
 }  # fmt: skip
+RESULT = read_result(json.dumps(SUMMARY).encode())
 PLAYED = f"import json, sys; open(sys.argv[1] + '/summary.json', 'w').write({json.dumps(SUMMARY)!r})"
 WAITS = "open(sys.argv[1] + '/began', 'w').close()\nwhile not {}: time.sleep(0.01)\n"
 
@@ -133,7 +144,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 def test_runs_are_played_in_order_and_a_line_tells_of_each(scene: Scene) -> None:
     found = scene.play()
     assert scene.begun == ["s-a-1", "s-b-1"]
-    assert found["s-b-1"] == {"variant": "b", "seed": 1, "summary": SUMMARY, "failed": ""}
+    assert found["s-b-1"] == PlayedRun("b", 1, RESULT, "")
     assert scene.said == [
         "[1/2] a, seed 1: reward 0.25 → 0.50, 1,200 trajectories, 3 s",
         "[2/2] b, seed 1: reward 0.25 → 0.50, 1,200 trajectories, 3 s",
@@ -144,11 +155,25 @@ def test_runs_are_played_in_order_and_a_line_tells_of_each(scene: Scene) -> None
 def test_a_run_that_fails_is_told_with_its_last_lines_and_the_others_go_on(scene: Scene) -> None:
     scene.scripts["a"] = "print('all is well')\nsys.exit('error: no room on the disk')"
     found = scene.play()
-    assert found["s-a-1"]["summary"] is None
-    assert found["s-a-1"]["failed"].endswith("error: no room on the disk")
-    assert found["s-b-1"]["summary"] == SUMMARY
+    assert found["s-a-1"].summary is None
+    assert found["s-a-1"].failed.endswith("error: no room on the disk")
+    assert found["s-b-1"].summary == RESULT
     assert "[1/2] a, seed 1: failed with exit code 1" in scene.said[0]
     assert "error: no room on the disk" in scene.said[1]
+
+
+def test_the_json_of_a_run_is_its_whole_summary_with_what_is_not_compared(scene: Scene) -> None:
+    scene.play()
+    (place_of(scene.data, scene.runs[0]).summary).write_text(json.dumps({**SUMMARY, "weights_hash": "abc"}))
+    assert plain(scene.play()["s-a-1"])["summary"] == {**SUMMARY, "weights_hash": "abc"}
+
+
+def test_a_summary_that_is_none_is_refused_with_what_is_wrong_in_it(scene: Scene) -> None:
+    scene.play()
+    place = place_of(scene.data, scene.runs[0])
+    place.summary.write_text(json.dumps({**SUMMARY, "wall_s": "long"}))
+    with pytest.raises(UsageError, match=r"summary\.json cannot be read \(wall_s: .*valid number.*\): remove "):
+        scene.play()
 
 
 def test_only_what_is_missing_is_played_again_and_nothing_is_started_for_nothing(scene: Scene) -> None:
@@ -159,7 +184,7 @@ def test_only_what_is_missing_is_played_again_and_nothing_is_started_for_nothing
     assert scene.begun == ["s-a-1", "s-b-1", "s-a-1"]
     assert "1 of 2 runs are there already" in scene.said[-2]
     assert scene.said[-1].startswith("[2/2] a, seed 1: reward")
-    assert scene.play()["s-a-1"]["summary"] == SUMMARY
+    assert scene.play()["s-a-1"].summary == RESULT
     assert len(scene.begun) == 3
     assert len(scene.servers) == 2
 
@@ -206,7 +231,7 @@ def test_so_many_runs_as_are_asked_for_go_on_at_once(scene: Scene) -> None:
         there = f"os.path.exists({str(scene.data / f's-{other}-1' / 'began')!r})"
         scene.scripts[variant] = WAITS.format(there) + PLAYED
     found = scene.play()
-    assert all(run["summary"] for run in found.values())
+    assert all(run.summary for run in found.values())
 
 
 def test_a_sweep_that_is_stopped_stops_its_run_in_order_and_begins_no_other(
@@ -227,7 +252,7 @@ def test_a_sweep_that_is_stopped_stops_its_run_in_order_and_begins_no_other(
 def test_secrets_go_by_the_environment(scene: Scene) -> None:
     wanted = (KAFKA_CLIENT_VARIABLE, ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE)
     scene.scripts["a"] = f"print(*[os.environ[name] for name in {wanted!r}])\nsys.exit(1)"
-    assert scene.play()["s-a-1"]["failed"] == '{"security.protocol": "SSL"} key secret'
+    assert scene.play()["s-a-1"].failed == '{"security.protocol": "SSL"} key secret'
 
 
 def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: Path) -> None:
@@ -262,7 +287,7 @@ def test_one_sweep_at_a_time_uses_a_folder(scene: Scene) -> None:
 
 
 def test_a_run_too_short_for_two_rewards_is_told_by_its_last() -> None:
-    told = in_a_line({**SUMMARY, "reward_first": None, "eval_last": 0.4})
+    told = in_a_line(replace(RESULT, reward_first=None, eval_last=0.4))
     assert told == "reward 0.50, held-out 0.40, 1,200 trajectories, 3 s"
 
 

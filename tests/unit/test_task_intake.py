@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.topic_reader import Place
@@ -18,7 +20,7 @@ from headrace.producers.rollout import task_intake
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Reservation, Slots
 from headrace.producers.rollout.started_task import StartedTask
-from headrace.producers.rollout.task_intake import Member, TaskIntake
+from headrace.producers.rollout.task_intake import Subscription, TaskIntake
 from headrace.schemas import codec
 from headrace.schemas.records import Task
 
@@ -100,6 +102,9 @@ class Gate:
     def admit(self, task: Task) -> Reservation | Literal["run_end"] | None:
         return self.slots.reserve(task.n_asked)
 
+    def is_written(self, revision: int) -> bool:
+        return False
+
 
 def broker(count: int) -> Broker:
     logs: dict[Place, list[bytes]] = {(TOPIC, partition): [] for partition in range(PARTITIONS)}
@@ -137,7 +142,7 @@ class Workers:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(task_intake, "open_consumer", lambda *_, **__: Consumer(self.broker))
             patch.setattr(task_intake, "COMMIT_EVERY_S", 0.0)
-            member = Member(Connection("nowhere"), "w", "g", (TOPIC,), "r")
+            member = Subscription(Connection("nowhere"), "w", "g", (TOPIC,), "r")
             started: list[StartedTask] = []
             intake = self.intake = TaskIntake(member, gate, started.append, lambda _: None, Pauses())
         consumer = cast("Consumer", intake._consumer)
@@ -240,7 +245,7 @@ def test_a_task_that_must_run_alone_is_not_overtaken_and_nothing_starts_beside_i
     made.committed = {(TOPIC, 0): (0, '{"started":"1:2"}')}  # number 2
     workers = Workers(made, frozenset(), {0: 5, 2: 3}, room=6)
     assert workers.live()
-    assert workers.company[:3] == [(0, 1), (0, 1), (2, 0)], "0 and 1 are older; 2 waits for both, 3 and 5 for 2"
+    assert workers.company[:2] == [(0, 0), (2, 0)], "0 came first; 2 waits for it, and all others for 2"
     assert sum(workers.ends.values()) == 6
 
 
@@ -282,3 +287,43 @@ def test_the_end_of_a_task_counts_in_the_ownership_of_its_start_and_in_no_later_
     intake.turn()
     assert made.committed == dict.fromkeys(made.logs, (0, '{"started":"0:2,1:2","run":"r"}'))
     assert len(intake.owned.running) == 4
+
+
+def test_tasks_start_as_they_came_whatever_the_clocks_of_their_feeders_say() -> None:
+    stamps = {number: 10**12 - number for number in range(12)}
+    found = broker(0)
+    for number, issued_ms in stamps.items():
+        task = Task(run_id="r", stream="sums", number=number, n_asked=1, issued_ms=issued_ms)
+        found.logs[TOPIC, number % PARTITIONS].append(codec.encode(task))
+    workers = Workers(found, frozenset(), {}, room=1)
+    assert workers.live()
+    for partition in range(PARTITIONS):
+        order = [one.message.offset for one in workers.handed if one.place == (TOPIC, partition)]
+        assert order == sorted(order)
+        assert len(order) == 6
+
+
+def test_a_dead_broker_holds_nobody_up_who_leaves() -> None:
+    workers, release = Workers(broker(2), frozenset(), {0: 9}, room=1), threading.Event()
+    workers.live(turns=3)
+    intake = workers.intake
+    assert intake is not None
+    consumer = cast("Consumer", intake._consumer)
+    closed: list[bool] = []
+
+    def commit(offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+        release.wait(10)  # librdkafka waits for ever
+        return []
+
+    with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
+        patch.setattr(consumer, "commit", commit)
+        patch.setattr(consumer, "close", lambda: closed.append(True), raising=False)
+        patch.setattr(task_intake, "LEAVE_S", 0.01)
+        patch.setattr(task_intake, "REVOKE_S", 0.01)
+        intake._over.set()
+        intake.run()
+        intake._on_revoke(cast("Any", consumer), [TopicPartition(TOPIC, 0)])
+        release.set()
+    assert (intake.error, closed) == (None, []), "the commit still hangs in it"
+    assert [line["why"] for line in logs if line["event"] == "commit.lost"] == ["no answer within 0 s"] * 2
+    assert (TOPIC, 0) not in intake.owned

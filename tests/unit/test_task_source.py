@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.envs.contract import Problem, Score, Split
-from headrace.infra.errors import UsageError
+from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.recipe.settings import Feed, Use
 from headrace.producers.feed.selectors.contract import MOST_REJECTIONS, AcceptAll, Selector
 from headrace.producers.feed.selectors.registry import SELECTORS, AllOf, load_selector, load_selectors
@@ -161,6 +161,17 @@ def test_fewer_held_out_problems_than_asked_for_is_said_with_the_number_there_is
 def test_an_environment_that_raises_is_named_with_its_problem() -> None:
     with pytest.raises(EnvironmentFailed, match=r"'sums' of workflow math gave no problem 1 of held_out: RuntimeError"):
         source().held_out(2)
+
+
+def test_an_environment_that_cannot_be_reached_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = source()
+
+    def away(*_: object) -> None:
+        raise ConnectionRefusedError("the data set's server")
+
+    monkeypatch.setattr(type(problems.environment), "problem", away)
+    with pytest.raises(Unavailable, match=r"gave no problem 0 of train: ConnectionRefusedError: the data set's server"):
+        problems.draw()
 
 
 def test_selectors_are_found_by_name_or_as_package_and_name() -> None:

@@ -1,6 +1,15 @@
 import pytest
 
-from headrace.schemas.topics import Topics, check_name, checkpoint_key, checkpoint_prefix, eval_stream, is_eval
+from headrace.schemas.topics import (
+    Topics,
+    check_name,
+    checkpoint_key,
+    checkpoint_prefix,
+    eval_stream,
+    is_eval,
+    state_partition,
+    trainer_component,
+)
 
 TOPICS = Topics("demo")
 
@@ -48,6 +57,12 @@ def test_streams_map_to_their_topics() -> None:
     assert is_eval(eval_stream("sums"))
     assert not is_eval("sums")
     assert not is_eval("evaluation")
+
+
+def test_a_components_partition_of_state_never_changes() -> None:
+    components = ("feed", "evaluate", "curate.solver", trainer_component("solver.free"))
+    assert [state_partition(one, 64) for one in components] == [43, 8, 21, 0]
+    assert {state_partition(one, 1) for one in components} == {0}
 
 
 def test_a_variant_is_one_more_part_of_the_name() -> None:

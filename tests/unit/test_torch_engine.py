@@ -274,7 +274,7 @@ def test_a_deadline_ends_a_request_as_cancelled_with_what_it_has(
     make_engine: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(max_batch=1)
-    lm, deadline_passed = engine._served["p"].lm, threading.Event()
+    lm, deadline_passed = engine._sets.served("p").lm, threading.Event()
     step = lm.forward
 
     def stall_after_five(*args: Any) -> torch.Tensor:
@@ -443,7 +443,7 @@ def test_a_crash_of_the_engine_thread_reaches_every_caller(
     make_engine: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     engine = make_engine(max_batch=2)
-    served = engine._served["p"]
+    served = engine._sets.served("p")
 
     def explode(*_: object) -> None:
         raise MemoryError("no memory left")
@@ -483,7 +483,7 @@ def test_a_crash_that_cannot_be_logged_still_reaches_its_caller(
         raise MemoryError("no memory left")
 
     monkeypatch.setattr(torch_engine.log, "exception", explode)
-    monkeypatch.setattr(engine._served["p"].lm, "forward", explode)
+    monkeypatch.setattr(engine._sets.served("p").lm, "forward", explode)
     with pytest.raises(EngineError, match="no memory left"):
         run(engine, asyncio.wait_for(engine.generate("p", [1], LONG, seed=0), timeout=30))
 

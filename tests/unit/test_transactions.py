@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from headrace.infra.kafka import transactions
-from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, KafkaRefused, translate
-from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, KafkaRefused, Outgoing, translate
+from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
 from headrace.infra.process.signals import MustRestart
 
 
@@ -21,6 +26,11 @@ class Failing:
         self.codes: list[int] = []
         self.calls = 0
         self.breaks = False
+        self.delivered: list[tuple[int | None, int | None]] = []
+        """Error and offset of the next delivery reports; later ones are good."""
+        self.reports: list[Callable[[KafkaError | None, Any], None]] = []
+        self.looks: list[dict[str, set[int]]] = []
+        """Topics and their partitions at the next looks; the last one stays. None at all: the broker is away."""
 
     def _call(self, *_given: object, **_named: object) -> int:
         self.calls += 1
@@ -30,13 +40,30 @@ class Failing:
 
     begin_transaction = commit_transaction = abort_transaction = _call
 
+    def produce(self, *_given: object, on_delivery: Callable[[KafkaError | None, Any], None], **_named: object) -> None:
+        self.reports.append(on_delivery)
+
     def flush(self, _timeout_s: float) -> int:
         if self.breaks:
             raise SystemError("<method 'flush'> returned NULL without setting an exception")
+        while self.reports:
+            code, offset = self.delivered.pop(0) if self.delivered else (None, 7)
+            self.reports.pop(0)(
+                None if code is None else KafkaError(code), SimpleNamespace(offset=lambda at=offset: at)
+            )
         return 0
 
     def purge(self, **_which: bool) -> None:
         pass
+
+    def list_topics(self, timeout: float) -> Any:
+        if not self.looks:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        assert timeout > 0
+        seen = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        return SimpleNamespace(
+            topics={name: SimpleNamespace(partitions=dict.fromkeys(has)) for name, has in seen.items()}
+        )
 
 
 @pytest.fixture
@@ -69,7 +96,7 @@ def test_a_producer_that_disagrees_with_the_broker_is_built_anew(
         writer.abort()
 
 
-@pytest.mark.parametrize(("open_s", "exit_code"), [(0.0, 1), (11.0, 75)])
+@pytest.mark.parametrize(("open_s", "exit_code"), [(0.0, 76), (11.0, 75)])
 def test_a_fenced_process_ends_and_one_that_only_was_too_slow_is_no_failure(
     open_s: float, exit_code: int, writer: TransactionalWriter, producer: Failing
 ) -> None:
@@ -82,13 +109,109 @@ def test_a_fenced_process_ends_and_one_that_only_was_too_slow_is_no_failure(
     assert caught.value.exit_code == exit_code
 
 
-def test_a_client_that_breaks_off_without_a_word_ends_the_process_in_a_sentence(
+def test_a_client_that_breaks_off_without_a_reason_is_asked_for_it(
+    writer: TransactionalWriter, producer: Failing
+) -> None:
+    writer.begin()
+    producer.breaks, producer.codes = True, [KafkaError.PRODUCER_FENCED]
+    with pytest.raises(Fenced, match="delivering records: another process has taken over"):
+        writer.commit()
+
+
+def test_a_client_that_breaks_off_and_has_no_reason_has_its_transaction_aborted(
     writer: TransactionalWriter, producer: Failing
 ) -> None:
     writer.begin()
     producer.breaks = True
-    with pytest.raises(Fenced, match="this process ends"):
+    with pytest.raises(Aborted):
         writer.commit()
+
+    assert producer.calls == 2, "one to begin, one to abort"
+
+
+@pytest.mark.parametrize(
+    ("report", "raised"),
+    [
+        ((KafkaError.MSG_SIZE_TOO_LARGE, None), KafkaRefused),
+        ((KafkaError.TOPIC_AUTHORIZATION_FAILED, None), KafkaRefused),
+        ((KafkaError._MSG_TIMED_OUT, None), Aborted),
+        ((KafkaError._PURGE_INFLIGHT, None), Aborted),
+        ((KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, None), Aborted),
+        ((None, None), Aborted),
+    ],
+    ids=["too large", "no right", "timed out", "purged", "out of order", "implicit"],
+)
+def test_a_record_that_is_not_delivered_aborts_and_what_is_refused_is_no_pause(
+    report: tuple[int | None, int | None], raised: type[Exception], writer: TransactionalWriter, producer: Failing
+) -> None:
+    writer.begin()
+    writer.produce([Outgoing("t.tasks", b"four", b"sums:7"), Outgoing("t.tasks", b"good")])
+    producer.delivered = [report]
+    with pytest.raises(raised, match=r"t\.tasks 'sums:7' of 4 bytes"):
+        writer.commit()
+
+    assert producer.calls == 2, "one to begin, one to abort"
+
+
+@pytest.mark.parametrize(
+    ("looks", "raised"),
+    [
+        ([], Aborted),
+        ([{"t.tasks": {0, 1}}], Aborted),
+        ([{}, {"t.state": {0}}, {"t.tasks": {0, 1}}], Aborted),
+        ([{"t.state": {0}}], KafkaRefused),
+        ([{"t.tasks": {0}}], KafkaRefused),
+    ],
+    ids=["Kafka is away", "there", "comes back", "gone", "has fewer partitions"],
+)
+def test_a_topic_that_stays_away_ends_the_component_and_one_that_comes_back_is_a_pause(
+    looks: list[dict[str, set[int]]],
+    raised: type[Exception],
+    writer: TransactionalWriter,
+    producer: Failing,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transactions, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(transactions, "GONE_S", 0.05 if raised is KafkaRefused else 30.0)
+    producer.looks = looks
+    writer.begin()
+    writer.produce([Outgoing("t.tasks", b"four", b"sums:7", partition=1)])
+    producer.delivered = [(KafkaError._MSG_TIMED_OUT, None)]
+    with pytest.raises(raised, match=r"t\.tasks\[1\] is not there" if raised is KafkaRefused else "timed out"):
+        writer.commit()
+
+
+def test_a_topic_that_is_gone_is_the_reason_also_where_the_broker_refuses_to_abort(
+    writer: TransactionalWriter, producer: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kafka 4.3 does: it then counts as fenced, and its successor would be fenced in the same way, for ever."""
+    monkeypatch.setattr(transactions, "GONE_S", 0.0)
+    producer.looks = [{}]
+    writer.begin()
+    writer.produce([Outgoing("t.tasks", b"four", b"sums:7")])
+    producer.delivered, producer.codes = [(KafkaError._MSG_TIMED_OUT, None)], [KafkaError.PRODUCER_FENCED]
+    with pytest.raises(KafkaRefused, match=r"t\.tasks is not there"):
+        writer.commit()
+
+
+def test_a_call_that_never_returns_ends_the_process_as_no_failure_of_its_own(
+    producer: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exits, returns = SimpleQueue[int](), threading.Event()
+    monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_: producer)
+    monkeypatch.setattr(transactions, "STUCK_S", 0.01)
+    monkeypatch.setattr(transactions, "WATCH_EVERY_S", 0.001)
+    monkeypatch.setattr(transactions.os, "_exit", exits.put)
+    monkeypatch.setattr(producer, "commit_transaction", lambda _timeout_s: returns.wait(30))
+    with closing(TransactionalWriter(Connection("nowhere:1"), "run.test")) as writer:
+        writer.begin()
+        committing = threading.Thread(target=writer.commit)
+        committing.start()
+        try:
+            assert exits.get(timeout=5) == os.EX_TEMPFAIL
+        finally:
+            returns.set()
+            committing.join()
 
 
 def test_what_time_does_not_heal_is_told(writer: TransactionalWriter, producer: Failing) -> None:

@@ -6,7 +6,15 @@ import transformers
 from headrace.infra.errors import UsageError
 from headrace.infra.weights.tensors import weights_hash
 from headrace.trainers.learner.model import build_model, character_tokenizer, publish_weights
-from headrace.trainers.learner.warm_start import BandNotReached, WarmStart, WarmStartSettings, WorkedExample, warm_start
+from headrace.trainers.learner.warm_start import (
+    BandNotReached,
+    Follower,
+    WarmStart,
+    WarmStartSettings,
+    WorkedExample,
+    in_words,
+    warm_start,
+)
 
 TOKENIZER = character_tokenizer("0123456789+=\\boxed{}")
 SUMS = [WorkedExample(f"{a}+{b}=", f"\\boxed{{{a + b}}}") for a in range(10) for b in range(10)]
@@ -51,7 +59,7 @@ def test_a_jump_over_the_band_is_taken_back_and_repeated_smaller_the_same_way_ev
 
 def test_a_band_out_of_reach_is_an_error_that_tells_how_far_it_came() -> None:
     settings = WarmStartSettings(max_steps=4, measure_every=2, samples=50, max_new_tokens=3)
-    with pytest.raises(BandNotReached, match=r"in 4 supervised steps \(best 0\.\d+ at step"):
+    with pytest.raises(BandNotReached, match=r"^exact match .* in 4 supervised steps \(best 0\.\d+ at step"):
         warmed(settings, COPIES)
 
 
@@ -66,12 +74,23 @@ def test_a_model_above_the_band_before_any_step_is_refused() -> None:
 def test_every_step_and_measurement_is_told_and_a_wrong_gold_is_never_reached() -> None:
     settings = WarmStartSettings(low=0.5, high=1.0, samples=100, max_new_tokens=3)
     heard: list[tuple[int, float | None]] = []
-    done = warm_start(tiny(), TOKENIZER, COPIES, COPIES, settings, lambda step, reward: heard.append((step, reward)))
+
+    class Listener(Follower):
+        def after_step(self, step: int, reward: float | None) -> None:
+            heard.append((step, reward))
+
+    done = warm_start(tiny(), TOKENIZER, COPIES, COPIES, settings, Listener())
     assert tuple(each for each in heard if each[1] is not None) == done.curve[1:]
     assert len(heard) > len(done.curve), "steps between two measurements are told too"
     wrong = [WorkedExample(one.prompt, "=" + one.completion) for one in COPIES]
     with pytest.raises(BandNotReached, match=r"best 0\.0"):
         warm_start(tiny(), TOKENIZER, COPIES, wrong, replace(settings, max_steps=done.steps))
+
+
+def test_what_is_measured_is_called_exact_match_as_no_environment_gave_it() -> None:
+    said = in_words(150, 0.312, WarmStartSettings(low=0.3, high=0.4))
+
+    assert said == "exact match 0.31 with held-out worked examples after 150 supervised steps, wanted 0.30-0.40"
 
 
 def test_a_band_that_cannot_be_is_refused() -> None:

@@ -34,7 +34,7 @@ HISTORY = WeightsHistory(
     ),
     left_out=(2,),
     merged=(),
-    bytes={"anchor": 2_000_000, "delta": 14_900, "merged": 0},
+    bytes={"anchor": 2_000_000, "delta": 14_900, "merged": 0, "whole": 0},
     join=Join(3, 2_014_900),
     served={"a": 3, "b": 1},
 )  # fmt: skip
@@ -85,7 +85,7 @@ def test_what_was_left_out_and_who_is_behind_is_said() -> None:
 def test_what_was_merged_and_what_a_joiner_fetches_is_said() -> None:
     assert "to join   2.0 MB in 3 objects, 1.01 x whole" in shown()
     assert "merged" not in shown()
-    sizes = {"anchor": 2_000_000, "delta": 14_900, "merged": 9_000}
+    sizes = {"anchor": 2_000_000, "delta": 14_900, "merged": 9_000, "whole": 0}
     said = shown(merged=(MergedDelta(0, 3, 9_000, 0),), bytes=sizes, join=Join(1, 2_000_000))
     assert "2.0 MB whole, 14.9 kB as deltas, 9.0 kB merged" in said
     assert "2.0 MB in 1 object, 1.00 x whole" in said

@@ -3,11 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headrace.trainers.batches.window import Order, Waiting, Window, next_batch
+from headrace.schemas.ids import UseId
+from headrace.trainers.batches.window import ServingOrder, Waiting, Window, next_batch
 
 
 def waiting(min_version: int, arrival: int, bound: int = 8) -> Waiting[None]:
-    key = ("sums", arrival, 0)
+    key = UseId("sums", arrival, 0)
     return Waiting(key, min_version, min_version + bound, arrival, partition=0, offset=arrival, payload=None)
 
 
@@ -44,7 +45,7 @@ def test_replays_and_fresh_groups_take_no_room_of_each_other() -> None:
     window = Window[None](2)
     for arrival in (0, 1):
         assert window.add(waiting(5, arrival)) == []
-    replays = [replace(waiting(version, 2 + version), key=("sums", 9, version + 1)) for version in range(3)]
+    replays = [replace(waiting(version, 2 + version), key=UseId("sums", 9, version + 1)) for version in range(3)]
     assert [window.add(replay) for replay in replays[1:]] == [[], []]
     (stale,) = window.add(replays[0])
     assert (stale.entry, stale.verdict) == (replays[0], "surplus")
@@ -76,7 +77,31 @@ def test_beyond_its_capacity_the_most_stale_group_leaves_even_if_it_is_the_newco
     assert versions(list(window.leftovers())) == [4, 5]
 
 
-def served(order: Order, *entries: Waiting, current: int = 12, seed: int = 1) -> list[int]:
+@pytest.mark.parametrize("order", ["edf", "fifo", "lifo", "random"])
+def test_beyond_its_bytes_groups_leave_by_the_same_rule_and_a_successor_holds_the_same(order: ServingOrder) -> None:
+    window, by_count = (Window[None](n, order, most_bytes=most, least=2) for n, most in ((20, 50), (5, 1 << 30)))
+    entries = [replace(waiting(5 + arrival % 3, arrival), size_bytes=10) for arrival in range(12)]
+    for entry in entries:
+        assert window.add(entry) == by_count.add(entry)
+    assert window.leftovers() == by_count.leftovers()
+    successor = Window[None](20, order, most_bytes=50, least=2)
+    assert [gone for entry in sorted(window.leftovers(), key=hash) for gone in successor.add(entry)] == []
+    assert len(successor) == len(window) == 5
+
+
+def test_one_large_group_takes_the_place_of_several_and_as_many_as_a_batch_stay_whatever_their_size() -> None:
+    window = Window[None](20, most_bytes=50, least=3)
+    for arrival in range(5):
+        assert window.add(replace(waiting(5, arrival), size_bytes=10)) == []
+    gone = window.add(replace(waiting(6, 5), size_bytes=1000))
+    assert [eviction.entry.arrival for eviction in gone] == [0, 1, 2]
+    assert [eviction.verdict for eviction in gone] == ["surplus"] * 3
+    assert window.take(3) is not None
+    assert [len(window.add(replace(waiting(5, arrival), size_bytes=20))) for arrival in (6, 7, 8)] == [0, 0, 0]
+    assert len(window.add(replace(waiting(5, 9), size_bytes=1))) == 1, "what was taken counts no more"
+
+
+def served(order: ServingOrder, *entries: Waiting, current: int = 12, seed: int = 1) -> list[int]:
     window = Window[None](8, order, seed)
     for entry in entries:
         assert window.add(entry) == []
@@ -103,7 +128,7 @@ def test_lots_depend_on_the_seed_and_on_nothing_that_happens() -> None:
 @pytest.mark.parametrize(
     ("order", "left"), [("edf", [1, 3, 0]), ("fifo", [0, 1, 2]), ("lifo", [0, 1, 2])], ids=["edf", "fifo", "lifo"]
 )
-def test_beyond_the_capacity_each_order_has_its_own_that_leaves(order: Order, left: list[int]) -> None:
+def test_beyond_the_capacity_each_order_has_its_own_that_leaves(order: ServingOrder, left: list[int]) -> None:
     window, gone = Window[None](2, order), []
     for arrival, version in enumerate([5, 2, 9, 3, 8]):
         gone += [eviction.entry.arrival for eviction in window.add(waiting(version, arrival))]
@@ -144,7 +169,7 @@ def test_a_batch_waits_to_be_whole_or_for_so_long_and_is_never_empty(
 
 
 @pytest.mark.parametrize("order", ["edf", "fifo", "lifo", "random"])
-def test_who_leaves_a_full_window_is_found_without_looking_at_all_that_wait(order: Order) -> None:
+def test_who_leaves_a_full_window_is_found_without_looking_at_all_that_wait(order: ServingOrder) -> None:
     window, draw, looked = Window[None](20, order), np.random.default_rng(5), 0
     leaves = window._leaves
 
@@ -155,7 +180,7 @@ def test_who_leaves_a_full_window_is_found_without_looking_at_all_that_wait(orde
 
     window._leaves = counted
     for arrival in range(1500):
-        key = ("sums", arrival, int(draw.integers(2)))
+        key = UseId("sums", arrival, int(draw.integers(2)))
         entry = replace(waiting(arrival // 10 + int(draw.integers(9)), arrival, 1 + int(draw.integers(8))), key=key)
         before = [one for one in (*window.leftovers(), entry) if one.is_replay == entry.is_replay]
         expected = [max(before, key=leaves)] if len(before) > 20 else []

@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.infra.errors import HeadraceError
+from headrace.trainers.advantages import Float32s, Int64s
 
 Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Float32s = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 Experts = npt.NDArray[np.uint8 | np.uint16]
 
@@ -61,8 +60,8 @@ class TrainingSequence:
             if np.shape(one) not in ((), self.ids.shape):
                 raise BatchError(f"{np.shape(one)} {name} for {self.ids.size} tokens")
         temperatures = np.asarray(self.temperature)
-        if not ((temperatures > 0) & np.isfinite(temperatures)).all() or not np.isfinite(self.advantage).all():
-            raise BatchError(f"temperature {self.temperature} must be > 0, advantage {self.advantage} finite")
+        if not ((temperatures > 0) & np.isfinite(temperatures)).all():
+            raise BatchError(f"temperature {self.temperature} must be > 0 and finite")
         if (self.versions[self.mask] < 0).any() or not np.isfinite(self.behaviour_logprobs[self.mask]).all():
             raise BatchError("a generated token lacks its weight version or a finite log-probability")
         if self.routing is not None and (self.routing.ndim != 3 or len(self.routing) > self.ids.size):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.own_frames import with_place
 from headrace.infra.recipe.named import check_options, named
 from headrace.infra.recipe.settings import Recipe, Trainer
 from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, Advantages, Member, batch_norm
@@ -46,7 +47,7 @@ class Estimator:
         """Return float32[n], or n arrays float32[length].
 
         Raises RewardError for a group from which no advantage follows, AdvantageError when the estimator returned
-        something else.
+        something else. All advantages come through here, a user's too, so this is where they are finite from.
         """
         found = self._fitting(self.function(members, **self.options), members)
         return batch_norm(found, members) if self.normalises else found
@@ -71,7 +72,7 @@ class Estimator:
 
 @lru_cache(maxsize=64)
 def estimator_of(settings: Trainer) -> Estimator:
-    """Return the estimator of a trainer's table, which has been tried. Raises UsageError that says what there is."""
+    """Return the estimator of a trainer's table, which has been tried. Raises UsageError that lists the choices."""
     use = settings.advantage
     function = named(KEY, use.use, ADVANTAGES)
     taken = _comparison(settings, function)
@@ -83,9 +84,9 @@ def estimator_of(settings: Trainer) -> Estimator:
     estimator = Estimator(use.use, function, options, settings.batch_norm, whole_batch)
     try:
         estimator(PROBE)
-    except (TypeError, ValueError, HeadraceError) as error:
+    except Exception as error:  # whatever one of the user's own raises
         raise UsageError(
-            f"{KEY}: {use.use} with {use.settings} fails on two groups of rewards 0, 1: {error}"
+            f"{KEY}: {use.use} with {use.settings} fails on two groups of rewards 0, 1: {with_place(error)}"
         ) from error
     return estimator
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from headrace.infra.recipe.settings import Trainer
 from headrace.schemas.records import CuratedGroup, Routing, Sampling, Sequence, TrajectoryGroup
-from headrace.trainers.advantages import Member
-from headrace.trainers.batches.batch import BatchError, Experts, Float32s, TrainingSequence
+from headrace.trainers.advantages import Float32s, Member
+from headrace.trainers.batches.batch import BatchError, Experts, TrainingSequence
 from headrace.trainers.batches.estimator import estimator_of
 
 MOST_WEIGHT = 1e6
@@ -155,8 +155,8 @@ def _token_rewards(sequence: Sequence, mask: npt.NDArray[np.bool_], reward: floa
     A span's reward falls on its last generated token, else on the last one before it, else on the first. What the spans
     do not account for, since a curator shaped the reward or an answer was judged as a whole, falls on the last token.
     """
-    told = [span.reward for span in sequence.spans if span.reward is not None]
-    if not told or not mask.any():
+    given = [span.reward for span in sequence.spans if span.reward is not None]
+    if not given or not mask.any():
         return None
     generated, end = np.cumsum(mask), 0
     rewards = np.zeros(int(generated[-1]), np.float64)
@@ -164,7 +164,7 @@ def _token_rewards(sequence: Sequence, mask: npt.NDArray[np.bool_], reward: floa
         end += span.length
         if span.reward is not None:
             rewards[max(int(generated[end - 1]) - 1, 0) if end else 0] += span.reward
-    rewards[-1] += reward - sum(told)
+    rewards[-1] += reward - sum(given)
     return rewards
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import Protocol
+from contextlib import suppress
+from typing import Protocol, TypeAlias
+
+from cachetools import LRUCache
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import read_one
-from headrace.infra.run.first_uses import Replay, find_first_uses, made_whole
+from headrace.infra.run.first_uses import CuratedReplay, find_first_uses, made_whole
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
+from headrace.schemas.ids import GroupId
 from headrace.schemas.records import CuratedGroup
 
 MOST_BYTES = 64 << 20
@@ -21,8 +24,8 @@ MEMBER_BYTES = 48
 MOST_PLACES = 65_536
 """Places that are remembered: some 150 bytes each."""
 
-Key = tuple[int, str, int]
-"""(partition, stream, number)."""
+PlacedGroup: TypeAlias = tuple[int, GroupId]
+"""Partition and group."""
 
 
 class FirstUses(Protocol):
@@ -32,7 +35,7 @@ class FirstUses(Protocol):
         """Return what stands at a place; None when it is gone."""
         ...
 
-    def of(self, replay: Replay) -> Message | None:
+    def of(self, replay: CuratedReplay) -> Message | None:
         """Return the first use of a replay; None when it is gone."""
         ...
 
@@ -47,7 +50,7 @@ class LoggedFirstUses:
         """Return what stands at a place."""
         return read_one(self._run.connection, (self._topic, partition), offset)
 
-    def of(self, replay: Replay) -> Message | None:
+    def of(self, replay: CuratedReplay) -> Message | None:
         """Return the first use of a replay."""
         return find_first_uses(self._run.connection, self._topic, self._run.run_id, [replay]).get(replay)
 
@@ -57,16 +60,14 @@ class Payloads:
 
     Args:
         firsts: Where what is not remembered is read again.
-        most_bytes: Of the groups that are remembered, the least recently used leave first.
-        most_places: Of first uses, the oldest leave first.
+        most_bytes: Of the groups that are remembered; the least recently used leave first.
+        most_places: Of first uses; the least recently used leave first.
     """
 
     def __init__(self, firsts: FirstUses, most_bytes: int = MOST_BYTES, most_places: int = MOST_PLACES) -> None:
         self._source = firsts
-        self._most_bytes, self._most_places = most_bytes, most_places
-        self._firsts: OrderedDict[Key, CuratedGroup] = OrderedDict()
-        self._bytes = 0
-        self._places: OrderedDict[Key, int] = OrderedDict()
+        self._firsts: LRUCache[PlacedGroup, CuratedGroup] = LRUCache(most_bytes, held_bytes)
+        self._places: LRUCache[PlacedGroup, int] = LRUCache(most_places)
         self._wanted = False
         self.read_again = 0
         """How many were read from the log."""
@@ -77,38 +78,32 @@ class Payloads:
         None for a replay whose first use is no longer on the log. Raises SchemaError when the first use cannot be read,
         and what reading it raises.
         """
-        key = (message.partition, curated.stream, curated.number)
+        key = (message.partition, GroupId.of(curated))
         if curated.group or not curated.use:
             if self._wanted and not curated.use:
                 self._remember(key, message.offset, curated)
             return curated
         self._wanted = True
-        if key in self._firsts:
-            self._firsts.move_to_end(key)
-            return made_whole(curated, self._firsts[key])
-        found = self._read(message, curated)
-        if found is None:
-            return None
-        first = codec.decode(found.value, CuratedGroup)
-        self._remember(key, found.offset, first)
+        first = self._firsts.get(key)
+        if first is None:
+            found = self._read(message, curated)
+            if found is None:
+                return None
+            first = codec.decode(found.value, CuratedGroup)
+            self._remember(key, found.offset, first)
         return made_whole(curated, first)
 
     def _read(self, message: Message, curated: CuratedGroup) -> Message | None:
         self.read_again += 1
-        place = self._places.get((message.partition, curated.stream, curated.number))
+        place = self._places.get((message.partition, GroupId.of(curated)))
         if place is not None:
             return self._source.at(message.partition, place)
         return self._source.of(replay_of(message, curated))
 
-    def _remember(self, key: Key, offset: int, first: CuratedGroup) -> None:
+    def _remember(self, key: PlacedGroup, offset: int, first: CuratedGroup) -> None:
         self._places[key] = offset
-        if len(self._places) > self._most_places:
-            self._places.popitem(last=False)
-        before = self._firsts.pop(key, None)
-        self._firsts[key] = first
-        self._bytes += held_bytes(first) - (held_bytes(before) if before else 0)
-        while self._bytes > self._most_bytes:
-            self._bytes -= held_bytes(self._firsts.popitem(last=False)[1])
+        with suppress(ValueError):  # it is larger than all that may be remembered
+            self._firsts[key] = first
 
 
 def held_bytes(first: CuratedGroup) -> int:
@@ -116,6 +111,6 @@ def held_bytes(first: CuratedGroup) -> int:
     return len(first.group) + RECORD_BYTES + MEMBER_BYTES * max(len(first.kept), len(first.rewards))
 
 
-def replay_of(message: Message, curated: CuratedGroup) -> Replay:
+def replay_of(message: Message, curated: CuratedGroup) -> CuratedReplay:
     """Return where a replay stands and what it is of."""
-    return Replay(message.partition, message.offset, curated.stream, curated.number, curated.first_back)
+    return CuratedReplay(message.partition, message.offset, curated.stream, curated.number, curated.first_back)

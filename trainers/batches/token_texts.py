@@ -42,7 +42,7 @@ class TokenTexts:
         return found
 
     def is_special(self, token: int) -> bool:
-        """Tell whether a token is one of those that mark rather than say something, such as an end of sequence."""
+        """Return whether a token is a mark, such as an end of sequence, and no text."""
         return token in self._special
 
     def _decode(self, ids: Sequence[int]) -> str:

@@ -6,18 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.decoding import read_own
 from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all
 from headrace.infra.run.first_uses import find_first_uses, made_whole
-from headrace.infra.run.run import Objects, Run
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_sources import ObjectSource
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
-from headrace.schemas.avro import SchemaError
+from headrace.schemas.ids import UseId
 from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, TrajectoryGroup
 from headrace.trainers.batches.groups import WholeGroup
 from headrace.trainers.batches.payloads import replay_of
 
-Key = tuple[str, int, int]
-"""(stream, number, use)."""
 Read = tuple[Message, CuratedGroup]
 
 AT_ONCE = 8
@@ -28,7 +28,7 @@ class LineageBroken(HeadraceError):
     """Something that a batch was made from is not there any more."""
 
 
-def whole(objects: Objects, curated: CuratedGroup) -> WholeGroup:
+def whole(objects: ObjectSource, curated: CuratedGroup) -> WholeGroup:
     """Return a curated group with its trajectories, fetched where the record holds a claim check."""
     group = codec.decode(curated.group, TrajectoryGroup)
     if group.claim is not None:
@@ -58,10 +58,10 @@ def _read(run: Run, policy: str, batches: Iterable[BatchTrained]) -> dict[GroupU
     wanted = {use for batch in batches for use in batch.groups}
     topic = run.topics.curated(policy)
     found = _at_their_places(run, topic, wanted)
-    astray = {_key(use): use for use in wanted - found.keys()}
+    astray = {UseId.of(use): use for use in wanted - found.keys()}
     if astray:
         found |= _by_search(run, topic, astray)
-    if missing := sorted(_key(use) for use in wanted - found.keys()):
+    if missing := sorted(UseId.of(use) for use in wanted - found.keys()):
         raise LineageBroken(
             f"{topic} no longer holds {len(missing)} groups that were trained on, {missing[0]} among them: was the "
             "topic shortened?"
@@ -73,7 +73,7 @@ def _with_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict
     """Return the records, those of replays with the groups of their first uses."""
     replays = {use: replay_of(*read) for use, read in found.items() if read[1].use and not read[1].group}
     firsts = find_first_uses(run.connection, topic, run.run_id, replays.values())
-    if gone := sorted(_key(use) for use, replay in replays.items() if replay not in firsts):
+    if gone := sorted(UseId.of(use) for use, replay in replays.items() if replay not in firsts):
         raise LineageBroken(
             f"{topic} no longer holds the first uses of {len(gone)} replays that were trained on, {gone[0]} among "
             "them: was the topic shortened?"
@@ -98,28 +98,16 @@ def _at_their_places(run: Run, topic: str, wanted: set[GroupUse]) -> dict[GroupU
         there = reader.ends()
         for message in reader.until({place: min(offset, there[place]) for place, offset in end.items()}):
             use = uses.get((message.partition, message.offset))
-            curated = _read_curated(message.value, run.run_id)
-            if use is not None and curated is not None and _key(curated) == _key(use):
+            curated = read_own(message, CuratedGroup, run.run_id)
+            if use is not None and curated is not None and UseId.of(curated) == UseId.of(use):
                 found[use] = (message, curated)
     return found
 
 
-def _by_search(run: Run, topic: str, astray: dict[Key, GroupUse]) -> dict[GroupUse, Read]:
+def _by_search(run: Run, topic: str, astray: dict[UseId, GroupUse]) -> dict[GroupUse, Read]:
     found = {}
     for message in read_all(run.connection, [topic]):
-        curated = _read_curated(message.value, run.run_id)
-        if curated is not None and _key(curated) in astray:
-            found[astray[_key(curated)]] = (message, curated)
+        curated = read_own(message, CuratedGroup, run.run_id)
+        if curated is not None and UseId.of(curated) in astray:
+            found[astray[UseId.of(curated)]] = (message, curated)
     return found
-
-
-def _read_curated(value: bytes, run_id: str) -> CuratedGroup | None:
-    try:
-        curated = codec.decode(value, CuratedGroup)
-    except SchemaError:
-        return None
-    return curated if curated.run_id == run_id else None
-
-
-def _key(group: GroupUse | CuratedGroup) -> Key:
-    return (group.stream, group.number, group.use)

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Generic, Literal, TypeAlias, TypeVar
 
-Order = Literal["edf", "fifo", "lifo", "random"]
+from headrace.schemas.ids import UseId
+
+ServingOrder = Literal["edf", "fifo", "lifo", "random"]
 Rank: TypeAlias = tuple[int, int]
-Key: TypeAlias = tuple[str, int, int]
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 """What waits, beside what the order needs to know of it."""
+MOST_BYTES = 4 << 30
+"""Of the groups of one kind in a window."""
 SLACK = 64
 """Entries that wait no more and may stand in a heap beside as many as wait."""
 Verdict = Literal["surplus", "expired", "run_end", "dead", "missing"]
@@ -25,8 +28,7 @@ Verdict = Literal["surplus", "expired", "run_end", "dead", "missing"]
 class Waiting(Generic[T_co]):
     """A curated group in the window, with all that its outcome and the lineage need."""
 
-    key: Key
-    """(stream, number, use): the identity of one use of one group."""
+    key: UseId
     min_version: int
     """Oldest version that generated a token of the group; 0 is a version like any other."""
     deadline_version: int
@@ -36,11 +38,13 @@ class Waiting(Generic[T_co]):
     partition: int
     offset: int
     payload: T_co
+    size_bytes: int = 0
+    """What the payload holds; a function of its records, as is all that decides who leaves."""
 
     @property
     def is_replay(self) -> bool:
         """Whether the group was trained on, or at least curated, before."""
-        return self.key[2] > 0
+        return self.key.use > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +61,41 @@ _Ranked: TypeAlias = Callable[[Waiting[object]], Rank]
 class Window(Generic[T]):
     """At most `capacity` fresh groups, and as many replays, in one order; what has expired is never served.
 
+    Who comes after and finds the same groups to be read holds the same: what fits a window fits it in any order.
+
     Args:
         capacity: Groups of each kind, at least 1.
         order: `edf`, the earliest deadline first; `fifo`, the first to arrive; `lifo`, the last; `random`, by lot.
             Beyond the capacity a group leaves, be it the newcomer: with `edf` the most stale, with `fifo` and `lifo`
             the first to have arrived, with `random` the last in order.
         seed: Of the lots: a group's depends on its identity alone, not on when it arrives.
+        most_bytes: Of each kind. What is beyond leaves by the same rule as beyond the capacity.
+        least: Groups of each kind that may stay whatever their size, so that a batch can be cut.
 
     Neither kind takes the other's room: replays are mostly the most stale, and in one room a feeder that keeps it full
     of fresh groups would leave none of them. Every entry carries its own deadline, so fresh groups and replays with
     another staleness bound share one order.
     """
 
-    def __init__(self, capacity: int, order: Order = "edf", seed: int = 1) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        order: ServingOrder = "edf",
+        seed: int = 1,
+        *,
+        most_bytes: int = MOST_BYTES,
+        least: int = 1,
+    ) -> None:
         if capacity < 1:
             raise ValueError(f"a window holds at least 1 group, got capacity {capacity}")
-        self._capacity = capacity
+        self._capacity, self._most_bytes, self._least = capacity, most_bytes, least
         self._rank, self._leaves = _rules(order, seed)
         self._entries: list[Waiting[T]] = []
-        self._inside: dict[bool, set[Key]] = {False: set(), True: set()}
+        self._inside: dict[bool, set[UseId]] = {False: set(), True: set()}
         """The fresh groups and the replays that wait."""
-        self._leaving: dict[bool, list[tuple[Rank, Key, Waiting[T]]]] = {False: [], True: []}
+        self._bytes = {False: 0, True: 0}
+        """Of these."""
+        self._leaving: dict[bool, list[tuple[Rank, UseId, Waiting[T]]]] = {False: [], True: []}
         """Of each kind a heap, who leaves first on top; some in it wait no more."""
         self._earliest: float = math.inf
         """No entry's deadline is before it."""
@@ -85,24 +103,31 @@ class Window(Generic[T]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, key: UseId) -> bool:
+        return key in self._inside[key.use > 0]
+
     def add(self, entry: Waiting[T]) -> list[Eviction[T]]:
-        """Take one group in; return what leaves as `surplus` for want of room."""
+        """Take one group in, of a use that does not wait; return what leaves as `surplus` for want of room."""
         bisect.insort(self._entries, entry, key=self._rank)
         self._earliest = min(self._earliest, entry.deadline_version)
         inside, leaving = self._inside[entry.is_replay], self._leaving[entry.is_replay]
         inside.add(entry.key)
+        self._bytes[entry.is_replay] += entry.size_bytes
         heapq.heappush(leaving, (_last_first(self._leaves(entry)), entry.key, entry))
         if len(leaving) > 2 * len(inside) + SLACK:
             leaving[:] = [one for one in leaving if one[1] in inside]
             heapq.heapify(leaving)
-        if len(inside) <= self._capacity:
-            return []
-        while leaving[0][1] not in inside:
-            heapq.heappop(leaving)
-        gone = heapq.heappop(leaving)[2]
-        del self._entries[bisect.bisect_left(self._entries, self._rank(gone), key=self._rank)]
-        inside.remove(gone.key)
-        return [Eviction(gone, "surplus")]
+        evicted: list[Eviction[T]] = []
+        while len(inside) > self._capacity or (
+            self._bytes[entry.is_replay] > self._most_bytes and len(inside) > self._least
+        ):
+            while leaving[0][1] not in inside:
+                heapq.heappop(leaving)
+            gone = heapq.heappop(leaving)[2]
+            del self._entries[bisect.bisect_left(self._entries, self._rank(gone), key=self._rank)]
+            self._forget([gone])
+            evicted.append(Eviction(gone, "surplus"))
+        return evicted
 
     def expire(self, current_version: int) -> list[Eviction[T]]:
         """Evict what the trainer, now at `current_version`, may no longer train on.
@@ -128,6 +153,7 @@ class Window(Generic[T]):
     def _forget(self, gone: Iterable[Waiting[T]]) -> None:
         for entry in gone:
             self._inside[entry.is_replay].remove(entry.key)
+            self._bytes[entry.is_replay] -= entry.size_bytes
 
     def leftovers(self) -> tuple[Waiting[T], ...]:
         """Show what waits now, in the order in which it would be served; the window keeps it."""
@@ -153,7 +179,7 @@ def _last_first(rank: Rank) -> Rank:
     return -rank[0], -rank[1]
 
 
-def _rules(order: Order, seed: int) -> tuple[_Ranked, _Ranked]:
+def _rules(order: ServingOrder, seed: int) -> tuple[_Ranked, _Ranked]:
     """Return how a window is sorted, and by what the largest leaves it first."""
 
     def lot(entry: Waiting[object]) -> Rank:
@@ -161,7 +187,7 @@ def _rules(order: Order, seed: int) -> tuple[_Ranked, _Ranked]:
         drawn = blake2b(f"{seed} {stream} {number} {use}".encode(), digest_size=8).digest()
         return int.from_bytes(drawn, "big"), entry.arrival
 
-    rules: Mapping[Order, tuple[_Ranked, _Ranked]] = {
+    rules: Mapping[ServingOrder, tuple[_Ranked, _Ranked]] = {
         "edf": (_deadline, _age),
         "fifo": (_arrival, _lateness),
         "lifo": (_lateness, _lateness),

@@ -56,7 +56,7 @@ class Packing:
 def enable_packing(model: transformers.PreTrainedModel) -> None:
     """Have a model's layers attend by `attend`. Raises PackingError, with the model as it was.
 
-    Beside what its config says, a short forward pass must give the same states packed and alone.
+    Whatever its config declares, a short forward pass must give the same states packed and alone.
     """
     config = model.config.get_text_config()
     strange = set(getattr(config, "layer_types", None) or ()) - _KINDS
@@ -179,4 +179,4 @@ def _try_out(model: transformers.PreTrainedModel, config: transformers.PreTraine
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or _KINDS
     if window and "sliding_attention" in kinds and window not in packing.windows:
-        raise PackingError(f"{config.model_type} does not tell attention functions of its sliding window")
+        raise PackingError(f"{config.model_type} does not pass its sliding window to attention functions")

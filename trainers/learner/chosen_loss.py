@@ -15,7 +15,7 @@ REJECTING = frozenset({"decoupled_ppo", "m2po"})
 
 
 def objective_for(settings: Trainer) -> Objective:
-    """Return what a trainer's table says is minimised. Raises UsageError that says what there is."""
+    """Return what a trainer's table has minimised. Raises UsageError that lists the choices."""
     if settings.kl is None and settings.reference != Reference():
         raise UsageError("trainer.reference has no effect without a kl term")
     if settings.schedule == "constant" and settings.final_share != Trainer.model_fields["final_share"].default:

@@ -18,10 +18,10 @@ _Forward: TypeAlias = Callable[..., Any]
 
 
 def decoder_of(model: transformers.PreTrainedModel) -> torch.nn.Module:
-    """Return the part that makes final states of ids. Raises UsageError for a model that does not tell it apart."""
+    """Return the part that makes final states of ids. Raises UsageError for a model that does not name it."""
     decoder: torch.nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     if decoder is model:
-        raise UsageError(f"{model.config.model_type} does not say which part of it comes before the output layer")
+        raise UsageError(f"{model.config.model_type} does not name the part of it that comes before the output layer")
     return decoder
 
 

@@ -13,7 +13,8 @@ import transformers
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Trainer
-from headrace.infra.run.run import Objects, Run
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_sources import ObjectSource
 from headrace.infra.weights.experts import compute_experts_plainly
 from headrace.infra.weights.lora import published_names
 from headrace.infra.weights.tensors import Tensor
@@ -191,10 +192,10 @@ class Learner:
         version = self.trained.check(shapes, checkpoint.metadata)
         self.trained.load_whole(version, list(shapes), lambda path: to_torch(checkpoint.tensors[path]))
 
-    def load_stored(self, objects: Objects, index: Index, parts: Sequence[NamedObject]) -> None:
+    def load_stored(self, objects: ObjectSource, index: Index, parts: Sequence[NamedObject]) -> None:
         """Go on from a checkpoint in parts, of which this process reads what it needs.
 
-        Raises CheckpointError for one of another model, and for parts that do not hold what the index says;
+        Raises CheckpointError for one of another model, and for parts that do not hold what the index lists;
         ObjectMissing, ObjectCorrupt and StoreUnavailable. Nothing is changed then.
         """
         version = self.trained.check(index.shapes, index.metadata)

@@ -1,7 +1,7 @@
 """A policy of which an adapter alone is trained: what is frozen, what has masters, and what a version is.
 
 Either a version is the adapter, and everybody computes W x + s B A x as peft does; or it is whole weights, in which
-W + s B A, rounded, stands in W's place. The trainer then computes with just these, and rounding is passed over in the
+W + s B A, rounded, takes W's place. The trainer then computes with just these, and rounding is passed over in the
 backward pass, as it is for masters: engine and trainer evaluate the same function either way.
 """
 
@@ -65,7 +65,7 @@ class Adapter:
         return {**self._frozen, **merged}
 
     def files(self) -> dict[str, Content]:
-        """Return what goes beside a version's anchor by name: the base, and what says how its adapter is put on it."""
+        """Return what goes beside a version's anchor by name: the base, and how its adapter is put on it."""
         tensors = self._base()
         base: dict[str, Content] = dict(files_of(tensors, weights_hash(tensors)))
         return base if self.is_merged else {**base, ADAPTER_CONFIG: json.dumps(self._config, indent=2).encode()}

@@ -78,7 +78,7 @@ class Masters:
             parameter.grad = None
 
     def gradient_norm(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Return the global L2 norm of the gradients, float32[]; `gather` makes a whole of one that lies in parts."""
+        """Return the global L2 norm of the gradients, float32[]; `gather` makes a whole of one that is in parts."""
         return _norm(self.gradients.values(), gather)
 
     def norm(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

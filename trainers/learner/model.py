@@ -50,7 +50,7 @@ def character_tokenizer(alphabet: str) -> transformers.PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of plain text, no special tokens added. Raises ModelError naming what the tokenizer cannot say."""
+    """Token ids of plain text, no special tokens added. Raises ModelError naming what the tokenizer cannot encode."""
     try:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     except Exception as error:  # the tokenizers library raises bare Exception
@@ -93,7 +93,7 @@ def build_model(
 
 
 def config_of(policy: Policy) -> transformers.PreTrainedConfig:
-    """Return the config of a policy's folder, or the one that its table says. Raises ModelError."""
+    """Return the config of a policy's folder, or the one that its table gives. Raises ModelError."""
     config: transformers.PreTrainedConfig
     try:
         if policy.path:

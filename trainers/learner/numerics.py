@@ -21,7 +21,7 @@ def compute_dtype(device: torch.device) -> torch.dtype:
 def numerics(name: str) -> dict[str, str]:
     """Return what bit-equality depends on besides batch and settings; versions compare only where it is equal.
 
-    `name` is a device as a recipe names it. One that this machine lacks is said to be missing.
+    `name` is a device as a recipe names it. One that this machine lacks is reported as missing.
     """
     device = torch.device(name)
     build = {line.strip() for line in torch.__config__.show().splitlines()}

@@ -37,7 +37,7 @@ class Passes:
         self._arrangement = (False, False, False)
 
     def use(self, settings: Trainer) -> None:
-        """Go on with other settings: make the model pack, checkpoint activations and compile as they say.
+        """Go on with other settings: make the model pack, checkpoint activations and compile as they ask.
 
         Micro-batches are padded, which is logged, where the model cannot be packed. Raises UsageError for what this
         model's routers cannot do.

@@ -35,7 +35,7 @@ class Routers:
         self._given: torch.Tensor | None = None
         """int64[tokens, layers, experts per token] of the pass under way, and of its recomputation; -1 for none."""
         self._listens = False
-        self._told: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._outputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """Of the last pass, by layer: the logits of all inputs, with gradient, and their experts."""
         self._inputs: torch.Tensor | None = None
         """int64[I], which inputs of the last pass are not padding."""
@@ -84,12 +84,12 @@ class Routers:
                 self._given = None  # nothing of this pass is computed again
         if counts and self._load is not None and not torch.is_grad_enabled():
             experts = self._load.shape[1]
-            sent = (chosen[self._inputs].flatten() for _, chosen in self._heard())
+            sent = (chosen[self._inputs].flatten() for _, chosen in self._router_outputs())
             self._load += torch.stack([torch.bincount(each, minlength=experts) for each in sent])
 
     def rest(self) -> None:
         """Leave the model as it is without us, until `following`."""
-        self._given, self._told = None, {}
+        self._given, self._outputs = None, {}
 
     def begin_count(self) -> None:
         """Begin a minibatch."""
@@ -109,25 +109,25 @@ class Routers:
         pass's own. So the parts add up to the same, however a minibatch is cut.
         """
         assert self._load is not None  # noqa: S101 - `begin_count` was called
-        sums = torch.stack([logits[self._inputs].float().softmax(-1).sum(0) for logits, _ in self._heard()])
+        sums = torch.stack([logits[self._inputs].float().softmax(-1).sum(0) for logits, _ in self._router_outputs()])
         sent = self._load.sum(1, keepdim=True)  # inputs, times experts per token
         shares, means = self._load / sent, sums * self._routers[0].top_k / sent
         return torch.stack([load_balance(*layer) for layer in zip(shares, means, strict=True)]).mean()
 
-    def _heard(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [self._told[layer] for layer in range(len(self._routers))]
+    def _router_outputs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [self._outputs[layer] for layer in range(len(self._routers))]
 
-    def _routed(self, layer: int, router: Any, _inputs: Any, told: Any) -> Any:
+    def _routed(self, layer: int, router: Any, _inputs: Any, output: Any) -> Any:
         """Put what was given in the place of what a router chose; listen."""
         if self._given is None and not self._listens:
-            return told
-        logits, weights, chosen = told
+            return output
+        logits, weights, chosen = output
         if self._given is not None:
             given = self._given[:, layer]
             chosen = torch.where(given < 0, chosen, given)
             weights = _weights(router, logits, chosen)
         if self._listens:
-            self._told[layer] = logits, chosen
+            self._outputs[layer] = logits, chosen
         return logits, weights, chosen
 
 
@@ -151,8 +151,8 @@ def _weighs_as_known(router: Any) -> bool:
     """Try out whether a router weighs its experts as `_weights` does; while its weights are still whole."""
     size = router.weight.shape[1]
     states = torch.linspace(-2, 3, 5 * size, device=router.weight.device).sin().view(5, size)
-    told = router(states.to(router.weight.dtype))
-    return len(told) == 3 and torch.equal(_weights(router, told[0], told[2]), told[1])
+    output = router(states.to(router.weight.dtype))
+    return len(output) == 3 and torch.equal(_weights(router, output[0], output[2]), output[1])
 
 
 def _weights(router: Any, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

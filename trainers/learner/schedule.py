@@ -11,7 +11,7 @@ def learning_rate(settings: Trainer, version: int) -> float:
     """Return the rate for the steps that make `version` (1, 2, ...).
 
     Linear warm-up: version k of the first `warmup_versions` takes k / warmup_versions of the full rate. Then what the
-    schedule says, from the full rate to `final_share` of it at version `steps` and after it: constant; linear; or
+    schedule gives, from the full rate to `final_share` of it at version `steps` and after it: constant; linear; or
     cosine (arXiv 1608.03983, one cycle), final + (1 - final)(1 + cos(pi x)) / 2 with x from 0 to 1.
     """
     if version <= settings.warmup_versions:

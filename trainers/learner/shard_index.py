@@ -1,4 +1,4 @@
-"""A checkpoint in parts: the index that says which object holds which piece of which tensor. JSON, never a pickle.
+"""A checkpoint in parts: the index of which object holds which piece of which tensor. JSON, never a pickle.
 
 Every process of a trainer of several stores what it holds, as safetensors objects; the leader stores the index. It is
 what torch's distributed checkpoint calls metadata.

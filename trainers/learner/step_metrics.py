@@ -12,14 +12,14 @@ import torch
 
 from headrace.infra.recipe.settings import Trainer
 from headrace.schemas.records import Trajectory
-from headrace.trainers.advantages import EQUAL
+from headrace.schemas.rewards import EQUAL
+from headrace.schemas.version_records import OFF_POLICY_GAP
 from headrace.trainers.batches.groups import WholeGroup
 from headrace.trainers.losses import TrainedTokens, added, means
 from headrace.trainers.losses.tokens import log_ratio
 
 StepMetrics: TypeAlias = dict[str, float]
 
-OFF_POLICY_GAP = "off_policy_gap"
 RATIO_EDGES = (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)
 """Bounds of the histogram of pi_theta / pi_b."""
 
@@ -47,7 +47,7 @@ class StepSums:
         self._skipped += 1
 
     def skip_all(self) -> None:
-        """Count those that were taken as not taken: what came of them is not kept."""
+        """Count those that were taken as not taken: their results are not kept."""
         self._sums, self._norms, self._skipped = {}, [], self._skipped + self.steps
 
     def means(self) -> StepMetrics:
@@ -76,10 +76,11 @@ class StepSums:
 
 @torch.no_grad()
 def ratio_sums(tokens: TrainedTokens) -> dict[str, torch.Tensor]:
-    """Tell of rho = pi_theta / pi_b: its square, for the effective sample size (sum w)^2 / sum w^2, and a histogram.
+    """Return metrics of rho = pi_theta / pi_b.
 
-    And the `off_policy_gap`, how far the policy is from the one that sampled: KL(pi_b || pi_theta) in nats a token, as
-    the mean of k3 = rho - 1 - log rho (Schulman, "Approximating KL divergence"), whatever the loss takes for pi_old.
+    Its square, for the effective sample size (sum w)^2 / sum w^2, a histogram, and the `off_policy_gap`, how far the
+    policy is from the one that sampled: KL(pi_b || pi_theta) in nats a token, as the mean of k3 = rho - 1 - log rho
+    (Schulman, "Approximating KL divergence"), whatever the loss takes for pi_old.
     """
     delta = log_ratio(tokens.logprobs.double(), tokens.behaviour.double())
     ratio = delta.exp()
@@ -98,7 +99,7 @@ def ratio_sums(tokens: TrainedTokens) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def gap_sums(tokens: TrainedTokens, version: int) -> dict[str, torch.Tensor]:
-    """Tell how far engine and trainer are apart at tokens of `version`, while the trainer has its very weights.
+    """Return how far engine and trainer are apart at tokens of `version`, while the trainer has its very weights.
 
     Mean and largest difference of log-probabilities, and KL(engine || trainer) by k3 (Schulman).
     """
@@ -131,9 +132,10 @@ def sampled_by(settings: Trainer, wholes: Sequence[WholeGroup], version: int) ->
 
 
 def group_metrics(wholes: Sequence[WholeGroup], base_version: int) -> dict[str, float]:
-    """Tell of a batch's groups: rewards, how many versions their oldest tokens are behind, how many teach nothing.
+    """Return metrics of a batch's groups.
 
-    Of replays their share of the groups and, where there are some, their mean and largest age in versions.
+    Rewards, how many versions their oldest tokens are behind, how many groups teach nothing. Of replays their share of
+    the groups and, where there are some, their mean and largest age in versions.
     """
     rewards = np.concatenate([[t.reward for t in w.group.trajectories] for w in wholes])
     each = [max(0, base_version - w.curated.min_version) for w in wholes]

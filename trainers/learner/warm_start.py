@@ -1,4 +1,7 @@
-"""Supervised steps on worked examples until the *measured* held-out reward lies in a band.
+"""Supervised steps on worked examples until the *measured* exact match with held-out ones lies in a band.
+
+Exact match is the share of sampled completions that are the worked example's, word by word. It is no reward: no
+environment scores it, which may take other forms of a right answer, or judge in degrees.
 
 A fixed number of steps lands anywhere (150 steps were seen to give 0.31 once and 0.79 another time), so the model is
 measured as it learns, and a step that jumps over the band is taken back and repeated smaller.
@@ -7,7 +10,9 @@ measured as it learns, and a step that jumps over the band is taken back and rep
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +28,14 @@ from headrace.trainers.learner.model import deterministic, encode
 
 log = structlog.get_logger()
 
+SAVE_EVERY_S = 2.0
+"""How often progress is saved between two measurements."""
+SAVE_SHARE = 10.0
+"""Saving takes no more than this part of the time: the pause is as many times as long."""
+
 
 class BandNotReached(UsageError):
-    """The held-out reward did not come to lie in the band: this model cannot learn so what the recipe asks."""
+    """Exact match did not come to lie in the band: this model cannot learn so what the recipe asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +72,64 @@ class WarmStartSettings:
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """What was done: steps in the kept model, its measured reward, and every measurement (step, reward)."""
+    """What was done: steps in the kept model, its exact match as `reward`, and every measurement (step, that)."""
 
     steps: int
     reward: float
     curve: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class State:
+    """Of a model and its optimizer."""
+
+    weights: dict[str, torch.Tensor]
+    """By the parameter's name."""
+    moments: dict[str, torch.Tensor]
+    """By the parameter's number and a name: `0.exp_avg`."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """All that a search depends on from here on: who goes on from it ends with the same bits."""
+
+    kept: State
+    """At the last measurement that was not above the band."""
+    stride: int
+    """Steps from that measurement to the next."""
+    rate: float
+    reward: float
+    """As measured last."""
+    curve: list[tuple[int, float]]
+    """Every measurement (step, reward)."""
+    steps: int = 0
+    """Of `kept`."""
+    taken: int = 0
+    """In all, those taken back included, up to the last measurement."""
+    done: int = 0
+    """Since then."""
+    now: State | None = None
+    """After these; None where none is done."""
+
+
+class Follower:
+    """Is told how far a warm start is, and may keep that."""
+
+    def after_step(self, step: int, reward: float | None) -> None:
+        """Hear of every step, and of the reward where it was measured; what this raises ends the search."""
+
+    def resume(self) -> Progress | None:
+        """Return how far the same search has come before; None to begin."""
+        return None
+
+    def save(self, progress: Progress) -> None:
+        """Keep how far it is: after every measurement, and now and then between two."""
+
+
+def in_words(step: int, reward: float, settings: WarmStartSettings) -> str:
+    """Return a measurement for people."""
+    wanted = f"{settings.low:.2f}-{settings.high:.2f}"
+    return f"exact match {reward:.2f} with held-out worked examples after {step} supervised steps, wanted {wanted}"
 
 
 def warm_start(
@@ -75,50 +138,76 @@ def warm_start(
     examples: Sequence[WorkedExample],
     held_out: Sequence[WorkedExample],
     settings: WarmStartSettings,
-    tell: Callable[[int, float | None], None] = lambda _step, _reward: None,
+    follower: Follower | None = None,
 ) -> WarmStart:
-    """Train `model` (fp32, in place) until held-out reward is in [low, high]; deterministic for a seed.
+    """Train `model` (fp32, in place) until exact match is in [low, high]; deterministic for a seed.
 
-    The reward is the share of sampled completions that equal the gold one but for blanks around it, taken on the
-    bf16-rounded weights that version 0 will publish. Raises BandNotReached after `max_steps`, or when the model is
-    above the band before any step; the model is then wherever the search stopped. `tell` hears
-    of every step, and the reward where it was measured; what it raises ends the search.
+    It is the share of sampled completions that equal the gold one but for blanks around it, taken on the bf16-rounded
+    weights that version 0 will publish. Raises BandNotReached after `max_steps`, or when the model is
+    above the band before any step; the model is then wherever the search stopped.
     """
+    follower = follower or Follower()
     student = _Student(model, tokenizer, examples, settings)
     meter = _Meter(model, tokenizer, held_out, settings)
-    stride, taken, steps = settings.measure_every, 0, 0
-    reward = meter.measure()
-    if reward > settings.high:
-        raise BandNotReached(f"held-out reward is {reward:.3f} before any step, above {settings.high}: it needs none")
-    curve = [(0, reward)]
-    kept = student.snapshot()
-    while not settings.low <= reward <= settings.high:
-        if taken + stride > settings.max_steps:
-            best = max(curve, key=lambda point: point[1])
+    progress = follower.resume()
+    if progress is None:
+        progress = _begun(student, meter.measure(), settings)
+        follower.save(progress)
+    else:
+        student.restore(progress.now or progress.kept, progress.rate)
+        log.info("warm_start.resumed", step=progress.steps + progress.done, reward=round(progress.reward, 4))
+    while not settings.low <= progress.reward <= settings.high:
+        if progress.taken + progress.stride > settings.max_steps:
+            best = max(progress.curve, key=lambda point: point[1])
             raise BandNotReached(
-                f"held-out reward missed {settings.low}..{settings.high} in {settings.max_steps} supervised steps "
-                f"(best {best[1]:.3f} at step {best[0]}): raise max_steps or the learning rate, or ask easier tasks"
+                f"exact match with worked examples missed {settings.low}..{settings.high} in {settings.max_steps} "
+                f"supervised steps (best {best[1]:.3f} at step {best[0]}): raise max_steps or the learning rate, or "
+                "ask easier tasks"
             )
-        for step in range(steps, steps + stride):
-            student.learn(step)
-            tell(step + 1, None)
-        taken += stride
-        reward = meter.measure()
-        curve.append((steps + stride, reward))
-        log.info("warm_start.measured", step=steps + stride, reward=round(reward, 4), stride=stride)
-        tell(steps + stride, reward)
-        if reward <= settings.high:
-            steps += stride
-            kept = student.snapshot()
-        else:
-            student.restore(kept)
-            if stride == 1:
-                student.halve_learning_rate()
-            stride = max(1, stride // 2)
-    return WarmStart(steps, reward, tuple(curve))
+        _learn(student, progress, follower)
+        _judge(student, progress, meter.measure(), settings.high)
+        step, reward = progress.curve[-1]
+        log.info("warm_start.measured", step=step, reward=round(reward, 4), stride=progress.stride)
+        follower.save(progress)
+        follower.after_step(step, reward)
+    return WarmStart(progress.steps, progress.reward, tuple(progress.curve))
 
 
-_Kept = tuple[dict[str, torch.Tensor], dict[str, object]]
+def _begun(student: _Student, reward: float, settings: WarmStartSettings) -> Progress:
+    if reward > settings.high:
+        raise BandNotReached(f"exact match is {reward:.3f} before any step, above {settings.high}: it needs none")
+    return Progress(student.snapshot(), settings.measure_every, settings.learning_rate, reward, [(0, reward)])
+
+
+def _learn(student: _Student, progress: Progress, follower: Follower) -> None:
+    """Take the steps up to the next measurement that are not done yet."""
+    pause_s, saved_at = SAVE_EVERY_S, time.monotonic()
+    while progress.done < progress.stride:
+        student.learn(progress.steps + progress.done)
+        progress.done += 1
+        begin = time.monotonic()
+        if begin - saved_at > pause_s:
+            progress.now = student.snapshot()
+            follower.save(progress)
+            saved_at = time.monotonic()
+            pause_s = max(SAVE_EVERY_S, SAVE_SHARE * (saved_at - begin))
+        follower.after_step(progress.steps + progress.done, None)
+
+
+def _judge(student: _Student, progress: Progress, reward: float, high: float) -> None:
+    """Take in a measurement: go on from here, or back and in smaller steps."""
+    progress.taken += progress.done
+    progress.reward = reward
+    progress.curve.append((progress.steps + progress.done, reward))
+    if reward <= high:
+        progress.steps += progress.done
+        progress.kept = student.snapshot()
+    else:
+        if progress.stride == 1:
+            progress.rate /= 2
+        student.restore(progress.kept, progress.rate)
+        progress.stride = max(1, progress.stride // 2)
+    progress.done, progress.now = 0, None
 
 
 class _Student:
@@ -132,8 +221,7 @@ class _Student:
         self._model = model
         self._settings = settings
         self._sequences = [_sequence(tokenizer, example, index) for index, example in enumerate(examples)]
-        self._rate = settings.learning_rate
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=self._rate, foreach=False, fused=False)
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, foreach=False, fused=False)
 
     def learn(self, step: int) -> None:
         """One step of cross-entropy on a batch drawn by (seed, step)."""
@@ -149,22 +237,24 @@ class _Student:
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0, foreach=False)
         self._optimizer.step()
 
-    def snapshot(self) -> _Kept:
-        return copy.deepcopy((self._model.state_dict(), self._optimizer.state_dict()))
+    def snapshot(self) -> State:
+        """Return a copy of weights and moments."""
+        weights = {name: weight.detach().clone() for name, weight in self._model.named_parameters()}
+        moments = self._optimizer.state_dict()["state"].items()
+        return State(weights, {f"{at}.{name}": value.clone() for at, some in moments for name, value in some.items()})
 
-    def restore(self, kept: _Kept) -> None:
-        weights, optimizer = copy.deepcopy(kept)
-        self._model.load_state_dict(weights)
-        self._optimizer.load_state_dict(optimizer)
-        self._set_rate()
-
-    def halve_learning_rate(self) -> None:
-        self._rate /= 2
-        self._set_rate()
-
-    def _set_rate(self) -> None:
+    @torch.no_grad()
+    def restore(self, state: State, rate: float) -> None:
+        """Go back, or on, to a state of this model."""
+        for name, weight in self._model.named_parameters():
+            weight.copy_(state.weights[name])
+        moments: defaultdict[int, dict[str, torch.Tensor]] = defaultdict(dict)
+        for place, value in state.moments.items():
+            at, _, name = place.partition(".")
+            moments[int(at)][name] = value.clone()
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": dict(moments)})
         for group in self._optimizer.param_groups:
-            group["lr"] = self._rate
+            group["lr"] = rate
 
 
 class _Meter:

@@ -10,7 +10,7 @@ correction.py      CORRECTIONS: tis, mis, icepop, rejection, veto
 divergence.py      DIVERGENCES, to a reference policy: k1, k2, k3
 aggregation.py     AGGREGATIONS, from terms of tokens to a scalar: token_mean, sequence_mean, sequence_sum, constant
 auxiliary.py       a critic's loss, the load balance of experts
-metrics.py         what is told beside a loss
+metrics.py         what is measured beside a loss
 objective.py       all of it together: `policy_loss`
 """
 

@@ -4,7 +4,8 @@ pi_prox is TrainedTokens.proximal, else pi_theta as it is now. A loss under a co
 pi_prox, as w already holds the way from pi_b to it; under one that only rejects, to pi_b as ever.
 
 w_t is of a token; a sequence's product and geometric mean are over its kept tokens. Token weights are biased, sequence
-weights unbiased and noisy.
+weights unbiased and noisy. Of several corrections, those that only reject come first, each over all tokens; the weight
+of a sequence is over what they leave.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def tis(tokens: TrainedTokens, *, level: str = "token", cap: float = 2.0) -> Cor
 
     Args:
         tokens: N tokens.
-        level: "token", or "sequence": the product over a sequence, on all its tokens.
+        level: "token", or "sequence": the product over its kept tokens, the same for each of them.
         cap: 1.5 to 5 for tokens, 2 to 10 for sequences.
     """
     return Correction(_weights(tokens, level).clamp(max=_positive("tis", "cap", cap)), None)
@@ -97,14 +98,14 @@ def within(values: Tensor, low: float, high: float) -> Tensor:
 
 
 def effective_sample_size(weights: Tensor) -> Tensor:
-    """(sum w)^2 / sum w^2 of float[N]: as many samples of weight one say as much; 0 of none."""
+    """(sum w)^2 / sum w^2 of float[N]: as many samples of weight one are worth as much; 0 of none."""
     squares = weights.square().sum()
     return torch.where(squares > 0, weights.sum().square() / squares, torch.zeros_like(squares))
 
 
 @torch.no_grad()
 def weight_metrics(log_weights: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    """Tell of weights: float[N] the log w before any bound, float[N] the weights in use.
+    """Return metrics of weights: float[N] the log w before any bound, float[N] the weights in use.
 
     weight_mean and weight_square_mean (`metrics.means` makes chi2 and the effective sample size of them), weight_max,
     and KL(pi_b || pi_prox) as weight_kl_k1 and weight_kl_k3.

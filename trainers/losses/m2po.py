@@ -70,8 +70,12 @@ def m2po(
     terms = surrogate(ratio, tokens.advantages, low, high)
     metrics = ratio_metrics(delta) | clip_metrics(ratio, tokens.advantages, low, high)
     with torch.no_grad():
-        told = {"m2": bounds.moment, "m2_log_low": torch.log1p(-bounds.low), "m2_log_high": torch.log1p(bounds.high)}
-        metrics |= {name: value.double() * delta.numel() for name, value in told.items()}
+        measured = {
+            "m2": bounds.moment,
+            "m2_log_low": torch.log1p(-bounds.low),
+            "m2_log_high": torch.log1p(bounds.high),
+        }
+        metrics |= {name: value.double() * delta.numel() for name, value in measured.items()}
     if bounds.kept is None:
         return TokenLoss(terms, metrics)
     return TokenLoss(torch.where(bounds.kept, terms, torch.zeros_like(terms)), metrics, ~bounds.kept)
@@ -133,11 +137,14 @@ def _ascending(squares: Tensor, among: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _sample_value(values: Tensor, there: Tensor, number: Tensor, budget: float) -> Tensor:
-    """Return the largest T with sum min(delta^2, T^2) < budget * number, T^2 one of the values; 0 if there is none."""
+    """Return the largest T with sum min(delta^2, T^2) < budget * number, T^2 one of the values; 0 if there is none.
+
+    `number` is an int64 scalar: a product with a Python float would be rounded to float32.
+    """
     values = torch.where(there, values, 0.0)
     above = number - torch.arange(1, values.numel() + 1, device=values.device)
     capped_sums = values.cumsum(0) + values * above
-    return _largest_root(torch.where(there & (capped_sums < budget * number), values, 0.0))
+    return _largest_root(torch.where(there & (capped_sums < budget * number.double()), values, 0.0))
 
 
 def _solved(values: Tensor, there: Tensor, number: Tensor, budget: float) -> Tensor:
@@ -148,7 +155,7 @@ def _solved(values: Tensor, there: Tensor, number: Tensor, budget: float) -> Ten
     values = torch.where(there, values, 0.0)
     before = values.cumsum(0) - values
     left = (number - torch.arange(values.numel(), device=values.device)).clamp(min=1)
-    return _largest_root(torch.where(there, (budget * number - before) / left, 0.0))
+    return _largest_root(torch.where(there, (budget * number.double() - before) / left, 0.0))
 
 
 def _suffix(values: Tensor, there: Tensor, number: Tensor, budget: float) -> Tensor:  # noqa: ARG001 - as the others

@@ -1,4 +1,4 @@
-"""What is told beside a loss: float64 scalars that add up over micro-batches and ranks without a synchronisation.
+"""What is measured beside a loss: float64 scalars that add up over micro-batches and ranks without a synchronisation.
 
 An entry is a sum over trained tokens, rejected or not, or the largest value where its name ends in `_max`.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @torch.no_grad()
 def ratio_metrics(delta: Tensor) -> dict[str, Tensor]:
-    """Tell of a loss's log ratio, float[N] `delta` to its pi_old: ratio_mean, ratio_max, kl_k1 and kl_k3.
+    """Return metrics of a loss's log ratio, float[N] `delta` to its pi_old: ratio_mean, ratio_max, kl_k1 and kl_k3.
 
     pi_old is the policy that sampled, or pi_prox where weights make up for the way to it. kl_* is
     KL(pi_old || pi_theta): k1 = -delta, k3 = e^delta - 1 - delta (Schulman, "Approximating KL divergence").
@@ -58,11 +58,11 @@ def means(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     (sum w)^2 / sum w^2 as a share of the tokens.
     """
     tokens = sums["tokens"].clamp(min=1)
-    told = {
+    measured = {
         name: value if name.endswith("_max") or name == "tokens" else value / tokens for name, value in sums.items()
     }
-    if "weight_square_mean" in told:
-        square = told.pop("weight_square_mean")
-        told["weight_chi2"] = square - 1
-        told["weight_ess"] = told["weight_mean"].square() / square.clamp(min=torch.finfo(torch.float64).tiny)
-    return told
+    if "weight_square_mean" in measured:
+        square = measured.pop("weight_square_mean")
+        measured["weight_chi2"] = square - 1
+        measured["weight_ess"] = measured["weight_mean"].square() / square.clamp(min=torch.finfo(torch.float64).tiny)
+    return measured

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from headrace.infra.errors import UsageError
+from headrace.infra.own_frames import with_place
 from headrace.infra.recipe.named import check_options, named
 from headrace.trainers.losses.aggregation import AGGREGATIONS
 from headrace.trainers.losses.correction import (
@@ -33,7 +34,7 @@ from headrace.trainers.losses.metrics import added, means
 from headrace.trainers.losses.ppo import ppo
 from headrace.trainers.losses.sequence_ratio import gmpo, gspo
 from headrace.trainers.losses.soft import cispo, dppo, gpg, sapo
-from headrace.trainers.losses.tokens import Count, TokenLoss, Totals, TrainedTokens, log_ratio, totals_of
+from headrace.trainers.losses.tokens import Count, TokenLoss, Totals, TrainedTokens, checked_loss, log_ratio, totals_of
 
 Loss: TypeAlias = Callable[..., TokenLoss]
 Table: TypeAlias = Mapping[str, Any]
@@ -89,8 +90,9 @@ def policy_loss(  # noqa: PLR0913 - one for each table of a recipe
 
     A rejected token is out of everything: the policy term, KL, entropy, and the statistics of its sequence. Of a KL in
     the reward its share in the advantages of the tokens before it stays: it was part of what the sequence earned.
-    Raises UsageError for a name or an option that there is not, with those there are.
+    Raises UsageError for a name or an option that there is not, with those there are, and for what is no finite number.
     """
+    _check_finite(tokens)
     table = {"use": use, **options}
     objective = objective_of(
         table, aggregation, correction=correction, kl=kl, entropy=entropy, count_rejected=count_rejected
@@ -102,7 +104,7 @@ def policy_loss(  # noqa: PLR0913 - one for each table of a recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kl:
-    """A KL term; its fields are what a recipe may say. Raises UsageError."""
+    """A KL term; its fields are what a recipe may set. Raises UsageError."""
 
     use: str = "k3"
     weight: float = 1e-3
@@ -226,10 +228,11 @@ class Objective:
         if bounds is None and self.loss.func in _BOUNDS:
             raise UsageError("m2po: the bounds of the whole minibatch are missing; ask `Objective.bounds` for them")
         prepared, weights, metrics = self._prepared(tokens)
-        terms, told, rejected = self.loss(prepared) if bounds is None else self.loss(prepared, bounds)
+        found = self.loss(prepared) if bounds is None else self.loss(prepared, bounds)
+        terms, measured, rejected = checked_loss(found, prepared)
         if weights is not None:
             terms = weights * terms
-        return _Terms(prepared.without(rejected), terms, added(metrics, told))
+        return _Terms(prepared.without(rejected), terms, added(metrics, measured))
 
     def _prepared(self, tokens: TrainedTokens) -> _Prepared:
         """Return the tokens as the loss is to see them."""
@@ -240,12 +243,17 @@ class Objective:
         if not self.corrections:
             return _Prepared(seen, None, {})
         log_weights = log_weights_of(tokens)
+        found = [correct(tokens) for correct in self.corrections]
+        for one in found:
+            if one.weights is None:
+                seen = seen.without(one.rejected)
         weights = None
-        for correct in self.corrections:
-            factors, rejected = correct(tokens)
-            seen = seen.without(rejected)
-            if factors is not None:
-                weights = factors if weights is None else weights * factors
+        left = seen  # The weight of a sequence is over the tokens that no correction which only rejects took out.
+        for correct, one in zip(self.corrections, found, strict=True):
+            if one.weights is not None:
+                factors, rejected = one if left is tokens else correct(left)
+                seen = seen.without(rejected)
+                weights = factors if weights is None or factors is None else weights * factors
         metrics = weight_metrics(log_weights, log_weights.exp() if weights is None else weights)
         metrics["weight_perplexity_ratio"] = perplexity_ratio(tokens).double().sum()
         if weights is not None:
@@ -278,7 +286,7 @@ def objective_of(
     entropy: float = 0.0,
     count_rejected: bool = False,
 ) -> Objective:
-    """Put an objective together from what a recipe says; the parameters are those of `policy_loss`.
+    """Put an objective together from a recipe's settings; the parameters are those of `policy_loss`.
 
     Raises UsageError for a name or an option that there is not, or a value out of range, before any batch is there.
     """
@@ -290,6 +298,8 @@ def objective_of(
     if kl is not None:
         check_options("trainer.kl", Kl, kl)
     objective = Objective(found, aggregate, corrections, None if kl is None else Kl(**kl), entropy, count_rejected)
+    if not math.isfinite(entropy):
+        raise UsageError(f"trainer.entropy: the weight must be finite, got {entropy}")
     tokens, totals = _example()
     # Values out of range are for the functions to refuse.
     with _blamed("trainer.aggregation"):
@@ -305,13 +315,21 @@ def objective_of(
     return objective
 
 
+def _check_finite(tokens: TrainedTokens) -> None:
+    for name in ("logprobs", "behaviour", "advantages", "proximal", "reference", "entropies"):
+        numbers = getattr(tokens, name)
+        if numbers is not None and not (finite := numbers.isfinite()).all():
+            place = int((~finite).nonzero()[0])
+            raise UsageError(f"policy_loss: {name} of token {place} is {numbers[place].item()}, not a finite number")
+
+
 @contextmanager
 def _blamed(where: str) -> Iterator[None]:
-    """Say of an error which table it is about."""
+    """Add to an error which table it is about."""
     try:
         yield
-    except (UsageError, TypeError, ValueError) as error:
-        raise UsageError(f"{where}: {error}") from error
+    except Exception as error:  # whatever a loss of the user's own raises
+        raise UsageError(f"{where}: {with_place(error)}") from error
 
 
 def _with_options(

@@ -63,15 +63,16 @@ def dppo(
 ) -> TokenLoss:
     """DPPO with KL (arXiv 2602.04879, 2602.02276): -mask adv_tau A rho + kl_tau (log rho)^2, rho = pi_theta / pi_b.
 
-    p are the probabilities of the token under either policy. The second term is on all tokens, masked or not.
+    p are the probabilities of the token under either policy. The second term is on all tokens, masked or not, and its
+    log rho is not held to +-20 as that of rho is: what has gone furthest is pulled back most.
 
     Args:
         tokens: N tokens.
         variant: "dppo": mask 0 where A > 0 and p_theta - p_b > threshold, or A <= 0 and p_b - p_theta > threshold.
             "ipo": mask 0 where |p_theta - p_b| > threshold, whatever the sign of A.
         threshold: None: 0.2 for dppo, 0.1 for ipo.
-        adv_tau: Weight of the policy term.
-        kl_tau: Weight of the squared log ratio.
+        adv_tau: Weight of the policy term, finite and at least 0.
+        kl_tau: Weight of the squared log ratio, finite and at least 0.
     """
     thresholds = {"dppo": 0.2, "ipo": 0.1}
     if variant not in thresholds:
@@ -79,13 +80,15 @@ def dppo(
     threshold = thresholds[variant] if threshold is None else threshold
     if threshold < 0:
         raise UsageError(f"dppo: threshold is of a change in probability, 0 or more, got {threshold}")
+    if not (0 <= adv_tau < math.inf and 0 <= kl_tau < math.inf):
+        raise UsageError(f"dppo: adv_tau and kl_tau must be finite and at least 0, got {adv_tau} and {kl_tau}")
     delta = log_ratio(tokens.logprobs, tokens.behaviour)
     change = tokens.logprobs.detach().exp() - tokens.behaviour.exp()
     if variant == "dppo":
         change = torch.where(tokens.advantages > 0, change, -change)
     masked = change > threshold if variant == "dppo" else change.abs() > threshold
     terms = -adv_tau * tokens.advantages * delta.exp()
-    terms = torch.where(masked, torch.zeros_like(terms), terms) + kl_tau * delta.square()
+    terms = torch.where(masked, torch.zeros_like(terms), terms) + kl_tau * (tokens.logprobs - tokens.behaviour).square()
     return TokenLoss(terms, ratio_metrics(delta) | {"masked_fraction": masked.sum().double()})
 
 

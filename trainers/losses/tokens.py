@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, SupportsFloat, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class TrainedTokens:
     advantages: Tensor
     """float[N]"""
     sequences: Tensor
-    """int64[N], the sequence of each token, non-decreasing: the tokens of a sequence stand together, in their order."""
+    """int64[N], the sequence of each token: the tokens of a sequence stand together, in their order."""
     proximal: Tensor | None = None
     """float[N], log pi_prox under the weights at the start of the version; no gradient."""
     reference: Tensor | None = None
@@ -45,10 +46,20 @@ class TrainedTokens:
     """bool[N], False where a correction rejected the token; None keeps all. See `trainers.losses.correction`."""
 
     def __post_init__(self) -> None:
-        """Refuse vectors that are not of one length: they would be broadcast, and more terms come out than tokens."""
+        """Refuse what would be computed with and give another loss.
+
+        Raises UsageError for vectors that are not of one length, which would be broadcast, and for tokens of a sequence
+        that do not stand together, which would count as several sequences. The latter is looked for on the CPU only:
+        elsewhere the answer would have to be waited for.
+        """
         shapes = {name: tuple(one.shape) for name in _VECTORS if (one := getattr(self, name)) is not None}
         if len(set(shapes.values())) != 1 or self.logprobs.ndim != 1:
             raise UsageError(f"the vectors of trained tokens must all be [N], and are {shapes}")
+        if self.sequences.device.type == "cpu":
+            begun = self.sequences[sequence_begins(self.sequences)].sort().values
+            twice = begun[1:][begun[1:] == begun[:-1]]
+            if twice.numel():
+                raise UsageError(f"the tokens of sequence {int(twice[0])} do not stand together")
 
     def part(self, index: Tensor | slice) -> TrainedTokens:
         """Return the tokens at `index`, int64[M], bool[N] or a slice; it must hold whole sequences, in their order."""
@@ -89,10 +100,41 @@ class TokenLoss(NamedTuple):
 
     terms: Tensor
     """float[N], to be minimised; an aggregation makes the scalar of them."""
-    metrics: dict[str, Tensor]
-    """float64 scalars: sums over the tokens, or the largest value where the name ends in `_max`."""
+    metrics: Mapping[str, Any]
+    """Numbers: sums over the tokens, or the largest value where the name ends in `_max`."""
     rejected: Tensor | None = None
     """bool[N], tokens that the loss takes out altogether (not those whose gradient a clip stops); None: none."""
+
+
+OF_THE_LEARNER = frozenset({"loss", "tokens"})
+"""Metrics that no loss may give: they are those of the whole objective."""
+
+
+def checked_loss(found: Any, tokens: TrainedTokens) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
+    """Return terms, metrics as float64 scalars, and what is rejected, of what a loss function returned.
+
+    A metric may be any number, and carry a gradient; terms alone have no metrics. Raises UsageError, naming what is
+    wrong.
+    """
+    given = TokenLoss(found, {}) if isinstance(found, Tensor) else found
+    if not isinstance(given, TokenLoss):
+        raise UsageError(f"a loss returns TokenLoss(terms, metrics), or terms alone, got {type(given).__name__}")
+    if not isinstance(given.terms, Tensor) or given.terms.shape != tokens.logprobs.shape:
+        shape = list(given.terms.shape) if isinstance(given.terms, Tensor) else type(given.terms).__name__
+        raise UsageError(f"the terms of a loss are one for each of the {tokens.logprobs.numel()} tokens, got {shape}")
+    metrics = {name: _metric(name, value, given.terms) for name, value in given.metrics.items()}
+    return given.terms, metrics, given.rejected
+
+
+def _metric(name: str, value: Any, terms: Tensor) -> Tensor:
+    if name in OF_THE_LEARNER:
+        raise UsageError(f"metric {name!r} of the loss has a name that the learner gives itself: call it otherwise")
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.detach().double().reshape(())
+    if isinstance(value, SupportsFloat) and not isinstance(value, Tensor):
+        return torch.full((), float(value), dtype=torch.float64, device=terms.device)
+    what = f"a tensor of {list(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__} {value!r:.60}"
+    raise UsageError(f"metric {name!r} of the loss is one number, a sum over tokens, got {what}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the topics say of a trainer's past: read once, after its transactional id fenced whoever wrote before."""
+"""A trainer's past, from its topics: read once, after its transactional id fenced whoever wrote before."""
 
 from __future__ import annotations
 
@@ -9,40 +9,57 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.clients import Message, end_offsets
 from headrace.infra.kafka.decoding import read_record
-from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all, whole_topics
-from headrace.infra.process.signals import ToldToStop
+from headrace.infra.kafka.topic_reader import Place, TopicReader, read_one, read_place, read_range, whole_topics
+from headrace.infra.process.signals import StopRequested
 from headrace.infra.run.retired import CHECKPOINTS, Retired
 from headrace.infra.run.run import Run
-from headrace.infra.weights.paths import ANCHOR, is_version, size_of
+from headrace.infra.weights.paths import is_version, is_whole, size_of
 from headrace.schemas.records import (
     BatchTrained,
     CheckpointPointer,
     CuratedGroup,
     NamedObject,
     Position,
+    StepBegun,
     WarmStartExamples,
     WeightsPublished,
 )
-from headrace.schemas.topics import Topics, checkpoint_prefix, examples_key
+from headrace.schemas.topics import Topics, checkpoint_prefix, examples_key, step_key, trainer_component
+from headrace.trainers.health import LOOK_BACK
+from headrace.trainers.versions.batch_offsets import BatchOffsets
 
 log = structlog.get_logger()
 
+LAST_RECORDS = 64
+"""Offsets before the end of the weights topic among which there is a record, beside the marks of transactions."""
+
 
 @dataclass(frozen=True, slots=True)
-class AnchorMark:
-    """The newest whole weights of a policy, and what was published since."""
+class Stretch:
+    """The newest whole weights of a policy, and the deltas since: what leads a new worker to the newest version."""
 
-    size_bytes: int = 0
-    versions: int = 0
-    """Published as deltas since."""
+    whole: WeightsPublished | None = None
+    deltas: tuple[WeightsPublished, ...] = ()
     delta_bytes: int = 0
-    """Their size."""
+    """Size of their objects."""
 
-    def after(self, delta_bytes: int) -> AnchorMark:
-        """Return the mark when one more version is published as a delta of this size."""
-        return replace(self, versions=self.versions + 1, delta_bytes=self.delta_bytes + delta_bytes)
+    @property
+    def events(self) -> tuple[WeightsPublished, ...]:
+        """All of it, in the order in which a worker applies it."""
+        return () if self.whole is None else (self.whole, *self.deltas)
+
+    @property
+    def whole_bytes(self) -> int:
+        """Size of the whole weights."""
+        return size_of(self.whole) if self.whole else 0
+
+    def after(self, event: WeightsPublished) -> Stretch:
+        """Return the stretch when this is published too."""
+        if is_whole(event):
+            return Stretch(event)
+        return replace(self, deltas=(*self.deltas, event), delta_bytes=self.delta_bytes + size_of(event))
 
 
 @dataclass(slots=True)
@@ -61,12 +78,15 @@ class History:
     """(partition, offset) of the curated records that were trained, evicted or refused."""
     published: WeightsPublished | None = None
     """The newest."""
-    anchor: AnchorMark = AnchorMark()
-    """The newest anchor, and what was published since."""
+    stretch: Stretch = Stretch()
     anchor_offset: int = -1
-    """Where its record stands on the weights topic."""
+    """Where the record of its whole weights stands on the weights topic."""
+    begun: StepBegun | None = None
+    """The step that was begun last after a start."""
     files: tuple[NamedObject, ...] = ()
     """Config and tokenizer, as the newest anchor names them."""
+    offsets: BatchOffsets = field(default_factory=BatchOffsets)
+    """Of the records that made, or concluded, what is here."""
 
     @property
     def checkpoint(self) -> CheckpointPointer | None:
@@ -74,53 +94,115 @@ class History:
         return self.checkpoints[max(self.checkpoints)] if self.checkpoints else None
 
 
-def read_history(run: Run, policy: str) -> History:
-    """Read a policy's past up to the high watermarks of this moment."""
-    topics = run.topics
-    told = read_all(run.connection, [topics.batches(policy), topics.weights(policy), topics.state])
-    return history_in(told, run.run_id, topics, policy)
+def read_history(run: Run, policy: str, *, recent: bool = False) -> History:
+    """Read a policy's past up to the high watermarks of this moment.
+
+    Args:
+        run: The run.
+        policy: The policy, or the shadow.
+        recent: Read only what a trainer needs that comes back by the newest checkpoint: of the batches those since, and
+            of the weights those since the newest whole ones.
+    """
+    topics, fold = run.topics, _Fold(run.run_id, run.topics, policy, recent=recent)
+    state = run.state_place(trainer_component(policy))
+    if not recent:
+        places = whole_topics(run.connection, [topics.batches(policy), topics.weights(policy)])
+        with TopicReader(run.connection, {**places, state: 0}, f"history.{policy}") as reader:
+            return fold.of(reader.catch_up())
+    history = fold.of(read_place(run.connection, state))
+    batches = 0 if history.checkpoint is None else max(0, history.checkpoint.batches_offset)
+    history.offsets = BatchOffsets(batches)
+    begin = {(topics.batches(policy), 0): batches, (topics.weights(policy), 0): _newest_whole(run, policy)}
+    with TopicReader(run.connection, begin, f"history.{policy}") as reader:
+        return fold.of(reader.catch_up())
 
 
-def history_in(told: Iterable[Message], run_id: str, topics: Topics, policy: str) -> History:
-    """Return a policy's past as messages of its topics batches, weights and state tell it."""
-    history, retired = History(), Retired(run_id, [policy])
-    batches, weights = topics.batches(policy), topics.weights(policy)
-    for message in told:
-        if message.topic == batches:
-            if (batch := read_record(message, BatchTrained)) and batch.run_id == run_id:
-                _take_batch(history, batch)
-        elif message.topic == weights:
-            published = read_record(message, WeightsPublished)
-            if published and published.run_id == run_id:
-                _take_event(history, published, message.offset)
-        elif not retired.take(message) and message.key.startswith(checkpoint_prefix(policy)):
+def _newest_whole(run: Run, policy: str) -> int:
+    """Return where the record of the newest whole weights stands, as the newest record names it; 0 where none does."""
+    place = (run.topics.weights(policy), 0)
+    end = end_offsets(run.connection, [place])[place]
+    found = 0
+    for message in read_range(run.connection, place, max(0, end - LAST_RECORDS), end):
+        if (event := read_record(message, WeightsPublished)) and event.run_id == run.run_id:
+            found = message.offset if is_whole(event) else event.anchor_offset
+    whole = read_one(run.connection, place, found) if found > 0 else None
+    event = read_record(whole, WeightsPublished) if whole is not None else None
+    return found if event is not None and is_whole(event) else 0
+
+
+def history_in(messages: Iterable[Message], run_id: str, topics: Topics, policy: str) -> History:
+    """Return a policy's past from the messages of its topics batches, weights and state."""
+    return _Fold(run_id, topics, policy, recent=False).of(messages)
+
+
+class _Fold:
+    """Takes in messages of a policy's topics; a recent past wants those of `state` first."""
+
+    def __init__(self, run_id: str, topics: Topics, policy: str, *, recent: bool) -> None:
+        self._run_id, self._topics, self._policy, self._recent = run_id, topics, policy, recent
+        self._history, self._retired = History(), Retired(run_id, [policy])
+
+    def of(self, messages: Iterable[Message]) -> History:
+        """Return the past of these messages and all before."""
+        history = self._history
+        batches, weights = self._topics.batches(self._policy), self._topics.weights(self._policy)
+        for message in messages:
+            if message.topic == batches:
+                if (batch := read_record(message, BatchTrained)) and batch.run_id == self._run_id:
+                    self._take_batch(batch, message.offset)
+            elif message.topic == weights:
+                event = read_record(message, WeightsPublished)
+                if event and event.run_id == self._run_id:
+                    _take_event(history, event, message.offset)
+            else:
+                self._take_state(message)
+        history.batches.sort(key=lambda batch: batch.version)
+        checkpoints = sorted({*history.checkpoints, *history.retired})
+        history.retired = tuple(v for v in checkpoints if self._retired.has(self._policy, CHECKPOINTS, v))
+        for version in history.retired:
+            history.checkpoints.pop(version, None)
+        return history
+
+    def _take_state(self, message: Message) -> None:
+        history = self._history
+        if message.key == step_key(self._policy):
+            begun = read_record(message, StepBegun)
+            history.begun = begun if begun and begun.run_id == self._run_id else None
+        elif not self._retired.take(message) and message.key.startswith(checkpoint_prefix(self._policy)):
             pointer = read_record(message, CheckpointPointer)
-            if pointer and pointer.run_id == run_id:
+            if pointer and pointer.run_id == self._run_id:
                 history.checkpoints[pointer.version] = pointer
-    history.batches.sort(key=lambda batch: batch.version)
-    history.retired = tuple(v for v in sorted(history.checkpoints) if retired.has(policy, CHECKPOINTS, v))
-    for version in history.retired:
-        del history.checkpoints[version]
-    return history
+
+    def _take_batch(self, batch: BatchTrained, offset: int) -> None:
+        history, newest = self._history, self._history.checkpoint if self._recent else None
+        history.last = batch
+        history.offsets.conclude(batch)
+        positions = {} if newest is None else {one.partition: one.offset for one in newest.positions}
+        evicted = [eviction.group for eviction in batch.evictions if eviction.group]
+        history.concluded.update(
+            (use.partition, use.offset)
+            for use in (*batch.groups, *evicted)
+            if use.offset >= positions.get(use.partition, 0)
+        )
+        if batch.version < 0:
+            return
+        history.batches.append(batch)
+        history.offsets.written(offset)
+        if newest is not None:
+            history.offsets.first_needed(positions)
+            if len(history.batches) > LOOK_BACK and history.batches[0].version <= newest.version:
+                del history.batches[0]
 
 
 def _take_event(history: History, event: WeightsPublished, offset: int) -> None:
-    if not is_version(event):
+    if is_whole(event):
+        history.anchor_offset = offset
+    elif not is_version(event):
         return
-    history.published = event
-    if event.kind == ANCHOR:
-        history.anchor, history.anchor_offset = AnchorMark(size_of(event)), offset
-    else:
-        history.anchor = history.anchor.after(size_of(event))
+    history.stretch = history.stretch.after(event)
+    if is_version(event):
+        history.published = event
     history.files = event.files or history.files
-
-
-def _take_batch(history: History, batch: BatchTrained) -> None:
-    history.last = batch
-    evicted = [eviction.group for eviction in batch.evictions if eviction.group]
-    history.concluded.update((use.partition, use.offset) for use in (*batch.groups, *evicted))
-    if batch.version >= 0:
-        history.batches.append(batch)
 
 
 def what_waited(run: Run, policy: str, history: History) -> tuple[list[Message], dict[Place, int]]:
@@ -155,16 +237,16 @@ def _is_ours(message: Message, run_id: str) -> bool:
 
 
 def wait_for_examples(run: Run, policy: str, stop: threading.Event) -> WarmStartExamples:
-    """Wait until the feeder has put worked examples into the store. Raises ToldToStop."""
-    state = run.topics.state
-    with TopicReader(run.connection, whole_topics(run.connection, [state]), f"examples.{policy}") as reader:
-        said = time.monotonic() + 5
+    """Wait until the feeder has put worked examples into the store. Raises StopRequested."""
+    state = run.state_place(trainer_component(policy))
+    with TopicReader(run.connection, {state: 0}, f"examples.{policy}") as reader:
+        log_due = time.monotonic() + 5
         while True:
             for message in reader.poll(timeout_s=0.2):
                 if message.key == examples_key(policy) and (found := read_record(message, WarmStartExamples)):
                     return found
-            if time.monotonic() > said:
+            if time.monotonic() > log_due:
                 log.info("examples.waiting", policy=policy)
-                said = time.monotonic() + 30
+                log_due = time.monotonic() + 30
             if stop.is_set():
-                raise ToldToStop("told to stop while waiting for worked examples")
+                raise StopRequested("stopped while waiting for worked examples")

@@ -16,29 +16,34 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
+import structlog
 import torch
 
+from headrace.infra.errors import Unavailable
 from headrace.infra.failpoints import reach
 from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import StoreDenied
 from headrace.infra.weights.tensors import Tensor, weights_hash
 from headrace.schemas.records import WeightsPublished
 from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.batches.window import Waiting
-from headrace.trainers.candidates import Candidate
 from headrace.trainers.learner.checkpoint import Stored, Storing
 from headrace.trainers.learner.lane import Lane
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import pin_threads
 from headrace.trainers.learner.step_metrics import StepMetrics
 from headrace.trainers.versions.publisher import Publisher, upload_checkpoint
+from headrace.trainers.windowed_groups import WindowedGroup
+
+log = structlog.get_logger()
 
 MOST_AHEAD = 4
 """Versions that were begun and not committed; beyond these the learner waits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A step to take."""
+class PlannedStep:
+    """A step that the learner is to take."""
 
     version: int
     epoch: int
@@ -46,7 +51,7 @@ class Order:
     must_publish: bool
     """Whether somebody waits for just this version."""
     checkpoint: bool
-    batch: Sequence[Waiting[Candidate]] = ()
+    batch: Sequence[Waiting[WindowedGroup]] = ()
     """The groups that the sequences are of."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What is known before the step."""
@@ -66,7 +71,7 @@ class Published:
 class Made:
     """A version."""
 
-    order: Order
+    planned: PlannedStep
     metrics: StepMetrics
     published: Published
 
@@ -75,7 +80,7 @@ class Made:
 class _Copied:
     """A version that was copied, and the promise of its publication."""
 
-    order: Order
+    planned: PlannedStep
     snapshot: dict[str, Tensor]
     storing: Storing | None
     future: Future[Published]
@@ -109,8 +114,10 @@ class Pipeline:
         self._waiting: _Copied | None = None
         """The version that is published next, unless a newer one comes first."""
         self._closed = threading.Event()
-        self._flights: deque[tuple[Order, Future[_Stepped]]] = deque()
+        self._flights: deque[tuple[PlannedStep, Future[_Stepped]]] = deque()
         """Versions that were begun and were not taken, oldest first."""
+        self._looking: Future[WeightsPublished | None] | None = None
+        """A look at the store that was begun."""
         self._spares: deque[Mapping[str, Tensor]] = deque(maxlen=2)
         """Copies that nobody needs any more: the next ones are written over them. What a burst took is given back."""
         self.free_since = time.monotonic()
@@ -129,27 +136,51 @@ class Pipeline:
         """Whether all versions that were begun have come out."""
         return not self._flights
 
-    def begin(self, order: Order) -> None:
+    def begin(self, planned: PlannedStep) -> None:
         """Let the learner make a version, in its thread: `_step`."""
         self.held_up_s = 0.0
-        self._flights.append((order, self._steps.submit(partial(self._step, order))))
+        self._flights.append((planned, self._steps.submit(partial(self._step, planned))))
 
-    def under_way(self) -> Iterator[Order]:
-        """Yield the orders of all versions that were begun and have not come out, oldest first."""
-        return (order for order, _ in self._flights)
+    def under_way(self) -> Iterator[PlannedStep]:
+        """Yield the planned steps of all versions that were begun and have not come out, oldest first."""
+        return (planned for planned, _ in self._flights)
 
-    def take(self) -> Made | None:
-        """Return the oldest version if it is ready. Raises what its step or its publication raised."""
+    @property
+    def has_version(self) -> bool:
+        """Whether `take_version` returns the oldest version that was begun, or raises why there is none."""
         if not self._flights or not self._flights[0][1].done():
-            return None
-        order, stepping = self._flights[0]
+            return False
+        _, stepping = self._flights[0]
+        return stepping.exception() is not None or stepping.result().publishing.done()
+
+    @property
+    def has_look(self) -> bool:
+        """Whether a look at the store has ended, and `take_whole` returns what it found."""
+        return self._looking is not None and self._looking.done()
+
+    def take_version(self) -> Made:
+        """Return the oldest version, which is ready. Raises what its step or its publication raised."""
+        planned, stepping = self._flights[0]
         stepped = stepping.result()
-        if not stepped.publishing.done():
-            return None
         if len(self._flights) == MOST_AHEAD and self._flights[-1][1].done():
             self.held_up_s = time.monotonic() - self.free_since
         self._flights.popleft()
-        return Made(order, stepped.metrics, stepped.publishing.result())
+        return Made(planned, stepped.metrics, stepped.publishing.result())
+
+    def look(self, *, read: bool, apply: bool) -> None:
+        """See in the thread of the publications whether what was published is there, unless that is under way."""
+        if self._looking is None:
+            look = partial(self._publisher.publish_what_is_lost, read=read, apply=apply, given_up=self._closed)
+            self._looking = self._publications.submit(look)
+
+    def take_whole(self) -> WeightsPublished | None:
+        """Return the event of whole weights that a look has published; before any version that comes after it."""
+        looking, self._looking = self._looking, None
+        try:
+            return looking.result() if looking is not None else None
+        except (Unavailable, StoreDenied) as error:  # a later look may see more
+            log.info("weights.not_looked_at", why=str(error))
+            return None
 
     def close(self) -> None:
         """Wait for the step under way: torch's settings are the process's. What is on its way to the store is given up.
@@ -160,19 +191,19 @@ class Pipeline:
         self._publications.close(wait=False)
         self._steps.close(wait=True)
 
-    def _step(self, order: Order) -> _Stepped:
+    def _step(self, planned: PlannedStep) -> _Stepped:
         """Make a version and copy it, in the learner's thread; then the learner is free."""
         try:
             begin = time.monotonic()
-            metrics = self._learner.step(order.sequences, order.version)
-            self.version = order.version
+            metrics = self._learner.step(planned.sequences, planned.version)
+            self.version = planned.version
             reach("train.stepped")
             stepped = time.monotonic()
             snapshot = self._learner.published(self._spare())
-            storing = self._learner.checkpoint(self._run) if order.checkpoint else None
+            storing = self._learner.checkpoint(self._run) if planned.checkpoint else None
             reach("train.copied")
             metrics |= {"step_s": stepped - begin, "blocked_s": time.monotonic() - stepped}
-            return self._depart(_Copied(order, snapshot, storing, Future()), metrics)
+            return self._depart(_Copied(planned, snapshot, storing, Future()), metrics)
         finally:
             self.free_since = time.monotonic()
 
@@ -182,7 +213,7 @@ class Pipeline:
             left_out, self._waiting = self._waiting, None
             if left_out is not None:
                 self._publications.submit(lambda: self._leave_out(left_out))
-            if self._on_their_way and not version.order.must_publish and version.storing is None:
+            if self._on_their_way and not version.planned.must_publish and version.storing is None:
                 self._waiting = version
             else:
                 self._set_out(version)
@@ -213,7 +244,7 @@ class Pipeline:
             version.future.cancel()
             return
         try:
-            version.future.set_result(self._publish(version.order, version.snapshot, version.storing))
+            version.future.set_result(self._publish(version.planned, version.snapshot, version.storing))
         except BaseException as error:  # noqa: BLE001 - whoever takes the version raises it
             version.future.set_exception(error)
         with self._lock:
@@ -222,9 +253,9 @@ class Pipeline:
                 waiting, self._waiting = self._waiting, None
                 self._set_out(waiting)
 
-    def _publish(self, order: Order, snapshot: dict[str, Tensor], storing: Storing | None) -> Published:
+    def _publish(self, planned: PlannedStep, snapshot: dict[str, Tensor], storing: Storing | None) -> Published:
         base = self._publisher.base
-        event = self._publisher.publish(snapshot, order.version, epoch=order.epoch, given_up=self._closed)
+        event = self._publisher.publish(snapshot, planned.version, epoch=planned.epoch, given_up=self._closed)
         if base is not None:
             self._spares.append(base.tensors)
         stored = upload_checkpoint(storing, self._closed) if storing else None

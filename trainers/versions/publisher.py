@@ -21,16 +21,17 @@ from headrace.infra.store.object_store import Content
 from headrace.infra.weights.delta import NeedsAnchor, encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.folder import SHARD_BYTES, files_of
-from headrace.infra.weights.paths import ANCHOR, DELTA, size_of
+from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE, is_whole
 from headrace.infra.weights.tensors import Tensor, weights_hash
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, NamedObject, Position, WeightsPublished
-from headrace.schemas.topics import checkpoint_key, policy_of, variant_of
+from headrace.schemas.topics import checkpoint_key, policy_of, trainer_component, variant_of
 from headrace.trainers.learner.checkpoint import Stored, Storing
 from headrace.trainers.learner.device_changes import find_changes_for
 from headrace.trainers.learner.learner import Learner
-from headrace.trainers.versions.history import AnchorMark
+from headrace.trainers.versions.history import Stretch
+from headrace.trainers.versions.lost_objects import what_is_lost
 
 log = structlog.get_logger()
 
@@ -43,7 +44,10 @@ class Base:
     epoch: int
     tensors: Mapping[str, Tensor]
     weights_hash: str
-    anchor: AnchorMark
+    stretch: Stretch
+    """What leads to the version as it was published."""
+    is_published: bool = True
+    """False where an epoch begins: these weights are others than those, and the next version is published whole."""
 
 
 class Publisher:
@@ -98,7 +102,61 @@ class Publisher:
         else:
             claim, shards = self._run.put(delta, "weights", ".delta", given_up), ()
         reach("train.after_upload")
-        event = WeightsPublished(
+        event = replace(
+            self._event(version, epoch, found, claim, shards),
+            final=version >= self._settings.steps,
+            metrics={
+                "full_bytes": float(sum(tensor.data.nbytes for tensor in named.values())),
+                "density": 1.0 if delta is None else read_delta(delta).header.density,
+                "encode_s": encoded - begin,
+                "upload_s": time.monotonic() - encoded,
+            },
+        )
+        if delta is None:
+            event = replace(event, kind=ANCHOR, files=self.files)
+        elif (base := self.base) is not None:
+            event = replace(event, kind=DELTA, base_version=base.version, base_hash=base.weights_hash)
+        stretch = self.base.stretch if self.base else Stretch()
+        self.base = Base(version, epoch, named, found, stretch.after(event))
+        return event
+
+    def publish_what_is_lost(
+        self, *, read: bool = False, apply: bool = False, given_up: threading.Event | None = None
+    ) -> WeightsPublished | None:
+        """Look whether a new worker could get the newest version; if not, upload it whole once more.
+
+        Return the event of that, for a transaction, or None where there is nothing to do. Where an epoch begins, the
+        weights that were published cannot be made here: then it is an anchor of the version under the new epoch.
+        Nobody is asked but the store: what workers say of themselves moves nothing. Raises StoreUnavailable.
+
+        Args:
+            read: As in `what_is_lost`.
+            apply: As there.
+            given_up: As in `publish`.
+        """
+        base = self.base
+        if base is None:
+            return None
+        lost = what_is_lost(self._run.store, base.stretch.events, read=read, apply=apply)
+        if not lost:
+            return None
+        log.error(
+            "weights.lost",
+            policy=self._policy_variant,
+            version=base.version,
+            why=lost,
+            now="the newest version is published whole once more",
+        )
+        claim, shards = self._upload_anchor(base.tensors, base.weights_hash, given_up, anew=True)
+        event = self._event(base.version, base.epoch, base.weights_hash, claim, shards)
+        event = replace(event, kind=WHOLE if base.is_published else ANCHOR, files=self.files)
+        self.base = replace(base, stretch=base.stretch.after(event), is_published=True)
+        return event
+
+    def _event(
+        self, version: int, epoch: int, found: str, claim: ClaimCheck, shards: tuple[NamedObject, ...]
+    ) -> WeightsPublished:
+        return WeightsPublished(
             run_id=self._run.run_id,
             policy=policy_of(self._policy_variant),
             variant=variant_of(self._policy_variant),
@@ -107,18 +165,8 @@ class Publisher:
             weights_hash=found,
             weights=claim,
             shards=shards,
-            final=version >= self._settings.steps,
             created_ms=now_ms(),
-            metrics={
-                "full_bytes": float(sum(tensor.data.nbytes for tensor in named.values())),
-                "density": 1.0 if delta is None else read_delta(delta).header.density,
-                "encode_s": encoded - begin,
-                "upload_s": time.monotonic() - encoded,
-            },
         )
-        event, mark = self._as_delta(event) if delta is not None else self._as_anchor(event)
-        self.base = Base(version, epoch, named, found, mark)
-        return event
 
     def message(self, event: WeightsPublished) -> Outgoing:
         """Return an event as it goes to its topic; a delta's names the place of the newest anchor there."""
@@ -129,13 +177,18 @@ class Publisher:
 
     def announced(self, event: WeightsPublished, offset: int) -> None:
         """Take in where an event stands on its topic."""
-        if event.kind == ANCHOR:
+        if is_whole(event):
             self._anchor_offset = offset
 
     def _delta(self, named: Mapping[str, Tensor], found: str, version: int, epoch: int) -> bytes | None:
         """Return the delta to publish; None when it is time for an anchor, or no delta leads there."""
         base, settings = self.base, self._settings
-        if base is None or base.epoch != epoch or base.anchor.versions + 1 >= settings.anchor_every:
+        if (
+            base is None
+            or not base.is_published
+            or base.epoch != epoch
+            or len(base.stretch.deltas) + 1 >= settings.anchor_every
+        ):
             return None
         label = Label(policy_of(self._policy_variant), epoch, base.version, version)
         try:
@@ -143,29 +196,20 @@ class Publisher:
         except NeedsAnchor as error:
             log.warning("anchor.needed", policy=self._policy_variant, version=version, why=str(error))
             return None
-        spent = base.anchor.delta_bytes + len(delta)
-        return delta if spent <= settings.anchor_share * base.anchor.size_bytes else None
+        spent = base.stretch.delta_bytes + len(delta)
+        return delta if spent <= settings.anchor_share * base.stretch.whole_bytes else None
 
     def _upload_anchor(
-        self, named: Mapping[str, Tensor], found: str, given_up: threading.Event | None
+        self, named: Mapping[str, Tensor], found: str, given_up: threading.Event | None, *, anew: bool = False
     ) -> tuple[ClaimCheck, tuple[NamedObject, ...]]:
         """Store the files of an anchor; return the last of them, which is the only one or the index, and the others."""
         stored = [
-            NamedObject(name, self._run.put(pieces, "weights", PurePath(name).suffix, given_up))
+            NamedObject(name, self._run.put(pieces, "weights", PurePath(name).suffix, given_up, anew=anew))
             for name, pieces in files_of(named, found, shard_bytes=self._shard_bytes)
         ]
         claim = stored[-1].claim
         assert claim is not None  # noqa: S101 - it was just stored
         return claim, tuple(stored[:-1])
-
-    def _as_anchor(self, event: WeightsPublished) -> tuple[WeightsPublished, AnchorMark]:
-        return replace(event, kind=ANCHOR, files=self.files), AnchorMark(size_bytes=size_of(event))
-
-    def _as_delta(self, event: WeightsPublished) -> tuple[WeightsPublished, AnchorMark]:
-        base = self.base
-        assert base is not None  # noqa: S101 - it is what the delta was taken on
-        mark = base.anchor.after(size_of(event))
-        return replace(event, kind=DELTA, base_version=base.version, base_hash=base.weights_hash), mark
 
 
 def upload_files(
@@ -206,17 +250,22 @@ def pointer(run: Run, policy_variant: str, fingerprint: dict[str, str], window: 
         parts=stored.parts,
         weights_hash=window.weights_hash,
         positions=window.positions,
+        batches_offset=window.batches_offset,
         fingerprint=fingerprint,
     )
-    return Outgoing(run.topics.state, codec.encode(record), checkpoint_key(policy_variant, window.version), partition=0)
+    topic, partition = run.state_place(trainer_component(policy_variant))
+    key = checkpoint_key(policy_variant, window.version)
+    return Outgoing(topic, codec.encode(record), key, partition=partition)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowMark:
-    """What a checkpoint's pointer says beside where it is."""
+    """What a checkpoint's pointer records beside where it is."""
 
     version: int
     epoch: int
     weights_hash: str
     positions: tuple[Position, ...] = ()
     """Where to read the curated topic again so that nothing of the window is missed."""
+    batches_offset: int = -1
+    """From where to read `batches` so that it is known what of this was concluded; -1 for the beginning."""

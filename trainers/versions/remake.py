@@ -13,11 +13,12 @@ from pathlib import Path
 import transformers
 
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.run import Objects, Run
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_sources import ObjectSource
 from headrace.infra.weights.files import write_files
 from headrace.infra.weights.tensors import weights_hash
 from headrace.schemas.records import BatchTrained, CheckpointPointer, NamedObject
-from headrace.schemas.topics import line_of
+from headrace.schemas.topics import policy_variant_of
 from headrace.trainers.batches.groups import WholeGroup, batch_sequences, prepared
 from headrace.trainers.batches.trained_groups import LineageBroken, trained_groups
 from headrace.trainers.learner.backends.group import new_learner
@@ -34,13 +35,13 @@ class Remade:
     """A version that was made again."""
 
     batch: BatchTrained
-    """What the log says of it."""
+    """What the log records of it."""
     groups: list[WholeGroup]
     metrics: StepMetrics
 
 
 def learner_at(
-    objects: Objects, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe, variant: str = ""
+    objects: ObjectSource, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe, variant: str = ""
 ) -> Learner:
     """Return a learner as it was at a checkpoint, to go on under a recipe: as the same policy variant, or as another.
 
@@ -53,7 +54,7 @@ def learner_at(
     lora = recipe.policies[pointer.policy].lora
     model = _model(objects, files, is_base=lora is not None)
     adapter = Adapter(model, lora, recipe.seed) if lora is not None else None
-    settings = recipe.trainer_of(variant or line_of(pointer.policy, pointer.variant))
+    settings = recipe.trainer_of(variant or policy_variant_of(pointer.policy, pointer.variant))
     learner = new_learner(model, settings, recipe.seed, adapter)
     if isinstance(state, Index):
         learner.load_stored(objects, state, pointer.parts)
@@ -62,7 +63,7 @@ def learner_at(
     if (learner.version, hash_of(learner)) != (pointer.version, pointer.weights_hash):
         raise CheckpointError(
             f"the checkpoint {pointer.checkpoint.key} holds version {learner.version} of weights {hash_of(learner)}; "
-            f"its pointer says version {pointer.version} of {pointer.weights_hash}"
+            f"its pointer names version {pointer.version} of {pointer.weights_hash}"
         )
     return learner
 
@@ -107,7 +108,7 @@ def trained_again(
         yield Remade(batch, groups, learner.step(sequences, batch.version))
 
 
-def _model(objects: Objects, files: tuple[NamedObject, ...], *, is_base: bool) -> transformers.PreTrainedModel:
+def _model(objects: ObjectSource, files: tuple[NamedObject, ...], *, is_base: bool) -> transformers.PreTrainedModel:
     """Return a model of the published config: the base beside it, or else one whose weights are anything."""
     with tempfile.TemporaryDirectory() as folder:
         write_files(files, Path(folder), objects.get)

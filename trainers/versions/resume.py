@@ -11,18 +11,19 @@ import structlog
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import Place
-from headrace.infra.process.signals import ToldToStop
+from headrace.infra.process.signals import StopRequested
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.tensors import WeightsError, weights_hash
-from headrace.schemas.records import NamedObject
+from headrace.schemas.records import NamedObject, StepBegun
 from headrace.trainers.batches.trained_groups import LineageBroken
 from headrace.trainers.health import LOOK_BACK
 from headrace.trainers.learner.checkpoint import CheckpointError
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.numerics import other_parts
+from headrace.trainers.versions.batch_offsets import BatchOffsets
 from headrace.trainers.versions.heartbeat import heartbeat
-from headrace.trainers.versions.history import History, what_waited
+from headrace.trainers.versions.history import History, read_history, what_waited
 from headrace.trainers.versions.publisher import Base, Publisher
 from headrace.trainers.versions.remake import hash_of, learner_at, remake
 
@@ -46,16 +47,24 @@ class Incarnation:
     """Curated records before these positions that the window held."""
     recent: Sequence[Mapping[str, float]] = ()
     """Metrics of the newest versions, oldest first."""
+    resumed: bool = False
+    """Whether a trainer was here before."""
+    offsets: BatchOffsets = field(default_factory=BatchOffsets)
+    """Of the records on `batches`."""
+    begun: StepBegun | None = None
+    """A step to the next version that was noted, and ended its process."""
 
 
 def resume(run: Run, policy: str, history: History, stop: threading.Event) -> Incarnation:
     """Load the newest checkpoint and train the batches after it again, up to the last published version.
 
-    Raises ToldToStop between two versions, LineageBroken when what they were trained on is gone.
+    Raises StopRequested between two versions, LineageBroken when what they were trained on is gone.
     """
     published = history.published
     assert published is not None  # noqa: S101 - the caller looked
     learner = _from_newest_checkpoint(run, policy, history, history.files)
+    if learner.version < max(history.checkpoints):
+        history = read_history(run, policy)  # the batches since stand before those that were read
     with heartbeat(run, policy, "resuming") as beat:
         _train_again(run, policy, learner, history, _Progress(policy, stop, beat))
     if learner.version < published.version:
@@ -65,12 +74,15 @@ def resume(run: Run, policy: str, history: History, stop: threading.Event) -> In
     tensors = learner.published()
     got = weights_hash(tensors)
     epoch = _epoch(policy, learner, history, got)
-    base = None
-    if (published.weights_hash, published.epoch) == (got, epoch):
-        base = Base(published.version, epoch, tensors, got, history.anchor)
+    is_published = (published.weights_hash, published.epoch) == (got, epoch)
+    version = published.version if is_published else learner.version
+    base = Base(version, epoch, tensors, got, history.stretch, is_published)
     publisher = Publisher(run, policy, history.files, base, history.anchor_offset)
     recent = [batch.metrics for batch in history.batches[-LOOK_BACK:]]
-    return Incarnation(learner, publisher, epoch, got, positions, waiting, recent)
+    begun = history.begun if history.begun is not None and history.begun.version == learner.version + 1 else None
+    return Incarnation(
+        learner, publisher, epoch, got, positions, waiting, recent, resumed=True, offsets=history.offsets, begun=begun
+    )
 
 
 def _from_newest_checkpoint(run: Run, policy: str, history: History, files: tuple[NamedObject, ...]) -> Learner:
@@ -79,7 +91,7 @@ def _from_newest_checkpoint(run: Run, policy: str, history: History, files: tupl
         try:
             return learner_at(run, history.checkpoints[version], files, run.recipe)
         except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
-            log.error("checkpoint.unusable", policy=policy, version=version, why=str(error))  # noqa: TRY400 - told
+            log.error("checkpoint.unusable", policy=policy, version=version, why=str(error))  # noqa: TRY400 - logged
     raise LineageBroken(
         f"none of the {len(history.checkpoints)} checkpoints of {policy} that {run.topics.state} names can be read: "
         "put back what was removed from the store, or begin another run"
@@ -96,9 +108,9 @@ class _Progress:
     _said: float = field(default_factory=time.monotonic)
 
     def at(self, version: int, last: int) -> None:
-        """Between two versions. Raises ToldToStop."""
+        """Between two versions. Raises StopRequested."""
         if self.stop.is_set():
-            raise ToldToStop(f"told to stop while training version {version} of {last} again")
+            raise StopRequested(f"stopped while training version {version} of {last} again")
         if time.monotonic() - self._said > SAY_EVERY_S:
             self._said = time.monotonic()
             self.beat(f"version {version} of {last} is trained again")
@@ -106,7 +118,7 @@ class _Progress:
 
 
 def _train_again(run: Run, policy: str, learner: Learner, history: History, progress: _Progress) -> None:
-    """Train the batches after the checkpoint again; say where the weights first differ without a reason."""
+    """Train the batches after the checkpoint again; log where the weights first differ without a reason."""
     again = [batch for batch in history.batches if batch.version > learner.version]
     here, alike = learner.fingerprint(), True
     log.info("trainer.resuming", policy=policy, checkpoint=learner.version, versions=len(again))
@@ -134,6 +146,9 @@ def _epoch(policy: str, learner: Learner, history: History, got: str) -> int:
         start = history.checkpoint
         assert start is not None  # noqa: S101 - the learner comes from one
         epoch, expected, then = start.epoch, start.weights_hash, start.fingerprint
+    begun = history.published
+    if begun is not None and begun.epoch > epoch:  # by an anchor of the same version, and no batch came after it
+        epoch, expected, then = begun.epoch, begun.weights_hash, learner.fingerprint()
     differing = other_parts(then, learner.fingerprint())
     if got == expected and not differing:
         return epoch

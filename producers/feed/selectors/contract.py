@@ -1,6 +1,6 @@
 """What a task selector is: which problems are worth a rollout.
 
-A selector is built as `Selector(seed=…, **settings)`, one per workflow. It says *now* or *not now* to a problem and
+A selector is built as `Selector(seed=…, **settings)`, one per workflow. It answers *now* or *not now* to a problem and
 learns from every finished group, also from those that a filter dropped. Its state, random numbers included, is part of
 the feeder's, so a run can be repeated. Source of the interface: arXiv 2506.02177 (GRESO).
 """
@@ -21,7 +21,7 @@ class Selector(Protocol):
     """Decides before a rollout. What it raises ends the feeder: no task is accepted silently."""
 
     def select(self, problem: Problem) -> bool:
-        """Tell whether the problem is worth a rollout now."""
+        """Return whether the problem is worth a rollout now."""
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished group of the workflow, kept or dropped."""
@@ -38,7 +38,7 @@ class Selector(Protocol):
 
 @runtime_checkable
 class ChoosesTier(Protocol):
-    """A selector that also says where the next problem is to come from."""
+    """A selector that also chooses where the next problem comes from."""
 
     def choose(self, tiers: Sequence[str]) -> str:
         """Return one of the tiers that the recipe asks, given easiest first; empty for the environment's own order."""

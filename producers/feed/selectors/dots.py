@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.envs.contract import Problem
-from headrace.producers.feed.selectors.draws import Draws
-from headrace.producers.feed.selectors.task_memory import REMEMBER, SuccessRates, check_share
+from headrace.infra.recipe.ranges import above, at_least, within
+from headrace.producers.feed.selectors.draws import HashedDraws
+from headrace.producers.feed.selectors.task_memory import REMEMBER, SuccessRates
 from headrace.schemas.records import Outcome
 
 
@@ -40,21 +41,20 @@ class Dots:
     remember: int = REMEMBER
     """Most tasks whose average is kept; one that is forgotten is unseen."""
     rates: SuccessRates = field(init=False)
-    draws: Draws = field(init=False)
+    draws: HashedDraws = field(init=False)
     keys: deque[float] = field(init=False)
     """Of the last problems offered."""
 
     def __post_init__(self) -> None:
-        if not check_share("share", self.share) > 0 or not self.tau > 0 or self.window < 1:
-            raise ValueError(
-                f"share and tau are above 0 and window at least 1; got {self.share}, {self.tau} and {self.window}"
-            )
+        within(0, 1, share=self.share)
+        above(0, share=self.share, tau=self.tau)
+        at_least(1, window=self.window)
         self.rates = SuccessRates(self.decay, self.target, self.success_above, self.remember)
-        self.draws = Draws(self.seed, "dots")
+        self.draws = HashedDraws(self.seed, "dots")
         self.keys = deque(maxlen=self.window)
 
     def select(self, problem: Problem) -> bool:
-        """Tell whether the problem is among the best of its window."""
+        """Return whether the problem is among the best of its window."""
         noise = -math.log(-math.log(self.draws.next()))
         key = noise - abs(self.rates.rate(problem.task_id) - self.target) / self.tau
         self.keys.append(key)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.envs.contract import Problem
-from headrace.producers.feed.selectors.draws import Draws
-from headrace.producers.feed.selectors.task_memory import REMEMBER, SuccessRates, check_share
+from headrace.infra.recipe.ranges import within
+from headrace.producers.feed.selectors.draws import HashedDraws
+from headrace.producers.feed.selectors.task_memory import REMEMBER, SuccessRates
 from headrace.schemas.records import Outcome
 
 
@@ -32,16 +33,15 @@ class FilterSolved:
     remember: int = REMEMBER
     """Most tasks whose average is kept; one that is forgotten is asked again."""
     rates: SuccessRates = field(init=False)
-    draws: Draws = field(init=False)
+    draws: HashedDraws = field(init=False)
 
     def __post_init__(self) -> None:
-        check_share("threshold", self.threshold)
-        check_share("retest", self.retest)
+        within(0, 1, threshold=self.threshold, retest=self.retest)
         self.rates = SuccessRates(self.decay, self.prior, self.success_above, self.remember)
-        self.draws = Draws(self.seed, "filter_solved")
+        self.draws = HashedDraws(self.seed, "filter_solved")
 
     def select(self, problem: Problem) -> bool:
-        """Tell whether the task is not solved, or is to be tested again."""
+        """Return whether the task is not solved, or is to be tested again."""
         return self.rates.rate(problem.task_id) < self.threshold or self.draws.next() < self.retest
 
     def observe(self, outcome: Outcome) -> None:

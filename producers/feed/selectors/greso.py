@@ -6,12 +6,39 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.envs.contract import Problem
-from headrace.producers.feed.selectors.draws import Draws
-from headrace.producers.feed.selectors.task_memory import REMEMBER, TaskMemory, check_share, finite_rewards
+from headrace.infra.recipe.ranges import at_least, within
+from headrace.producers.feed.selectors.draws import HashedDraws
+from headrace.producers.feed.selectors.task_memory import REMEMBER, TaskMemory, finite_rewards
 from headrace.schemas.records import Outcome
+from headrace.schemas.rewards import EQUAL
 
-EQUAL = 1e-8
-"""Rewards no farther apart than this are equal, as for `drop_zero_variance`."""
+
+@dataclass(slots=True)
+class Counts:
+    """Results since the last version, and those of them with equal rewards."""
+
+    easy: int = 0
+    hard: int = 0
+    total: int = 0
+
+
+@dataclass(slots=True)
+class Arming:
+    """Counts the pass that arms the controller."""
+
+    length: int | None
+    """Results of a pass; None while it is not known."""
+    begun: bool = False
+    """Whether a version above 0 was seen."""
+    observed: int = 0
+    """Results of the pass so far."""
+    armed: bool = False
+
+    def observe(self) -> None:
+        """Count a result."""
+        if self.begun and not self.armed and self.length is not None:
+            self.observed += 1
+            self.armed = self.observed >= self.length
 
 
 @dataclass
@@ -24,7 +51,7 @@ class Greso:
     Controller, once per new version whatever the jump: p_kind falls by `step` when the share of that kind among the
     results since the version before is at least `target_kind`, else it rises by `step`, within [p_min, p_max]. It is
     armed by one pass: as many results as the data set has problems, counted after the first version above 0. Skipping
-    acts from the start. Groups of fewer than two members say nothing of variance and are passed over.
+    acts from the start. Groups of fewer than two members have no variance and are passed over.
 
     Floors are those of AstraFlow's recipes; its class has 0.10 and 0.40. The authors' code has one floor of 0.01.
     """
@@ -46,27 +73,21 @@ class Greso:
     """Most tasks whose streak is kept; tasks without one take no room."""
     streaks: TaskMemory = field(init=False)
     """Task to z: positive for easy, negative for hard."""
-    draws: Draws = field(init=False)
-    size: int | None = field(init=False, default=None)
-    begun: bool = field(init=False, default=False)
-    """Whether a version above 0 was seen."""
-    observed: int = field(init=False, default=0)
-    """Results of the pass that arms the controller."""
-    armed: bool = field(init=False, default=False)
-    easy: int = field(init=False, default=0)
-    hard: int = field(init=False, default=0)
-    total: int = field(init=False, default=0)
-    """Results since the last version, and those of them with equal rewards."""
+    draws: HashedDraws = field(init=False)
+    arming: Arming = field(init=False)
+    counts: Counts = field(init=False, default_factory=Counts)
 
     def __post_init__(self) -> None:
-        for name in ("p_easy", "p_hard", "target_easy", "target_hard", "p_min", "p_max", "floor_easy", "floor_hard"):
-            check_share(name, getattr(self, name))
+        shares = ("p_easy", "p_hard", "target_easy", "target_hard", "p_min", "p_max", "floor_easy", "floor_hard")
+        within(0, 1, **{name: getattr(self, name) for name in shares})
         if not (self.p_min <= min(self.p_easy, self.p_hard) and max(self.p_easy, self.p_hard) <= self.p_max):
             raise ValueError(f"p_easy and p_hard begin within p_min = {self.p_min} and p_max = {self.p_max}")
-        if self.step < 0 or (self.pass_size is not None and self.pass_size < 1):
-            raise ValueError(f"step is 0 or more and pass_size at least 1; got {self.step} and {self.pass_size}")
+        at_least(0, step=self.step)
+        if self.pass_size is not None:
+            at_least(1, pass_size=self.pass_size)
         self.streaks = TaskMemory(self.remember)
-        self.draws = Draws(self.seed, "greso")
+        self.draws = HashedDraws(self.seed, "greso")
+        self.arming = Arming(self.pass_size)
 
     def chance(self, task_id: str) -> float:
         """Return the probability that a task is rolled out."""
@@ -86,48 +107,42 @@ class Greso:
         rewards = finite_rewards(outcome)
         if len(rewards) < 2:
             return
-        self.total += 1
-        self._pass()
+        self.counts.total += 1
+        self.arming.observe()
         if max(rewards) - min(rewards) > EQUAL:
             self.streaks.drop(outcome.task_id)
             return
         is_easy = rewards[0] > self.easy_above  # any of them is the mean
         before = int(self.streaks.get(outcome.task_id, 0))
-        self.easy += is_easy
-        self.hard += not is_easy
+        self.counts.easy += is_easy
+        self.counts.hard += not is_easy
         longer = max(before, 0) + 1 if is_easy else min(before, 0) - 1
         self.streaks.note(outcome.task_id, longer)
 
     def on_size(self, size: int | None) -> None:
         """Learn how long a pass is."""
-        self.size = size
+        self.arming.length = self.pass_size or size
 
     def on_version(self, version: int) -> None:
         """Move p when armed, and count anew."""
-        if self.armed and self.total:
-            self.p_easy = self._moved(self.p_easy, falls=self.easy >= self.target_easy * self.total)
-            self.p_hard = self._moved(self.p_hard, falls=self.hard >= self.target_hard * self.total)
-        self.easy = self.hard = self.total = 0
-        self.begun = self.begun or version > 0
+        counts, self.counts = self.counts, Counts()
+        if self.arming.armed and counts.total:
+            self.p_easy = self._moved(self.p_easy, falls=counts.easy >= self.target_easy * counts.total)
+            self.p_hard = self._moved(self.p_hard, falls=counts.hard >= self.target_hard * counts.total)
+        self.arming.begun = self.arming.begun or version > 0
 
     def _moved(self, p: float, *, falls: bool) -> float:
         return max(self.p_min, p - self.step) if falls else min(self.p_max, p + self.step)
-
-    def _pass(self) -> None:
-        length = self.pass_size or self.size
-        if self.begun and not self.armed and length is not None:
-            self.observed += 1
-            self.armed = self.observed >= length
 
     def snapshot(self) -> dict[str, Any]:
         """Return streaks, chances, counts and the draws made."""
         return {
             "p_easy": self.p_easy,
             "p_hard": self.p_hard,
-            "begun": self.begun,
-            "observed": self.observed,
-            "armed": self.armed,
-            "counts": [self.easy, self.hard, self.total],
+            "begun": self.arming.begun,
+            "observed": self.arming.observed,
+            "armed": self.arming.armed,
+            "counts": [self.counts.easy, self.counts.hard, self.counts.total],
             "draws": self.draws.count,
             "streaks": self.streaks.snapshot(),
         }
@@ -135,7 +150,7 @@ class Greso:
     def restore(self, state: dict[str, Any]) -> None:
         """Take the state that `snapshot` returned."""
         self.p_easy, self.p_hard = state["p_easy"], state["p_hard"]
-        self.begun, self.observed, self.armed = state["begun"], state["observed"], state["armed"]
-        self.easy, self.hard, self.total = state["counts"]
+        self.arming.begun, self.arming.observed, self.arming.armed = state["begun"], state["observed"], state["armed"]
+        self.counts = Counts(*state["counts"])
         self.draws.count = state["draws"]
         self.streaks.restore(state["streaks"])

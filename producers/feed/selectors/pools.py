@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from headrace.envs.contract import Problem
-from headrace.producers.feed.selectors.draws import Draws
+from headrace.producers.feed.selectors.draws import HashedDraws
 from headrace.producers.feed.selectors.task_memory import REMEMBER, TaskMemory, finite_rewards
 from headrace.schemas.records import Outcome
 
@@ -31,7 +31,7 @@ class Pools:
     """Most tasks whose mean is kept; one that is forgotten is unseen."""
     means: TaskMemory = field(init=False)
     """Task to the mean reward of its last group."""
-    draws: Draws = field(init=False)
+    draws: HashedDraws = field(init=False)
 
     def __post_init__(self) -> None:
         pools = (self.hard, self.normal, self.easy)
@@ -40,7 +40,7 @@ class Pools:
         if not self.hard_up_to < self.normal_up_to:
             raise ValueError(f"hard_up_to ({self.hard_up_to}) must be below normal_up_to ({self.normal_up_to})")
         self.means = TaskMemory(self.remember)
-        self.draws = Draws(self.seed, "pools")
+        self.draws = HashedDraws(self.seed, "pools")
 
     def weight(self, task_id: str) -> float:
         """Return the weight of a task's pool."""

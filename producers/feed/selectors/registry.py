@@ -42,7 +42,7 @@ class AllOf:
         return next(iter(self._choosing), "")
 
     def choose(self, tiers: Sequence[str]) -> str:
-        """Return what the one that chooses the tier says; empty when there is none."""
+        """Return the tier that a selector chooses; empty when none of them does."""
         found = self._selectors.get(self.chooser)
         return found.choose(tiers) if isinstance(found, ChoosesTier) else ""
 
@@ -61,7 +61,7 @@ class AllOf:
             selector.on_version(version)
 
     def on_size(self, size: int | None) -> None:
-        """Tell those that go by passes."""
+        """Report the size to those that go by passes."""
         for selector in self._selectors.values():
             if isinstance(selector, KnowsSize):
                 selector.on_size(size)

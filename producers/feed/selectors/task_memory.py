@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from statistics import fmean
 
+from headrace.infra.recipe.ranges import within
 from headrace.schemas.records import Outcome
 
 REMEMBER = 16_384
@@ -69,7 +70,8 @@ class SuccessRates:
     def __init__(self, decay: float, prior: float, success_above: float, remember: int = REMEMBER) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"decay is the share of itself that an average keeps, 0 <= decay < 1; got {decay}")
-        self._decay, self._prior, self._above = decay, check_share("prior", prior), success_above
+        within(0, 1, prior=prior)
+        self._decay, self._prior, self._above = decay, prior, success_above
         self._rates = TaskMemory(remember)
 
     def rate(self, name: str) -> float:
@@ -77,7 +79,7 @@ class SuccessRates:
         return self._rates.get(name, self._prior)
 
     def observe(self, name: str, outcome: Outcome) -> None:
-        """Take in a group; one without rewards says nothing."""
+        """Take in a group; one without rewards changes nothing."""
         rewards = finite_rewards(outcome)
         if rewards:
             success = fmean(float(reward > self._above) for reward in rewards)
@@ -95,13 +97,6 @@ class SuccessRates:
 def finite_rewards(outcome: Outcome) -> tuple[float, ...]:
     """Return the members' rewards as they were before any filter, those that are numbers."""
     return tuple(reward for reward in outcome.rewards if math.isfinite(reward))
-
-
-def check_share(name: str, share: float) -> float:
-    """Return a share. Raises ValueError when it is outside [0, 1]."""
-    if not 0 <= share <= 1:
-        raise ValueError(f"{name} is a share, 0 <= {name} <= 1; got {share}")
-    return share
 
 
 def _key(task_id: str) -> str:

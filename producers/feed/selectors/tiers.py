@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.infra.errors import UsageError
+from headrace.infra.recipe.ranges import within
 from headrace.producers.feed.selectors.contract import AcceptAll
-from headrace.producers.feed.selectors.draws import Draws
-from headrace.producers.feed.selectors.task_memory import SuccessRates, check_share
+from headrace.producers.feed.selectors.draws import HashedDraws
+from headrace.producers.feed.selectors.task_memory import SuccessRates
 from headrace.schemas.records import Outcome
 
 
@@ -29,15 +30,14 @@ class Tiers(AcceptAll):
     success_above: float = 0.0
     rates: SuccessRates = field(init=False)
     """By tier."""
-    draws: Draws = field(init=False)
+    draws: HashedDraws = field(init=False)
     passed: list[str] = field(init=False, default_factory=list)
     """Tiers that have reached the threshold once."""
 
     def __post_init__(self) -> None:
-        check_share("threshold", self.threshold)
-        check_share("floor", self.floor)
+        within(0, 1, threshold=self.threshold, floor=self.floor)
         self.rates = SuccessRates(self.decay, 0.0, self.success_above)
-        self.draws = Draws(self.seed, "tiers")
+        self.draws = HashedDraws(self.seed, "tiers")
 
     def choose(self, tiers: Sequence[str]) -> str:
         """Return the tier of the next problem. Raises UsageError when the environment has none."""

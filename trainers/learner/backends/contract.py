@@ -14,7 +14,7 @@ class Backend(Protocol):
     """How a model's weights, and the micro-batches of a step, lie on processes.
 
     All processes of one learner call the same methods in the same order with the same shapes; each method may wait for
-    the others. `docs/trainer-backends.md` says how to write one.
+    the others. `docs/trainer-backends.md` shows how to write one.
     """
 
     device: torch.device
@@ -30,13 +30,13 @@ class Backend(Protocol):
         """Put the compute copy where it belongs, in place. It has its final dtype; its values are given afterwards."""
 
     def spread(self, whole: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
-        """Copy the first process's `whole` to where `like`, one of the placed parameters, lies; None: to everyone.
+        """Copy the first process's `whole` to where `like`, one of the placed parameters, is; None: to everyone.
 
         On the other processes `whole` gives shape and dtype alone.
         """
 
     def gather(self, part: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the whole of a tensor that lies like a placed parameter, or came of such ones.
+        """Return the whole of a tensor that is placed like a parameter, or was computed from such ones.
 
         It may be rounded to `dtype`: that is all the caller wants of it.
         """

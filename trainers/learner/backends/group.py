@@ -1,6 +1,6 @@
 """The processes of one trainer that torchrun started: the first leads, the others do what it does.
 
-The leader alone talks to Kafka; what it tells its learner to do it tells the others first, so that all meet in the same
+The leader alone talks to Kafka; what its learner is to do it sends to the others first, so that all meet in the same
 collectives. Of a checkpoint each process stores and reads its own part: it is stored in a thread, and a group, of its
 own, in the same order everywhere, beside what the learners do. A process that dies takes the others with it, and
 torchrun's `--max-restarts` begins them anew: from the newest checkpoint, as after any death of a trainer.
@@ -31,7 +31,8 @@ from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.process.child_process import die_with_parent
 from headrace.infra.recipe.plug_in_sources import check_sources, hashes_of, trained
 from headrace.infra.recipe.settings import Lora, Trainer
-from headrace.infra.run.run import Objects, Run
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_sources import ObjectSource
 from headrace.infra.store.object_store import StoreUnavailable
 from headrace.schemas.records import NamedObject
 from headrace.trainers.learner.backends.contract import Backend
@@ -108,7 +109,7 @@ def numerics_here(settings: Trainer) -> dict[str, str]:
 
 
 class LeadingLearner(Learner):
-    """The leader's: says what is to be done, and does it with the others. Call it from one thread at a time.
+    """The leader's: announces what is to be done, and does it with the others. Call it from one thread at a time.
 
     The others hold one learner: when another is built, this one must not be used any more.
     """
@@ -148,7 +149,7 @@ class LeadingLearner(Learner):
         self._announce("load_outline", version, {path: (one.dtype, one.shape) for path, one in whole.items()})
         self.trained.load_whole(version, list(whole), whole.__getitem__)
 
-    def load_stored(self, objects: Objects, index: Index, parts: Sequence[NamedObject]) -> None:
+    def load_stored(self, objects: ObjectSource, index: Index, parts: Sequence[NamedObject]) -> None:
         """As a learner's: each process reads what it will hold."""
         run = cast("Run", objects)  # from an archive one process learns, alone
         version = self.trained.check(index.shapes, index.metadata)
@@ -169,7 +170,7 @@ class _FollowingLearner(Learner):
         self.trained.load_whole(version, list(outline), room)
 
     def checkpoint(self, run: Run) -> Storing:
-        """Copy and store what we hold. What fails is the leader's to say."""
+        """Copy and store what we hold. What fails is reported by the leader."""
         return partial(_stored, _uploads().begin(run, self))
 
     def load_ours(self, run: Run, version: int, index: Index, parts: Sequence[NamedObject]) -> None:
@@ -192,7 +193,7 @@ class _Uploads:
         return self._lane.submit(lambda: store_parts(run, parts, metadata, self._group, given_up))
 
     def give_up(self) -> None:
-        """Wait for no store any more that is away, until the next begins; the others are told to do so as well."""
+        """Wait for no store any more that is away, until the next begins; the others do so as well."""
         self._given_up.set()
         self._given_up = threading.Event()
 
@@ -227,12 +228,12 @@ def _join() -> None:
 
 
 def _follow() -> None:
-    """Do what the leader says until it leaves. Signals are for the leader: it ends in good order, and we with it."""
+    """Do what the leader announces until it leaves. Signals are the leader's: it ends in good order, and we with it."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     learner: _FollowingLearner | None = None
-    while (said := _hear())[0] != "leave":
-        name, *arguments = said
+    while (command := _receive())[0] != "leave":
+        name, *arguments = command
         if name == "build":
             _uploads().give_up()
             learner = None  # what it held is free before the next is built
@@ -297,7 +298,7 @@ def _say(*command: object) -> None:
     dist.broadcast_object_list([command], 0, _commands())
 
 
-def _hear() -> tuple[Any, ...]:
-    said: list[Any] = [None]
-    dist.broadcast_object_list(said, 0, _commands())
-    return tuple(said[0])
+def _receive() -> tuple[Any, ...]:
+    received: list[Any] = [None]
+    dist.broadcast_object_list(received, 0, _commands())
+    return tuple(received[0])

@@ -31,7 +31,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from headrace.infra.run.run import Objects, Run
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_sources import ObjectSource
 from headrace.infra.store.object_store import StoreUnavailable
 from headrace.infra.weights.tensor_file import read_safetensors, safetensors_pieces
 from headrace.infra.weights.tensors import Tensor
@@ -72,13 +73,13 @@ def store_parts(
 
 
 def read_parts(
-    objects: Objects, index: Index, parts: Sequence[NamedObject], room: Tensors, group: dist.ProcessGroup | None
+    objects: ObjectSource, index: Index, parts: Sequence[NamedObject], room: Tensors, group: dist.ProcessGroup | None
 ) -> Tensors:
     """Fill `room`, our pieces of an index's tensors, from the parts that hold something of them; return it.
 
     Every process of the group calls it with the same names; without one, a single process reads all. Raises, in all of
     them, what one of them met: ObjectMissing, ObjectCorrupt, StoreUnavailable, WeightsError, and CheckpointError for
-    parts that do not hold what the index says.
+    parts that do not hold what the index lists.
     """
     reader = _Reader(objects, index, parts)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -122,7 +123,7 @@ class _Writer(StorageWriter):
         """Store what the plan gives this process, in as many parts as its size needs."""
         results: list[WriteResult] = []
         number = 0
-        for kind in (WriteItemType.SHARD, WriteItemType.TENSOR):  # what everybody reads lies apart from what one does
+        for kind in (WriteItemType.SHARD, WriteItemType.TENSOR):  # what everybody reads is apart from what one does
             pieces = {item.index: planner.resolve_data(item) for item in plan.items if item.type is kind}
             for part in _cut_up(pieces, self._part_bytes):
                 results += self._store(part, number)
@@ -154,7 +155,7 @@ class _Writer(StorageWriter):
 class _Reader(StorageReader):
     """One process's way of reading."""
 
-    def __init__(self, objects: Objects, index: Index, parts: Sequence[NamedObject]) -> None:
+    def __init__(self, objects: ObjectSource, index: Index, parts: Sequence[NamedObject]) -> None:
         self._objects, self._index = objects, index
         self._claims: dict[str, ClaimCheck] = {part.name: part.claim for part in parts if part.claim is not None}
         self._pieces = {

@@ -1,6 +1,6 @@
 """Tensor parallelism: the matrices of every layer are cut over all processes, which compute each token together.
 
-Shoeybi et al., "Megatron-LM" (2019); `torch.distributed.tensor.parallel`. What is cut and how, a model's config says
+Shoeybi et al., "Megatron-LM" (2019); `torch.distributed.tensor.parallel`. A model's config declares the cuts
 (transformers' `base_model_tp_plan`).
 """
 
@@ -31,7 +31,7 @@ class TensorParallelBackend(MeshBackend):
     share = (0, 1)
 
     def place(self, scorer: Scorer) -> None:
-        """Cut the model as its config says. Raises UsageError for one that cannot be cut in so many parts."""
+        """Cut the model as its config declares. Raises UsageError for one that cannot be cut in so many parts."""
         plan = _plan(scorer.model.config.get_text_config(), self._mesh.size())
         scorer.to(self.device)
         decoder = decoder_of(scorer.model)
@@ -51,7 +51,7 @@ def _plan(config: transformers.PreTrainedConfig, parts: int) -> dict[str, str]:
     plan: dict[str, str] = dict(getattr(config, "base_model_tp_plan", None) or {})
     strange = sorted(set(plan.values()) - {*_STYLES, SHARED})
     if not plan or strange:
-        why = f"is cut by {', '.join(strange)}" if strange else "does not say how it is cut"
+        why = f"is cut by {', '.join(strange)}" if strange else "does not declare how it is cut"
         raise UsageError(f"trainer.tensor_parallel knows no way to cut {config.model_type}, which {why}: leave it at 1")
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if (count := getattr(config, name, parts)) % parts:

@@ -1,0 +1,102 @@
+"""Commands that begin a run without `headrace up`: its servers, its topics and its page, each by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.app.cli.options import DataChoice, RunChoice, SetOption, log_quietly, open_console, program_name
+from headrace.infra.errors import UsageError
+
+
+def servers(
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Data folder.", show_default=".headrace/servers")
+    ] = None,
+) -> None:
+    """Start an embedded Kafka and an object store, and nothing else, until Ctrl-C. Any number of runs may share them.
+
+    It prints the lines for a recipe. Data, ports and keys stay the same when it is started again.
+
+    Example: [bold]headrace servers --data .headrace/servers[/]
+    """
+    from headrace.app.launcher.launcher import redirected_log
+    from headrace.app.launcher.standing_servers import stand
+    from headrace.infra.embedded.data_folder import data_folder_of
+
+    folder, console = data_folder_of("servers", data), open_console()
+    if folder.read() is not None:
+        raise UsageError(
+            f"{folder.root} is the folder of a run, whose servers `headrace up` starts: give another --data"
+        )
+
+    def show(lines: str) -> None:
+        console.print(lines, highlight=False, markup=False, soft_wrap=True)
+
+    with redirected_log(folder.logs / "servers.log"):
+        stand(folder, _say, show)
+
+
+def begin(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe by name, or the path of a TOML file.")],
+    sets: SetOption = None,
+    new_recipe: Annotated[
+        bool, typer.Option("--new-recipe", help="Record a changed recipe as a revision of a run that is there.")
+    ] = False,
+) -> None:
+    """Create a run's topics and write its recipe, and start nothing. It prints the commands that start each part.
+
+    The recipe names kafka.bootstrap and store.endpoint; `headrace servers` starts a pair.
+
+    Example: [bold]headrace begin my-run.toml[/]
+    """
+    from headrace.app.launcher.beginning import begin as begin_run
+    from headrace.app.launcher.components import parts_of
+    from headrace.infra.recipe.recipe_file import load_recipe
+
+    log_quietly()
+    run = begin_run(load_recipe(recipe, sets or ()), _say, new_recipe=new_recipe)
+    if run.ended:
+        _say(f"this run has ended ({run.ended}): `headrace status --run {run.address}` shows it")
+        return
+    program = program_name()
+    _say(
+        "start each in a terminal of its own, here or elsewhere; of curate and rollout as many as there are partitions"
+    )
+    for words in parts_of(run.recipe):
+        typer.echo(f"  {program} {' '.join(words)} --run {run.address}")
+    typer.echo(f"  {program} watch --run {run.address}")
+
+
+def watch(
+    run: RunChoice = None,
+    data: DataChoice = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live page.")] = False,
+) -> None:
+    """Show the live page of a run that goes on, wherever its parts are. Ctrl-C ends the page, and not the run.
+
+    Example: [bold]headrace watch --run kafka://127.0.0.1:9092/my-run[/]
+    """
+    from headrace.app.launcher.watch import watch as follow
+    from headrace.infra.process.signals import INTERRUPTED
+    from headrace.ops.opened_run import opened_run
+
+    log_quietly()
+    with opened_run(run, data) as opened:
+        if opened.rests:
+            raise UsageError(
+                "nobody runs this run now: `headrace status` shows one that rests, `headrace up` goes on with it"
+            )
+        try:
+            ended = follow(opened.run, open_console(), _say, plain=plain, began_ms=opened.began_ms)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+    _say(f"the run has ended ({ended}): `headrace status` and `headrace audit` tell of it")
+
+
+def _say(words: str) -> None:
+    from headrace.app.views.say import say
+
+    say(open_console(), words)

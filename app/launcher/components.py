@@ -1,0 +1,69 @@
+"""The component processes of a run on one machine, according to the recipe's `launch`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.app.launcher import fork_imports
+from headrace.infra.process.child_process import PYTHON
+from headrace.infra.process.supervisor import Child
+from headrace.infra.recipe.settings import Recipe
+from headrace.schemas.topics import policy_of, variant_of
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts", "0", "--nproc-per-node")
+"""Starts the processes of one trainer on this machine; when one dies all end, and the supervisor begins them anew."""
+
+
+def components_of(recipe: Recipe, address: str, logs: Path) -> list[Child]:
+    """Return the component processes of a run on one machine, according to the recipe's `launch`.
+
+    What needs no torch comes first, as it is forked before torch is imported.
+    """
+
+    def child(name: str, *words: str, imports: Sequence[str], torch_processes: int = 0) -> Child:
+        together: list[str] = []
+        if torch_processes > 1:  # without a folder for it, torchrun leaves one in /tmp
+            folder = ("--log-dir", str(logs / "torchrun"), "--no-python", "--")
+            together = [*PYTHON, *TORCHRUN, str(torch_processes), *folder]
+        command = [*together, *PYTHON, "-m", "headrace", *words, "--run", address]
+        return Child(name, command, torch_processes, imports)
+
+    children = [child("feed", "feed", imports=fork_imports.FEED)] if recipe.launch.feeder else []
+    children += [
+        child(f"curate-{variant}-{n}", "curate", *_options_of(variant), "--slot", str(n), imports=fork_imports.CURATE)
+        for variant in recipe.policy_variants
+        for n in range(1 if variant_of(variant) else recipe.launch.curators)
+    ]
+    if recipe.evaluate.every:
+        children.append(child("evaluate", "evaluate", imports=fork_imports.EVALUATE))
+    for variant in recipe.policy_variants:
+        trainer, words = recipe.trainer_of(variant), ("train", *_options_of(variant))
+        imports = fork_imports.of_trainer(trainer)
+        if trainer.processes:
+            children.append(child(f"train-{variant}", *words, imports=imports, torch_processes=trainer.processes))
+    imports = fork_imports.of_worker(recipe)
+    children += [
+        child(name, "rollout", "--workflow", workflow, "--name", name, imports=imports, torch_processes=1)
+        for workflow in recipe.workflows
+        for name in (f"rollout-{workflow}-{n}" for n in range(recipe.launch.workers))
+    ]
+    return children
+
+
+def parts_of(recipe: Recipe) -> list[tuple[str, ...]]:
+    """Return the words after `headrace`, but for `--run`, that start each part of a run once."""
+    trained = [(variant, _options_of(variant)) for variant in recipe.policy_variants]
+    return [
+        ("feed",),
+        *(("curate", *options) for _, options in trained),
+        *([("evaluate",)] if recipe.evaluate.every else []),
+        *(("train", *options) for variant, options in trained if recipe.trainer_of(variant).processes),
+        *(("rollout", "--workflow", workflow) for workflow in recipe.workflows),
+    ]
+
+
+def _options_of(policy_variant: str) -> list[str]:
+    """Return how the command line names a policy or a shadow."""
+    variant = variant_of(policy_variant)
+    return ["--policy", policy_of(policy_variant), *(["--variant", variant] if variant else [])]

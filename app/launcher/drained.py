@@ -1,0 +1,88 @@
+"""What the launcher asks of the page that follows a run, and when nothing more can be expected of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+GROUPS_DRAIN_S = 30.0
+"""After the end of a run: workers conclude what they hold within 10 s, and the tasks of one that was killed are another
+worker's after 8 s."""
+AFTER_SESSION_S = 20.0
+"""What is left of the drain when the tasks of a dead worker have come to another."""
+EVALUATION_DRAIN_S = 60.0
+"""The last version's evaluation may take longer than that: it is half of what a run is for."""
+
+
+class Page(Protocol):
+    """Follows a run's topics and shows them."""
+
+    def turn(self, timeout_s: float) -> None:
+        """Read what is new, waiting so long for something, and show it."""
+
+    @property
+    def ended(self) -> str:
+        """Why the run is over; empty while it goes on."""
+
+    @property
+    def in_flight(self) -> int:
+        """Numbers that are issued and not concluded, over all policies and shadows."""
+
+    @property
+    def awaits_evaluation(self) -> bool:
+        """Whether the last version's evaluation is still to come."""
+
+    @property
+    def progress(self) -> object:
+        """How far the run is: differs once it is further."""
+
+    @property
+    def standstill(self) -> str:
+        """What keeps the run from its next version; empty once it has ended."""
+
+    @property
+    def hopeless(self) -> str:
+        """Why the run is to be given up, as no episode has ever succeeded; empty while it is not."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+def groups_drain_s(session_s: float) -> float:
+    """Return for how long groups may come after a run's end, in seconds.
+
+    Where a worker is killed at the end its tasks are another's only after the session of the consumer group; the
+    embedded broker's is of 8 s, a cluster's mostly of 45 s.
+    """
+    return max(GROUPS_DRAIN_S, session_s + AFTER_SESSION_S)
+
+
+def is_drained(page: Page, since_end_s: float, drain_s: float = GROUPS_DRAIN_S) -> bool:
+    """Return whether nothing more can be expected of a run that has ended."""
+    if page.in_flight and since_end_s < drain_s:
+        return False
+    return not (page.awaits_evaluation and since_end_s < EVALUATION_DRAIN_S)
+
+
+class Drain:
+    """What follows the end of a run, until nothing more can be expected of it.
+
+    Args:
+        page: Follows the run.
+        session_s: Asks, once the run has ended, for the session time-out of its consumer groups, in seconds.
+    """
+
+    def __init__(self, page: Page, session_s: Callable[[], float]) -> None:
+        self._page, self._session_s = page, session_s
+        self._ended_at: float | None = None
+        self._drain_s = GROUPS_DRAIN_S
+
+    def is_over(self) -> bool:
+        """Return whether nothing more can be expected; raises what the question for the time-out does."""
+        if self._ended_at is None:
+            if not self._page.ended:
+                return False
+            self._ended_at = time.monotonic()
+            self._drain_s = groups_drain_s(self._session_s())
+        return is_drained(self._page, time.monotonic() - self._ended_at, self._drain_s)

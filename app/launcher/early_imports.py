@@ -1,0 +1,30 @@
+"""The fork server of `headrace up`, begun before the command line has read the recipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from headrace.app.launcher.fork_imports import ALL
+from headrace.infra.process.child_process import child_environment
+from headrace.infra.process.fork_client import ForkServer
+
+
+def new_fork_server() -> ForkServer:
+    """Return one that has not been started. Its threads are set, and its log named, when the recipe is known."""
+    return ForkServer(child_environment(os.environ, 1), Path(os.devnull))
+
+
+def begin_imports() -> ForkServer:
+    """Start a fork server, and have it import what every component needs, on another core than this process.
+
+    One that cannot be started has no pid: the launcher tries it again, and reports why.
+    """
+    forks = new_fork_server()
+    if sys.platform == "linux":
+        with suppress(OSError):
+            forks.start()
+            forks.import_early(ALL)
+    return forks

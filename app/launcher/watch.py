@@ -1,0 +1,50 @@
+"""`headrace watch`: the page of `headrace up`, attached to a run that others started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from headrace.app.launcher.drained import Drain
+from headrace.app.views.live import LivePage
+from headrace.infra.embedded.data_folder import DataFolder
+from headrace.infra.embedded.servers import Servers
+from headrace.infra.kafka.topic_admin import session_timeout_s
+from headrace.infra.run.run import Run
+from headrace.ops.figures.standstill import Surroundings
+
+TURN_S = 0.25
+
+
+def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool, began_ms: int = 0) -> str:
+    """Show a run until nothing more can be expected of it; return why it has ended.
+
+    Nothing is written and nobody waits for it: any number may watch a run, and stop.
+
+    Args:
+        run: The run, joined.
+        console: Where to show it.
+        say: Reports servers that do not answer.
+        plain: Lines even on a terminal.
+        began_ms: When it was started last, in ms since the epoch; 0 where nobody knows.
+    """
+    servers = servers_of(run, say)
+    page = LivePage(run, console, plain=plain, around=lambda: Surroundings(began_ms, servers.watch()))
+    try:
+        drain = Drain(page, lambda: session_timeout_s(run.connection))
+        while not drain.is_over():
+            page.turn(TURN_S)
+    finally:
+        page.close()
+        servers.stop()
+    return page.ended
+
+
+def servers_of(run: Run, say: Callable[[str], None]) -> Servers:
+    """Return the servers of a run that is joined, to ask whether they answer; nothing is started or stopped."""
+    store = run.store_address
+    kafka = run.recipe.kafka.model_copy(update={"bootstrap": run.connection.bootstrap})
+    named = run.recipe.store.model_copy(update={"endpoint": store.endpoint, "secure": store.secure})
+    return Servers(kafka, named, DataFolder(Path()), say)

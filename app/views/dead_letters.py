@@ -1,0 +1,141 @@
+"""Dead letters, and what became of a redrive, for people."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from headrace.ops.dead_letters.listing import DeadLetterDetail, ListedDeadLetter
+    from headrace.ops.dead_letters.redrive import Redriven, SentBack
+
+NONE = Text("No dead letters: everything that was written could be read.", style="green")
+MOST_ROWS, MOST_WHYS = 200, 8
+"""Newest dead letters that the table shows, and most frequent first lines of their details below it."""
+
+
+def dead_letters_table(dead_letters: Sequence[ListedDeadLetter], reason: str | None) -> RenderableType:
+    """Return what `headrace dead-letters` shows."""
+    if not dead_letters:
+        return Text(f"No dead letters of reason {reason}.") if reason else NONE
+    table = Table("offset", "when (UTC)", "reason", box=None)
+    for column in ("from", "number", "sent back"):
+        table.add_column(column, overflow="fold")  # to be copied whole
+    for dead_letter in dead_letters[-MOST_ROWS:]:
+        table.add_row(
+            str(dead_letter.offset),
+            _when(dead_letter.created_ms),
+            Text(dead_letter.reason),
+            Text(_source(dead_letter)),
+            Text(_number(dead_letter)),
+            "; ".join(filter(None, [_copy(dead_letter), _sent_back(dead_letter)])),
+        )
+    reasons = Counter(dead_letter.reason for dead_letter in dead_letters)
+    by_reason = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    older = f"; the newest {MOST_ROWS} are shown" if len(dead_letters) > MOST_ROWS else ""
+    whys = Counter(_why(one) for one in dead_letters if one.detail)
+    told = [Text(f"{count} x {why}", style="yellow") for why, count in whys.most_common(MOST_WHYS)]
+    return Group(table, *told, Text(f"{_count(len(dead_letters))}: {by_reason}{older}", style="dim"))
+
+
+def unnumbered(reasons: Mapping[str, int]) -> str:
+    """Describe the dead letters that no count of numbers holds, by reason; empty when there are none."""
+    if not reasons:
+        return ""
+    by_reason = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+    return f"{_count(sum(reasons.values()))} of no training number ({by_reason}): see `headrace dead-letters`"
+
+
+def dead_letter_view(dead_letter: DeadLetterDetail) -> RenderableType:
+    """Return one dead letter with what it is about."""
+    from headrace.ops.dead_letters.listing import DecodedText
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    headers = "\n".join(f"{name}: {value}" for name, value in dead_letter.headers.items())
+    decoded = dead_letter.decoded
+    if isinstance(decoded, DecodedText):
+        read = decoded.text
+    else:
+        read = f"{decoded.record} {json.dumps(decoded.fields, indent=1, ensure_ascii=False)}"
+    is_notice = dead_letter.redrives is not None
+    about = (
+        ("copy of", _copy(dead_letter).removeprefix("copy of ")),
+        ("key", dead_letter.key),
+        ("headers", headers),
+        ("value", f"{dead_letter.value_bytes} bytes"),
+        (
+            "left out",
+            f"{dead_letter.cut_bytes} bytes, so it cannot be sent back" if dead_letter.cut_bytes else "nothing",
+        ),
+        ("hex", dead_letter.hex),
+        ("as read", read),
+    )
+    for name, value in (
+        ("dead letter", f"{dead_letter.offset}, of {_when(dead_letter.created_ms)} UTC"),
+        ("stands at" if is_notice else "from", _source(dead_letter)),
+        ("component", dead_letter.component),
+        ("reason", dead_letter.reason),
+        ("detail", dead_letter.detail),
+        ("number", _number(dead_letter)),
+        ("sent back", _sent_back(dead_letter) or "no"),
+        *(() if is_notice else about),
+    ):
+        table.add_row(name, Text(str(value) or "none"))
+    return table
+
+
+def redrive_table(done: Redriven) -> RenderableType:
+    """Return what `headrace redrive` shows."""
+    parts: list[RenderableType] = []
+    verb = "would be sent back" if done.dry_run else "sent back"
+    for one in done.redriven:
+        to = "" if one.stands_at is None else f", stands at {one.stands_at} now"
+        dead_letters = ", ".join(map(str, one.offsets))
+        parts.append(Text(f"{verb}: dead letter {dead_letters}, {_number(one)}, from {_source(one)}{to}"))
+    parts += [Text(f"already sent back: dead letter {offset}", style="dim") for offset in done.already]
+    parts += [Text(f"refused: dead letter {one.offset}: {one.why}", style="yellow") for one in done.refused]
+    if not done.redriven:
+        parts.append(Text("There is nothing to send back."))
+    return Group(*parts)
+
+
+def _when(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _source(dead_letter: ListedDeadLetter | SentBack) -> str:
+    return f"{dead_letter.topic}[{dead_letter.partition}]@{dead_letter.source_offset}"
+
+
+def _sent_back(dead_letter: ListedDeadLetter) -> str:
+    """Return what became of a dead letter's message by a redrive; empty when it was not sent back."""
+    words = "" if dead_letter.redriven is None else f"yes, see {dead_letter.redriven}"
+    words = words if dead_letter.redrives is None else f"dead letter {dead_letter.redrives}"
+    return words if dead_letter.failed_again is None else f"{words}; failed again as {dead_letter.failed_again}"
+
+
+def _copy(dead_letter: ListedDeadLetter) -> str:
+    return "" if dead_letter.copy_of is None else f"copy of {dead_letter.copy_of}"
+
+
+def _why(dead_letter: ListedDeadLetter) -> str:
+    first, _, _ = dead_letter.detail.strip().partition("\n")
+    return f"{dead_letter.reason}: {first}"
+
+
+def _count(count: int) -> str:
+    return f"{count} dead letter{'' if count == 1 else 's'}"
+
+
+def _number(dead_letter: ListedDeadLetter | SentBack) -> str:
+    """Return `stream:number`; a dead letter without one concluded nothing."""
+    return f"{dead_letter.stream}:{dead_letter.number}" if dead_letter.number >= 0 else "no number"

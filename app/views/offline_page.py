@@ -1,0 +1,273 @@
+"""What was done without a run that goes on, for people: archives, offline training, training again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from headrace.app.views.weights_page import size
+from headrace.ops.offline.archiver import Archived
+from headrace.ops.offline.exporter import Table as Exported
+from headrace.ops.offline.offline_curator import Curated
+from headrace.ops.offline.offline_run import OfflineSummary
+from headrace.ops.offline.replayer import Replayed
+
+
+def archive_page(done: Archived) -> RenderableType:
+    """Return what `headrace archive` shows."""
+    table = _table("topic", "records", "bytes", "files", "new this time")
+    for name, one in done.topics.items():
+        new = f"{one.new_records:,}"
+        table.add_row(name, f"{one.records:,}", size(one.bytes), f"{one.files:,}", new)
+    objects = done.objects
+    parts: list[RenderableType] = [_title("archived", done, done.archive), table]
+    if objects.count:
+        parts.append(Text(f"{objects.count:,} objects, {size(objects.bytes)}, {objects.new:,} of them new this time"))
+    parts += [Text(f"An object could not be had: {why}", style="yellow") for why in objects.missing.values()]
+    if done.raw:
+        parts.append(Text(f"{done.raw:,} values are no record of a known schema, and are kept as bytes."))
+    gone = Counter[str]()
+    for deleted in done.gone:
+        gone[deleted.topic] += deleted.end - deleted.begin
+    parts += [Text(_gone(topic, offsets), style="dim") for topic, offsets in gone.items()]
+    return Group(*parts)
+
+
+def _gone(topic: str, offsets: int) -> str:
+    why = ", as tasks are that are done with" if topic.startswith(("tasks.", "eval-tasks.")) else ""
+    return f"{topic}: what stood at {offsets:,} offsets had been deleted before it was archived{why}."
+
+
+def replay_page(done: Replayed) -> RenderableType:
+    """Return what `headrace replay` shows."""
+    table = _table("topic", "records", "new this time")
+    for name, one in done.topics.items():
+        table.add_row(name, f"{one.records:,}", f"{one.new_records:,}")
+    parts: list[RenderableType] = [_title("replayed", done, done.into), table]
+    if done.objects:
+        parts.append(Text(f"{done.objects:,} objects are in the store."))
+    return Group(*parts)
+
+
+def offline_page(done: Curated) -> RenderableType:
+    """Return what `headrace curate --from` shows."""
+    table = _table("policy", "read", "kept", "again", "dropped", "of those kept", "dead")
+    for policy, one in done.policies.items():
+        gone = (one.dropped, one.dropped_trajectories, one.dead)
+        cells = [", ".join(f"{n:,} {why}" for why, n in counts.items()) or "0" for counts in gone]
+        table.add_row(policy, f"{one.read:,}", f"{one.kept:,}", f"{one.again:,}", *cells)
+    by = done.chain or "the run's own chain"
+    title = Text.assemble(("curated", "bold"), f"  {done.archive} by {by}, into {done.out}")
+    hashes = [Text(f"{one.sha256} {policy}", style="dim") for policy, one in done.policies.items()]
+    return Group(title, table, *hashes)
+
+
+def export_page(done: Exported) -> RenderableType:
+    """Return what `headrace export` shows."""
+    table = _table("outcome", "trajectories")
+    for outcome, count in done.outcomes.items():
+        table.add_row(outcome, f"{count:,}")
+    what = f"  {done.topic} of {done.archive} into {done.file}"
+    title = Text.assemble(("exported", "bold"), f"{what}: {done.rows:,} rows, {size(done.bytes)}")
+    parts: list[RenderableType] = [title, table]
+    if not done.texts:
+        parts.append(Text("No texts: the archive holds no tokenizer, as one made with --with-weights does."))
+    parts += [Text(f"{count:,} left out: {why}", style="yellow") for why, count in done.skipped.items()]
+    return Group(*parts)
+
+
+def _title(what: str, done: Archived | Replayed, where: str) -> Text:
+    return Text.assemble((what, "bold"), f"  run {done.run} into {where}, {done.seconds:.1f} s")
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(first, *others, box=None, header_style="dim")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
+
+
+if TYPE_CHECKING:  # the tool needs torch, and its page does not
+    from headrace.ops.offline.offline_trainer import TrainedOffline
+    from headrace.ops.offline.offline_versions import MadeVersion
+
+MOST_ROWS = 20
+COLUMNS = {
+    "reward_mean": ("reward", "{:.2f}"),
+    "loss": ("loss", "{:.4f}"),
+    "kl_k3": ("KL", "{:.4f}"),
+    "ess_share": ("alike", "{:.0%}"),
+    "grad_norm_mean": ("grad norm", "{:.2f}"),
+}
+"""What a metric is called here, and its form."""
+
+
+def offline_training_page(trained: TrainedOffline) -> RenderableType:
+    """Return what `headrace train --from` shows."""
+    versions = trained.versions
+    title = Text.assemble(("trained", "bold"), f"  {trained.policy} over {trained.archive}, into {trained.out}")
+    parts: list[RenderableType] = [title, Text(f"Begun at {trained.start}; batches {trained.batches}.")]
+    parts += [Text(f"  {line}") for line in trained.settings]
+    parts.append(_versions_table(_some(versions)))
+    if len(versions) > MOST_ROWS:
+        parts.append(Text(f"{len(versions)} versions in all; every one stands in batches.jsonl.", style="dim"))
+    parts += [*_verdict(trained), *_counts(trained), Text(f"{trained.weights_hash} weights", style="dim")]
+    return Group(*parts)
+
+
+def _some(versions: Sequence[MadeVersion]) -> Sequence[MadeVersion]:
+    """Return versions that stand evenly apart, the first and the last among them."""
+    if len(versions) <= MOST_ROWS:
+        return versions
+    return [versions[row * (len(versions) - 1) // (MOST_ROWS - 1)] for row in range(MOST_ROWS)]
+
+
+def _versions_table(versions: Sequence[MadeVersion]) -> Table:
+    columns = {name: shape for name, shape in COLUMNS.items() if any(name in one.metrics for one in versions)}
+    table = Table("version", "groups", *(title for title, _ in columns.values()), box=None, header_style="dim")
+    for column in table.columns:
+        column.justify = "right"
+    for one in versions:
+        cells = (shape.format(one.metrics[name]) if name in one.metrics else "" for name, (_, shape) in columns.items())
+        table.add_row(str(one.version), str(one.groups), *cells)
+    return table
+
+
+def _verdict(trained: TrainedOffline) -> list[Text]:
+    compared = [one for one in trained.versions if one.equal is not None]
+    if not compared:
+        return []
+    differ = [one.version for one in compared if not one.equal]
+    if not differ:
+        return [Text(f"All {len(compared)} versions came out as in the run, bit for bit.", style="green")]
+    return [
+        Text(
+            f"{len(differ)} of {len(compared)} versions differ from the run's, the first is {differ[0]}: other "
+            "settings, another start or another machine.",
+            style="yellow",
+        )
+    ]
+
+
+def _counts(trained: TrainedOffline) -> list[Text]:
+    counts = trained.counts
+    if counts is None:
+        return []
+    gone = {**counts.evicted, **counts.unusable, "left over": counts.left}
+    said = ", ".join(f"{count:,} {why}" for why, count in gone.items() if count)
+    words = f"{counts.read:,} records read, {trained.trained:,} groups trained on"
+    parts = [Text(f"{words}{', ' + said if said else ''}; {counts.unread:,} records not read.")]
+    if counts.evicted.get("expired"):
+        parts.append(
+            Text(
+                "What expired was too old by the clock of the log before a batch was full: allow more by "
+                "--set trainer.max_staleness=N, or take smaller batches.",
+                style="yellow",
+            )
+        )
+    return parts
+
+
+def run_page(summary: OfflineSummary) -> RenderableType:
+    """Return what `headrace up --from` shows."""
+    [(policy, block)] = summary.policies.items()
+    groups, data = block.groups, summary.data
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in groups.discarded.items()) or "none"
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_row("run", f"[bold]{summary.run}[/] over {data.archive}, nothing played")
+    table.add_row("policy", f"{policy}, {len(block.progress) - 1} versions, to version {block.versions}")
+    table.add_row("groups", f"{groups.issued:,} read, {groups.trained:,} trained, {groups.replayed:,} replayed")
+    table.add_row("dropped", dropped)
+    for version, reward in block.eval_curve:
+        table.add_row("held out", f"{reward:.2f} at version {version}")
+    for line in summary.ignored:
+        table.add_row("ignored", Text(line, style="yellow"))
+    table.add_row("data", f"{data.folder}: curated, trained")
+    return table
+
+
+if TYPE_CHECKING:  # the tools need torch, and their page does not
+    from headrace.ops.offline.experiment import Experiment
+    from headrace.ops.offline.retrain import Retrained
+
+METRICS = {
+    "loss": ("loss", "{:.4f}"),
+    "kl_k3": ("KL", "{:.4f}"),
+    "clip_fraction": ("clipped", "{:.1%}"),
+    "ratio_mean": ("ratio", "{:.4f}"),
+    "entropy": ("entropy", "{:.3f}"),
+    "grad_norm_mean": ("grad norm", "{:.2f}"),
+    "grad_norm_max": ("grad norm max", "{:.2f}"),
+    "learning_rate": ("learning rate", "{:.2g}"),
+}
+"""What a metric is called here, and its form."""
+
+
+def retrain_page(retrained: Retrained | Experiment, program: str, where: str) -> RenderableType:
+    """Return what `headrace retrain` shows.
+
+    Args:
+        retrained: The versions that were made.
+        program: How this user calls `headrace`.
+        where: The options that name an experiment.
+    """
+    from headrace.ops.offline.retrain import Retrained
+
+    if isinstance(retrained, Retrained):
+        return Group(_hashes(retrained), _hashes_in_words(retrained))
+    look = f"{program} inspect --step {retrained.to} {where}"
+    return Group(*_experiment(retrained), Text(f"Look at it:\n  {look}", style="bold"))
+
+
+def _hashes(retrained: Retrained) -> Table:
+    """Return versions and hashes; versions alike share a row."""
+    table = Table("versions", "epoch", "", "expected at the last", "came out", box=None)
+    for (epoch, equal), group in groupby(retrained.versions, key=lambda one: (one.epoch, one.equal)):
+        alike = list(group)
+        first, last = alike[0].version, alike[-1]
+        table.add_row(
+            str(first) if first == last.version else f"{first}-{last.version}",
+            str(epoch),
+            {True: "[green]equal[/]", False: "[red]differ[/]", None: "[yellow]not comparable here[/]"}[equal],
+            last.expected[:16],
+            (last.got or "")[:16],
+        )
+    return table
+
+
+def _hashes_in_words(retrained: Retrained) -> Text:
+    versions, from_ = retrained.versions, retrained.from_
+    if differ := [one.version for one in versions if one.equal is False]:
+        return Text(f"{len(differ)} of {len(versions)} versions differ, the first is {differ[0]}.", style="bold red")
+    if not retrained.comparable:
+        why = "\n".join(f"  {part}" for part in retrained.differing)
+        return Text(f"Not comparable here: the numerics fingerprint differs (then -> here).\n{why}", style="yellow")
+    return Text(f"All {len(versions)} versions after checkpoint {from_} came out the same, bit for bit.", style="green")
+
+
+def _experiment(retrained: Experiment) -> list[RenderableType]:
+    """Return the result of other settings beside what had come of the run's own."""
+    run, into, versions = retrained.run, retrained.into, retrained.versions
+    changed = sum(not one.equal for one in versions)
+    made = f"Run {into} holds versions {versions[0].version} to {versions[-1].version}, made of the batches of "
+    parts: list[RenderableType] = [Text(f"{made}{run}; {changed} have other weights.", style="green")]
+    parts += [Text(f"  {line}") for line in retrained.settings]
+    table = Table("", f"{run}, mean", "at the last", f"{into}, mean", "at the last", box=None, header_style="dim")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, metric in retrained.metrics.items():
+        label, form = METRICS[name]
+        sides = (metric.source_mean, metric.source_last, metric.into_mean, metric.into_last)
+        table.add_row(label, *(form.format(value) for value in sides))
+    why = (
+        "Nothing was played again, so rewards are those of the same groups. KL, clipped and ratio say how far the "
+        "policy went from the weights that had played them; whether it plays better, only rollouts can tell."
+    )
+    return [*parts, Text(), table, Text(), Text(why, style="dim"), Text()]

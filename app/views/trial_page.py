@@ -1,0 +1,150 @@
+"""What `headrace try` shows: conversations, tokens, rewards, advantages, a step, and where the user's code raised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from headrace.app.views.inspection_page import KINDS, advantage_text, cropped, facts, own_metric_facts, token_table
+from headrace.ops.lineage.seen import SequenceSeen, TrajectorySeen
+from headrace.schemas.episode_errors import in_words, kind_of
+
+if TYPE_CHECKING:  # the trial needs torch, and its page does not
+    from headrace.ops.offline.trial import EpisodeFailed, Tried
+    from headrace.ops.offline.tried_policy import GroupTried, PolicyTried, StepTried
+
+MOST_TOKENS = 40
+"""Of the sequence that is shown token by token; `--json` has all."""
+SHORT = 60
+"""Characters of an answer in the table of a group."""
+
+
+def trial_page(tried: Tried) -> RenderableType:
+    """Return what `headrace try` shows."""
+    title = f"  {_count(tried.episodes, 'episode')} in {tried.seconds:.1f} s: no server, no run, no warm start"
+    parts: list[RenderableType] = [Text.assemble((tried.recipe, "bold"), title)]
+    for name, policy in tried.policies.items():
+        parts += [Text(), *_policy(name, policy)]
+    if tried.failures:
+        parts += [Text(), *_failures(tried)]
+    return Group(*parts)
+
+
+def _policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
+    yield Text.assemble((f"policy {name}", "bold"), f"  {policy.model}{_as_it_is(policy)}")
+    for tried in policy.groups:
+        yield Text()
+        yield from _group(tried)
+    sequences = [one for tried in policy.groups for member in tried.group.trajectories for one in member.sequences]
+    if sequences:
+        yield Text()
+        yield Text("the first sequence, token by token", style="bold")
+        yield token_table(sequences[0].each[:MOST_TOKENS])
+        if (more := len(sequences[0].each) - MOST_TOKENS) > 0:
+            yield Text(f"{more:,} more tokens: --json has all", style="dim")
+    yield Text()
+    yield from _step(policy.step) if policy.step else [Text(f"no step: {policy.no_step}", style="yellow")]
+
+
+def _as_it_is(policy: PolicyTried) -> str:
+    if policy.told:
+        return "; it says what --answer tells it"
+    return "; a run warms it up before version 0" if policy.warm_start else ""
+
+
+def _group(tried: GroupTried) -> Iterator[RenderableType]:
+    group = tried.group
+    fate = f"{tried.verdict} by the chain{f': {tried.reason}' if tried.reason else ''}"
+    style = "green" if tried.verdict == "kept" else "yellow"
+    yield Text.assemble((f"{group.stream}:{group.number}", "bold"), f"  {group.task_id}  ", (fate, style))
+    if not group.trajectories:
+        return
+    for sequence in group.trajectories[0].sequences:
+        yield Padding(_conversation(sequence), (0, 0, 0, 2))
+    yield Padding(_members(tried), (0, 0, 0, 2))
+
+
+def _conversation(sequence: SequenceSeen) -> Table:
+    """Return the spans of a sequence, as the first member of a group had them."""
+    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
+    for name in (sequence.role or "kind", "turn", "tokens", "mask", "text"):
+        table.add_column(
+            name, no_wrap=name != "text", justify="right" if name in {"turn", "tokens", "mask"} else "left"
+        )
+    for span in sequence.spans:
+        text = Text(cropped(span.text), style=KINDS.get(span.kind, ""))
+        if span.finish_reason not in ("", "stop"):
+            text.append(f" [{span.finish_reason}]", style="dim")
+        table.add_row(span.kind, str(span.turn), str(span.tokens), str(int(span.kind == "generated")), text)
+    return table
+
+
+def _members(tried: GroupTried) -> Table:
+    parts = list(dict.fromkeys(name for member in tried.group.trajectories for name in member.reward_parts))
+    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
+    for name in ("#", "reward", *parts, "advantage", "logprob", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("answer", overflow="fold")
+    for member in tried.group.trajectories:
+        for place, sequence in enumerate(member.sequences):
+            table.add_row(*_member(member, place, parts), *_sequence(sequence, tried.rejected.get(member.id, "")))
+    return table
+
+
+def _member(member: TrajectorySeen, place: int, parts: list[str]) -> list[RenderableType]:
+    sample = member.id.rpartition(":")[2]
+    reward = member.reward if member.shaped_reward is None else member.shaped_reward
+    each = [f"{member.reward_parts[name]:g}" if name in member.reward_parts else "" for name in parts]
+    return [Text(sample if len(member.sequences) == 1 else f"{sample}.{place}", style="dim"), f"{reward:g}", *each]
+
+
+def _sequence(sequence: SequenceSeen, rejected: str) -> list[RenderableType]:
+    said = " ".join(span.text for span in sequence.spans if span.kind == "generated").replace("\n", "⏎")
+    text = Text(said if len(said) <= SHORT else f"{said[:SHORT]} …")
+    if rejected:
+        text.append(f"  rejected: {rejected}", style="yellow")
+    mean = "" if sequence.logprob_mean is None else f"{sequence.logprob_mean:.2f}"
+    return [advantage_text(sequence.advantage), mean, str(sequence.tokens), text]
+
+
+def _step(step: StepTried) -> Iterator[RenderableType]:
+    over = f"{_count(step.groups, 'group')}{'' if step.chain_kept else ', though the chain kept none'}"
+    yield Text.assemble(("one optimizer step", "bold"), f" over {over}: {step.tokens:,} tokens are trained on")
+    if step.loss is None or step.grad_norm is None:
+        yield Text("loss or gradient is not finite: a trainer skips such a step", style="red")
+        return
+    measured = [("loss", f"{step.loss:.4g}"), ("gradient norm", f"{step.grad_norm:.4g}")]
+    yield facts([*measured, *own_metric_facts(step.metrics)])
+    if not step.has_advantages:
+        yield Text(
+            "Every advantage is 0, as the rewards of each group are equal, so nothing is learnt from rewards here. "
+            "--answer TEXT, several times, lets the policy say right and wrong ones.",
+            style="yellow",
+        )
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _failures(tried: Tried) -> Iterator[RenderableType]:
+    """Show each error once with its traceback, and how many episodes it was the end of."""
+    yield Text(f"{len(tried.failures)} of {tried.episodes} episodes failed", style="bold red")
+
+    def kind(failed: EpisodeFailed) -> tuple[str, str, str]:
+        return kind_of(failed.failure)
+
+    for _, several in groupby(sorted(tried.failures, key=kind), key=kind):
+        first, *others = several
+        yield Text()
+        yield Text.assemble((first.episode, "bold"), f"  task {first.task_id}, {in_words(first.failure)}")
+        if others:
+            yield Text(f"and {len(others)} more: {', '.join(one.episode for one in others[:8])}", style="dim")
+        if first.failure.traceback:
+            yield Text(first.failure.traceback)

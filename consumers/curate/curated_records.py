@@ -1,0 +1,112 @@
+"""The records that a curator writes of a group: outcomes, and curated records of first uses and of replays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headrace.consumers.algorithms.contract import Candidate, Rejection, Replay, generated_lengths
+from headrace.infra.kafka.decoding import LONGEST_NAME
+from headrace.schemas.episode_errors import errors_of
+from headrace.schemas.headers import Stamp
+from headrace.schemas.records import CuratedGroup, Outcome, TrajectoryGroup
+
+
+def fresh_stamp(candidate: Candidate) -> Stamp:
+    """Return key and headers of a group's first curated record."""
+    group = candidate.group
+    return Stamp(
+        run_id=group.run_id,
+        stream=group.stream,
+        number=group.number,
+        attempt=group.attempt,
+        revision=group.revision,
+        policy=group.policy,
+        min_version=candidate.min_version,
+        max_version=candidate.max_version,
+        head_version=group.head_version,
+    )
+
+
+def fresh_record(candidate: Candidate, value: bytes, max_staleness: int) -> CuratedGroup:
+    """Return the curated record of a group that was kept; `value` is the group as its worker wrote it."""
+    group = candidate.group
+    return CuratedGroup(
+        run_id=group.run_id,
+        stream=group.stream,
+        number=group.number,
+        group=value,
+        deadline_version=candidate.min_version + max_staleness,
+        min_version=candidate.min_version,
+        revision=group.revision,
+        kept=candidate.kept,
+        rewards=candidate.rewards,
+    )
+
+
+def replay_record(replay: Replay, stamp: Stamp, first_back: int) -> CuratedGroup:
+    """Return the curated record of a group that is to be trained on once more."""
+    return CuratedGroup(
+        run_id=stamp.run_id,
+        stream=stamp.stream,
+        number=stamp.number,
+        use=stamp.use,
+        deadline_version=replay.deadline_version,
+        min_version=replay.min_version,
+        revision=stamp.revision,
+        first_back=first_back,
+        weight=replay.weight,
+    )
+
+
+def group_outcome(policy: str, candidate: Candidate) -> Outcome:
+    """Return the outcome of a group, less its verdict."""
+    group = candidate.group
+    return Outcome(
+        run_id=group.run_id,
+        stream=group.stream,
+        number=group.number,
+        policy=policy,
+        component="curate",
+        revision=group.revision,
+        task_id=group.task_id,
+        tier=group.tier,
+        rewards=tuple(trajectory.reward for trajectory in group.trajectories),
+        lengths=generated_lengths(group),
+        n_asked=group.n_asked,
+        failures=len(group.failures),
+        errors=errors_of(group.failures),
+        min_version=candidate.min_version,
+        max_version=candidate.max_version,
+        head_version=group.head_version,
+    )
+
+
+def replay_outcome(stamp: Stamp) -> Outcome:
+    """Return the outcome of one more use of a group; that of the first use describes the group."""
+    return Outcome(
+        run_id=stamp.run_id,
+        stream=stamp.stream,
+        number=stamp.number,
+        use=stamp.use,
+        policy=stamp.policy,
+        verdict="kept",
+        component="curate",
+        revision=stamp.revision,
+        min_version=stamp.min_version,
+        max_version=stamp.max_version,
+        head_version=stamp.head_version,
+    )
+
+
+def rejection_outcome(outcome: Outcome, group: TrajectoryGroup, rejection: Rejection) -> Outcome:
+    """Return the outcome of a trajectory that an algorithm rejected, from that of its group."""
+    return replace(
+        outcome,
+        level="trajectory",
+        trajectory_id=group.trajectories[rejection.index].id[:LONGEST_NAME],
+        verdict="dropped",
+        reason=rejection.reason,
+        rewards=(outcome.rewards[rejection.index],),
+        lengths=(outcome.lengths[rejection.index],),
+        errors=(),
+    )

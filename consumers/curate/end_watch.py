@@ -1,0 +1,47 @@
+"""Says that the run is over: a curator that was started by hand outlives it, and nothing comes any more."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from headrace.infra.errors import Unavailable
+from headrace.infra.run.run import RecipeNews, Run
+
+log = structlog.get_logger()
+
+LOOK_EVERY_S = 5.0
+
+
+class EndWatch:
+    """Looks at the recipe topic while there is nothing to curate, and logs each end of the run once.
+
+    Args:
+        run: The run.
+        policy_variant: Whose curator this is.
+    """
+
+    def __init__(self, run: Run, policy_variant: str) -> None:
+        self._run, self._policy_variant = run, policy_variant
+        self._news = RecipeNews(run.address, run.recipe_end)
+        self._ended = run.ended
+        self._is_logged = False
+        self._due = 0.0
+
+    def look(self) -> None:
+        """Look, now and then; a Kafka that is away is none of its business."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + LOOK_EVERY_S
+        try:
+            found = [one.ended for one in self._news.look() if one.run_id == self._run.run_id]
+        except Unavailable:
+            return
+        for ended in found:  # the newest revision decides: a run may be gone on with
+            self._is_logged = self._is_logged and ended == self._ended
+            self._ended = ended
+        if self._ended and not self._is_logged:
+            self._is_logged = True
+            now = "groups that still come are curated; stop this process when none is in flight"
+            log.info("run.over", policy=self._policy_variant, why=self._ended, now=now)

@@ -1,0 +1,107 @@
+"""Which numbers the feeder has issued: a group of any other was made by somebody who is wrong, and concludes nothing.
+
+A task is committed before any worker can see it. So a number that is not on `tasks`, read to its end after the group
+came, nor below what the feeder's snapshot says, was never issued. What is decided stands on the log: such a group is a
+dead letter, and a snapshot follows at once, so that a restore never decides anew. What is taken needs no record: what
+was issued once stays so. Trajectories of a replay carry what the run decided of them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+from headrace.infra.kafka.clients import Message, stable_ends
+from headrace.infra.kafka.dead_letters import NOT_ISSUED, verdict_of
+from headrace.infra.kafka.decoding import Rejected, stamp_own
+from headrace.infra.kafka.topic_reader import Place, TopicReader, whole_topics
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.own_positions import newest_snapshot
+from headrace.infra.run.run import RecipeNews, Run
+from headrace.schemas.headers import Stamp
+
+FEEDER = "feed"
+"""Key of the feeder's snapshots; their JSON holds, as `next`, the next training number of every stream."""
+
+
+MET_S = 1.0
+"""A broker that was started again since may give an end that is too low, and begins no sooner."""
+
+
+class IssuedNumbers:
+    """The next number of every stream. The topics are read only when a higher one is asked for.
+
+    First comes the feeder's newest snapshot, once, and from then on the end of `tasks`: a snapshot holds all that its
+    transaction issued, so what was committed before the first look at `tasks` is in it.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._news = run, RecipeNews(run.address, run.recipe_end)
+        self._streams = set(run.recipe.workflows)
+        self._next: dict[str, int] = {}
+        self._reader: TopicReader | None = None
+        self._met: dict[Place, int] = {}
+        """Ends of `tasks` when they were last met, and not only believed: whoever forges many groups delays few."""
+        self._met_until = 0.0
+
+    def counts(self, message: Message, stamp: Stamp) -> bool:
+        """Return whether the number of a message's group was issued. Raises as `has`."""
+        verdict = verdict_of(message)
+        return self.has(stamp.stream, stamp.number) if verdict is None else verdict != NOT_ISSUED
+
+    def has(self, stream: str, number: int) -> bool:
+        """Return whether a number was issued. Raises KafkaAway, KafkaRefused or LogTruncated."""
+        if number < self._next.get(stream, 0):
+            return True
+        if stream not in self._streams:
+            for revision in self._news.look():
+                if revision.run_id == self._run.run_id:
+                    self._streams.update(Recipe.from_json(revision.recipe).workflows)
+            if stream not in self._streams:
+                return False
+        reader = self._reader if stream in self._next and self._reader is not None else self._begin()
+        if number >= self._next[stream]:
+            self._follow(reader, stream, number)
+        return number < self._next[stream]
+
+    def _begin(self) -> TopicReader:
+        """Read from the end of `tasks` on, and what was issued before."""
+        self.close()
+        connection, topics = self._run.connection, self._run.topics
+        places = whole_topics(connection, [topics.tasks(stream) for stream in self._streams])
+        # Not the very end: a transaction that is open there may have no snapshot yet.
+        self._reader = TopicReader(connection, stable_ends(connection, places), f"issued.{topics.run}")
+        self._met = {}
+        snapshot = newest_snapshot(connection, self._run.state_place(FEEDER), FEEDER)
+        known = json.loads(snapshot.body)["next"] if snapshot is not None else {}
+        self._next = {stream: max(int(known.get(stream, 0)), self._next.get(stream, 0)) for stream in self._streams}
+        return self._reader
+
+    def _follow(self, reader: TopicReader, stream: str, number: int) -> None:
+        """Read on to where committed tasks are said to end, and where that does not do, to an end that was met.
+
+        A transaction that is open behind that is not waited for: no worker has seen its tasks.
+        """
+        ends = stable_ends(self._run.connection, reader.positions)
+        for message in reader.until(ends):
+            self._take(message)
+        is_met = ends == self._met and time.monotonic() < self._met_until
+        if number >= self._next[stream] and not is_met:
+            with TopicReader(self._run.connection, reader.positions) as anew:
+                for message in anew.catch_up():
+                    self._take(message)
+            self._met, self._met_until = ends, time.monotonic() + MET_S
+
+    def _take(self, message: Message) -> None:
+        try:
+            stamp = stamp_own(message, self._run.run_id)
+        except Rejected:  # the workers make a dead letter of it
+            return
+        if stamp.stream in self._next and message.topic == self._run.topics.tasks(stamp.stream):
+            self._next[stamp.stream] = max(self._next[stamp.stream], stamp.number + 1)
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

@@ -1,0 +1,125 @@
+"""The chains of one partition: one for all recipe revisions in a row that agree on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from headrace.consumers.algorithms.chain import Chain, load_chain
+from headrace.consumers.curate.chain_ends import ChainEnds
+from headrace.consumers.curate.context import CuratorContext, UnknownRevision
+from headrace.infra.recipe.settings import Recipe
+from headrace.schemas.records import TrajectoryGroup
+
+
+def chain_of(recipe: Recipe, policy_variant: str) -> Chain:
+    """Return the chain of a policy or shadow; `max_staleness` takes the trainer's limit, what draws the recipe's seed.
+
+    What the recipe's chain gives them itself comes first.
+    """
+    return load_chain(_uses_of(recipe, policy_variant), recipe.seed)
+
+
+def _uses_of(recipe: Recipe, policy_variant: str) -> list[tuple[str, dict[str, Any]]]:
+    limits = {"max_staleness": {"limit": recipe.trainer_of(policy_variant).max_staleness}}
+    return [(use.use, {**limits.get(use.use, {}), **use.settings}) for use in recipe.chain_of(policy_variant)]
+
+
+def first_of_chain(recipe_of: Callable[[int], Recipe], revision: int, policy_variant: str) -> int:
+    """Return the first of the revisions up to this one, without a gap, that have its chain.
+
+    They share one: its memory outlives a change elsewhere in the recipe. Raises UnknownRevision.
+    """
+
+    def built(number: int) -> tuple[Any, ...]:
+        recipe = recipe_of(number)
+        return recipe.seed, _uses_of(recipe, policy_variant)
+
+    own = built(revision)
+    with suppress(UnknownRevision):
+        while revision > 0 and built(revision - 1) == own:
+            revision -= 1
+    return revision
+
+
+class RevisionChains:
+    """Chain by revision. A chain is named by the first revision that has it."""
+
+    def __init__(self, context: CuratorContext) -> None:
+        self._context = context
+        self._chains: dict[int, Chain] = {}
+        self._firsts: dict[int, int] = {}
+        self._limits: dict[int, int] = {}
+        self._ends = ChainEnds()
+        self._flagged: Counter[str] = Counter()
+        """By the chains that have ended."""
+
+    def of(self, revision: int) -> Chain:
+        """Return the chain of a revision. Raises UnknownRevision."""
+        first = self.first(revision)
+        if first not in self._chains:
+            self._chains[first] = chain_of(self._context.recipe_of(first), self._context.policy_variant)
+        return self._chains[first]
+
+    def first(self, revision: int) -> int:
+        """Return the name of a revision's chain. Raises UnknownRevision."""
+        if revision not in self._firsts:
+            context = self._context
+            self._firsts[revision] = first_of_chain(context.recipe_of, revision, context.policy_variant)
+        return self._firsts[revision]
+
+    def max_staleness(self, revision: int) -> int:
+        """Return the trainer's limit in a revision."""
+        if revision not in self._limits:
+            trainer = self._context.recipe_of(revision).trainer_of(self._context.policy_variant)
+            self._limits[revision] = trainer.max_staleness
+        return self._limits[revision]
+
+    def by_name(self) -> Mapping[int, Chain]:
+        """Return all chains by their names."""
+        return self._chains
+
+    def end(self, group: TrajectoryGroup, settled: Callable[[str], int]) -> list[int]:
+        """Drop the chains, with their memory, through which no group can come after this one; return their names.
+
+        `settled` is as in `ChainEnds.over`.
+        """
+        self._ends.see(group.revision, group.stream, group.number)
+        if len(self._ends.revisions) <= 1:
+            return []
+        streams = self._context.recipe_of(max(self._ends.revisions)).streams_of(self._context.policy)
+        over = {self.first(revision) for revision in self._ends.over(streams, settled)}
+        ended = sorted(over - {self.first(revision) for revision in self._ends.revisions})
+        for first in ended:
+            self._flagged.update(self._chains.pop(first).flagged())
+        return ended
+
+    @property
+    def flagged(self) -> Counter[str]:
+        """Trajectories that `repetition` and `gibberish` flagged, by algorithm; those that only watch too."""
+        counts = self._flagged.copy()
+        for chain in self._chains.values():
+            counts.update(chain.flagged())
+        return counts
+
+    def forget_stale(self, clock: int) -> None:
+        """Have all chains forget what is too old to be trained on again."""
+        for chain in self._chains.values():
+            chain.forget_stale(clock)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state as plain JSON."""
+        return {
+            "chains": {str(first): chain.snapshot() for first, chain in sorted(self._chains.items())},
+            "ends": self._ends.snapshot(),
+            "flagged": self._flagged,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take what `snapshot` returned."""
+        for first, known in state["chains"].items():
+            self.of(int(first)).restore(known)
+        self._ends.restore(state.get("ends", {}))
+        self._flagged = Counter(state.get("flagged", {}))

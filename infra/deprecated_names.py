@@ -1,0 +1,19 @@
+"""Names that a module had before: they still work, with a DeprecationWarning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+
+
+def deprecated_names(module: str, names: Mapping[str, type]) -> Callable[[str], type]:
+    """Return a module's `__getattr__`, which answers for the old names of its classes. Raises AttributeError."""
+
+    def find(name: str) -> type:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        new = names[name]
+        warnings.warn(f"{module}.{name} is called {new.__name__} now", DeprecationWarning, stacklevel=2)
+        return new
+
+    return find

@@ -1,0 +1,94 @@
+"""Whether servers answer, asked again and again with a time-out: one that is frozen takes connections and is silent."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException
+
+from headrace.infra.kafka.clients import Connection, open_admin
+from headrace.infra.store.store_address import StoreAddress
+from headrace.schemas.ids import now_ms
+
+EVERY_S = 3.0
+TIMEOUT_S = 5.0
+MISSED = 2
+"""A server that leaves so many questions in a row without an answer is silent. They are counted, and not the seconds:
+whoever asks may have been frozen itself."""
+
+Ask = Callable[[], bool]
+"""Returns whether a server answers, within some seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A server that does not answer."""
+
+    server: str
+    """What it is, and where."""
+    since_ms: int
+    """When it answered last, or was first asked; wall time in ms since the epoch. 0 where nobody knows."""
+    remedy: str
+    """What a person can do."""
+
+    @property
+    def sentence(self) -> str:
+        """For people, said once."""
+        return f"{self.server} does not answer: all wait, and go on when it does. What you can do: {self.remedy}"
+
+
+class ServerProbe:
+    """Asks one server every few seconds, in a thread of its own, which ends with `close` or with the process."""
+
+    def __init__(self, ask: Ask, every_s: float = EVERY_S) -> None:
+        self._ask, self._every_s = ask, every_s
+        self._stop = threading.Event()
+        self._answered_ms, self._missed = now_ms(), 0
+        self._thread = threading.Thread(target=self._watch, name="server-probe", daemon=True)
+
+    def start(self) -> None:
+        """Begin: from now on the server is expected to answer."""
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._every_s):
+            if self._ask():
+                self._answered_ms, self._missed = now_ms(), 0
+            else:
+                self._missed += 1
+
+    def silent_since_ms(self) -> int | None:
+        """Return when a server that is silent answered last, in ms since the epoch; None while it answers."""
+        return self._answered_ms if self._missed >= MISSED else None
+
+    def close(self) -> None:
+        """Ask no more; a question that is under way ends by itself."""
+        self._stop.set()
+
+
+def kafka_answers(connection: Connection, timeout_s: float = TIMEOUT_S) -> bool:
+    """Return whether a broker answers."""
+    try:
+        return bool(open_admin(connection).list_topics(timeout=timeout_s).brokers)
+    except KafkaException:
+        return False
+
+
+def store_answers(address: StoreAddress, timeout_s: float = TIMEOUT_S) -> bool:
+    """Return whether the store answers at all, be it by a refusal: nothing is signed, so no client is imported."""
+    kind = http.client.HTTPSConnection if address.secure else http.client.HTTPConnection
+    asked = kind(address.endpoint, timeout=timeout_s)
+    try:
+        asked.request("HEAD", "/")
+        asked.getresponse()
+    except (ssl.SSLError, http.client.HTTPException):
+        return True  # an answer that we do not understand
+    except OSError:
+        return False
+    finally:
+        asked.close()
+    return True

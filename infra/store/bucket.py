@@ -1,0 +1,180 @@
+"""Requests to one bucket of an S3 store: every failure is an error of `store_errors.py`.
+
+The S3 client is imported when it is first needed. It takes a third of a second, and many commands look at topics alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
+
+from headrace.infra.errors import UsageError
+from headrace.infra.store.object_names import ListedObject
+from headrace.infra.store.store_address import StoreAddress
+from headrace.infra.store.store_errors import ObjectMissing, StoreUnavailable, translated
+
+if TYPE_CHECKING:
+    import urllib3
+    from minio import Minio
+    from minio.datatypes import Object as StoredAs
+
+TIMEOUT_S = 4.0
+PART_BYTES = 8 * 1024 * 1024
+"""Larger objects go up in parts of this size."""
+MOST_PARTS = 10_000
+"""S3's limit; the parts of an object beyond 80 GB are larger."""
+JOIN_S, SLOWEST_JOIN_BYTES_PER_S = 30.0, 20_000_000
+"""How long a store may take for a part, or to join them all; nothing is won by sending all again too soon."""
+T = TypeVar("T")
+
+
+class Bucket:
+    """One bucket, through one pool of connections. Safe to use from several threads; constructing asks nothing.
+
+    Raises UsageError for an endpoint that is none, and where there are no keys.
+    """
+
+    def __init__(self, address: StoreAddress, timeout_s: float) -> None:
+        from headrace.infra.store.access import connections, find_keys
+
+        self.address = address
+        self._timeout_s = timeout_s
+        self._keys = find_keys(address.access_key, address.secret_key, address.keys_file)
+        self._http = connections(timeout_s, timeout_s, secure=address.secure)
+        try:
+            self.client = self._client(self._http)
+        except ValueError as error:
+            raise UsageError(f"{address.endpoint!r} is no endpoint of an object store: {error}") from error
+
+    def _client(self, http: urllib3.PoolManager) -> Minio:
+        from minio import Minio
+
+        where = self.address
+        return Minio(
+            endpoint=where.endpoint, credentials=self._keys, secure=where.secure, region=where.region, http_client=http
+        )
+
+    @property
+    def access_key(self) -> str:
+        """Name of the key in use, which is no secret."""
+        return self._keys.access_key
+
+    def close(self) -> None:
+        """Close idle connections; the bucket may be used again."""
+        self._http.clear()
+
+    def where(self, key: str) -> str:
+        """Return how messages name an object."""
+        return f"{self.address.endpoint}/{self.address.bucket}/{key}"
+
+    def ask(self, call: Callable[[], T], key: str) -> T:
+        """Make one request, about an object or about the whole bucket ("").
+
+        A connection that the store closed while it was idle (a restart) fails at once, hence the second attempt.
+        """
+        from minio.error import InvalidResponseError, S3Error, ServerError
+        from urllib3.exceptions import HTTPError, ProtocolError
+
+        try:
+            try:
+                return call()
+            except ProtocolError:
+                return call()
+        except (S3Error, ServerError, InvalidResponseError, HTTPError) as error:
+            raise translated(error, self.where(key), self.address, self.access_key) from error
+
+    def stat(self, key: str) -> StoredAs | None:
+        """Return size and age of an object as the client has them; None when there is none."""
+        name = self.address.bucket
+        try:
+            return self.ask(lambda: self.client.stat_object(bucket_name=name, object_name=key), key)
+        except ObjectMissing:
+            return None
+
+    def listing(self, prefix: str) -> list[ListedObject]:
+        """Return all objects whose keys begin so; uploads under way are left out."""
+
+        def request() -> list[ListedObject]:
+            found = self.client.list_objects(bucket_name=self.address.bucket, prefix=prefix, recursive=True)
+            return [
+                ListedObject(one.object_name, one.size or 0, one.last_modified)
+                for one in found
+                if one.object_name and one.last_modified is not None and not one.is_dir
+            ]
+
+        return self.ask(request, prefix)
+
+    def delete(self, key: str) -> None:
+        """Remove an object; one that is not there is none to remove."""
+        name = self.address.bucket
+        with suppress(ObjectMissing):
+            self.ask(lambda: self.client.remove_object(bucket_name=name, object_name=key), key)
+
+    @contextmanager
+    def opened(self, key: str, offset: int, length: int) -> Iterator[urllib3.BaseHTTPResponse]:
+        """Open an object from `offset` on for so many bytes, 0 for all. To be called, and read, within `ask`."""
+        response = self.client.get_object(
+            bucket_name=self.address.bucket, object_name=key, offset=offset, length=length
+        )
+        try:
+            yield response
+        finally:
+            response.close()
+            response.release_conn()
+
+    def upload(self, key: str, size_bytes: int, open_data: Callable[[], BinaryIO]) -> None:
+        """Send an object; `open_data` is called again for a second attempt."""
+
+        def send(client: Minio) -> None:
+            with open_data() as data:
+                client.put_object(
+                    bucket_name=self.address.bucket,
+                    object_name=key,
+                    data=data,
+                    length=size_bytes,
+                    part_size=max(PART_BYTES, -(-size_bytes // MOST_PARTS)),
+                )
+
+        if size_bytes <= PART_BYTES:
+            self.ask(lambda: send(self.client), key)
+            return
+        # A store may join the parts only at the end, and answers when it has.
+        join_s = JOIN_S + size_bytes / SLOWEST_JOIN_BYTES_PER_S
+        from headrace.infra.store.access import connections
+
+        http = connections(self._timeout_s, join_s, secure=self.address.secure)
+        try:
+            self.ask(lambda: send(self._client(http)), key)
+        finally:
+            http.clear()
+
+    def make(self) -> None:
+        """Make the bucket unless it exists."""
+        from minio.error import S3Error
+
+        name = self.address.bucket
+
+        def request() -> None:
+            try:
+                self.client.make_bucket(bucket_name=name)
+            except S3Error as error:
+                if error.code not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:  # another process was quicker
+                    raise
+
+        if not self.ask(lambda: self.client.bucket_exists(bucket_name=name), ""):
+            self.ask(request, "")
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when the store answers; raises StoreUnavailable when it did not within `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self.ask(lambda: self.client.bucket_exists(bucket_name=self.address.bucket), "")
+            except StoreUnavailable:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.1)
+            else:
+                return

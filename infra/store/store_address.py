@@ -1,0 +1,66 @@
+"""Where a run's objects are stored."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+from headrace.infra.errors import UsageError
+
+LONGEST_FILE = 65_536
+"""Bytes of a file of keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where a run's objects live. `endpoint` is `host:port`; `prefix` goes before every key as it is ("runs/a/").
+
+    Without keys of its own it is reached with those of `keys_file`, else of the environment (`access.py`).
+    """
+
+    endpoint: str
+    bucket: str
+    access_key: str = field(default="", repr=False)
+    secret_key: str = field(default="", repr=False)
+    secure: bool = False
+    region: str = "us-east-1"
+    prefix: str = ""
+    keys_file: str = ""
+    """Of an embedded store: the file of its data folder that holds its keys, for its owner alone. No key is ever in a
+    record: who runs on the same machine, as the same user, reads them there."""
+
+    def to_url(self) -> str:
+        """`http[s]://endpoint/bucket/prefix?region=…`, without the keys."""
+        return (
+            f"{'https' if self.secure else 'http'}://{self.endpoint}/{self.bucket}/{self.prefix}"
+            f"?{urlencode({'region': self.region})}"
+        )
+
+    @classmethod
+    def from_url(cls, url: str, *, access_key: str = "", secret_key: str = "") -> Self:
+        """Read `to_url`'s form. Raises UsageError."""
+        parts = urlsplit(url)
+        bucket, _, prefix = parts.path.lstrip("/").partition("/")
+        if parts.scheme not in {"http", "https"} or not parts.hostname or not bucket or "@" in parts.netloc:
+            from headrace.infra.store.access import KEY_PLACES
+
+            shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+            raise UsageError(
+                f"{shown!r} is no address of an object store: write http[s]://host:port/bucket/prefix, and the keys "
+                f"into {KEY_PLACES}"
+            )
+        region = parse_qs(parts.query).get("region", ["us-east-1"])[0]
+        return cls(parts.netloc, bucket, access_key, secret_key, parts.scheme == "https", region, prefix)
+
+
+def kept_keys(keys_file: str) -> tuple[str, str]:
+    """Return the pair that an embedded store's file holds; two empty words where it cannot be read."""
+    try:
+        with Path(keys_file).open("rb") as file:
+            saved = json.loads(file.read(LONGEST_FILE))
+        return str(saved["access_key"]), str(saved["secret_key"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return "", ""

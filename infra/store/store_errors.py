@@ -1,0 +1,88 @@
+"""What can go wrong with an object store, and what each answer of S3 means.
+
+StoreError
+├── ObjectMissing        no such object (or bucket)
+├── ObjectCorrupt        the object's bytes are not the ones that its name and record promise
+├── StoreDenied          the keys are wrong or lack a right
+└── StoreUnavailable     (also an Unavailable) the store does not answer now
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from headrace.infra.errors import HeadraceError, Unavailable
+
+if TYPE_CHECKING:
+    from headrace.infra.store.store_address import StoreAddress
+
+_MISSING = frozenset({"NoSuchKey", "NoSuchObject", "NoSuchBucket", "NoSuchVersion"})
+_DENIED = frozenset({
+    "AccessDenied", "AllAccessDisabled", "AccountProblem", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken",
+    "SignatureDoesNotMatch",
+})  # fmt: skip
+_BUSY, _LOST = "see its log; is its disk full?", "what was sent of it is lost, and is sent again"
+_AWAY = {
+    **dict.fromkeys(("InternalError", "RequestTimeout", "ServiceUnavailable", "XMinioServerNotInitialized"), _BUSY),
+    **dict.fromkeys(("SlowDown", "SlowDownRead", "SlowDownWrite"), _BUSY),
+    **dict.fromkeys(("NoSuchUpload", "InvalidPart"), _LOST),
+}
+"""What waiting or sending again heals. Parts are lost in a restart, and known no more when a join was answered late."""
+
+
+class StoreError(HeadraceError):
+    """The object store refused, or holds something else than it should."""
+
+
+class ObjectMissing(StoreError):
+    """There is no such object."""
+
+
+class ObjectCorrupt(StoreError):
+    """The bytes read are not those promised; they were not handed out."""
+
+
+class StoreDenied(StoreError):
+    """The keys are wrong, or lack a right on the bucket."""
+
+
+class StoreUnavailable(StoreError, Unavailable):
+    """The store does not answer now."""
+
+
+def translated(error: Exception, where: str, address: StoreAddress, access_key: str) -> StoreError:
+    """Return an error of the S3 client as one of this module; `where` names the object that was asked for."""
+    from urllib3.exceptions import SSLError
+
+    from headrace.infra.store.access import KEY_PLACES, tls_refusal
+
+    code = _s3_code(error)
+    if code in _MISSING:
+        return ObjectMissing(f"{where} does not exist ({code})")
+    if code in _DENIED:
+        return StoreDenied(
+            f"{where}: {code} for the access key {access_key!r}; check the keys ({KEY_PLACES}) and "
+            "their rights (`headrace store-policy` prints those that each component needs)"
+        )
+    if isinstance(error, SSLError) and (why := tls_refusal(error)):
+        return StoreError(f"{where}: {why}")
+    if code in _AWAY:
+        return StoreUnavailable(f"{where}: the store cannot do it now ({code}: {_AWAY[code]})")
+    if code is None:
+        return StoreUnavailable(f"{where}: the store does not answer ({error})")
+    plain = code in {"BadRequest", "400"} and not address.secure
+    hint = "; a store that speaks TLS answers so: write https:// before the endpoint" if plain else ""
+    return StoreError(f"{where}: the store refuses ({code}): {error}{hint}")
+
+
+def _s3_code(error: Exception) -> str | None:
+    """Read S3's code of an error, also from rclone's, whose content type the client does not take for XML."""
+    from minio.error import InvalidResponseError, S3Error
+
+    if isinstance(error, S3Error):
+        return error.code
+    if isinstance(error, InvalidResponseError):
+        found = re.search(r"<Code>(\w+)</Code>", str(error)) or re.search(r"Response code: (4\d\d)", str(error))
+        return found[1] if found else None
+    return None

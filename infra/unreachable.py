@@ -1,0 +1,47 @@
+"""Which errors say that somebody else's server cannot be reached: waiting cures them, and nobody's code is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Iterator
+
+ERRNOS = frozenset(
+    {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ENETRESET, errno.ETIMEDOUT}
+)
+DEEPEST = 10
+"""Errors that are looked at: each may have been raised from another one."""
+
+
+class OutOfTime(TimeoutError):
+    """A limit of ours is over; nobody is away."""
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Return whether an error, or one that it was raised from, says that a server cannot be reached.
+
+    These are ConnectionError, TimeoutError, a host name that cannot be resolved, and OSErrors of hosts and networks. A
+    TimeoutError that `asyncio.timeout` made of a cancellation is none: what it cut off may have been anything. A group
+    of errors is one if all in it are.
+    """
+    return any(_is_away(one) for one in _chain(error))
+
+
+def _is_away(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_unreachable(one) for one in error.exceptions)
+    if isinstance(error, TimeoutError):
+        return not isinstance(error, OutOfTime) and not isinstance(error.__cause__, asyncio.CancelledError)
+    if isinstance(error, ConnectionError | socket.gaierror):
+        return True
+    return isinstance(error, OSError) and error.errno in ERRNOS
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    one: BaseException | None = error
+    for _ in range(DEEPEST):
+        if one is None:
+            return
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)

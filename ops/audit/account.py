@@ -1,0 +1,347 @@
+"""What was counted of a run, by policy variant, and what follows: is every number accounted for. No I/O.
+
+What it holds: four bytes for every number and policy or shadow, four more for one that was trained, some hundred for
+every version, a byte for every record around one that could not be read, and one for every dead letter. Nothing else
+grows with the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import numpy as np
+
+from headrace.infra.kafka.dead_letters import NOT_ISSUED, REDRIVEN
+from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.audit.batch_records import BatchFacts, BatchRecords
+from headrace.ops.audit.bounds import Bounds
+from headrace.ops.audit.broken_numbers import Scope
+from headrace.ops.audit.flight import Flight
+from headrace.ops.audit.numbers import PolicyAudit, PolicyNumbers
+from headrace.ops.audit.pages import ANSWER_DUE, REACHED, TASK_WAITS
+from headrace.ops.audit.problems import Problems
+from headrace.ops.audit.results import Audit, GroupTotals, TaskCounts
+from headrace.ops.audit.revisions import RevisionSpans
+from headrace.ops.audit.unread import Unnumbered, Unread
+from headrace.ops.audit.weights_chain import Link, WeightsChain
+from headrace.schemas.records import DeadLetter, Snapshot
+from headrace.schemas.topics import Topics, is_eval, policy_of, variant_of
+
+SUMMED = ("produced", "duplicates", "kept", "trained", "dead", "in_flight", "lost", "doubled")
+
+Spot = tuple[str, int, int]
+"""(topic, partition, offset)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Takes the few fields that the audit needs out of a record, be it one of ours or the dict that Avro gives."""
+
+    batch: Callable[[Any], tuple[Any, ...]]
+    eviction: Callable[[Any], tuple[Any, ...]]
+    hint: Callable[[Any], tuple[Any, ...]]
+    outcome: Callable[[Any], tuple[Any, ...]]
+    position: Callable[[Any], tuple[Any, ...]]
+    use: Callable[[Any], tuple[Any, ...]]
+
+
+@dataclass(slots=True)
+class Known:
+    """What was asked before the topics were read, or is to be kept beside the counts."""
+
+    reached: Mapping[Place, int] = field(default_factory=dict)
+    """How far the curators are; of a topic that is not in here all was read."""
+    played: Mapping[Place, int] | None = None
+    """How far the workers are; None where that was not asked."""
+    issued_before: dict[str, int] | None = None
+    """Next numbers before anything else was read, of a run that goes on: what concluded since is not counted twice."""
+    answered: dict[str, Mapping[Place, int]] = field(default_factory=dict)
+    """Shadow to how far its curators were before anything else was read."""
+    keeps_places: bool = False
+    """Whether it is kept where batches say that their groups stand, as in a deep audit."""
+
+
+def _fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields:
+    return Fields(
+        batch=get(
+            "version",
+            "epoch",
+            "base_hash",
+            "weights_hash",
+            "groups",
+            "evictions",
+            "positions",
+            "revision",
+            "fingerprint",
+        ),
+        eviction=get("verdict", "group"),
+        hint=get("partition", "offset"),
+        outcome=get("stream", "number", "use", "level", "verdict", "reason", "component", "revision"),
+        position=get("partition", "offset"),
+        use=get("stream", "number", "use"),
+    )
+
+
+OF_RECORD, OF_PLAIN = _fields(attrgetter), _fields(itemgetter)
+
+
+class RunAccount:
+    """What was counted so far.
+
+    Args:
+        recipe: Says which policies a stream trains.
+        revisions: All its revisions, by number; left out, this recipe is the only one.
+    """
+
+    def __init__(self, recipe: Recipe, revisions: Sequence[Recipe] = ()) -> None:
+        topics, variants = recipe.topics, recipe.policy_variants
+        self.recipe = recipe
+        bounds = Bounds.of(revisions or (recipe,))
+        self.batches = {variant: BatchRecords(variant, revisions or (recipe,)) for variant in variants}
+        self.known = Known()
+        self.issued: dict[str, int] = {}
+        """Next number of every stream, from the feeder's newest snapshot."""
+        self.begins: dict[str, list[list[int]]] = {}
+        """Stream to (revision, the first number issued under it), from the same snapshot."""
+        self.seen: dict[str, int] = {}
+        """Next number of every stream, from its tasks."""
+        self.numbers = {variant: PolicyNumbers(variant) for variant in variants}
+        self.chains = {
+            variant: WeightsChain(variant, topics.curated(variant), recipe.trainer_of(variant).steps)
+            for variant in variants
+        }
+        self.flights = {v: Flight(v, self.numbers[v], self.chains[v], bounds) for v in variants}
+        self.revisions = RevisionSpans()
+        self.unread = Unread()
+        self.unreadable_letters = 0
+        """Records on `dead-letters` that cannot be read."""
+        self.unnumbered = Unnumbered()
+        self.found = Problems()
+        self.variant_of_topic = {topic: variant for variant in variants for topic in topics_of(topics, variant)}
+        self.beside = {p: [variant for variant in variants if policy_of(variant) == p] for p in recipe.policies}
+        """Policy to itself, and then its shadows."""
+        self._readers = {*self.variant_of_topic, *(topics.trajectories(policy) for policy in recipe.policies)}
+        """Topics that policy variants read and write."""
+        self._tasks = {topics.tasks(workflow) for workflow in recipe.workflows}
+        self._outcomes = {variant: topics.outcomes(variant) for variant in variants}
+
+    # --------------------------------------------------------------------------------------------------------- records
+
+    def train(self, variant: str, batch: object, fields: Fields, place: Spot) -> None:
+        """Count a batch that stands at a place, and follow its version."""
+        numbers, chain = self.numbers[variant], self.chains[variant]
+        version, epoch, base, result, groups, evictions, positions, revision, fingerprint = fields.batch(batch)
+        where = f"{place[0]}[{place[1]}]@{place[2]}"
+        for group in groups:
+            stream, number, use = fields.use(group)
+            numbers.train(stream, number, use, version)
+        for eviction in evictions:
+            verdict, group = fields.eviction(eviction)
+            if group is None:
+                continue
+            use = fields.use(group)
+            # Of what is dead a dead letter tells; in a shadow an outcome, where the number is known.
+            if verdict != "dead" or (variant_of(variant) and use[1] >= 0):
+                stream, number, which = use
+                numbers.evict(stream, number, which, verdict)
+        if version >= 0:
+            chain.batch(version, Link(epoch, base, result, where))
+            self.batches[variant].take(BatchFacts(version, epoch, revision, len(groups), fingerprint, where))
+        verdicts = {fields.eviction(eviction)[0] for eviction in evictions}
+        told = [fields.position(position) for position in positions]
+        for group in groups:
+            partition, offset = fields.hint(group)
+            if 0 <= dict(told).get(partition, offset + 1) <= offset:
+                self.found.add_sentence(
+                    f"version {version} of {variant} was trained from a group at offset {offset} of curated partition "
+                    f"{partition}, which its trainer had not read: {where}"
+                )
+            if self.known.keeps_places:
+                numbers.places[fields.use(group)] = partition, offset
+        is_last = version >= self.chains[variant].steps or (version < 0 and "run_end" in verdicts)
+        chain.positions(told, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
+        if is_last:
+            chain.let_go()
+
+    def conclude(self, variant: str, outcome: object, fields: Fields) -> None:
+        """Count an outcome; those of evaluations are passed over."""
+        numbers = self.numbers[variant]
+        stream, number, use, level, verdict, reason, component, revision = fields.outcome(outcome)
+        if is_eval(stream):
+            return
+        self.revisions.see(self._outcomes[variant], stream, number, revision)
+        if level == "trajectory":
+            numbers.discard_trajectory()
+        elif verdict == "kept":
+            numbers.keep(stream, number, use)
+        else:
+            numbers.discard(stream, number, use, (component, verdict, reason))
+
+    def produce(self, policy: str, stream: str, number: int, place: Spot) -> bool:
+        """Count a delivery that stands at a place; False when it is not the first of its number."""
+        if self.unread.is_refused(*place):
+            return False
+        position = self.known.reached.get(place[:2])
+        bits = REACHED if position is None or place[2] < position else 0
+        for shadow in self.beside[policy][1:]:
+            is_due = place[2] < self.known.answered.get(shadow, {}).get(place[:2], 0)
+            self.numbers[shadow].produce(stream, number, bits | (ANSWER_DUE if is_due else 0))
+        return self.numbers[policy].produce(stream, number, bits if position is None else bits and bits | ANSWER_DUE)
+
+    def task(self, stream: str, number: int, place: Spot) -> None:
+        """Count a task that stands at a place."""
+        self.seen[stream] = max(self.seen.get(stream, 0), number + 1)
+        if self.known.played is not None and place[2] >= self.known.played.get(place[:2], 0):
+            for policy in self.policies_of(stream):
+                for variant in self.beside[policy]:
+                    self.numbers[variant].pages.mark(stream, number, 0, TASK_WAITS)
+
+    def mark_dead(self, dead_letter: DeadLetter, offset: int) -> None:
+        """Count a dead letter, or that one was sent back; `offset` is its own."""
+        redriven, dead = dead_letter.reason == REDRIVEN, self._concluded_by(dead_letter)
+        if not redriven:
+            place = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
+            self.unread.dead_letter(*place, not_issued=dead_letter.reason == NOT_ISSUED)
+        elif 0 <= dead_letter.redrives < offset:
+            self.unnumbered.sent_back(dead_letter.redrives)
+        if not redriven and not dead:
+            self.unnumbered.dead_letter(offset, dead_letter.reason)
+        for variant in dead:
+            self.numbers[variant].mark_dead(
+                dead_letter.stream,
+                dead_letter.number,
+                dead_letter.use,
+                -1 if redriven else 1,
+                of_task=dead_letter.topic in self._tasks,
+            )
+
+    def _concluded_by(self, dead_letter: DeadLetter) -> list[str]:
+        """Return the policies and shadows whose number a dead letter concludes, or opens again.
+
+        A shadow's is only by that of a task, which nobody can have played. What a curator or a trainer cannot read
+        their shadows read, or not, by themselves.
+        """
+        if dead_letter.number < 0 or is_eval(dead_letter.stream):
+            return []
+        named = [dead_letter.policy] if dead_letter.policy else self.policies_of(dead_letter.stream)
+        known = [policy for policy in named if policy in self.beside]
+        if dead_letter.topic in self._readers:
+            return known
+        return [variant for policy in known for variant in self.beside[policy]]
+
+    def issue(self, snapshot: Snapshot) -> None:
+        """Take what was issued from the feeder's snapshot. Raises as JSON and look-ups do for one that is none."""
+        state = json.loads(snapshot.body)
+        self.issued = issued_of(state)
+        self.begins = {
+            stream: [[int(revision), int(first)] for revision, first in begins]
+            for stream, begins in state.get("revisions", {}).items()
+        }
+
+    def policies_of(self, stream: str) -> tuple[str, ...]:
+        """Return the policies that a stream trains."""
+        workflow = stream.partition(".")[0]
+        return self.recipe.policies_of(workflow) if workflow in self.recipe.workflows else ()
+
+    # ---------------------------------------------------------------------------------------------------------- result
+
+    def policies(self, *, drained: bool) -> dict[str, PolicyAudit]:
+        """Return the counts of every policy; cheap enough for a live page."""
+        return self._counts(self.recipe.policies, Scope(drained=drained))
+
+    def shadows(self, scope: Scope = Scope()) -> dict[str, PolicyAudit]:  # noqa: B008
+        """Return the counts of every shadow, by `policy.variant`."""
+        return self._counts(self.recipe.shadow_variants, scope)
+
+    def _counts(self, variants: Iterable[str], scope: Scope) -> dict[str, PolicyAudit]:
+        return {
+            one: self.numbers[one].audit(*self._numbers_of(one), drained=self._scope_of(one, scope).drained)
+            for one in variants
+        }
+
+    def _scope_of(self, variant: str, scope: Scope) -> Scope:
+        """Return what may be expected of a variant: a shadow trains on after the run's end, until its last version."""
+        if not variant_of(variant) or self.chains[variant].newest >= self.chains[variant].steps:
+            return scope
+        return replace(scope, drained=False)
+
+    def _numbers_of(self, variant: str) -> tuple[dict[str, int], dict[str, int]]:
+        """Return what was issued and what was seen of the streams that train a policy, and its shadows."""
+        return self._of_policy(self.issued, variant), self._of_policy(self.seen, variant)
+
+    def _of_policy(self, numbers: Mapping[str, int], variant: str) -> dict[str, int]:
+        return {s: n for s, n in numbers.items() if policy_of(variant) in self.policies_of(s)}
+
+    def audit(self, scope: Scope = Scope(), positions: Mapping[Place, int] | None = None) -> Audit:  # noqa: B008
+        """Return the audit of what was taken in, with all that is wrong with it.
+
+        Args:
+            scope: What may be expected of the run now.
+            positions: How far the readers of trajectories and curated groups are; what is behind may still conclude.
+        """
+        policies, shadows = self.policies(drained=scope.drained), self.shadows(scope)
+        problems, broken, lost = Problems(), Problems(), 0
+        for variant, numbers in self.numbers.items():
+            own = self._scope_of(variant, scope)
+            problems.extend(numbers.problems(*self._numbers_of(variant), own))
+            if not own.drained and not own.offline:
+                before = self.issued if self.known.issued_before is None else self.known.issued_before
+                if own.whole and self.known.played is not None:
+                    vanished = numbers.nowhere(self._of_policy(before, variant))
+                    lost += vanished.total
+                    problems.extend(vanished)
+                beyond = self.flights[variant].beyond(self._of_policy(before, variant))
+                lost += max((count for count, _ in beyond), default=0)
+                for _, what in beyond:
+                    problems.add_sentence(what)
+            broken.extend(self.chains[variant].problems(still=own.still, over=own.drained))
+            problems.extend(self.chains[variant].backwards)
+        for found in (broken, self.unread.problems(positions or {}), self.found):
+            problems.extend(found)
+        for what in self.revisions.problems(self.begins):
+            problems.add_sentence(what)
+        total = {name: sum(getattr(p, name) for p in policies.values()) for name in SUMMED}
+        discarded = sum(sum(p.discarded.values()) for p in policies.values())
+        return Audit(
+            ok=not problems,
+            lost=lost + total.pop("lost") + sum(p.lost for p in shadows.values()),
+            doubled=total.pop("doubled") + sum(p.doubled for p in shadows.values()),
+            policies=policies,
+            shadows=shadows,
+            tasks=TaskCounts(sum(self.issued.values()), self._concluded_tasks()),
+            groups=GroupTotals(discarded=discarded, **total),
+            weights_chain_ok=not broken,
+            unreadable_letters=self.unreadable_letters,
+            unnumbered_letters=self.unnumbered.by_reason(),
+            problems=problems,
+        )
+
+    def has_let_go(self) -> bool:
+        """Return whether the policies' trainers have let go of all that was kept, at the end of a run."""
+        return all(self.flights[policy].has_let_go() for policy in self.recipe.policies)
+
+    def _concluded_tasks(self) -> int:
+        """Count the tasks that are concluded for all policies that they train."""
+        count = 0
+        for stream, end in self.issued.items():
+            policies = [self.numbers[policy] for policy in self.policies_of(stream)]
+            for index in policies[0].pages.indices(stream) if policies else ():
+                pages = [numbers.pages.page(stream, 0, index) for numbers in policies]
+                done = np.logical_and.reduce([page.concluded for page in pages])
+                count += int(np.count_nonzero(done & pages[0].below(end)))
+        return count
+
+
+def issued_of(state: Any) -> dict[str, int]:
+    """Return the next training number of every stream, of the feeder's state."""
+    return {stream: int(number) for stream, number in state["next"].items()}
+
+
+def topics_of(topics: Topics, variant: str) -> tuple[str, ...]:
+    """Return the topics that a policy variant alone writes."""
+    return topics.curated(variant), topics.outcomes(variant), topics.batches(variant), topics.weights(variant)

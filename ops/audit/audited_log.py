@@ -1,0 +1,84 @@
+"""A run's log as an audit reads it: topics to what is their end when it comes to them, bounds, commits, revisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from headrace.infra.kafka.clients import Message, end_offsets
+from headrace.infra.kafka.decoding import read_record
+from headrace.infra.kafka.topic_reader import Place, read_all, spot, whole_topics
+from headrace.infra.run.retired import Retired, read_retired
+from headrace.infra.run.run import Run, read_revision
+from headrace.ops.audit import commits
+from headrace.ops.reading import Reading, known_topics, shortened
+from headrace.schemas.records import RecipeRevision
+
+
+class AuditedLog:
+    """Every method raises KafkaAway or KafkaRefused."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._reading = Reading(run.connection)
+
+    @property
+    def records(self) -> int:
+        """How many were read."""
+        return self._reading.records
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds of reading, those of whoever took the records in included."""
+        return self._reading.seconds
+
+    def topics(self) -> set[str]:
+        """Return the topics of the cluster."""
+        return known_topics(self._run.connection)
+
+    def places(self, topics: Iterable[str]) -> dict[Place, int]:
+        """Return the partitions of some topics, each with offset 0."""
+        return whole_topics(self._run.connection, topics)
+
+    def read(self, topics: Iterable[str], what: str) -> Iterator[Message]:
+        """Yield every committed record of some topics."""
+        return self._reading.read(topics, what)
+
+    def read_in_order(self, topics: Iterable[str], what: str) -> Iterator[Message]:
+        """`read`, one partition after the other."""
+        return self._reading.read_in_order(topics, what)
+
+    def again(self, topics: Iterable[str]) -> Iterator[Message]:
+        """`read`, without counting."""
+        for topic in topics:
+            yield from read_all(self._run.connection, [topic])
+
+    def ends(self, topics: Iterable[str]) -> dict[Place, int]:
+        """Return the ends of some topics as they are now."""
+        return end_offsets(self._run.connection, self.places(topics))
+
+    def schemas(self) -> list[RecipeRevision]:
+        """Return all records of the recipe topic, those of schemas alone too, as they are now."""
+        messages = self.again([self._run.topics.recipe])
+        found = (read_record(message, RecipeRevision) for message in messages)
+        return [record for record in found if record is not None]
+
+    def shortened(self, topics: Iterable[str]) -> Iterator[str]:
+        """Yield what is gone from the beginnings of topics that are kept for ever."""
+        return shortened(self._run.connection, topics)
+
+    def ask(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
+        """Return how far groups are."""
+        return commits.ask(self._run, groups)
+
+    def revisions(self) -> list[tuple[str, RecipeRevision]]:
+        """Return the run's records on the recipe topic, oldest first, and where each stands."""
+        return self.placed(read_all(self._run.connection, [self._run.topics.recipe]))
+
+    def placed(self, messages: Iterable[Message]) -> list[tuple[str, RecipeRevision]]:
+        """Return what messages of the recipe topic say, and where each stands."""
+        found = [(spot(m), revision) for m in messages if (revision := read_revision(m)) is not None]
+        return [(place, revision) for place, revision in found if revision.run_id == self._run.run_id]
+
+    def retired(self) -> Retired:
+        """Return the versions whose objects are gone because nothing needs them."""
+        return read_retired(self._run)

@@ -1,0 +1,76 @@
+"""What a batch says beside its groups, held against the recipe, the curated topic and the checkpoints. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from headrace.infra.recipe.settings import Recipe
+
+
+class BatchFacts(NamedTuple):
+    """Of one version."""
+
+    version: int
+    epoch: int
+    revision: int
+    groups: int
+    fingerprint: Mapping[str, str]
+    place: str
+
+
+class BatchRecords:
+    """The batches of one policy or shadow, in the order in which they stand.
+
+    Args:
+        variant: Which.
+        revisions: All recipes of the run, by revision.
+    """
+
+    def __init__(self, variant: str, revisions: Sequence[Recipe]) -> None:
+        self._variant = variant
+        self._trainers = [one.trainer_of(variant) if variant in one.policy_variants else None for one in revisions]
+        self._before: BatchFacts | None = None
+        self._wrong: list[str] = []
+        self._checkpoints: dict[int, str] = {}
+        """Versions that have a checkpoint by the recipe, and where their batches stand."""
+
+    def take(self, facts: BatchFacts) -> None:
+        """Take in the batch of a version."""
+        before, self._before = self._before, facts
+        name = f"version {facts.version} of {self._variant}"
+        if before is not None and before.epoch == facts.epoch and before.fingerprint != facts.fingerprint:
+            self._wrong.append(f"{name} has another fingerprint than the version before, in one epoch: {facts.place}")
+        if before is not None and facts.revision < before.revision:
+            self._wrong.append(
+                f"{name} was trained under recipe revision {facts.revision}, and the version before under "
+                f"{before.revision}: {facts.place}"
+            )
+        known = 0 <= facts.revision < len(self._trainers)
+        trainer = self._trainers[facts.revision] if known else None
+        if trainer is None:
+            self._wrong.append(
+                f"{name} was trained under recipe revision {facts.revision}, which is not there: {facts.place}"
+            )
+            return
+        if facts.groups > trainer.groups_per_batch:
+            self._wrong.append(
+                f"{name} was trained from a batch of {facts.groups} groups, and recipe revision {facts.revision} has "
+                f"{trainer.groups_per_batch}: {facts.place}"
+            )
+        if facts.version % trainer.checkpoint_every == 0 or facts.version == trainer.steps:
+            self._checkpoints[facts.version] = facts.place
+
+    def problems(self, checkpoints: Iterable[int]) -> Iterator[str]:
+        """Yield what is wrong.
+
+        Args:
+            checkpoints: Versions that have a pointer, read after the batches.
+        """
+        yield from self._wrong
+        there = set(checkpoints)
+        if self._before is not None and 0 not in there:
+            yield f"version 0 of {self._variant} has no checkpoint, and it is kept for ever"
+        for version, place in self._checkpoints.items():
+            if version not in there:
+                yield f"version {version} of {self._variant} has no checkpoint, and its recipe asks for one: {place}"

@@ -1,0 +1,67 @@
+"""How much of a run may be under way at one moment, by its recipes. No I/O and no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from headrace.infra.recipe.settings import Recipe
+
+MOST_AHEAD = 4
+"""Batches that a trainer has begun and not committed, as `trainers.versions.pipeline` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The largest of all revisions: what was begun under one may end under another."""
+
+    staleness: Mapping[str, Sequence[int]]
+    """Policy variant to its staleness bound, by revision."""
+    waiting: Mapping[str, int]
+    """Policy variant to the first uses that its window and its batches under way hold."""
+    open: Mapping[str, int]
+    """Policy to the numbers that the feeder lets be open. A policy that shares a workflow is not in here where a task
+    is issued as soon as any of them has room."""
+
+    @classmethod
+    def of(cls, revisions: Sequence[Recipe]) -> Bounds:
+        """Return the bounds of a run by all its recipes, by revision."""
+        newest = revisions[-1]
+        return cls(
+            staleness={v: [_staleness(one, v) for one in revisions] for v in newest.policy_variants},
+            waiting={v: max(_waiting(revisions, v), default=0) for v in newest.policy_variants},
+            open={p: max(_open(one, p) for one in revisions) for p in newest.policies if _is_bounded(revisions, p)},
+        )
+
+    def deadline(self, variant: str, revision: int, min_version: int) -> int | None:
+        """Return the last version of the trainer at which a first use may be trained on; None where nothing says so."""
+        limits = self.staleness[variant]
+        known = 0 <= revision < len(limits) and limits[revision] >= 0 and min_version >= 0
+        return min_version + limits[revision] if known else None
+
+
+def _staleness(recipe: Recipe, variant: str) -> int:
+    return recipe.trainer_of(variant).max_staleness if variant in recipe.policy_variants else -1
+
+
+def _waiting(revisions: Sequence[Recipe], variant: str) -> Iterator[int]:
+    for recipe in revisions:
+        if variant in recipe.policy_variants:
+            trainer = recipe.trainer_of(variant)
+            yield (trainer.max_staleness + 1 + MOST_AHEAD) * trainer.groups_per_batch
+
+
+def _open(recipe: Recipe, policy: str) -> int:
+    if policy not in recipe.policies:
+        return 0
+    trainer = recipe.trainer_of(policy)
+    return (trainer.max_staleness + 1) * trainer.groups_per_batch
+
+
+def _is_bounded(revisions: Sequence[Recipe], policy: str) -> bool:
+    return all(
+        recipe.feed.pace == "all" or set(recipe.policies_of(workflow)) <= {policy}
+        for recipe in revisions
+        for workflow in recipe.workflows
+        if policy in recipe.policies_of(workflow)
+    )

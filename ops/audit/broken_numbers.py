@@ -1,0 +1,129 @@
+"""What may be wrong with numbers: sentences, and the numbers of a page that each is true of. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from headrace.ops.audit.pages import (
+    ANSWER_DUE,
+    BY_TRAINER,
+    CURATED,
+    CURATED_TWICE,
+    DISCARDED,
+    EARLY,
+    EVICTED,
+    EVICTED_TWICE,
+    KEPT,
+    KEPT_TWICE,
+    LATE,
+    MISPLACED,
+    NO_REASON,
+    ODD_FACTS,
+    ODD_VERDICT,
+    OVERDUE,
+    PASSED,
+    PRODUCED,
+    REACHED,
+    REOPENED,
+    TRAINED,
+    TWICE,
+    UNMATCHED,
+    Mask,
+    Page,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What may be expected of a run at this moment."""
+
+    drained: bool = False
+    """Nothing more can conclude: what is in flight is lost."""
+    still: bool = False
+    """Nobody writes now: all topics are of the same moment."""
+    whole: bool = False
+    """Trajectories and curated groups were read too."""
+    offline: bool = False
+    """An offline experiment: the groups are those of another run, and only what was trained is here."""
+
+
+def broken(page: Page, before: Page | None, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
+    """Yield what may be wrong, and of which numbers of a page it is true; `{reason}` is that of a discard.
+
+    Args:
+        page: The numbers, in one use.
+        before: The same numbers in the use before; None for first uses.
+        issued: Next number of the stream.
+        scope: What may be expected.
+    """
+    trained, discarded = page.has(TRAINED), page.has(DISCARDED)
+    yield "was trained more than once", page.has(TWICE) & trained & ~discarded
+    if scope.offline:
+        return
+    yield from chain(_conclusions(page, issued, scope), _versions(page))
+    if scope.whole:
+        yield from _groups(page, issued, scope)
+    if before is not None:
+        yield from _replays(page, before, scope)
+
+
+def _conclusions(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
+    trained, discarded, evicted = page.has(TRAINED), page.has(DISCARDED), page.has(EVICTED)
+    yield "was trained, and discarded too ({reason})", trained & discarded
+    yield "was discarded more than once ({reason})", page.has(TWICE) & discarded & ~trained
+    yield "was kept more than once", page.has(KEPT_TWICE)
+    yield "is dead, and was trained or discarded too", page.died & (trained | discarded)
+    yield "was discarded without a reason", page.has(NO_REASON)
+    yield "was evicted by the trainer more than once", page.has(EVICTED_TWICE)
+    yield "was evicted by the trainer as another verdict than its outcome has ({reason})", page.has(ODD_VERDICT)
+    yield "was concluded, and never issued", page.concluded & ~page.below(issued)
+    yield "was trained, and no outcome says that it was kept", trained & ~page.has(KEPT)
+    yield "was evicted by the trainer, and no outcome says so", evicted & ~discarded & ~page.died
+    if scope.still:
+        by_trainer = page.has(BY_TRAINER)
+        yield "was discarded by the trainer ({reason}), and no batch record says so", by_trainer & ~evicted
+
+
+def _versions(page: Page) -> Iterator[tuple[str, Mask]]:
+    yield "was trained after its deadline", page.has(LATE)
+    yield "was trained into a version that is not newer than its newest token", page.has(EARLY)
+    vanished = page.has(OVERDUE) & ~page.concluded & ~page.has(EVICTED)
+    yield "was read by the trainer and is past its deadline, and it was neither trained nor evicted", vanished
+
+
+def _groups(page: Page, issued: int, scope: Scope) -> Iterator[tuple[str, Mask]]:
+    curated, produced, kept = page.has(CURATED), page.has(PRODUCED), page.has(KEPT)
+    foreign = produced & page.has(REACHED) & ~page.below(issued) & ~page.concluded
+    yield "was produced, and never issued", foreign
+    due = page.has(ANSWER_DUE) & ~page.has(REOPENED) & page.below(issued)
+    silent = due & ~page.has(KEPT | DISCARDED | CURATED) & ~page.died
+    yield "was read by the curators, and nothing says what became of it", silent & (not scope.drained)
+    yield "has a curated record, and no outcome says that it was kept", curated & due & ~kept & (not scope.still)
+    yield "has an outcome that says other things of its group than its workers did", page.has(ODD_FACTS)
+    yield "is not where the batch that trained it says", page.has(MISPLACED)
+    yield "has more than one curated record", page.has(CURATED_TWICE)
+    yield "was kept, and there is no curated record of it", kept & ~curated
+    if not page.use:
+        yield "was curated, and no worker produced it", (kept | page.has(DISCARDED)) & ~produced
+        yield "has a curated record whose group is none of those that its workers produced", page.has(UNMATCHED)
+    if scope.still:
+        yield "has a curated record, and no outcome says that it was kept", curated & ~kept
+
+
+def _replays(page: Page, before: Page, scope: Scope) -> Iterator[tuple[str, Mask]]:
+    asked = page.has(KEPT)
+    yield "was asked for, and the use before it never was kept", asked & ~before.has(KEPT)
+    if scope.drained:
+        vanished = asked & page.has(PASSED) & ~page.concluded
+        yield "was read by the trainer, and then neither trained nor evicted", vanished
+
+
+def left(bits: int) -> str:
+    """Return what is wrong with a number that is open although nothing more can conclude."""
+    if bits & KEPT:
+        return "was kept, and then neither trained nor evicted"
+    if bits & PRODUCED:
+        return "was produced, and nothing says what became of it"
+    return "was issued, and never concluded"

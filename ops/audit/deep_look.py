@@ -1,0 +1,206 @@
+"""What `headrace audit --deep` does with the value of a group: decoded, compared, timed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from blake3 import blake3
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.dead_letters import REDRIVEN, was_sent_back
+from headrace.infra.kafka.topic_reader import spot
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import StoreDenied, StoreUnavailable
+from headrace.ops.audit.account import RunAccount
+from headrace.ops.audit.deep import (
+    UnfitValue,
+    check_attachments,
+    check_curated,
+    check_task,
+    check_trajectories,
+    facts_of,
+    facts_of_outcome,
+)
+from headrace.ops.audit.evaluations import Evaluations
+from headrace.ops.audit.findings import Deep
+from headrace.ops.audit.objects import ObjectChecks, StoreAway
+from headrace.ops.audit.pages import KEPT, LOW, ODD_FACTS, Pages
+from headrace.ops.audit.replays import ReplayChecks
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import HeaderError, Stamp
+from headrace.schemas.records import CuratedGroup, DeadLetter, Outcome, Task, TrajectoryGroup
+from headrace.schemas.topics import policy_of, variant_of
+
+
+class DeepLook:
+    """Looks into groups, and adds what is wrong to the account.
+
+    Args:
+        run: The run.
+        account: Has the batches already, and of a group its headers.
+        evaluations: Takes the values of answers.
+        objects: Reads attachments; None where the store is left out, or away.
+    """
+
+    def __init__(self, run: Run, account: RunAccount, evaluations: Evaluations, objects: ObjectChecks | None) -> None:
+        self.objects = objects
+        self.rates = Deep()
+        self._run, self._account, self._evaluations = run, account, evaluations
+        topics = run.topics
+        self._kept = {topics.trajectories(policy) for policy in run.recipe.policies} | set(account.variant_of_topic)
+        """Topics whose records stay."""
+        self._dead: dict[tuple[str, int, int], tuple[str, int]] = {}
+        """Place of a record to the place of its dead letter, and the digest of the bytes in there."""
+        self._replays = {variant: ReplayChecks(variant, run.revisions) for variant in run.recipe.policy_variants}
+        self._tasks = Pages()
+        """What the first record of a number said of its task."""
+        self._rejected = Counter[tuple[str, str, int]]()
+        """(variant, stream, number) to the single trajectories that outcomes reject."""
+
+    def group(self, message: Message, *, is_new: bool) -> None:
+        """Look into a record of trajectories or curated groups; one that is not as it should be needs a dead letter.
+
+        Args:
+            message: The record.
+            is_new: Whether its number was not delivered before.
+
+        Raises StoreAway.
+        """
+        variant = self._account.variant_of_topic.get(message.topic)
+        letter, digest = self._dead.pop((message.topic, message.partition, message.offset), ("", 0))
+        if letter and digest != _digest(message.value):
+            where = spot(message)
+            self._account.found.add_sentence(f"the dead letter {letter} holds other bytes than {where}")
+        if variant is None:
+            self._match(message)
+        if not (is_new or was_sent_back(message)):
+            return
+        with self._timed(message):
+            if variant is None:
+                group = check_trajectories(message, self._run.store if self.objects else None)
+                self._match_facts(group)
+                self._match_task(group)
+            else:
+                curated, group = check_curated(message, self._run.store if self.objects else None)
+                self._account.numbers[variant].place(
+                    curated.stream, curated.number, curated.use, (message.partition, message.offset)
+                )
+                self._replays[variant].take(curated, message.partition, sent_back=was_sent_back(message))
+                self._compare(variant, curated)
+                self._check_rejected(variant, curated, group)
+            if self.objects:
+                check_attachments(group, self.objects)
+
+    def other(self, message: Message) -> None:
+        """Look into a task, an outcome or a dead letter."""
+        kind = message.topic.split(".")[1]
+        try:
+            if kind == "tasks":
+                with self._timed(message, groups=0):
+                    self._match_task(check_task(message))
+            elif kind == "outcomes":
+                self._outcome(message, codec.decode(message.value, Outcome))
+            elif kind == "dead-letters":
+                self._dead_letter(message, codec.decode(message.value, DeadLetter))
+        except SchemaError:  # the fold says so
+            return
+
+    def _outcome(self, message: Message, outcome: Outcome) -> None:
+        variant = self._account.variant_of_topic[message.topic]
+        if outcome.run_id != self._run.run_id or outcome.use or outcome.component != "curate":
+            return
+        identity = (outcome.stream, outcome.number)
+        if outcome.level == "trajectory":
+            self._rejected[variant, *identity] += 1
+        elif outcome.n_asked:
+            self._account.numbers[variant].expect_facts(*identity, _digest(repr(facts_of_outcome(outcome)).encode()))
+
+    def _dead_letter(self, message: Message, dead_letter: DeadLetter) -> None:
+        place = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
+        is_ours = dead_letter.run_id == self._run.run_id and dead_letter.topic in self._kept
+        if is_ours and dead_letter.reason != REDRIVEN and not dead_letter.cut_bytes:
+            self._dead[place] = spot(message), _digest(dead_letter.value)
+
+    def problems(self) -> Iterator[str]:
+        """Yield the dead letters whose record is not there, when all groups were read."""
+        for (topic, partition, offset), (letter, _) in self._dead.items():
+            yield f"the dead letter {letter} is about {topic}[{partition}]@{offset}, where no record is"
+
+    def answer(self, message: Message) -> None:
+        """Look into an answer of an evaluation. Raises StoreAway."""
+        with self._timed(message):
+            self._evaluations.look_into(check_trajectories(message, self._run.store if self.objects else None))
+
+    @contextmanager
+    def _timed(self, message: Message, groups: int = 1) -> Iterator[None]:
+        begin, cpu = time.perf_counter(), time.thread_time()
+        try:
+            yield
+        except UnfitValue as why:
+            self._account.unread.record(message.topic, message.partition, message.offset, str(why))
+        except (StoreUnavailable, StoreDenied) as error:
+            raise StoreAway(str(error)) from error
+        finally:
+            self.rates.records += groups
+            self.rates.seconds += time.perf_counter() - begin
+            self.rates.cpu_seconds += time.thread_time() - cpu
+
+    def _compare(self, variant: str, curated: CuratedGroup) -> None:
+        """Hold a curated record against the batches, and note its bytes for when the trajectories are read."""
+        numbers, identity = self._account.numbers[variant], (curated.stream, curated.number, curated.use)
+        deadline = self._account.flights[variant].deadline(curated.revision, curated.min_version)
+        if not curated.use and deadline is not None and curated.deadline_version != deadline:
+            raise UnfitValue(
+                f"its deadline is version {curated.deadline_version}, and its oldest token and the staleness bound of "
+                f"recipe revision {curated.revision} give {deadline}"
+            )
+        if not variant_of(variant):
+            numbers.check_deadline(*identity, curated.deadline_version)
+        if not curated.use:
+            numbers.expect(curated.stream, curated.number, _digest(curated.group))
+
+    def _check_rejected(self, variant: str, curated: CuratedGroup, group: TrajectoryGroup) -> None:
+        """Hold what a curated record leaves out against the outcomes of single trajectories, which were read before."""
+        identity = (curated.stream, curated.number)
+        left_out, rejected = len(group.trajectories) - len(curated.kept), self._rejected.pop((variant, *identity), 0)
+        is_known = bool(self._account.numbers[variant].pages.bits_of(*identity, 0)[curated.number & LOW] & KEPT)
+        if is_known and not curated.use and group.claim is None and left_out != rejected:
+            raise UnfitValue(f"it leaves out {left_out} trajectories, and outcomes say so of {rejected}")
+
+    def _match_facts(self, group: TrajectoryGroup) -> None:
+        digest = _digest(repr(facts_of(group)).encode())
+        for variant in self._account.beside.get(group.policy, ()):
+            if group.claim is None:
+                self._account.numbers[variant].match_facts(group.stream, group.number, digest)
+            else:
+                self._account.numbers[variant].pages.clear(group.stream, group.number, 0, ODD_FACTS)
+
+    def _match_task(self, one: Task | TrajectoryGroup) -> None:
+        """Hold what a record says of its task against what the first of that number said, of whichever policy."""
+        digest = _digest(repr((one.task_id, one.tier)).encode())
+        known = self._tasks.digest(one.stream, one.number)
+        if not known:
+            self._tasks.set_digest(one.stream, one.number, digest)
+        elif known != digest:
+            raise UnfitValue(
+                f"it is of task {one.task_id!r:.60}, and another record of {one.stream}:{one.number} of another"
+            )
+
+    def _match(self, message: Message) -> None:
+        """Tell the numbers of a policy and its shadows which bytes a worker wrote."""
+        try:
+            stamp = Stamp.from_headers(message.headers)
+        except HeaderError:  # the fold says so
+            return
+        digest = _digest(message.value)
+        for variant in self._account.beside.get(policy_of(stamp.policy), ()):
+            self._account.numbers[variant].match(stamp.stream, stamp.number, digest)
+
+
+def _digest(value: bytes) -> int:
+    """Return eight bytes that stand for a value; never 0."""
+    return int.from_bytes(blake3(value).digest(8), "little") or 1

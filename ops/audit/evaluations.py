@@ -1,0 +1,272 @@
+"""What became of the evaluations of a run: every number is answered for each policy, and each result is there once.
+
+No I/O. Four bytes are kept for a number and policy, and in a deep audit the answers of evaluations that are not whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.consumers.evaluate.evaluation import EvaluationFold, workflow_of
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.dead_letters import REDRIVEN
+from headrace.infra.kafka.topic_reader import Place, place_name, spot
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.audit.pages import ANSWER_DUE, PAGE, PRODUCED, REACHED, Mask, Page, Pages
+from headrace.ops.audit.problems import Problems
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.headers import HeaderError, Stamp
+from headrace.schemas.records import DeadLetter, EvalResult, Snapshot, TrajectoryGroup
+from headrace.schemas.topics import is_eval
+
+WAITS = REACHED
+"""Of an evaluation: its task stands where the workers have not come to yet."""
+Key = tuple[str, str, int]
+"""(workflow, policy, version)."""
+OF_ANY, OF_ANSWERS = ("problems", "samples"), ("avg_at_k", "pass_at_k", "mean_length", "failures")
+"""What a result says of any answers of its version, and what it says of those that it was made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationCounts:
+    """The problems that were asked of one policy on one workflow."""
+
+    issued: int
+    answered: int
+    dead: int
+    in_flight: int
+    lost: int
+    results: int
+
+
+class Evaluations:
+    """Takes in what the topics say of evaluations.
+
+    Args:
+        revisions: All recipes of the run, by revision.
+    """
+
+    def __init__(self, revisions: tuple[Recipe, ...]) -> None:
+        self._recipe = revisions[-1]
+        sizes = {one.evaluate.problems for one in revisions}
+        self._size = sizes.pop() if len(sizes) == 1 else 0
+        """Problems of each evaluation; 0 where they differ by revision."""
+        self._issued: dict[str, int] = {}
+        self._seen: Counter[str] = Counter()
+        self._pages = {policy: Pages() for policy in self._recipe.policies}
+        self._ends: dict[Place, int] = {}
+        """Of every partition of answers, the offset after the last one."""
+        self._read: Mapping[str, int] = {}
+        """The evaluator's positions, as `topic[partition]`."""
+        self._results: dict[Key, EvalResult] = {}
+        self._expected: dict[Key, tuple[EvalResult, dict[str, int]]] = {}
+        """In a deep audit, what the answers give, and up to where they must be read for that."""
+        self._spans: dict[Key, tuple[int, int]] = {}
+        """In a deep audit, the lowest and the highest number that was answered."""
+        self._fold = EvaluationFold("", self._size)
+        self._found = Problems()
+
+    # --------------------------------------------------------------------------------------------------------- records
+
+    def take_task(self, message: Message, run_id: str, passed: Mapping[Place, int]) -> None:
+        """Take in a task; `passed` are the next offsets of the workers, asked before."""
+        stamp, place = _stamp(message, run_id), (message.topic, message.partition)
+        if stamp is None:
+            return
+        workflow = workflow_of(stamp.stream)
+        self._seen[workflow] = max(self._seen[workflow], stamp.number + 1)
+        if workflow in self._recipe.workflows:
+            bits = WAITS if message.offset >= passed.get(place, 0) else ANSWER_DUE
+            for policy in self._recipe.policies_of(workflow):
+                self._pages[policy].mark(workflow, stamp.number, 0, bits)
+
+    def take_answer(self, message: Message, run_id: str) -> bool:
+        """Take in a group; False for one that names no evaluation of this run, which is a dead letter.
+
+        Raises HeaderError for one that is on the topic of another policy.
+        """
+        stamp, place = _stamp(message, run_id), (message.topic, message.partition)
+        self._ends[place] = message.offset + 1
+        if stamp is None or stamp.policy not in self._pages:
+            return False
+        if message.topic != self._recipe.topics.eval_groups(stamp.policy):
+            raise HeaderError(f"it is an answer of policy {stamp.policy:.60}, whose topic is another")
+        self._pages[stamp.policy].mark(workflow_of(stamp.stream), stamp.number, 0, PRODUCED)
+        return True
+
+    def take_result(self, message: Message, run_id: str) -> None:
+        """Take in a result."""
+        where = spot(message)
+        try:
+            result = codec.decode(message.value, EvalResult)
+        except SchemaError as error:
+            self._found.add_sentence(f"{where} is no result: {error}")
+            return
+        key = (result.workflow, result.policy, result.version)
+        if result.run_id == run_id and key in self._results:
+            self._found.add_sentence(f"{_name(key)} has more than one result: {where}")
+        elif result.run_id == run_id:
+            self._results[key] = result
+
+    def take_snapshots(self, feeder: Message | None, evaluator: Message | None) -> None:
+        """Take in the newest snapshots; of the feeder's the fold says whether it can be read."""
+        with suppress(SchemaError, ValueError, KeyError, TypeError, AttributeError):
+            if feeder is not None:
+                state = json.loads(codec.decode(feeder.value, Snapshot).body)
+                self._issued = {workflow: int(next_) for workflow, next_ in state.get("next_evaluation", {}).items()}
+        with suppress(SchemaError):
+            if evaluator is not None:
+                self._read = dict(codec.decode(evaluator.value, Snapshot).positions)
+
+    def look_into(self, group: TrajectoryGroup) -> None:
+        """Take in the value of an answer, which was taken in just before; those of a partition come in order."""
+        if not self._size or not is_eval(group.stream):
+            return
+        key = (workflow_of(group.stream), group.policy, group.asked_version)
+        low, high = self._spans.get(key, (group.number, group.number))
+        self._spans[key] = min(low, group.number), max(high, group.number)
+        result = self._fold.take(group)
+        if result is not None:
+            ends = {place_name(place): end for place, end in self._ends.items()}
+            self._expected[result.workflow, result.policy, result.version] = result, ends
+
+    def mark_dead(self, dead_letter: DeadLetter) -> None:
+        """Take in a dead letter about an evaluation, or that one was sent back."""
+        workflow = workflow_of(dead_letter.stream)
+        if dead_letter.number < 0 or workflow not in self._recipe.workflows:
+            return
+        named = (dead_letter.policy,) if dead_letter.policy else self._recipe.policies_of(workflow)
+        for policy in named:
+            if policy in self._pages:
+                times = -1 if dead_letter.reason == REDRIVEN else 1
+                self._pages[policy].count_death(workflow, dead_letter.number, 0, times, of_task=False)
+
+    # ---------------------------------------------------------------------------------------------------------- result
+
+    def counts(self, *, drained: bool) -> dict[str, EvaluationCounts]:
+        """Return the counts by `workflow.policy` of what was evaluated."""
+        found = {}
+        for workflow, issued in self._issued.items():
+            for policy in self._recipe.policies_of(workflow) if issued and workflow in self._recipe.workflows else ():
+                pages = list(self._pages_of(workflow, policy, issued))
+                answered = sum(_sum(page.has(PRODUCED) & page.below(issued)) for page in pages)
+                dead = sum(_sum(page.died & ~page.has(PRODUCED) & page.below(issued)) for page in pages)
+                lost = sum(_sum(_lost(page, issued)) for page in pages) if drained else 0
+                results = sum(key[:2] == (workflow, policy) for key in self._results)
+                in_flight = issued - answered - dead - lost
+                found[f"{workflow}.{policy}"] = EvaluationCounts(issued, answered, dead, in_flight, lost, results)
+        return found
+
+    def problems(self, *, still: bool, drained: bool) -> Problems:
+        """Return what is wrong.
+
+        Args:
+            still: Whether nobody writes now.
+            drained: Whether nobody will play what is open.
+        """
+        found = Problems()
+        found.extend(self._found)
+        sentences = [self._foreign(), self._lost(drained=drained), self._missing() if drained else ()]
+        sentences.append(self._wrong(still=still))
+        for what in (one for some in sentences for one in some):
+            found.add_sentence(what)
+        return found
+
+    def _pages_of(self, workflow: str, policy: str, issued: int) -> Iterator[Page]:
+        for index in range(-(-issued // PAGE)):
+            yield self._pages[policy].page(workflow, 0, index)
+
+    def _foreign(self) -> Iterator[str]:
+        for workflow, end in sorted(self._seen.items()):
+            if end > self._issued.get(workflow, 0):
+                yield f"eval.{workflow}:{end - 1} is a task, and the feeder does not know that it was issued"
+        for policy, pages in self._pages.items():
+            for page in pages.all():
+                foreign = (page.has(PRODUCED) | page.died) & ~page.below(self._issued.get(page.stream, 0))
+                for at in np.flatnonzero(foreign):
+                    yield f"eval.{page.stream}:{page.first + at} of {policy} was answered, and never issued"
+
+    def _lost(self, *, drained: bool) -> Iterator[str]:
+        for workflow, issued in self._issued.items():
+            for policy in self._recipe.policies_of(workflow) if workflow in self._recipe.workflows else ():
+                for page in self._pages_of(workflow, policy, issued):
+                    for at in np.flatnonzero(_lost(page, issued) if drained else _unanswered(page)):
+                        yield f"eval.{workflow}:{page.first + at} of {policy} was issued, and never answered"
+
+    def _missing(self) -> Iterator[str]:
+        """Results that the evaluator has read all answers for."""
+        if any(end > self._read.get(place_name(place), 0) for place, end in self._ends.items()):
+            return
+        counts = self.counts(drained=True)
+        for workflow, issued in self._issued.items():
+            own = [one for name, one in counts.items() if name.partition(".")[0] == workflow]
+            asked = issued // self._size if self._size else 0
+            there = sum(one.results for one in own)
+            if there < asked and all(one.answered == issued for one in own):
+                yield f"{asked} evaluations of {workflow} are answered, and there are results of {there}"
+
+    def _wrong(self, *, still: bool) -> Iterator[str]:
+        """In a deep audit, results that are not what the answers give."""
+        for key, (expected, ends) in sorted(self._expected.items()):
+            found = self._results.get(key)
+            if found is None and all(end <= self._read.get(place, 0) for place, end in ends.items()):
+                yield f"{_name(key)} is answered, and has no result"
+            elif found is not None and not 0 <= found.avg_at_k <= 1:
+                yield f"{_name(key)} has a mean success of {found.avg_at_k}, which is between 0 and 1"
+            elif found is not None and (differing := _differing(expected, found, self._compared(key))):
+                yield f"{_name(key)} has another result than its answers give: {differing}"
+        if still and self._expected:
+            for key in sorted(self._results.keys() - self._expected.keys()):
+                yield f"{_name(key)} has a result, and not all its answers are there"
+
+    def _compared(self, key: Key) -> tuple[str, ...]:
+        """Return the fields in which a result must be what the answers give.
+
+        A version that also played along in the evaluation of another policy has more answers than one evaluation: which
+        of them the evaluator read first stands nowhere.
+        """
+        low, high = self._spans[key]
+        return OF_ANY if high - low >= self._size else (*OF_ANY, *OF_ANSWERS)
+
+
+def _stamp(message: Message, run_id: str) -> Stamp | None:
+    """Return the stamp of an evaluation of this run; None for anything else."""
+    try:
+        stamp = Stamp.from_headers(message.headers)
+    except HeaderError:
+        return None
+    return stamp if stamp.run_id == run_id and is_eval(stamp.stream) else None
+
+
+def _lost(page: Page, issued: int) -> Mask:
+    found: Mask = page.below(issued) & ~page.has(PRODUCED | WAITS) & ~page.died
+    return found
+
+
+def _unanswered(page: Page) -> Mask:
+    """Return what the workers are done with and have not answered."""
+    return page.has(ANSWER_DUE) & ~page.has(PRODUCED | WAITS) & ~page.died
+
+
+def _differing(expected: EvalResult, found: EvalResult, names: tuple[str, ...]) -> str:
+    return ", ".join(
+        f"{name} {getattr(expected, name)} -> {getattr(found, name)}"
+        for name in names
+        if getattr(expected, name) != getattr(found, name)
+    )
+
+
+def _name(key: Key) -> str:
+    workflow, policy, version = key
+    return f"the evaluation of version {version} of {policy} on {workflow}"
+
+
+def _sum(mask: Mask) -> int:
+    return int(np.count_nonzero(mask))

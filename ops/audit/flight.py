@@ -1,0 +1,92 @@
+"""What is between a curator and its trainer, by the headers and places of curated records. No I/O."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headrace.ops.audit.bounds import Bounds
+from headrace.ops.audit.numbers import PolicyNumbers
+from headrace.ops.audit.pages import EARLY, IN_WINDOW, LATE, NO_VERSION, OVERDUE, PASSED
+from headrace.ops.audit.weights_chain import WeightsChain
+from headrace.schemas.topics import variant_of
+
+
+class GroupStamp(NamedTuple):
+    """What the headers of a group's record say."""
+
+    stream: str
+    number: int
+    use: int
+    revision: int
+    min_version: int
+    max_version: int
+
+
+class Flight:
+    """Of one policy or shadow. The batches are taken in before the curated records.
+
+    Args:
+        variant: Which.
+        numbers: Its numbers; what is found out goes there.
+        chain: Its versions, with the trainer's positions.
+        bounds: What may be under way.
+    """
+
+    def __init__(self, variant: str, numbers: PolicyNumbers, chain: WeightsChain, bounds: Bounds) -> None:
+        self._variant, self._numbers, self._chain, self._bounds = variant, numbers, chain, bounds
+        self._ends: dict[int, int] = {}
+        """Of every partition, the offset after the last first use."""
+
+    def curate(self, curated: GroupStamp, partition: int, offset: int, *, sent_back: bool) -> None:
+        """Take in a curated record that stands at a place."""
+        identity, bits = (curated.stream, curated.number, curated.use), 0
+        if curated.use:
+            bits |= PASSED if offset < self._chain.last_positions.get(partition, 0) else 0
+        else:
+            self._ends[partition] = offset + 1
+            bits |= IN_WINDOW if offset < self._chain.settled_positions.get(partition, 0) else 0
+        deadline = self.deadline(curated.revision, curated.min_version)
+        if curated.use == 0 and deadline is not None and not variant_of(self._variant):  # a shadow's clock is another
+            version = self._numbers.pages.version(*identity)
+            if version != NO_VERSION:
+                bits |= LATE if version - 1 > deadline else 0
+                bits |= EARLY if curated.max_version >= version else 0
+            elif offset < self._chain.aged_positions.get(partition, 0) and deadline < self._chain.newest - 1:
+                bits |= OVERDUE
+        self._numbers.curate(*identity, bits, sent_back=sent_back)
+
+    def deadline(self, revision: int, min_version: int) -> int | None:
+        """Return the last version at which a first use may be trained on; None where nothing says so."""
+        return self._bounds.deadline(self._variant, revision, min_version)
+
+    def beyond(self, issued: dict[str, int]) -> list[tuple[int, str]]:
+        """Return how many more are under way than fit there, and what to say: they are lost, and nothing tells which.
+
+        Args:
+            issued: Next number of every stream of this policy, from before anything else was read.
+        """
+        found, numbers, most, variant = [], self._numbers, self._bounds, self._variant
+        waiting, room = numbers.waiting(), most.waiting[variant]
+        if waiting > room:
+            what = (
+                f"{waiting} groups of {variant} were read by its trainer and neither trained nor evicted, and its "
+                f"window and the batches under way hold at most {room}: {waiting - room} are lost"
+            )
+            found.append((waiting - room, what))
+        room = most.open.get(variant, 0) + numbers.reopened + numbers.played_though_dead()
+        flying = numbers.open_below(issued) if variant in most.open else 0
+        if flying > room:
+            what = (
+                f"{flying} numbers of {variant} are in flight, and the feeder lets at most {room} be open: "
+                f"{flying - room} are lost"
+            )
+            found.append((flying - room, what))
+        return found
+
+    def has_let_go(self) -> bool:
+        """Return whether the trainer has let go of every first use that was kept, at the end of a run.
+
+        It has where none is open; and where it had told, after the end, what became of all that it held, and had read
+        all: what is open then it will never conclude.
+        """
+        return self._chain.has_let_go(self._ends) or not self._numbers.kept_and_open()

@@ -1,0 +1,211 @@
+"""What the records say of every number, as bits in pages of consecutive numbers. No I/O.
+
+Bits are only ever set, so it does not matter in which order the partitions of a topic are read. A number that is far
+away costs a page, not all that lies before it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+PAGE_BITS = 12
+PAGE = 1 << PAGE_BITS
+LOW = PAGE - 1
+
+(
+    PRODUCED,
+    CURATED,
+    KEPT,
+    TRAINED,
+    DISCARDED,
+    EVICTED,
+    BY_TRAINER,
+    TWICE,
+    KEPT_TWICE,
+    CURATED_TWICE,
+    REACHED,
+    IN_WINDOW,
+    OVERDUE,
+    LATE,
+    EARLY,
+    UNMATCHED,
+    ANSWER_DUE,
+    TASK_WAITS,
+    REOPENED,
+    EVICTED_TWICE,
+    ODD_VERDICT,
+    NO_REASON,
+    ODD_FACTS,
+    MISPLACED,
+) = (1 << bit for bit in range(24))
+CONCLUDED = TRAINED | DISCARDED
+PASSED = PRODUCED
+"""Of a replay, which no worker produces: its trainer has read past it."""
+PLAYED = PRODUCED | KEPT | CURATED | CONCLUDED
+"""What shows that a worker could read the task."""
+REASON_BITS = 24
+"""The bits above these hold the number of a reason."""
+FLAGS = (1 << REASON_BITS) - 1
+MOST_DEATHS = 100
+
+PageKey = tuple[str, int, int]
+"""(stream, use, number of the page)."""
+Bits = npt.NDArray[np.uint32]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """PAGE consecutive numbers of a stream, in one use."""
+
+    stream: str
+    use: int
+    first: int
+    bits: Bits
+    deaths: npt.NDArray[np.int8]
+    """Dead letters about groups that concluded a number, less those that opened it again."""
+    task_deaths: npt.NDArray[np.int8]
+    """The same about tasks: void where a worker played the task all the same."""
+
+    def has(self, bits: int) -> Mask:
+        """Return which numbers have at least one of these bits."""
+        found: Mask = (self.bits & bits) != 0
+        return found
+
+    @property
+    def died(self) -> Mask:
+        """Numbers that a dead letter concludes.
+
+        That of a task does not where the task was played: a worker of an older recipe may have written it, and been
+        killed before it committed.
+        """
+        found: Mask = (self.deaths > 0) | ((self.task_deaths > 0) & ~self.has(PLAYED))
+        return found
+
+    @property
+    def dead(self) -> Mask:
+        """Numbers that are dead and nothing else."""
+        return self.died & ~self.has(CONCLUDED)
+
+    @property
+    def concluded(self) -> Mask:
+        """Numbers that are open no more."""
+        return self.has(CONCLUDED) | self.died
+
+    def below(self, number: int) -> Mask:
+        """Return which numbers are less than this one, and no negative ones."""
+        found: Mask = np.arange(PAGE) < (number - self.first if self.first >= 0 else 0)
+        return found
+
+
+NO_BITS = np.zeros(PAGE, np.uint32)
+NO_DEATHS = np.zeros(PAGE, np.int8)
+NO_VERSION = -1
+
+
+class Pages:
+    """The pages of one policy: four bytes a number, four more for one that was trained; sixteen in a deep audit."""
+
+    def __init__(self) -> None:
+        self._bits: dict[PageKey, array[int]] = {}
+        self._deaths: dict[PageKey, array[int]] = {}
+        self._task_deaths: dict[PageKey, array[int]] = {}
+        self._versions: dict[PageKey, array[int]] = {}
+        self._digests: dict[PageKey, array[int]] = {}
+        self._facts: dict[PageKey, array[int]] = {}
+        self._verdicts: dict[PageKey, array[int]] = {}
+
+    def mark(self, stream: str, number: int, use: int, bits: int) -> int:
+        """Set bits and return those that stood before."""
+        page = self.bits_of(stream, number, use)
+        before = page[number & LOW]
+        page[number & LOW] = before | bits
+        return before
+
+    def clear(self, stream: str, number: int, use: int, bits: int) -> None:
+        """Take bits back."""
+        self.bits_of(stream, number, use)[number & LOW] &= ~bits
+
+    def bits_of(self, stream: str, number: int, use: int) -> array[int]:
+        """Return the page of a number, to be written."""
+        key = (stream, use, number >> PAGE_BITS)
+        page = self._bits.get(key)
+        if page is None:
+            page = self._bits[key] = array("I", bytes(4 * PAGE))
+        return page
+
+    def count_death(self, stream: str, number: int, use: int, dead_letters: int, *, of_task: bool) -> None:
+        """Count a dead letter, or with -1 one that opens its number again."""
+        self.bits_of(stream, number, use)
+        pages = self._task_deaths if of_task else self._deaths
+        page = pages.setdefault((stream, use, number >> PAGE_BITS), array("b", bytes(PAGE)))
+        page[number & LOW] = max(-MOST_DEATHS, min(MOST_DEATHS, page[number & LOW] + dead_letters))
+
+    def set_version(self, stream: str, number: int, use: int, version: int) -> None:
+        """Note into which version a use was trained."""
+        key = (stream, use, number >> PAGE_BITS)
+        page = self._versions.get(key)
+        if page is None:
+            page = self._versions[key] = array("i", [NO_VERSION]) * PAGE
+        page[number & LOW] = max(NO_VERSION, min(version, 2**31 - 1))
+
+    def version(self, stream: str, number: int, use: int) -> int:
+        """Return the version into which a use was trained; NO_VERSION for none."""
+        page = self._versions.get((stream, use, number >> PAGE_BITS))
+        return NO_VERSION if page is None else page[number & LOW]
+
+    def set_digest(self, stream: str, number: int, digest: int) -> None:
+        """Note the digest of the group that was curated as a number."""
+        page = self._digests.setdefault((stream, 0, number >> PAGE_BITS), array("Q", bytes(8 * PAGE)))
+        page[number & LOW] = digest
+
+    def digest(self, stream: str, number: int) -> int:
+        """Return the digest of a number's curated group; 0 for none."""
+        page = self._digests.get((stream, 0, number >> PAGE_BITS))
+        return 0 if page is None else page[number & LOW]
+
+    def set_facts(self, stream: str, number: int, digest: int) -> None:
+        """Note the digest of what an outcome says of a number's group."""
+        page = self._facts.setdefault((stream, 0, number >> PAGE_BITS), array("Q", bytes(8 * PAGE)))
+        page[number & LOW] = digest
+
+    def facts(self, stream: str, number: int) -> int:
+        """Return the digest of what an outcome says of a number's group; 0 for none."""
+        page = self._facts.get((stream, 0, number >> PAGE_BITS))
+        return 0 if page is None else page[number & LOW]
+
+    def set_verdict(self, stream: str, number: int, use: int, code: int) -> None:
+        """Note why the trainer evicted a use, as a number above 0."""
+        page = self._verdicts.setdefault((stream, use, number >> PAGE_BITS), array("b", bytes(PAGE)))
+        page[number & LOW] = code
+
+    def verdict(self, stream: str, number: int, use: int) -> int:
+        """Return why the trainer evicted a use; 0 for none."""
+        page = self._verdicts.get((stream, use, number >> PAGE_BITS))
+        return 0 if page is None else page[number & LOW]
+
+    def all(self) -> Iterator[Page]:
+        """Yield all pages."""
+        return (self.page(*key) for key in self._bits)
+
+    def indices(self, stream: str) -> list[int]:
+        """Return the pages of first uses of a stream."""
+        return [index for name, use, index in self._bits if name == stream and not use]
+
+    def page(self, stream: str, use: int, index: int) -> Page:
+        """Return a page; one that was never written is empty."""
+        key = (stream, use, index)
+        bits, deaths, of_tasks = self._bits.get(key), self._deaths.get(key), self._task_deaths.get(key)
+        return Page(
+            stream,
+            use,
+            index << PAGE_BITS,
+            NO_BITS if bits is None else np.frombuffer(bits, np.uint32),
+            NO_DEATHS if deaths is None else np.frombuffer(deaths, np.int8),
+            NO_DEATHS if of_tasks is None else np.frombuffer(of_tasks, np.int8),
+        )

@@ -1,0 +1,62 @@
+"""A run's topics by what an audit takes from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.infra.run.run import Run
+from headrace.schemas.topics import eval_stream
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A run's topics by what they hold, in the order of reading."""
+
+    batches: list[str]
+    outcomes: list[str]
+    """And dead letters."""
+    curated: list[str]
+    trajectories: list[str]
+    tasks: list[str]
+    weights: list[str]
+    state: list[str]
+    eval_groups: list[str]
+    eval_tasks: list[str]
+    evals: list[str]
+
+    @classmethod
+    def of(cls, run: Run) -> Parts:
+        """Return those of a run."""
+        topics, lines = run.topics, run.recipe.policy_variants
+        return cls(
+            batches=[topics.batches(line) for line in lines],
+            outcomes=[*(topics.outcomes(line) for line in lines), topics.dead_letters],
+            curated=[topics.curated(line) for line in lines],
+            trajectories=[topics.trajectories(policy) for policy in run.recipe.policies],
+            tasks=[topics.tasks(workflow) for workflow in run.recipe.workflows],
+            weights=[topics.weights(line) for line in lines],
+            state=[topics.state],
+            eval_groups=[topics.eval_groups(policy) for policy in run.recipe.policies],
+            eval_tasks=[topics.tasks(eval_stream(workflow)) for workflow in run.recipe.workflows],
+            evals=[topics.evals(policy) for policy in run.recipe.policies],
+        )
+
+    @property
+    def groups(self) -> list[str]:
+        """Both kinds."""
+        return [*self.curated, *self.trajectories]
+
+    @property
+    def small(self) -> tuple[list[str], ...]:
+        """All but groups."""
+        return (self.batches, self.outcomes, self.tasks, self.weights, self.state)
+
+    @property
+    def kept(self) -> list[str]:
+        """Those that are kept whole for ever."""
+        return [*self.batches, *self.outcomes, *self.groups, *self.weights]
+
+    @property
+    def evaluations(self) -> list[str]:
+        """Those of evaluations."""
+        return [*self.eval_groups, *self.eval_tasks, *self.evals]

@@ -1,0 +1,101 @@
+"""Whether the recipe topic says one thing: a revision has one content, and none is left out. No I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.revisions import differences
+from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
+from headrace.schemas.records import RecipeRevision
+
+MOST_SHOWN = 3
+"""Keys of two contents that are named."""
+
+
+def recipe_problems(
+    placed: Iterable[tuple[str, RecipeRevision]], begins: Mapping[str, Sequence[Sequence[int]]]
+) -> Iterator[str]:
+    """Yield what is wrong with the revisions of a run.
+
+    The mark of the end, another store and sources that had no record are written as the same revision once more.
+
+    Args:
+        placed: Where each record stands, and what it says, oldest first.
+        begins: Stream to [revision, the first number issued under it], by the feeder.
+    """
+    first: dict[int, tuple[str, RecipeRevision]] = {}
+    for place, revision in placed:
+        number = revision.revision
+        if number not in first:
+            if number != len(first):
+                yield f"recipe revision {number} follows revision {len(first) - 1}, and those between are gone: {place}"
+            first[number] = place, revision
+            continue
+        before, known = first[number]
+        if differing := [*_differing(known, revision)]:
+            yield f"recipe revision {number} has two contents ({'; '.join(differing)}): {before} and {place}"
+        first[number] = before, _with_sources(known, revision)
+    for stream, spans in begins.items():
+        for number in sorted({number for number, _ in spans} - first.keys()):
+            yield f"numbers of {stream} were issued under recipe revision {number}, and no record says what it is"
+
+
+def end_problems(placed: Sequence[tuple[str, RecipeRevision]], newest: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+    """Yield what is wrong with the marks of the run's end.
+
+    Args:
+        placed: As `recipe_problems` has them.
+        newest: Policy to its newest version and its last one, read afterwards.
+    """
+    marks = {revision.revision: (place, revision.ended) for place, revision in reversed(placed) if revision.ended}
+    for place, revision in placed:
+        if revision.ended and marks[revision.revision][1] != revision.ended:
+            first = marks[revision.revision][0]
+            yield f"the run has ended in two ways under recipe revision {revision.revision}: {first} and {place}"
+    place, last = placed[-1]
+    if last.ended == "steps" and not last.source:
+        for policy, (version, steps) in newest.items():
+            if version < steps:
+                yield f"the run has ended with all its steps, and {policy} is at version {version} of {steps}: {place}"
+
+
+def schema_problems(revisions: Iterable[RecipeRevision], seen: Mapping[bytes, str]) -> Iterator[str]:
+    """Yield the schemas that records are written in and no revision holds: later builds could not read them.
+
+    Args:
+        revisions: All that is on the recipe topic.
+        seen: Fingerprints of schemas, and where the first record of each stands.
+    """
+    texts = {text for revision in revisions for text in revision.schemas.values()}
+    known = set()
+    for text in texts:
+        with suppress(ValueError, KeyError, TypeError, SchemaError):
+            known.add(codec.fingerprint_of(json.loads(text)))
+    own = {codec.fingerprint_of(json.loads(text)) for text in codec.schema_texts().values()}
+    for fingerprint, place in seen.items():
+        if fingerprint in own and fingerprint not in known:
+            yield f"{place} is written in a schema that no record of the recipe topic holds"
+
+
+def _differing(one: RecipeRevision, other: RecipeRevision) -> Iterator[str]:
+    if one.recipe != other.recipe:
+        try:
+            found = differences(Recipe.from_json(one.recipe), Recipe.from_json(other.recipe))
+        except UsageError:
+            found = []
+        yield from found[:MOST_SHOWN] or ["the recipe's text"]
+    for name in sorted(one.plug_ins.keys() & other.plug_ins.keys()):
+        if one.plug_ins[name] != other.plug_ins[name]:
+            yield f"plug-in {name}: source {one.plug_ins[name][:12]} -> {other.plug_ins[name][:12]}"
+    if one.swapped != other.swapped:
+        yield "whether it was swapped"
+
+
+def _with_sources(one: RecipeRevision, other: RecipeRevision) -> RecipeRevision:
+    return replace(one, plug_ins={**other.plug_ins, **one.plug_ins})

@@ -1,0 +1,107 @@
+"""What curated records say of their use, held against the first use of the group and the chain that kept it. No I/O."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headrace.consumers.curate.revision_chains import chain_of
+from headrace.infra.errors import HeadraceError
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.audit.deep import UnfitValue
+from headrace.ops.audit.pages import LOW, PAGE, PAGE_BITS
+from headrace.schemas.records import CuratedGroup
+
+
+class ReplayLimits(NamedTuple):
+    """How often a chain has a group trained on, the first time included, and how old a replay may be."""
+
+    max_uses: int
+    max_staleness: int
+
+
+class ReplayChecks:
+    """Takes in the curated records of one policy or shadow, one partition after the other.
+
+    Eight bytes are kept for a number where a chain replays.
+
+    Args:
+        variant: Which.
+        revisions: All recipes of the run, by revision.
+    """
+
+    def __init__(self, variant: str, revisions: Sequence[Recipe]) -> None:
+        self._limits = [_limits(one, variant) if variant in one.policy_variants else None for one in revisions]
+        self._has_replays = any(limits is None or limits.max_uses > 1 for limits in self._limits)
+        self._counts = Counter[int]()
+        """Of each partition, the records that its curator wrote so far."""
+        self._firsts: dict[tuple[str, int, int], tuple[array[int], array[int]]] = {}
+        """(stream, partition, page) to how many records a first use had before it, -1 for none, and its min_version."""
+
+    def take(self, curated: CuratedGroup, partition: int, *, sent_back: bool) -> None:
+        """Take in a record. Raises UnfitValue for one that is not as its chain had written it."""
+        if sent_back:  # it stands for one that was counted where that stands
+            return
+        count = self._counts[partition]
+        self._counts[partition] = count + 1
+        if curated.use:
+            self._check(curated, partition, count)
+            return
+        if self._has_replays:
+            counts, oldest = self._page(curated, partition)
+            counts[curated.number & LOW], oldest[curated.number & LOW] = count, curated.min_version
+        if curated.weight != 1 or curated.first_back:
+            raise UnfitValue("it is a first use, and has the weight or the way back of a replay")
+
+    def _page(self, curated: CuratedGroup, partition: int) -> tuple[array[int], array[int]]:
+        key = (curated.stream, partition, curated.number >> PAGE_BITS)
+        if key not in self._firsts:
+            self._firsts[key] = (array("i", [-1]) * PAGE, array("i", [-1]) * PAGE)
+        return self._firsts[key]
+
+    def _check(self, curated: CuratedGroup, partition: int, count: int) -> None:
+        if not 0 < curated.weight <= 1:
+            raise UnfitValue(f"it is a replay of weight {curated.weight}, which is above 0 and at most 1")
+        if curated.group or curated.kept or curated.rewards:
+            raise UnfitValue(
+                "it is a replay, and has bytes, rewards or a choice of trajectories beside its first use's"
+            )
+        self._check_limits(curated)
+        counts, oldest = self._page(curated, partition)
+        first, min_version = counts[curated.number & LOW], oldest[curated.number & LOW]
+        if first < 0:
+            raise UnfitValue("it is a replay, and no first use stands before it on its partition")
+        if curated.min_version != min_version:
+            raise UnfitValue(f"its oldest version is {curated.min_version}, and that of its first use {min_version}")
+        if curated.first_back not in (0, count - first):
+            raise UnfitValue(
+                f"it has its first use {curated.first_back} curated records before it, and that is {count - first} "
+                "before it"
+            )
+
+    def _check_limits(self, curated: CuratedGroup) -> None:
+        known = 0 <= curated.revision < len(self._limits)
+        limits = self._limits[curated.revision] if known else None
+        if limits is None:
+            return
+        if curated.use >= limits.max_uses:
+            raise UnfitValue(
+                f"it is use {curated.use}, and the chain of recipe revision {curated.revision} asks for a group "
+                f"{limits.max_uses} times"
+            )
+        if curated.deadline_version != curated.min_version + limits.max_staleness:
+            raise UnfitValue(
+                f"its deadline is version {curated.deadline_version}, and its oldest token and the replay of recipe "
+                f"revision {curated.revision} give {curated.min_version + limits.max_staleness}"
+            )
+
+
+def _limits(recipe: Recipe, variant: str) -> ReplayLimits | None:
+    """Return those of a chain; None where only an algorithm of the user's own, or one that is not here, knows."""
+    try:
+        found = chain_of(recipe, variant).replay_limits
+    except HeadraceError:
+        return None
+    return ReplayLimits(*found) if found else None

@@ -1,0 +1,51 @@
+"""What an audit says of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.ops.audit.numbers import PolicyAudit
+from headrace.ops.audit.problems import Problems
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCounts:
+    """Training tasks of the run; one may train several policies."""
+
+    issued: int = 0
+    concluded: int = 0
+    """Concluded for every policy that they train."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTotals:
+    """Groups of all policies together: one of each task for every policy that it trains. See `PolicyAudit`."""
+
+    produced: int = 0
+    duplicates: int = 0
+    kept: int = 0
+    trained: int = 0
+    discarded: int = 0
+    dead: int = 0
+    in_flight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Of a whole run."""
+
+    ok: bool
+    lost: int
+    doubled: int
+    policies: dict[str, PolicyAudit]
+    shadows: dict[str, PolicyAudit] = field(default_factory=dict)
+    """By `policy.variant`; in the sums below they are counted in `lost` and `doubled` alone."""
+    tasks: TaskCounts = TaskCounts()
+    groups: GroupTotals = GroupTotals()
+    weights_chain_ok: bool = True
+    unreadable_letters: int = 0
+    """Records on `dead-letters` that are none; what they say is not known, and they conclude nothing."""
+    unnumbered_letters: dict[str, int] = field(default_factory=dict)
+    """Dead letters by reason that no count of `groups` holds: they name no training number of the run, as where the
+    headers could not be read either, or where the groups themselves concluded it (poison). Without those sent back."""
+    problems: Problems = field(default_factory=Problems)

@@ -1,0 +1,321 @@
+"""The audit of a whole run, step by step.
+
+Topics are read in the order in which a run that goes on cannot mislead: what concludes a number before what keeps it,
+that before what produced it, and what the feeder wrote about what was issued last of all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.run.run import Run
+from headrace.ops.audit import commits
+from headrace.ops.audit.audited_log import AuditedLog
+from headrace.ops.audit.broken_numbers import Scope
+from headrace.ops.audit.deep_look import DeepLook
+from headrace.ops.audit.evaluations import Evaluations
+from headrace.ops.audit.evidence import with_places
+from headrace.ops.audit.findings import AuditReport, CuratedCounts, DeepRates
+from headrace.ops.audit.fold import CURATOR_KEY, EVALUATOR_KEY, FEEDER_KEY, AuditFold
+from headrace.ops.audit.objects import ObjectChecks, StoreAway
+from headrace.ops.audit.parts import Parts
+from headrace.ops.audit.problems import Problems
+from headrace.ops.audit.recipe_records import end_problems, recipe_problems, schema_problems
+from headrace.ops.audit.results import Audit
+from headrace.ops.curated_digest import CuratedDigest
+from headrace.schemas.headers import HeaderError
+from headrace.schemas.records import CheckpointPointer, RecipeRevision, WeightsPublished
+from headrace.schemas.topics import checkpoint_prefix
+
+Asked: TypeAlias = Mapping[commits.Group, commits.Committed]
+"""Consumer groups and how far each was."""
+
+
+def begin(log: AuditedLog, fold: AuditFold, state: str) -> None:
+    """Take in what was issued before anything else is read: all that is found open later was open then, or is newer."""
+    for message in deque((message for message in log.again([state]) if message.key == FEEDER_KEY), maxlen=1):
+        fold.begin(message)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRequest:
+    """What the command line asked for."""
+
+    rests: bool = False
+    """Nobody runs the run now."""
+    deep: bool = False
+    """Decode the values of groups, and read every object."""
+    use_store: bool = True
+
+
+@dataclass(slots=True)
+class WholeAudit:
+    """One audit of the whole chain, step by step."""
+
+    run: Run
+    request: AuditRequest
+    log: AuditedLog
+    revisions: list[tuple[str, RecipeRevision]]
+    """What stands on the recipe topic, and where."""
+    fold: AuditFold
+    evaluations: Evaluations
+    objects: ObjectChecks | None
+    curated: dict[str, CuratedDigest]
+    """By topic."""
+    deep: DeepLook | None
+    """With --deep."""
+    ends: dict[Place, int] = field(default_factory=dict)
+    """Of tasks and trajectories, the offset after the last record."""
+    broken: Problems = field(default_factory=Problems)
+    """About objects: they break the chain of weights."""
+    other: Problems = field(default_factory=Problems)
+    store: str = "left out"
+    """checked | left out | away."""
+
+    @classmethod
+    def of(cls, run: Run, request: AuditRequest, folder: Path, log: AuditedLog) -> WholeAudit:
+        """Return an audit that has not begun, and puts objects into a folder meanwhile."""
+        objects = ObjectChecks(run.store, folder, deep=request.deep) if request.use_store else None
+        fold, evaluations = AuditFold(run.run_id, run.recipe, run.revisions), Evaluations(run.revisions)
+        curated = {topic: CuratedDigest() for topic in Parts.of(run).curated}
+        deep = DeepLook(run, fold.account, evaluations, objects) if request.deep else None
+        fold.evaluations, fold.account.known.keeps_places = evaluations, request.deep
+        store = "checked" if objects else "left out"
+        return cls(run, request, log, log.revisions(), fold, evaluations, objects, curated, deep, store=store)
+
+    @property
+    def newest(self) -> RecipeRevision:
+        """Newest record of the recipe topic."""
+        return self.revisions[-1][1]
+
+    def perform(self) -> AuditReport:
+        """Read everything and return the report. Raises KafkaAway or KafkaRefused."""
+        parts, offline = Parts.of(self.run), bool(self.newest.source)
+        wanted = [*parts.batches, *parts.weights] if offline else [*parts.kept, *parts.tasks, *parts.evaluations]
+        there = self._there([*wanted, *parts.state])
+        for what in self.log.shortened([t for t in parts.kept if t in there]):
+            self.other.add_sentence(what)
+        asked = {} if offline else self._read_groups(parts, there)
+        if offline:
+            self._take(self.log.read(_in(parts.batches, there), "batches"))
+        self._take_named(self.log.read(_in(parts.weights, there), "weights"))
+        self._take_named(self.log.read(_in(parts.state, there), "state"))
+        for what in self.objects.not_retired(self.log.retired) if self.objects else ():
+            self.broken.add_sentence(what)
+        self.fold.close()
+        for what in _beside_numbers(self, offline=offline):
+            self.other.add_sentence(what)
+        if self.deep is not None:
+            for what in self.deep.problems():
+                self.other.add_sentence(what)
+        drained = bool(self.newest.ended) and not offline and self._is_drained(asked)
+        scope = Scope(drained, self.request.rests, not offline, offline)
+        if not offline:
+            self._end_evaluations(parts, there, scope)
+            self._check_commits(there)
+        found = self.fold.account.audit(scope, self._positions(asked, there))
+        again = [*parts.batches, *parts.outcomes, *parts.groups, *parts.tasks]
+        placed = with_places(self.run, found.problems, self.log.again(_in(again, there)))
+        return _reported(self, found, placed, drained=drained)
+
+    def _read_groups(self, parts: Parts, there: set[str]) -> Asked:
+        """Read all about groups, and return how far their readers were before."""
+        if not self.request.rests and self.run.topics.state in there:
+            begin(self.log, self.fold, self.run.topics.state)
+        asked = self.log.ask([*self._groups(there), *(g for g in commits.evaluating(self.run) if g.topic in there)])
+        self._take(self.log.read(_in(parts.batches, there), "batches"))
+        self.fold.account.known.reached = self._positions(asked, there)
+        self.fold.account.known.answered = {
+            group.component.removeprefix(CURATOR_KEY.decode()): {p: commit.offset for p, commit in one.commits.items()}
+            for group, one in asked.items()
+            if group.is_shadow
+        }
+        commits_of = (one.commits.items() for group, one in asked.items() if not group.component)
+        self.fold.account.known.played = {place: commit.offset for found in commits_of for place, commit in found}
+        self._take(self.log.read(_in(parts.outcomes, there), "outcomes"))
+        self._take_curated(self.log.read_in_order(_in(parts.curated, there), "curated groups"))
+        self._take_to_the_end(self.log.read(_in(parts.trajectories, there), "groups"))
+        self._take_to_the_end(self.log.read(_in(parts.tasks, there), "tasks"))
+        self._begin_evaluations(parts, there, asked)
+        ends = self.log.ends(_in(parts.curated, there))
+        for chain in self.fold.account.chains.values():
+            for what in chain.beyond(ends):
+                self.other.add_sentence(what)
+        return asked
+
+    def _there(self, wanted: Iterable[str]) -> set[str]:
+        there = self.log.topics()
+        for topic in wanted:
+            if topic not in there:
+                self.other.add_sentence(f"topic {topic} does not exist")
+        return there
+
+    def _is_drained(self, asked: Asked) -> bool:
+        """Return whether nothing of a run that has ended can conclude any more.
+
+        All tasks are played and all groups curated, and the trainers have let go of all that was kept. No clock
+        decides it.
+        """
+        main = [one for group, one in asked.items() if not group.is_shadow]
+        done = {place: commit.offset for one in main for place, commit in one.commits.items()}
+        if any(done.get(place, 0) < end for place, end in self.ends.items()):
+            return False
+        return self.fold.account.has_let_go()
+
+    # ------------------------------------------------------------------------------------------------------- messages
+
+    def _take(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self.fold.take(message)
+            self._unless_away(lambda deep, message=message: deep.other(message))  # type: ignore[misc]
+
+    def _take_to_the_end(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self.ends[message.topic, message.partition] = message.offset + 1
+            self._take_group(message)
+
+    def _take_group(self, message: Message) -> None:
+        is_new = self.fold.take(message)
+        is_group = message.topic in self.fold.groups
+        self._unless_away(lambda deep: deep.group(message, is_new=is_new) if is_group else deep.other(message))
+
+    def _take_curated(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self.curated[message.topic].take(message.value, message.headers)
+            self._take_group(message)
+
+    def _unless_away(self, look: Callable[[DeepLook], object]) -> None:
+        if self.deep is not None:
+            try:
+                look(self.deep)
+            except StoreAway as error:
+                self._lose_store(str(error))
+
+    def _take_named(self, messages: Iterable[Message]) -> None:
+        """Take in messages that name objects, and look at those of this run."""
+        for message in messages:
+            counts, kind = self.fold.take(message), self._names_objects(message)
+            if not counts or kind is None or self.objects is None:
+                continue
+            try:
+                for what in self.objects.check(message, kind):
+                    self.broken.add_sentence(what)
+            except StoreAway as error:
+                self._lose_store(str(error))
+
+    def _names_objects(self, message: Message) -> type[WeightsPublished | CheckpointPointer] | None:
+        if message.topic != self.run.topics.state:
+            return WeightsPublished
+        pointers = (checkpoint_prefix(policy) for policy in self.run.recipe.policy_variants)
+        return CheckpointPointer if any(message.key.startswith(prefix) for prefix in pointers) else None
+
+    def _lose_store(self, why: str) -> None:
+        self.objects, self.store = None, "away"
+        if self.deep is not None:
+            self.deep.objects = None
+        self.broken.add_sentence(
+            f"the object store cannot be asked, so no object is checked (--no-store leaves it out): {why}"
+        )
+
+    # ------------------------------------------------------------------------------------------------------- positions
+
+    def _positions(self, asked: Asked, there: set[str]) -> dict[Place, int]:
+        """Return how far the readers of groups were: curators by their commits, trainers by their batches."""
+        topics, positions = self.run.topics, {}
+        if asked:
+            read = [topics.trajectories(policy) for policy in self.run.recipe.policies]
+            curated = {topics.curated(variant): variant for variant in self.run.recipe.policy_variants}
+            positions = dict.fromkeys(self.log.places(_in([*read, *curated], there)), 0)
+            # A shadow writes no dead letters, so how far its curators are does not matter here.
+            for group, one in asked.items():
+                if not group.is_shadow:
+                    positions |= {place: commit.offset for place, commit in one.commits.items() if place in positions}
+            for topic, variant in curated.items():
+                told = self.fold.account.chains[variant].last_positions
+                positions |= {(topic, partition): offset for partition, offset in told.items()}
+        return positions
+
+    def _check_commits(self, there: set[str]) -> None:
+        for what in commits.problems(self.log.ask(self._groups(there)), self.fold.snapshots, self.run.run_id):
+            self.other.add_sentence(what)
+
+    def _groups(self, there: set[str]) -> list[commits.Group]:
+        return [group for group in commits.groups_of(self.run) if group.topic in there]
+
+    # ----------------------------------------------------------------------------------------------------- evaluations
+
+    def _begin_evaluations(self, parts: Parts, there: set[str], asked: Asked) -> None:
+        """Read answers, and tasks; `asked` was before."""
+        for message in self.log.read(_in(parts.eval_groups, there), "answers"):
+            try:
+                counts = self.evaluations.take_answer(message, self.run.run_id)
+            except HeaderError as error:
+                self.fold.account.unread.record(message.topic, message.partition, message.offset, str(error))
+                continue
+            if counts:
+                self._unless_away(lambda deep, message=message: deep.answer(message))  # type: ignore[misc]
+        passed = {place: commit.offset for one in asked.values() for place, commit in one.commits.items()}
+        for message in self.log.read(_in(parts.eval_tasks, there), "evaluations"):
+            self.evaluations.take_task(message, self.run.run_id, passed)
+
+    def _end_evaluations(self, parts: Parts, there: set[str], scope: Scope) -> None:
+        """Read results: the state was read before, so all are there that the evaluator had written by then."""
+        for message in self.log.read(_in(parts.evals, there), "results"):
+            self.evaluations.take_result(message, self.run.run_id)
+        self.evaluations.take_snapshots(self.fold.snapshots.get(FEEDER_KEY), self.fold.snapshots.get(EVALUATOR_KEY))
+        self.other.extend(self.evaluations.problems(still=scope.still, drained=scope.drained))
+
+
+def _reported(one: WholeAudit, found: Audit, placed: Problems, *, drained: bool) -> AuditReport:
+    for problems in (one.broken, one.other):
+        placed.extend(problems)
+    objects_s = one.objects.seconds if one.objects else 0.0
+    seconds = max(one.log.seconds - (one.deep.rates.seconds if one.deep else 0.0) - objects_s, 1e-9)
+    digests = {variant: one.curated[one.run.topics.curated(variant)] for variant in one.run.recipe.policy_variants}
+    return AuditReport(
+        ok=not placed,
+        run=one.run.address.run,
+        source=one.newest.source,
+        tasks=found.tasks,
+        groups=found.groups,
+        lost=found.lost,
+        doubled=found.doubled,
+        weights_chain_ok=found.weights_chain_ok and not one.broken,
+        unreadable_letters=found.unreadable_letters,
+        unnumbered_letters=found.unnumbered_letters,
+        problems=tuple(str(problem) for problem in placed.listed),
+        more_problems=placed.more,
+        policies=found.policies,
+        shadows=found.shadows,
+        curated={variant: CuratedCounts(d.kept, d.again, d.sha256) for variant, d in digests.items()},
+        revisions=one.fold.account.begins,
+        store=one.store,
+        objects=one.objects.count if one.objects else 0,
+        objects_seconds=round(objects_s, 3),
+        records=one.log.records,
+        seconds=round(seconds, 3),
+        records_per_s=round(one.log.records / seconds),
+        evaluations=one.evaluations.counts(drained=drained),
+        deep=DeepRates.of(one.deep.rates) if one.deep else None,
+    )
+
+
+def _beside_numbers(one: WholeAudit, *, offline: bool) -> Iterator[str]:
+    """Yield what is wrong with the recipe topic, and with checkpoints."""
+    account = one.fold.account
+    chains = {policy: account.chains[policy] for policy in one.run.recipe.policies}
+    yield from recipe_problems(one.revisions, account.begins)
+    yield from end_problems(one.revisions, {policy: (chain.newest, chain.steps) for policy, chain in chains.items()})
+    yield from schema_problems(one.log.schemas(), one.fold.schemas)
+    for variant, batches in () if offline else account.batches.items():
+        yield from batches.problems(account.chains[variant].checkpoints)
+
+
+def _in(topics: Iterable[str], there: set[str]) -> Iterator[str]:
+    return (topic for topic in topics if topic in there)

@@ -1,0 +1,121 @@
+"""The result of one run of a sweep: what `headrace compare` goes by in the summary that `headrace up` wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from headrace.ops.discards import RUN_END
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What the audit of numbers says."""
+
+    ok: bool
+    lost: int = 0
+    doubled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsResult:
+    """What became of a policy's groups."""
+
+    trained: int
+    discarded: dict[str, int]
+    """By reason."""
+    dead: int
+    replayed: int
+
+    @property
+    def trained_share(self) -> float | None:
+        """Which share of the groups that concluded was trained on, replays not counted; None where none did."""
+        concluded = self.trained + sum(self.discarded.values()) + self.dead
+        return self.trained / concluded if concluded else None
+
+    @property
+    def discarded_share(self) -> float | None:
+        """Which share of the groups that concluded before the run's end was discarded; None where none did."""
+        discarded = sum(count for reason, count in self.discarded.items() if reason != RUN_END)
+        concluded = self.trained + discarded + self.dead
+        return discarded / concluded if concluded else None
+
+
+@dataclass(frozen=True, slots=True)
+class BiasResult:
+    """Length of what was discarded over that of what was trained."""
+
+    ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LengthsResult:
+    """Mean lengths of groups; None where there are none."""
+
+    trained: float | None
+    discarded: float | None
+    bias: BiasResult | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    """The result of one policy; None for what was never measured."""
+
+    versions: int
+    reward_last: float | None
+    eval_last: float | None
+    groups: GroupsResult
+    lengths: LengthsResult
+    trajectories: int
+    reward_curve: tuple[tuple[float, float], ...]
+    """(version, reward)."""
+    eval_curve: tuple[tuple[float, float], ...]
+    """(version, held-out reward), one for each workflow."""
+    progress: tuple[tuple[float, float, float], ...]
+    """(version, trajectories, seconds): what it had taken until it was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionResult:
+    """What became of the problems of a stream."""
+
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The result of a run. Its JSON is the summary as it was read, of which the other fields are a part."""
+
+    wall_s: float
+    reward_first: float | None
+    reward_last: float | None
+    eval_first: float | None
+    eval_last: float | None
+    audit: Audit | None
+    """None where nothing was played."""
+    selection: dict[str, SelectionResult]
+    policies: dict[str, PolicyResult]
+    run_id: str = ""
+    summary: dict[str, Any] = field(default_factory=dict, compare=False)
+    """The whole file."""
+
+    def to_json(self) -> Mapping[str, object]:
+        """Return the whole summary."""
+        return self.summary
+
+
+_PARSED = TypeAdapter(RunResult)
+
+
+def read_result(text: bytes) -> RunResult:
+    """Return the result that a summary file holds. Raises ValueError for a file that is none."""
+    found = json.loads(text)
+    try:
+        return _PARSED.validate_python({**found, "summary": found} if isinstance(found, dict) else found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

@@ -1,0 +1,88 @@
+"""How episodes failed and what became dead letters: each error once, counted, with where it came first. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+
+from headrace.infra.kafka.dead_letters import REDRIVEN
+from headrace.ops.first_word import is_of_training
+from headrace.schemas.episode_errors import in_words, kind_of
+from headrace.schemas.records import DeadLetter, EpisodeError, Outcome
+
+MOST_KINDS = 1000
+"""Errors that are told apart; others are not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSeen:
+    """Episodes that failed alike, or records that became dead letters for one reason."""
+
+    count: int
+    reason: str
+    """As `Failure.reason`, as are the next four; or as `DeadLetter.reason`. Of the first of them."""
+    detail: str
+    at: str
+    """File, line and function of the user's own code."""
+    role: str
+    turn: int
+    stream: str
+    """Of the first of them, as are the next two."""
+    number: int
+    task_id: str = ""
+    component: str = ""
+    """Who wrote the dead letters; empty of failed episodes."""
+
+    @property
+    def sentence(self) -> str:
+        """What happened, in one line."""
+        if self.component:
+            records = "1 record is a dead letter" if self.count == 1 else f"{self.count:,} records are dead letters"
+            task = f"; the first of task {self.stream}:{self.number}" if self.stream else ""
+            return f"{records} of {self.component} ({self.reason}): {self.detail}{task}"
+        episodes = "1 episode" if self.count == 1 else f"{self.count:,} episodes"
+        task = f"{self.stream}:{self.number}" + (f" ({self.task_id})" if self.task_id else "")
+        return f"{episodes} failed: {in_words(self.first)}; the first in task {task}"
+
+    @property
+    def first(self) -> EpisodeError:
+        """As the outcome of the first had it."""
+        return EpisodeError(self.reason, self.detail, self.at, self.role, self.turn, self.count)
+
+
+class ErrorsFold:
+    """Counts failed episodes and dead letters by what they have in common."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, ...], ErrorSeen] = {}
+        self._counts: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+        """By policy: each policy's group holds all failures of its task."""
+
+    def take(self, outcome: Outcome) -> None:
+        """Take in what became of a group; a curator's word on its first use counts."""
+        if not is_of_training(outcome):
+            return
+        for error in outcome.errors:
+            kind = outcome.stream, *kind_of(error)
+            if kind not in self._first and len(self._first) < MOST_KINDS:
+                what = (error.episodes, error.reason, error.detail, error.at, error.role, error.turn)
+                self._first[kind] = ErrorSeen(*what, outcome.stream, outcome.number, outcome.task_id)
+            if kind in self._first:
+                self._counts[kind][outcome.policy] += error.episodes
+
+    def take_dead(self, letter: DeadLetter) -> None:
+        """Take in a dead letter; what was sent back, and what is of another run, is no error."""
+        kind = letter.component, letter.reason, re.sub("[0-9]+", "", letter.detail)
+        if letter.reason in {REDRIVEN, "other_run"} or (kind not in self._first and len(self._first) >= MOST_KINDS):
+            return
+        seen = ErrorSeen(
+            0, letter.reason, letter.detail, "", "", 0, letter.stream, letter.number, component=letter.component
+        )
+        self._first.setdefault(kind, seen)
+        self._counts[kind][letter.policy] += 1
+
+    def errors(self) -> tuple[ErrorSeen, ...]:
+        """Return each error once, the most frequent first."""
+        counted = (replace(one, count=max(self._counts[kind].values())) for kind, one in self._first.items())
+        return tuple(sorted(counted, key=lambda error: -error.count))

@@ -1,0 +1,174 @@
+"""What looks wrong with a run before its metrics say so, or that they cannot say, and what to do. No I/O, no clock.
+
+What the metrics of a version say is judged in `headrace.trainers.health`.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
+
+from headrace.ops.figures.run_figures import Advice, RewardPoint
+from headrace.ops.figures.standstill import DROPS, OTHER_DROPS
+from headrace.ops.first_word import is_of_training
+from headrace.schemas.records import EvalResult, Outcome
+
+NEWEST = 64
+"""Groups of a policy that are looked at."""
+ENOUGH_GROUPS, ENOUGH_TRAJECTORIES = 16, 64
+EDGE = 5
+"""Versions at either end of a run."""
+MATTERS = 0.05
+"""A reward that changes by less is no sign of anything."""
+SIGMAS = 3.0
+"""A held-out reward that falls by less, in standard errors, may only be noise."""
+LONG, LEFT = 16, 1 / 3
+"""Mean tokens of the first versions from which lengths can collapse, and the share of it that is left then."""
+FAILED = frozenset({"failed", "run_end"})
+"""Reasons of a drop of which others tell."""
+
+
+class _Seen(NamedTuple):
+    at_ms: int
+    rewards: tuple[float, ...]
+    lengths: tuple[int, ...]
+    dropped: str
+    """Why; empty of a group that was kept."""
+
+
+@dataclass(slots=True)
+class _Lengths:
+    """Of the trajectories of the groups that were finished under one version."""
+
+    tokens: int = 0
+    trajectories: int = 0
+
+
+class AdviceFold:
+    """Takes in what curators wrote of groups."""
+
+    def __init__(self) -> None:
+        self._newest: defaultdict[str, list[_Seen]] = defaultdict(list)
+        self._lengths: defaultdict[str, defaultdict[int, _Lengths]] = defaultdict(lambda: defaultdict(_Lengths))
+        """By policy and head version."""
+
+    def take(self, outcome: Outcome, at_ms: int) -> None:
+        """Take in an outcome of that time, in whatever order; only a curator's of the first use of a group counts."""
+        if not is_of_training(outcome):
+            return
+        dropped = "" if outcome.verdict == "kept" else outcome.reason or outcome.verdict
+        newest = self._newest[outcome.policy]
+        insort(newest, _Seen(at_ms, outcome.rewards, outcome.lengths, dropped))
+        del newest[:-NEWEST]
+        lengths = self._lengths[outcome.policy][outcome.head_version]
+        lengths.tokens += sum(outcome.lengths)
+        lengths.trajectories += len(outcome.lengths)
+
+    def advice(
+        self, max_tokens: int, curves: Mapping[str, Sequence[RewardPoint]], evals: Sequence[EvalResult]
+    ) -> tuple[Advice, ...]:
+        """Return what looks wrong, of each policy worst first.
+
+        Args:
+            max_tokens: Most tokens of a generation.
+            curves: Policy to its training rewards by version.
+            evals: Results of all evaluations.
+        """
+        return tuple(
+            Advice(policy, name, sentence)
+            for policy, curve in curves.items()
+            for name, sentence in self._of(policy, max_tokens, curve, [one for one in evals if one.policy == policy])
+        )
+
+    def _of(
+        self, policy: str, max_tokens: int, curve: Sequence[RewardPoint], evals: Sequence[EvalResult]
+    ) -> Iterator[tuple[str, str]]:
+        newest = self._newest[policy]
+        yield from list(_one_reward(newest)) or _one_reason(newest)
+        yield from _cut_off(newest, max_tokens)
+        for workflow in sorted({result.workflow for result in evals}):
+            yield from _held_out_falls(curve, [result for result in evals if result.workflow == workflow])
+        yield from self._lengths_collapse(policy, curve)
+
+    def _lengths_collapse(self, policy: str, curve: Sequence[RewardPoint]) -> Iterator[tuple[str, str]]:
+        means = [one.tokens / one.trajectories for _, one in sorted(self._lengths[policy].items()) if one.trajectories]
+        if len(means) < 2 * EDGE or len(curve) < 2 * EDGE:
+            return
+        first, last = fmean(means[:EDGE]), fmean(means[-EDGE:])
+        low, high = _ends(curve)
+        if first < LONG or last > LEFT * first or high - low < MATTERS:
+            return
+        words = (
+            f"Answers have become short ({first:.0f} → {last:.0f} tokens) while reward has risen "
+            f"({low:.2f} → {high:.2f}): the policy may have found an answer that the scorer takes for right. "
+            + LOOK_AT_ANSWERS
+        )
+        yield "lengths_collapse", words
+
+
+LOOK_AT_ANSWERS = (
+    "Read some by `headrace inspect --step VERSION`, mend the scorer, and hold the policy by trainer.kl until then."
+)
+
+
+def _one_reward(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
+    rewards = [reward for group in newest for reward in group.rewards if math.isfinite(reward)]
+    if len(newest) < ENOUGH_GROUPS or len(rewards) < ENOUGH_TRAJECTORIES or len(set(rewards)) > 1:
+        return
+    words = (
+        f"All {len(rewards)} trajectories of the newest {len(newest)} groups have reward {rewards[0]:g}: nothing "
+        "can be learnt of that. See by `headrace inspect --trajectory` whether the scorer judges what was answered. "
+        "If so, take easier tasks, a warm start or more tokens where it is low, harder tasks where it is high."
+    )
+    yield "one_reward", words
+
+
+def _one_reason(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
+    reasons = Counter(group.dropped for group in newest)
+    if len(newest) < ENOUGH_GROUPS or len(reasons) > 1 or not (reason := newest[0].dropped) or reason in FAILED:
+        return
+    itself, to_do = DROPS.get(reason, OTHER_DROPS)
+    words = f"All of the newest {len(newest)} groups were dropped as {reason}. By itself: {itself}."
+    yield "one_reason", f"{words} What you can do: {to_do}."
+
+
+def _cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple[str, str]]:
+    lengths = [length for group in newest for length in group.lengths]
+    if len(newest) < ENOUGH_GROUPS or len(lengths) < ENOUGH_TRAJECTORIES or set(lengths) != {max_tokens}:
+        return
+    words = (
+        f"All {len(lengths)} trajectories of the newest {len(newest)} groups have exactly rollout.max_tokens "
+        f"({max_tokens}) tokens, so they were cut off: raise it, or see that the policy knows when to stop."
+    )
+    yield "all_cut_off", words
+
+
+def _held_out_falls(curve: Sequence[RewardPoint], evals: Sequence[EvalResult]) -> Iterator[tuple[str, str]]:
+    """Report that training reward rises from the version of the best evaluation on, while held-out reward falls."""
+    ordered = sorted(evals, key=lambda one: one.version)
+    if len(ordered) < 2 or len(curve) < 2 * EDGE:
+        return
+    best, last = max(ordered[:-1], key=lambda one: one.avg_at_k), ordered[-1]
+    asked = max(1, best.problems * best.samples)
+    error = math.sqrt(2 * max(best.avg_at_k * (1 - best.avg_at_k), 0.01) / asked)
+    fall = best.avg_at_k - last.avg_at_k
+    before = [point.reward for point in curve if point.version <= best.version][-EDGE:] or [curve[0].reward]
+    rise = (high := fmean(point.reward for point in curve[-EDGE:])) - (low := fmean(before))
+    if fall < max(MATTERS, SIGMAS * error) or rise < MATTERS:
+        return
+    words = (
+        f"Training reward has risen ({low:.2f} → {high:.2f}) while held-out reward has fallen "
+        f"({best.avg_at_k:.2f} at version {best.version} → {last.avg_at_k:.2f} at version {last.version}): the "
+        f"policy learns the scorer or the training tasks by heart. {LOOK_AT_ANSWERS} Take more tasks, or stop at "
+        f"version {best.version}."
+    )
+    yield "held_out_falls", words
+
+
+def _ends(curve: Sequence[RewardPoint]) -> tuple[float, float]:
+    return fmean(point.reward for point in curve[:EDGE]), fmean(point.reward for point in curve[-EDGE:])

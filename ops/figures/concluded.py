@@ -1,0 +1,51 @@
+"""The newest groups of each policy, and why those of them were dropped that were. No I/O, no clock."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+
+from headrace.schemas.records import BatchTrained, DeadLetter, Outcome
+from headrace.schemas.topics import is_eval
+
+RECENT = 256
+"""Newest groups of a policy that are looked at."""
+
+
+class ConcludedFold:
+    """Keeps the newest groups of each policy variant that were trained, dropped or dead, in whatever order they are."""
+
+    def __init__(self) -> None:
+        self._newest: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        """(ms since the epoch, why it was dropped, or nothing of a trained one): heaps, the oldest first."""
+        self.curated_ms: defaultdict[str, int] = defaultdict(int)
+        """When a curator wrote the newest outcome."""
+
+    def take(self, variant: str, record: Outcome | BatchTrained | DeadLetter, at_ms: int) -> None:
+        """Take in what was written at that time."""
+        if isinstance(record, BatchTrained):
+            for _ in record.groups:
+                self._add(variant, at_ms, "")
+        elif isinstance(record, DeadLetter):
+            self._add(variant, at_ms, record.reason)
+        elif record.level == "group" and not record.use and not is_eval(record.stream):
+            if record.component == "curate":
+                self.curated_ms[variant] = max(at_ms, self.curated_ms[variant])
+            if record.verdict != "kept":
+                self._add(variant, at_ms, record.reason or record.verdict)
+
+    def _add(self, variant: str, at_ms: int, why: str) -> None:
+        newest = self._newest[variant]
+        if len(newest) < RECENT:
+            heapq.heappush(newest, (at_ms, why))
+        elif at_ms > newest[0][0]:
+            heapq.heapreplace(newest, (at_ms, why))
+
+    def since(self, variant: str, at_ms: int) -> tuple[int, Counter[str]]:
+        """Return how many of the newest groups concluded after that time, and of those dropped how many by reason."""
+        found = [why for when, why in self._newest[variant] if when > at_ms]
+        return len(found), Counter(why for why in found if why)
+
+    def begin_ms(self, variant: str) -> int:
+        """Return when the oldest of the newest groups concluded."""
+        return self._newest[variant][0][0]

@@ -1,0 +1,73 @@
+"""Whether every episode of a policy fails, and since when. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from headrace.ops.first_word import is_of_training
+from headrace.schemas.episode_errors import RAISED, kind_of
+from headrace.schemas.records import EpisodeError, Outcome
+
+ENOUGH = 32
+"""Episodes that must have failed in a row: of an environment in which one of five succeeds, one time in a thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """Every episode failed since the last that succeeded."""
+
+    episodes: int
+    first_ms: int
+    """When the first of them was told, in ms since the epoch."""
+    last_ms: int
+    error: EpisodeError
+    """The most frequent one; `episodes` says how frequent."""
+
+
+class FailingFold:
+    """Counts the failed episodes of each policy variant since one succeeded last."""
+
+    def __init__(self) -> None:
+        self._succeeded_ms: defaultdict[str, int] = defaultdict(int)
+        self._failed: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        """Second since the epoch to episodes that failed in it, of those after the last success."""
+        self._errors: defaultdict[str, dict[tuple[str, ...], EpisodeError]] = defaultdict(dict)
+        self._counts: defaultdict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
+
+    @property
+    def any_success(self) -> bool:
+        """Whether an episode has ever succeeded, of any policy."""
+        return bool(self._succeeded_ms)
+
+    def take(self, variant: str, outcome: Outcome, at_ms: int) -> None:
+        """Take in what a curator wrote of a group at that time, in whatever order."""
+        if not is_of_training(outcome):
+            return
+        if outcome.rewards:
+            self._succeed(variant, at_ms)
+        elif at_ms > self._succeeded_ms.get(variant, 0):
+            for error in outcome.errors:
+                if error.reason in RAISED:
+                    self._failed[variant][at_ms // 1000] += error.episodes
+                    self._errors[variant].setdefault(kind_of(error), error)
+                    self._counts[variant][kind_of(error)] += error.episodes
+
+    def _succeed(self, variant: str, at_ms: int) -> None:
+        self._succeeded_ms[variant] = max(at_ms, self._succeeded_ms[variant])
+        if not (failed := self._failed[variant]):
+            return
+        for second in [second for second in failed if second <= at_ms // 1000]:
+            del failed[second]
+        if not failed:
+            self._errors[variant].clear()
+            self._counts[variant].clear()
+
+    def failing(self, variant: str, since_ms: int) -> Failing | None:
+        """Return how many episodes failed after that time, if there are enough and none has succeeded since."""
+        seconds = [second for second in self._failed[variant] if second >= since_ms // 1000]
+        episodes = sum(self._failed[variant][second] for second in seconds)
+        if episodes < ENOUGH:
+            return None
+        [(kind, _)] = self._counts[variant].most_common(1)
+        return Failing(episodes, min(seconds) * 1000, max(seconds) * 1000, self._errors[variant][kind])

@@ -1,0 +1,108 @@
+"""Rewards and lengths of the groups that curators saw, and of evaluations: curves, their ends, tokens."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace.ops.figures.run_figures import RewardPoint
+from headrace.schemas.records import EvalResult, Outcome
+
+LATE = frozenset({"expired", "surplus"})
+EDGE = 5
+"""Versions at either end of a run whose rewards are averaged."""
+MOST_TOKENS = 2**53
+"""Of one evaluation; a result that tells of more is not believed."""
+
+
+class RewardsFold:
+    """Takes in outcomes of curators and results of evaluations."""
+
+    def __init__(self, policies: Iterable[str]) -> None:
+        self.curated: Counter[str] = Counter()
+        """Policy to groups that curators saw."""
+        self.evals: list[EvalResult] = []
+        self._curves: dict[str, defaultdict[int, _Mean]] = {policy: defaultdict(_Mean) for policy in policies}
+        self._curated_tokens = 0
+        self.late_tokens = 0
+        """Of groups that left the trainer's window as too old, or as it was full."""
+
+    def left_window(self, outcome: Outcome) -> None:
+        """Take in what a trainer said of a group that it did not train; of a replay nothing is lost."""
+        if outcome.verdict in LATE and not outcome.use:
+            self.late_tokens += sum(outcome.lengths)
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Take in what a curator said of a group, at its first use."""
+        self.curated[outcome.policy] += 1
+        self._curated_tokens += sum(outcome.lengths)
+        if outcome.rewards and outcome.policy in self._curves:
+            self._curves[outcome.policy][outcome.head_version].add(outcome.rewards)
+
+    def evaluation(self, result: EvalResult) -> None:
+        """Take in a result; one whose figures are no numbers is passed over."""
+        if _believable(result):
+            self.evals.append(result)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a group brought to a curator, and not too late to the trainer, or to the evaluator."""
+        return self._curated_tokens - self.late_tokens + round(sum(map(_tokens_of, self.evals)))
+
+    def points(self) -> dict[str, tuple[RewardPoint, ...]]:
+        """Return policy to its curve."""
+        return {
+            policy: tuple(RewardPoint(version, m.value, m.groups, m.trajectories) for version, m in curve.items())
+            for policy, curve in self._sorted().items()
+        }
+
+    def first(self) -> dict[str, float]:
+        """Return policy to the mean over its first versions; one that has but the last ones is left out."""
+        curves = self._sorted().items()
+        return {p: _pooled(list(curve.values())[:-EDGE][:EDGE]) for p, curve in curves if len(curve) > EDGE}
+
+    def last(self) -> dict[str, float]:
+        """Return policy to the mean over its last versions."""
+        return {policy: _pooled(list(curve.values())[-EDGE:]) for policy, curve in self._sorted().items() if curve}
+
+    def _sorted(self) -> dict[str, dict[int, _Mean]]:
+        return {policy: dict(sorted(curve.items())) for policy, curve in self._curves.items()}
+
+
+@dataclass(slots=True)
+class _Mean:
+    """Mean over all trajectories of the groups added."""
+
+    total: float = 0.0
+    count: int = 0
+    groups: int = 0
+    trajectories: int = 0
+    """Those without a finite reward too."""
+
+    def add(self, rewards: tuple[float, ...]) -> None:
+        finite = [reward for reward in rewards if math.isfinite(reward)]
+        self.total += sum(finite)
+        self.count += len(finite)
+        self.groups += 1
+        self.trajectories += len(rewards)
+
+    @property
+    def value(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+
+def _believable(result: EvalResult) -> bool:
+    """Return whether a result's figures are numbers; one with others would spoil the sums that all results share."""
+    shares = (result.avg_at_k, *result.pass_at_k.values())
+    return all(math.isfinite(share) for share in shares) and 0 <= _tokens_of(result) < MOST_TOKENS
+
+
+def _tokens_of(result: EvalResult) -> float:
+    """Return how many tokens were generated for an evaluation."""
+    return result.mean_length * (result.problems * result.samples - result.failures)
+
+
+def _pooled(means: list[_Mean]) -> float:
+    return sum(mean.total for mean in means) / max(1, sum(mean.count for mean in means))

@@ -1,0 +1,402 @@
+"""Why a run makes no version: what is short, since when, what happens by itself, and what to do. No I/O, no clock.
+
+A version is overdue after five times what most of the newest ones took, and after a minute at least; the first one
+after five minutes without a sign of life from the trainer. Causes are looked for in the order of CAUSES, and the first
+that shows is reported. The same is reported where versions are made of hardly any group, as nearly all are dropped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.figures.concluded import RECENT, ConcludedFold
+from headrace.ops.figures.failing import FailingFold
+from headrace.ops.figures.weights_figures import is_there
+from headrace.producers.rollout.pauses import ENVIRONMENT
+from headrace.schemas.episode_errors import in_words
+from headrace.schemas.records import WorkerStatus
+from headrace.schemas.topics import policy_of, variant_of
+
+if TYPE_CHECKING:
+    from headrace.infra.embedded.server_probe import Silence
+    from headrace.infra.process.supervisor import ChildState
+
+CAUSES = (
+    "server",
+    "failing",
+    "unreachable",
+    "trainer",
+    "no_worker",
+    "waiting",
+    "dropped",
+    "feeder",
+    "curator",
+    "playing",
+)
+"""Of `Standstill.cause`, in the order in which they are looked for. A trainer is looked at a second time, after the
+curator, once it has made its first weights. Failing and unreachable are
+reported before a version is overdue."""
+FIRST_MS = 300_000
+LEAST_MS = 60_000
+TIMES = 5
+LOOK_BACK = 20
+"""Versions whose times say what is usual. A quarter of them may be longer: a run may have rested."""
+ENOUGH, ENOUGH_AT_ONCE = 8, RECENT // 2
+"""Groups that must have concluded before their share of drops says anything: since a version that stays the newest; and
+while versions are made."""
+MOST, NEARLY_ALL = 0.9, 0.97
+"""Share of drops that explains a standstill; and that is reported while versions are made."""
+QUIET_MS = 20_000
+"""A curator that has groups to read and concludes none for so long stands still."""
+SHOWN = 3
+"""Workers that are named."""
+
+OTHER_DROPS = ("the feeder issues further tasks", "see by `headrace discards` which groups they are")
+DROPS = {
+    "zero_variance": (
+        "the feeder draws further tasks, and ends the run as solved once feed.solved_share of 500 groups are such",
+        "take harder tasks where most answers are right, easier ones where most are wrong, or more episodes a group",
+    ),
+    "stale": ("younger groups are played", "raise trainer.max_staleness, or see why workers take weights late"),
+    "expired": ("younger groups are played", "raise trainer.max_staleness, or have fewer workers for this trainer"),
+    "surplus": ("younger groups are trained", "have fewer workers for this trainer"),
+    "algorithm_failed": (
+        "the next groups go through the chain; eight in a row that fail end the curator",
+        "mend the algorithm: `headrace dead-letters` gives its error, `headrace redrive` sends the groups back",
+    ),
+    "failed": ("the feeder issues further tasks", "see by `headrace discards` how the episodes fail"),
+}
+"""Reason of a drop to what happens by itself, and what a person can do; of others, OTHER_DROPS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """A policy or shadow that gets no further."""
+
+    policy: str
+    """Its name; of a shadow, `policy.variant`."""
+    cause: str
+    """One of CAUSES."""
+    since_ms: int
+    """Wall time in ms since the epoch."""
+    sentence: str
+    """For people: what is short, since when, what happens by itself, what they can do."""
+    hopeless: bool = False
+    """Whether no episode has ever succeeded, and failures have come for `launch.all_failed_limit_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is known of a run beside its topics."""
+
+    began_ms: int = 0
+    """When it was started last, in ms since the epoch; 0 where nobody knows."""
+    silent: tuple[Silence, ...] = ()
+    """Servers that do not answer."""
+    processes: Mapping[str, ChildState] = field(default_factory=dict)
+    """Component processes of this machine, where a launcher runs them."""
+    logs: str = ""
+    """Folder of their logs; empty where nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the topics of a run say at one moment, as far as it matters here."""
+
+    recipe: Recipe
+    versions: Mapping[str, int]
+    """Policy variant to its newest version; none before the first."""
+    made_ms: Mapping[str, Mapping[int, int]]
+    """Policy variant to version to when it was made."""
+    groups: ConcludedFold
+    episodes: FailingFold
+    workers: Sequence[WorkerStatus]
+    """Trainers are among them, while they report long work."""
+    lag: Mapping[str, int]
+    """Topic to unread records."""
+    in_flight: Mapping[str, int]
+    """Policy variant to numbers that are issued and not concluded."""
+
+
+def standstill(seen: Seen, around: Surroundings, now_ms: int, *, at_once: bool = False) -> Standstill | None:
+    """Return what keeps a run from its next version; None while versions come.
+
+    With `at_once` it is asked for before a version is overdue, as the run is given up.
+    """
+    stands = [_Stand(seen, around, now_ms, variant) for variant in seen.recipe.policy_variants]
+    stands = [one for one in stands if one.version < seen.recipe.trainer_of(one.variant).steps]
+    soon = (found for one in stands for found in (one.failing(), one.unreachable()) if found is not None)
+    if (found := next(soon, None)) is not None:
+        return found
+    late = [one for one in stands if at_once or one.overdue_ms > 0]
+    if late:
+        return max(late, key=lambda one: one.overdue_ms).explain(given_up=at_once)
+    return next(filter(None, (one.hardly_any_group() for one in stands)), None)
+
+
+class _Cause(NamedTuple):
+    name: str
+    """One of CAUSES."""
+    short: str
+    """What is short."""
+    itself: str
+    """What happens by itself."""
+    to_do: str
+    """What a person can do."""
+
+
+class _Stand:
+    """Where one policy or shadow stands."""
+
+    def __init__(self, seen: Seen, around: Surroundings, now_ms: int, variant: str) -> None:
+        self.seen, self.around, self.now_ms, self.variant = seen, around, now_ms, variant
+        self.version = seen.versions.get(variant, -1)
+        self._trainer = f"train-{variant}"
+        made = seen.made_ms.get(variant, {})
+        began_ms = around.began_ms or min((w.started_ms for w in self._workers(here=True)), default=0)
+        self.since_ms = max(began_ms, made.get(self.version, 0), *self._words_of_trainer())
+        self.overdue_ms = now_ms - self.since_ms - patience_ms(made.values()) if self.since_ms else 0
+
+    def _workers(self, *, here: bool) -> list[WorkerStatus]:
+        """Return those who play for the policy, or of them those who are there."""
+        streams = self.seen.recipe.streams_of(policy_of(self.variant))
+        return [w for w in self.seen.workers if w.workflow in streams and (not here or is_there(w, self.now_ms))]
+
+    def _words_of_trainer(self) -> list[int]:
+        """Return when the trainer reported long work; a nought first, so that there is something."""
+        return [0, *(worker.updated_ms for worker in self.seen.workers if worker.worker == self._trainer)]
+
+    def explain(self, *, given_up: bool) -> Standstill:
+        """Return the first cause that shows; of a run that is given up nothing happens by itself any more."""
+        no_weights = self.version < 0
+        found = (
+            self._server()
+            or (self._at_trainer() if no_weights else None)
+            or self._no_worker()
+            or self._waiting()
+            or self._dropped()
+            or self._feeder()
+            or self._curator()
+            or (self._at_trainer() if self._has_a_batch() else None)
+            or self._playing()
+        )
+        if given_up:
+            found = found._replace(itself="nothing more, as the run is given up")
+        made = "its first weights" if no_weights else "a version" if self.version else "its first version"
+        last = f" (version {self.version} was the last)" if self.version > 0 else ""
+        return self._standstill(found, self.since_ms, f"has not made {made} since {self._at(self.since_ms)}{last}")
+
+    def failing(self) -> Standstill | None:
+        """Return that every episode fails, while that goes on and the servers answer."""
+        found = self.seen.episodes.failing(self.variant, self.around.began_ms)
+        recipe = self.seen.recipe
+        lately_ms = max(LEAST_MS, round(2000 * recipe.rollout.episode_limit_s))
+        if found is None or variant_of(self.variant) or self.around.silent or self.now_ms - found.last_ms > lately_ms:
+            return None
+        limit_s, never = recipe.launch.all_failed_limit_s, not self.seen.episodes.any_success
+        hopeless = never and 0 < limit_s <= (found.last_ms - found.first_ms) / 1000
+        since = self._at(found.first_ms)
+        what = f"gets no episode: all {found.episodes:,} since {since} failed"
+        short = f"{what}, most of them by {in_words(found.error)}" + "; none has ever succeeded" * never
+        itself = "the feeder issues further tasks"
+        if hopeless:
+            itself = f"nothing more, as `headrace up` ends after {limit_s:g} s of that (launch.all_failed_limit_s)"
+        elif never and limit_s:
+            itself += f"; `headrace up` ends with exit code 1 after {limit_s:g} s of that (launch.all_failed_limit_s)"
+        here = self._workers(here=True)
+        look = self._look(here[0].worker) if here else "look into a worker's log"
+        to_do = f"mend what raises; {look}, event episode.failed, for the traceback"
+        sentence = f"{self.variant} {short}. By itself: {itself}. What you can do: {to_do}."
+        return Standstill(self.variant, "failing", found.first_ms, sentence, hopeless)
+
+    def unreachable(self) -> Standstill | None:
+        """Return that all workers wait for their environment."""
+        here, mark = self._workers(here=True), f"{ENVIRONMENT}: "
+        if not here or self.around.silent or not all(mark in worker.detail for worker in here):
+            return None
+        why = here[0].detail.partition(mark)[2]
+        found = _Cause(
+            "unreachable",
+            f"its environment cannot be reached ({why})",
+            "the workers try it every few seconds, and play the same episodes when it answers",
+            "see that it runs, and that their machines reach it",
+        )
+        return self._standstill(found, self.now_ms, "waits")
+
+    def hardly_any_group(self) -> Standstill | None:
+        """Return that nearly all groups are dropped, although versions are made."""
+        count, dropped = self.seen.groups.since(self.variant, 0)
+        if count < ENOUGH_AT_ONCE or dropped.total() < NEARLY_ALL * count:
+            return None
+        begin_ms = self.seen.groups.begin_ms(self.variant)
+        since_ms = min(begin_ms, self.since_ms) if self.since_ms else begin_ms
+        what = f"is trained on hardly any group since {self._at(since_ms)}"
+        return self._standstill(_drops(count, dropped), since_ms, what)
+
+    def _standstill(self, found: _Cause, since_ms: int, what: str) -> Standstill:
+        sentence = f"{self.variant} {what}: {found.short}. By itself: {found.itself}. What you can do: {found.to_do}."
+        return Standstill(self.variant, found.name, since_ms, sentence)
+
+    # ---------------------------------------------------------------------------------------------------------- causes
+
+    def _server(self) -> _Cause | None:
+        if not self.around.silent:
+            return None
+        one = self.around.silent[0]
+        short = (
+            f"{one.server} {f'has not answered since {self._at(one.since_ms)}' if one.since_ms else 'does not answer'}"
+        )
+        return _Cause("server", short, "all components wait, and go on where they were when it answers", one.remedy)
+
+    def _no_worker(self) -> _Cause | None:
+        if self._workers(here=True):
+            return None
+        last = max((worker.updated_ms for worker in self._workers(here=False)), default=0)
+        seen = f"; the last was seen at {self._at(last)}" if last else ""
+        streams = self.seen.recipe.streams_of(policy_of(self.variant))
+        names = tuple(f"rollout-{stream}-" for stream in streams)
+        own = {name: one for name, one in self.around.processes.items() if name.startswith(names)}
+        frozen = [f"process {one.pid} of {name} is there and may be frozen" for name, one in own.items() if one.pid]
+        short = "; ".join([f"no worker is alive{seen}", *frozen[:SHOWN]]) + self._troubled(*names)
+        to_do = f"{self._look(f'rollout-{streams[0]}-0')}, or start some by `headrace rollout --run ADDRESS`"
+        return _Cause("no_worker", short, self._restarts("rollout-"), to_do)
+
+    def _waiting(self) -> _Cause | None:
+        here = self._workers(here=True)
+        if not all(worker.state != "rolling" or worker.detail for worker in here):
+            return None
+        named = [f"{w.worker} is {w.state}{f' ({w.detail})' if w.detail else ''}" for w in here[:SHOWN]]
+        more = [f"and {len(here) - SHOWN} more"] if len(here) > SHOWN else []
+        short = f"no worker plays: {', '.join([*named, *more])}"
+        itself = "they go on when what they wait for is there; weights that the store has lost are published once more"
+        return _Cause("waiting", short, itself, f"see to what they wait for; {self._look(here[0].worker)}")
+
+    def _dropped(self) -> _Cause | None:
+        count, dropped = self.seen.groups.since(self.variant, self.since_ms)
+        if count < ENOUGH or dropped.total() < MOST * count:
+            return None
+        return _drops(count, dropped)
+
+    def _feeder(self) -> _Cause | None:
+        if self.seen.in_flight.get(self.variant, 0) > 0:
+            return None
+        return _Cause("feeder", f"no task is open{self._troubled('feed')}", self._restarts("feed"), self._look("feed"))
+
+    def _curator(self) -> _Cause | None:
+        waiting = self.seen.lag.get(self.seen.recipe.topics.trajectories(policy_of(self.variant)), 0)
+        last_ms = max(self.seen.groups.curated_ms[self.variant], self.around.began_ms)
+        if variant_of(self.variant) or not waiting or self.now_ms - last_ms < QUIET_MS:
+            return None
+        name = f"curate-{self.variant}"
+        since = f" since {self._at(last_ms)}" if last_ms else ""
+        short = f"{waiting} groups wait for the curator, which has concluded none{since}"
+        to_do = f"{self._look(f'{name}-0')}, or start one by `headrace curate --policy {self.variant} --run ADDRESS`"
+        return _Cause("curator", short + self._troubled(name), self._restarts(name), to_do)
+
+    def _has_a_batch(self) -> bool:
+        unread = self.seen.lag.get(self.seen.recipe.topics.curated(self.variant), 0)
+        return unread >= self.seen.recipe.trainer_of(self.variant).groups_per_batch
+
+    def _at_trainer(self) -> _Cause:
+        words = [w for w in self.seen.workers if w.worker == self._trainer]
+        last = "".join(f"; it last reported {w.state}: {w.detail} at {self._at(w.updated_ms)}" for w in words)
+        waits = "groups wait for the trainer" if self.version >= 0 else "the trainer has published nothing"
+        short = f"{waits}{last}{self._troubled(self._trainer)}"
+        return _Cause("trainer", short, self._restarts(self._trainer), self._look(self._trainer))
+
+    def _playing(self) -> _Cause:
+        here, (count, dropped) = self._workers(here=True), self.seen.groups.since(self.variant, self.since_ms)
+        batch = self.seen.recipe.trainer_of(self.variant).groups_per_batch
+        running = sum(worker.episodes_running for worker in here)
+        came = (
+            f"{count} groups have concluded since, {dropped.total()} of them dropped" if count else "no group has come"
+        )
+        short = f"{len(here)} workers play {running} episodes, and {came}, where a batch takes {batch}"
+        limit = self.seen.recipe.rollout.episode_limit_s
+        itself = f"an episode that takes {limit:g} s is ended and counts as failed"
+        to_do = f"have more workers, or smaller batches; {self._look(here[0].worker)}"
+        return _Cause("playing", short, itself, to_do)
+
+    # ----------------------------------------------------------------------------------------------------------- words
+
+    def _at(self, ms: int) -> str:
+        date = "%Y-%m-%d " if abs(self.now_ms - ms) > 43_200_000 else ""
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime(f"{date}%H:%M:%S UTC")
+
+    def _troubled(self, *prefixes: str) -> str:
+        """Report processes of these names that do not run, or not for the first time."""
+        found = [
+            f"{name} is {one.state}, started {one.starts} times, and ended with exit code {one.exit_code}"
+            + (f" ({one.error})" if one.error else "")
+            for name, one in self.around.processes.items()
+            if name.startswith(prefixes) and one.exit_code is not None
+        ]
+        return f"; {', '.join(found[:SHOWN])}" if found else ""
+
+    def _restarts(self, prefix: str) -> str:
+        if any(name.startswith(prefix) for name in self.around.processes):
+            return "what dies is started again, and the run is given up where that does not help"
+        return "whoever runs it starts it again; headrace itself does nothing"
+
+    def _look(self, name: str) -> str:
+        here = name in self.around.processes and self.around.logs
+        return f"look into {self.around.logs}/{name}.log" if here else f"look into the log of {name}"
+
+
+def _drops(count: int, dropped: Counter[str]) -> _Cause:
+    [(reason, times)] = dropped.most_common(1)
+    short = f"of {count} groups {dropped.total()} were dropped, {times} of them as {reason}"
+    return _Cause("dropped", short, *DROPS.get(reason, OTHER_DROPS))
+
+
+def patience_ms(made_ms: Iterable[int]) -> int:
+    """Return how long a version may take before it is overdue, by when those before it were made."""
+    times = sorted(made_ms)[-LOOK_BACK - 1 :]
+    took = sorted(later - earlier for earlier, later in pairwise(times))
+    if not took:
+        return FIRST_MS
+    return max(LEAST_MS, TIMES * took[(len(took) - 1) * 3 // 4])
+
+
+def stood_still(variant: str, made_ms: Mapping[int, int]) -> str:
+    """Return of a run that is over how long a policy or shadow got no further, where that was too long; else nothing.
+
+    Args:
+        variant: Its name.
+        made_ms: Version to when it was made, in ms since the epoch.
+    """
+    versions = sorted(made_ms)
+    late = [
+        (made_ms[after] - made_ms[before], after)
+        for at, (before, after) in enumerate(pairwise(versions))
+        if made_ms[after] - made_ms[before] > patience_ms(made_ms[version] for version in versions[: at + 1])
+    ]
+    if not late:
+        return ""
+    longest_ms, version = max(late)
+    return (
+        f"{variant} made no version for {longest_ms / 1000:,.0f} s before version {version}, times at rest counted in; "
+        f"so it stood still {len(late)} times"
+    )
+
+
+def hardly_any_group(variant: str, trained: int, discarded: Mapping[str, int]) -> str:
+    """Return of a run that is over that nearly all groups of a policy or shadow were dropped; nothing if they were not.
+
+    Args:
+        variant: Its name.
+        trained: How many groups were trained.
+        discarded: Reason to how many groups were not.
+    """
+    dropped = Counter({reason: count for reason, count in discarded.items() if reason != "run_end"})
+    count = trained + dropped.total()
+    if count < ENOUGH_AT_ONCE or dropped.total() < NEARLY_ALL * count:
+        return ""
+    found = _drops(count, dropped)
+    return f"{variant} was trained on hardly any group: {found.short}. What you can do: {found.to_do}"

@@ -1,0 +1,34 @@
+"""Versions of policies and shadows: the newest, when each was made, how far off policy it was."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from headrace.schemas.records import BatchTrained
+from headrace.schemas.version_records import OFF_POLICY_GAP
+
+
+class VersionsFold:
+    """Takes in versions by policy variant."""
+
+    def __init__(self) -> None:
+        self.newest: dict[str, int] = {}
+        self.made_ms: defaultdict[str, dict[int, int]] = defaultdict(dict)
+        """When versions were made; version 0 when it was published."""
+        self._gaps: defaultdict[str, dict[int, float]] = defaultdict(dict)
+
+    def see(self, variant: str, version: int) -> None:
+        """Take in that a version is there."""
+        self.newest[variant] = max(version, self.newest.get(variant, -1))
+
+    def trained(self, variant: str, batch: BatchTrained) -> None:
+        """Take in the batch that made a version."""
+        self.see(variant, batch.version)
+        if batch.version > 0:
+            self.made_ms[variant][batch.version] = batch.created_ms
+            if (gap := batch.metrics.get(OFF_POLICY_GAP)) is not None:
+                self._gaps[variant][batch.version] = gap
+
+    def gaps(self, variant: str) -> tuple[tuple[int, float], ...]:
+        """Return (version, off-policy gap) of each version of which that is known."""
+        return tuple(sorted(self._gaps[variant].items()))

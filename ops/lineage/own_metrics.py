@@ -1,0 +1,27 @@
+"""Which metrics of a version are a loss's own: all but those that trainers, learners and shipped losses measure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+SHIPPED = frozenset({
+    *("loss", "tokens", "learning_rate", "optimizer_steps", "steps_skipped", "grad_norm_mean", "grad_norm_max"),
+    *("entropy", "entropy_first", "reference_kl", "rejected_fraction", "masked_fraction", "router_imbalance"),
+    *("ratio_mean", "ratio_max", "kl_k1", "kl_k3", "clip_fraction", "clip_fraction_low", "clip_fraction_high"),
+    *("m2", "m2_log_low", "m2_log_high", "off_policy_gap", "ess_share", "ess_ratio", "ess_square"),
+    *("logprob_gap_mean", "logprob_gap_max", "logprob_gap_kl", "logprob_gap_tokens"),
+    *("reward_mean", "groups", "zero_variance_share", "truncated_share"),
+    *("replay_share", "replay_age_mean", "replay_age_max"),
+    *("step_s", "blocked_s", "wait_s", "held_up_s", "log_share"),
+})  # fmt: skip
+FAMILIES = re.compile(
+    r"ratio_share_\S+_to_\S+|staleness_(share_)?\d+|staleness_(mean|max)|seconds_\w+"
+    r"|weight_(mean|max|used_mean|square_mean|ess|chi2|kl_k1|kl_k3|perplexity_ratio)"
+)
+"""Names of which there are several."""
+
+
+def own_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return those that only a user's own loss can have given, in the order of their names."""
+    return {name: metrics[name] for name in sorted(metrics) if name not in SHIPPED and not FAMILIES.fullmatch(name)}

@@ -1,0 +1,143 @@
+"""An engine whose policies say what they are told to, for `headrace try --answer`: a scorer is tried on any text.
+
+The log-probabilities are those that the policy itself gives to the words, so the step that follows is one of the
+policy that would have said them. A policy without answers is left to the engine that the recipe names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.infra.errors import UsageError
+from headrace.producers.engines.contract import (
+    LOGPROB_CONVENTION,
+    Engine,
+    EngineStats,
+    Generation,
+    KvOnSwap,
+    LogprobConvention,
+    Sampling,
+    TextCodec,
+    check_prompt,
+    check_sampling,
+)
+from headrace.trainers.batches.batch import TrainingSequence, pad
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.logprobs import token_logprobs
+
+
+class GivenAnswers:
+    """See `headrace.producers.engines.contract.Engine`; what is not told to say something is the inner engine's.
+
+    Args:
+        engine: Plays policies without answers.
+        answers: By policy: the texts of its calls, in turn and over again.
+        tokenizers: By policy.
+        learners: By policy; each holds version 0.
+
+    Raises UsageError for a text that a policy's tokenizer cannot spell.
+    """
+
+    logprob_convention: LogprobConvention = LOGPROB_CONVENTION
+
+    def __init__(
+        self,
+        engine: Engine,
+        answers: Mapping[str, Sequence[str]],
+        tokenizers: Mapping[str, TextCodec],
+        learners: Mapping[str, Learner],
+    ) -> None:
+        self._engine, self._learners = engine, learners
+        self._told: dict[str, Iterator[list[int]]] = {
+            policy: cycle([_spelled(text, policy, tokenizers[policy]) for text in texts])
+            for policy, texts in answers.items()
+        }
+
+    @property
+    def kv_on_swap(self) -> KvOnSwap:
+        """See `Engine.kv_on_swap`."""
+        return self._engine.kv_on_swap
+
+    async def generate(
+        self,
+        policy: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        seed: int,
+        version: int | None = None,
+        deadline_s: float | None = None,
+    ) -> Generation:
+        """See `Engine.generate`: the next answer of the policy and a stop token, cut at `max_tokens`."""
+        if policy not in self._told:
+            return await self._engine.generate(policy, ids, sampling, seed=seed, version=version, deadline_s=deadline_s)
+        limits = self._learners[policy].limits
+        context = limits.positions or len(ids) + sampling.max_tokens
+        check_sampling(sampling)
+        prompt = check_prompt(ids, sampling.max_tokens, vocabulary=limits.vocabulary, context=context)
+        whole = [*next(self._told[policy]), *sampling.stop_ids[:1]]
+        said = np.array(whole[: sampling.max_tokens], np.int32)
+        logprobs = self._logprobs(policy, prompt, said, sampling.temperature or 1.0)
+        return Generation(said, logprobs, ((0, said.size),), "stop" if len(whole) == said.size else "length")
+
+    @torch.no_grad()
+    def _logprobs(
+        self, policy: str, prompt: npt.NDArray[np.int32], said: npt.NDArray[np.int32], temperature: float
+    ) -> npt.NDArray[np.float32]:
+        ids = np.concatenate([prompt, said])
+        mask = np.arange(ids.size) >= prompt.size
+        blank = np.zeros(ids.size, np.float32)
+        one = TrainingSequence(ids, mask, blank, np.where(mask, 0, -1).astype(np.int32), 0.0, temperature)
+        logprobs, _ = token_logprobs(self._learners[policy].model, pad([one]))
+        found: npt.NDArray[np.float32] = logprobs.float().cpu().numpy()
+        return found
+
+    def load(self, policy: str, version: int, weights: Mapping[str, Any]) -> None:
+        """See `Engine.load`."""
+        self._engine.load(policy, version, weights)
+
+    def hold(self, policy: str, version: int, weights: Mapping[str, Any] | None = None) -> None:
+        """See `Engine.hold`."""
+        self._engine.hold(policy, version, weights)
+
+    def release(self, policy: str, version: int) -> None:
+        """See `Engine.release`."""
+        self._engine.release(policy, version)
+
+    def versions(self) -> dict[str, int]:
+        """See `Engine.versions`."""
+        return self._engine.versions()
+
+    def stats(self) -> EngineStats:
+        """See `Engine.stats`."""
+        return self._engine.stats()
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._engine.close()
+
+
+def _spelled(text: str, policy: str, tokenizer: TextCodec) -> list[int]:
+    try:
+        return tokenizer.encode_plain(text)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise UsageError(f"--answer {text!r}: the tokenizer of policy {policy} cannot spell it: {error}") from error
+
+
+def answers_by_policy(policies: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]:
+    """Return the texts of `TEXT` or `POLICY=TEXT` words by policy. Raises UsageError where it is not said whose."""
+    found: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not (equals and name in policies):
+            if len(policies) > 1:
+                raise UsageError(f"--answer {word!r}: write POLICY=TEXT; the policies are {', '.join(policies)}")
+            name, text = policies[0], word
+        found.setdefault(name, []).append(text)
+    return found

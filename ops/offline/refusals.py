@@ -1,0 +1,56 @@
+"""What a run's curators refused for what the log said then: a version that was not published, a number not issued.
+
+Whoever curates archived trajectories once more goes by that: what was published and issued when is no question any
+more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headrace.infra.archive.reading import Archive
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL
+from headrace.infra.kafka.decoding import read_own
+from headrace.schemas.records import DeadLetter, Outcome, RecipeRevision
+from headrace.schemas.topics import variant_of
+
+Refused = dict[tuple[str | int, int], str]
+"""Reason by (partition, offset) of trajectories, or by (stream, number)."""
+
+
+def first_revision(archive: Archive) -> RecipeRevision:
+    """Return the revision that says what the run's curators ask; one that asks nothing where none is archived.
+
+    Raises as `Archive.revisions`.
+    """
+    return next(iter(archive.revisions()), RecipeRevision())
+
+
+def refusals(archive: Archive, policy_variant: str) -> Refused:
+    """Return why trajectories were refused, by (partition, offset); nothing where the archive lacks the dead letters.
+
+    A group of an unpublished version a shadow concludes by an outcome: of these this is by (stream, number). Raises
+    ArchiveCorrupt.
+    """
+    topics, run_id = archive.topics, archive.manifest.run_id
+    source, is_shadow = topics.trajectories(policy_variant), bool(variant_of(policy_variant))
+    component = f"curate.{policy_variant}"
+    found: Refused = {}
+    for message in _archived(archive, topics.dead_letters):
+        letter = read_own(message, DeadLetter, run_id)
+        if letter is None or letter.topic != source or letter.component != component:
+            continue
+        if letter.reason in {TIME_TRAVEL, NOT_ISSUED}:
+            found[letter.partition, letter.offset] = letter.reason
+    for message in _archived(archive, topics.outcomes(policy_variant)) if is_shadow else ():
+        outcome = read_own(message, Outcome, run_id)
+        if outcome is not None and outcome.reason == TIME_TRAVEL:
+            found[outcome.stream, outcome.number] = outcome.reason
+    return found
+
+
+def _archived(archive: Archive, topic: str) -> Iterator[Message]:
+    if topic in archive.manifest.topics:
+        for place in archive.places(topic):
+            yield from archive.messages(place)

@@ -1,0 +1,182 @@
+"""`headrace try`: a few episodes of a recipe and one step of its trainers, with no server, no run and no warm start.
+
+Each part is the one that a run has: the feeder's task source, the workers' episodes, the curators' partition with its
+chain, the trainer's advantages and learner. Only what lies between them, Kafka and the store, is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.own_frames import own_part, own_traceback
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.weights.policy_files import Tokenizer
+from headrace.ops.offline.archived_start import Start, start_from_model
+from headrace.ops.offline.given_answers import GivenAnswers, answers_by_policy
+from headrace.ops.offline.held_out import play_all
+from headrace.ops.offline.tried_policy import RUN_ID, PolicyTried, try_policy
+from headrace.ops.recipe_check import check_names
+from headrace.producers.engines.contract import Engine
+from headrace.producers.engines.registry import open_engine
+from headrace.producers.feed.feeder import task_source
+from headrace.producers.feed.planned import bare_task, training_task
+from headrace.producers.rollout.conclusions import workflow_spec
+from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
+from headrace.producers.rollout.group_records import Encoded, encode_group
+from headrace.producers.rollout.reachability import Reachability
+from headrace.schemas.ids import GroupId
+from headrace.schemas.records import Failure, Task, TrajectoryGroup
+
+
+class OwnCodeFailed(HeadraceError):
+    """The user's code raised; the message ends with the traceback from their first line on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRequest:
+    """What `headrace try` was asked for."""
+
+    recipe: Recipe
+    tasks: int = 2
+    """Of each workflow."""
+    workflow: str | None = None
+    """The only one to play; all of them if None."""
+    answers: Sequence[str] = ()
+    """`TEXT` or `POLICY=TEXT`: what a policy says, call by call, instead of generating."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFailed:
+    """One episode that gave no trajectory."""
+
+    episode: str
+    """`stream:number:sample`."""
+    task_id: str
+    failure: Failure
+    """As a worker records it, its traceback from the user's first line on; empty where none of theirs took part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The result of a trial."""
+
+    recipe: str
+    seconds: float
+    episodes: int
+    failures: tuple[EpisodeFailed, ...]
+    policies: dict[str, PolicyTried]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether neither an episode failed nor a data algorithm."""
+        dead = any(group.verdict == "dead" for policy in self.policies.values() for group in policy.groups)
+        return not (self.failures or dead)
+
+
+def try_recipe(request: TrialRequest) -> Tried:
+    """Play a recipe's first tasks, put them through its chain, and take one optimizer step of each trainer.
+
+    Raises UsageError for a recipe that cannot be played here, and OwnCodeFailed where the user's code raises outside of
+    an episode: what it raises in one is in the result.
+    """
+    recipe, began = request.recipe, time.monotonic()
+    with own_code_shown(), tempfile.TemporaryDirectory() as folder:
+        check_names(recipe)
+        workflows = _workflows(request)
+        policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
+        answers = answers_by_policy(policies, request.answers)
+        asked = [one for workflow in workflows for one in _tasks(recipe, workflow, request.tasks)]
+        starts = {policy: _start(recipe, policy) for policy in policies}
+        groups = _played(recipe, starts, asked, answers, Path(folder))
+        tried = {
+            policy: try_policy(recipe, start, [one for one in groups if one.group.policy == policy], policy in answers)
+            for policy, start in starts.items()
+        }
+    failures = _failures([one.group for one in groups])
+    episodes = sum(task.n_asked for task, _ in asked)
+    return Tried(recipe.name, round(time.monotonic() - began, 1), episodes, failures, tried)
+
+
+@contextmanager
+def own_code_shown() -> Iterator[None]:
+    """Raise OwnCodeFailed for an error of the user's own code, with its traceback."""
+    try:
+        yield
+    except Exception as error:
+        if shown := own_traceback(error):
+            raise OwnCodeFailed(f"{error}\n{shown}") from error
+        raise
+
+
+def _workflows(request: TrialRequest) -> tuple[str, ...]:
+    there = tuple(request.recipe.workflows)
+    if request.workflow is None:
+        return there
+    if request.workflow not in there:
+        raise UsageError(f"the recipe has no workflow {request.workflow!r}; it has {', '.join(there)}")
+    return (request.workflow,)
+
+
+def _tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Task, WorkflowSpec]]:
+    """Yield the first tasks that a run's feeder would issue, and how they are played."""
+    source, spec = task_source(recipe, workflow), workflow_spec(recipe, workflow)
+    for number in range(count):
+        bare = bare_task(recipe, RUN_ID, 0, GroupId(workflow, number), source.draw().problem)
+        yield training_task(recipe, bare, 0), spec
+
+
+def _start(recipe: Recipe, policy: str) -> Start:
+    """Return version 0 of a policy, and a learner whose version is one optimizer step of one process."""
+    alone = {"minibatches": 1, "processes": 1, "tensor_parallel": 1}
+    return start_from_model(recipe, policy, recipe.trainer_of(policy).model_copy(update=alone))
+
+
+def _played(
+    recipe: Recipe,
+    starts: Mapping[str, Start],
+    asked: Sequence[tuple[Task, WorkflowSpec]],
+    answers: Mapping[str, Sequence[str]],
+    folder: Path,
+) -> list[Encoded]:
+    """Return the groups of all tasks as a worker produces them, generated by the recipe's engine from version 0."""
+    folders = {policy: folder / policy for policy in starts}
+    for policy, start in starts.items():
+        folders[policy].mkdir()
+        for name, content in start.files.items():
+            (folders[policy] / name).write_bytes(content)
+    tokenizers = {policy: Tokenizer(path) for policy, path in folders.items()}
+    inner, build = open_engine(folders, recipe.rollout, sum(task.n_asked for task, _ in asked))
+    with closing(inner):
+        for policy, start in starts.items():
+            inner.load(policy, 0, start.learner.published())
+        learners = {policy: start.learner for policy, start in starts.items()}
+        engine: Engine = GivenAnswers(inner, answers, tokenizers, learners) if answers else inner
+        context = RolloutContext(
+            engine=engine,
+            engine_name=recipe.rollout.engine.use,
+            engine_build=build,
+            tokenizers=tokenizers,
+            worker="trial",
+            region="",
+            head=lambda _policy: 0,
+            reachability=Reachability(longest_wait_s=0),  # who tries wants to hear of it, and not to wait
+        )
+        return [encode_group(group) for group in asyncio.run(play_all(asked, context))]
+
+
+def _failures(groups: Sequence[TrajectoryGroup]) -> tuple[EpisodeFailed, ...]:
+    """Return every episode that failed, once, though each policy's group records it."""
+    found = {}
+    for group in groups:
+        for failure in group.failures:
+            episode = f"{group.stream}:{group.number}:{failure.sample}"
+            seen = replace(failure, traceback=own_part(failure.traceback))
+            found[episode] = EpisodeFailed(episode, group.task_id, seen)
+    return tuple(found.values())

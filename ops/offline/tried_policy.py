@@ -1,0 +1,173 @@
+"""One policy of a trial: what the recipe's chain makes of its groups, and one optimizer step of its trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from headrace.consumers.algorithms.contract import Candidate
+from headrace.consumers.curate.context import CuratorContext
+from headrace.consumers.curate.curated_records import fresh_record
+from headrace.consumers.curate.curator import CuratorPartition
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka.clients import Message
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import STORE_NAME
+from headrace.infra.weights.files import TOKENIZER_FILE
+from headrace.ops.lineage.seen import Advantages, GroupSeen, advantages_of, see_group
+from headrace.ops.offline.archived_start import Start
+from headrace.producers.rollout.group_records import Encoded, outgoing
+from headrace.schemas import codec
+from headrace.schemas.records import ClaimCheck, CuratedGroup, DeadLetter, Outcome, TrajectoryGroup
+from headrace.trainers.batches.groups import WholeGroup, batch_sequences, prepared
+from headrace.trainers.batches.token_texts import TokenTexts
+
+RUN_ID = "trial"
+"""Of records that no topic sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTried:
+    """A group, and what the recipe's chain made of it."""
+
+    verdict: str
+    """kept | dropped | dead."""
+    reason: str
+    """Of a drop or a dead letter."""
+    rejected: dict[str, str]
+    """Trajectories of it that the chain rejected, to the reason."""
+    group: GroupSeen
+
+
+@dataclass(frozen=True, slots=True)
+class StepTried:
+    """One optimizer step over the groups that the chain kept, or over all of them where it kept none."""
+
+    groups: int
+    chain_kept: int
+    """Of these."""
+    tokens: int
+    """That were trained on."""
+    loss: float | None
+    """None where it was not finite, and so no step was taken."""
+    grad_norm: float | None
+    """Before it is clipped."""
+    has_advantages: bool
+    """Whether any advantage is not 0."""
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTried:
+    """What one policy did and would learn."""
+
+    model: str
+    """Where its weights come from, in words."""
+    warm_start: bool
+    """Whether a run would warm it up before version 0; here it is not."""
+    told: bool
+    """Whether it said what it was told to."""
+    groups: tuple[GroupTried, ...]
+    step: StepTried | None
+    no_step: str
+    """Why there is no step."""
+
+
+def try_policy(recipe: Recipe, start: Start, groups: Sequence[Encoded], told: bool) -> PolicyTried:
+    """Put a policy's groups through its chain, and take one step over what is kept."""
+    policy = groups[0].group.policy
+    fates = _curated(recipe, policy, groups)
+    taken, advantages, step, no_step = _stepped(start, fates)
+    texts = TokenTexts(Tokenizer.from_buffer(start.files[TOKENIZER_FILE]))
+    seen = []
+    for fate in fates:
+        whole = fate.kept or WholeGroup(CuratedGroup(), fate.group)
+        of_group = advantages[taken.index(fate)] if fate in taken else {}
+        seen.append(
+            GroupTried(
+                verdict=fate.verdict,
+                reason=fate.reason,
+                rejected=fate.rejected,
+                group=see_group(whole, of_group, texts, place=None, each=True),
+            )
+        )
+    has_warm_start = recipe.policies[policy].warm_start is not None
+    return PolicyTried(start.origin, has_warm_start, told, tuple(seen), step, no_step)
+
+
+@dataclass(slots=True, eq=False)
+class _Fate:
+    """A group, and what a curator wrote of it."""
+
+    group: TrajectoryGroup
+    value: bytes
+    kept: WholeGroup | None = None
+    verdict: str = ""
+    reason: str = ""
+    rejected: dict[str, str] = field(default_factory=dict)
+
+
+def _curated(recipe: Recipe, policy: str, groups: Sequence[Encoded]) -> list[_Fate]:
+    """Send a policy's groups through a curator's partition, the large ones behind claim checks."""
+    topics, topic = recipe.topics, recipe.topics.trajectories(policy)
+    stored: dict[str, bytes] = {}
+    context = CuratorContext(RUN_ID, policy, topics, lambda _revision: recipe, lambda claim: stored[claim.key])
+    partition, fates = CuratorPartition(context, (topic, 0), 1), []
+    for offset, encoded in enumerate(groups):
+        fate = _Fate(codec.decode(encoded.value, TrajectoryGroup), encoded.value)
+        claim = ClaimCheck(STORE_NAME, str(offset), "", len(encoded.value))
+        stored[claim.key] = encoded.value
+        is_large = len(encoded.value) > recipe.rollout.inline_limit_bytes
+        out = outgoing(topics, encoded.behind(claim) if is_large else encoded, {topic: 1})
+        for one in partition.handle(Message(topic, 0, offset, out.key, out.value, list(out.headers))):
+            if one.topic == topics.curated(policy):
+                curated = codec.decode(one.value, CuratedGroup)
+                if curated.use == 0:
+                    fate.kept = WholeGroup(curated, fate.group)
+            elif one.topic == topics.dead_letters:
+                letter = codec.decode(one.value, DeadLetter)
+                fate.verdict, fate.reason = "dead", f"{letter.reason}: {letter.detail}"
+            else:
+                _note(codec.decode(one.value, Outcome), fate)
+        fates.append(fate)
+    return fates
+
+
+def _note(outcome: Outcome, fate: _Fate) -> None:
+    if outcome.level == "trajectory":
+        fate.rejected[outcome.trajectory_id] = outcome.reason
+    elif outcome.use == 0:
+        fate.verdict, fate.reason = outcome.verdict, outcome.reason
+
+
+def _stepped(start: Start, fates: Sequence[_Fate]) -> tuple[list[_Fate], list[Advantages], StepTried | None, str]:
+    """Return which groups are stepped on, their advantages, and the step; or why there is none."""
+    learner = start.learner
+    settings = learner.settings
+    taken = [fate for fate in fates if fate.kept is not None] or [fate for fate in fates if fate.group.trajectories]
+    kept = sum(fate.kept is not None for fate in taken)
+    if not taken:
+        return [], [], None, "there is no trajectory"
+    batch = [
+        fate.kept or WholeGroup(fresh_record(Candidate.of(fate.group), fate.value, settings.max_staleness), fate.group)
+        for fate in taken
+    ]
+    try:
+        advantages = advantages_of(batch, settings)
+        sequences = batch_sequences(map(prepared, batch), settings)
+        metrics = learner.step(sequences, learner.version + 1)
+    except HeadraceError as error:
+        return [], [], None, str(error)
+    step = StepTried(
+        groups=len(batch),
+        chain_kept=kept,
+        tokens=sum(int(sequence.mask.sum()) for sequence in sequences),
+        loss=metrics.get("loss"),
+        grad_norm=metrics.get("grad_norm_mean"),
+        has_advantages=any(bool(np.any(one)) for group in advantages for one in group.values()),
+        metrics=metrics,
+    )
+    return taken, advantages, step, ""

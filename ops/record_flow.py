@@ -1,0 +1,125 @@
+"""Which component takes which record, and what it writes: the map of the system, on one screen.
+
+A row names the kind of topic, the record on it, and the function that takes the record or gives it to be written.
+`tests/unit/test_record_flow.py` holds both tables to what the components really read and write. At its start each reads
+its own snapshots or batches as well, and a trainer also checkpoints and worked examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from headrace.consumers.curate.curator import CuratorPartition
+from headrace.consumers.curate.issued_numbers import IssuedNumbers
+from headrace.consumers.curate.published_versions import PublishedVersions
+from headrace.consumers.evaluate.evaluator import Evaluator
+from headrace.infra.run.group_consumer import GroupConsumer
+from headrace.infra.run.run import RecipeNews
+from headrace.ops.compaction.compactor import Compactor
+from headrace.producers.feed.feed_state import FeedState
+from headrace.producers.feed.feeder import Feeder
+from headrace.producers.feed.worked_examples import send_examples
+from headrace.producers.rollout.conclusions import Concluder
+from headrace.producers.rollout.follower import WeightFollower
+from headrace.producers.rollout.group_records import outgoing
+from headrace.producers.rollout.worker_status import StatusPosts
+from headrace.schemas.records import (
+    BatchTrained,
+    CheckpointPointer,
+    CuratedGroup,
+    DeadLetter,
+    EvalResult,
+    Outcome,
+    RecipeRevision,
+    Snapshot,
+    StepBegun,
+    Task,
+    TrajectoryGroup,
+    WarmStartExamples,
+    WeightsPublished,
+    WorkerStatus,
+)
+from headrace.trainers.component import Trainer
+from headrace.trainers.messages import Messages
+from headrace.trainers.versions.heartbeat import heartbeat
+from headrace.trainers.versions.publisher import Publisher
+
+
+class Flow(NamedTuple):
+    """Records of one class on one kind of topic, and the function that takes or gives them."""
+
+    topic: str
+    """What follows the run's name, without stream, policy or variant."""
+    record: type
+    by: Callable[..., Any]
+
+
+TAKES: Mapping[str, tuple[Flow, ...]] = {
+    "feed": (
+        Flow("recipe", RecipeRevision, Feeder.handle),
+        Flow("outcomes", Outcome, FeedState.take_outcome),
+        Flow("batches", BatchTrained, FeedState.take_batch),
+        Flow("weights", WeightsPublished, FeedState.take_weights),
+        Flow("evals", EvalResult, FeedState.take_result),
+        Flow("dead-letters", DeadLetter, FeedState.take_dead_letter),
+    ),
+    "rollout": (
+        Flow("tasks", Task, Concluder.conclude),
+        Flow("eval-tasks", Task, Concluder.conclude),
+        Flow("recipe", RecipeRevision, WeightFollower.run),
+        Flow("weights", WeightsPublished, WeightFollower.run),
+    ),
+    "curate": (
+        Flow("trajectories", TrajectoryGroup, CuratorPartition.handle),
+        Flow("recipe", RecipeRevision, RecipeNews.look),
+        Flow("weights", WeightsPublished, PublishedVersions.has),
+        Flow("tasks", Task, IssuedNumbers.has),
+    ),
+    "evaluate": (Flow("eval-groups", TrajectoryGroup, Evaluator.handle),),
+    "train": (
+        Flow("curated", CuratedGroup, Trainer.take_group),
+        Flow("recipe", RecipeRevision, Trainer.follow_recipe),
+    ),
+    "compact": (Flow("weights", WeightsPublished, Compactor.follow),),
+}
+"""By component."""
+
+WRITES: Mapping[str, tuple[Flow, ...]] = {
+    "feed": (
+        Flow("tasks", Task, Feeder.tick),
+        Flow("eval-tasks", Task, Feeder.tick),
+        Flow("recipe", RecipeRevision, Feeder.tick),
+        Flow("state", Snapshot, Feeder.before_commit),
+        Flow("state", WarmStartExamples, send_examples),
+        Flow("dead-letters", DeadLetter, Feeder.handle),
+    ),
+    "rollout": (
+        Flow("trajectories", TrajectoryGroup, outgoing),
+        Flow("eval-groups", TrajectoryGroup, outgoing),
+        Flow("workers", WorkerStatus, StatusPosts.post),
+        Flow("dead-letters", DeadLetter, Concluder.conclude),
+    ),
+    "curate": (
+        Flow("curated", CuratedGroup, CuratorPartition.handle),
+        Flow("outcomes", Outcome, CuratorPartition.handle),
+        Flow("dead-letters", DeadLetter, CuratorPartition.handle),
+        Flow("state", Snapshot, GroupConsumer.before_commit),
+    ),
+    "evaluate": (
+        Flow("evals", EvalResult, Evaluator.handle),
+        Flow("dead-letters", DeadLetter, Evaluator.handle),
+        Flow("state", Snapshot, Evaluator.tick),
+    ),
+    "train": (
+        Flow("batches", BatchTrained, Messages.version),
+        Flow("outcomes", Outcome, Messages.version),
+        Flow("state", CheckpointPointer, Messages.version),
+        Flow("state", StepBegun, Messages.begun),
+        Flow("weights", WeightsPublished, Publisher.message),
+        Flow("workers", WorkerStatus, heartbeat),
+        Flow("dead-letters", DeadLetter, Messages.dead),
+    ),
+    "compact": (Flow("weights", WeightsPublished, Compactor.merge_due),),
+}
+"""By component. A dead letter about a record of a shadow is an Outcome instead."""

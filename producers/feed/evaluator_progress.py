@@ -1,0 +1,35 @@
+"""How far the evaluator is, from its newest snapshot: what it has read, and of which problems it has groups."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.run.own_positions import newest_snapshot, positions_of
+from headrace.infra.run.run import Run
+from headrace.producers.feed.open_evaluations import Answer
+
+EVALUATOR = "evaluate"
+"""Name of its snapshots. Their JSON holds, as `open`, rows that begin with workflow, policy, version and number, and,
+as `done`, (workflow, policy, version)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatorProgress:
+    """What the evaluator has read; nothing before its first snapshot."""
+
+    positions: dict[Place, int] = field(default_factory=dict)
+    """Next offset by partition of the topics of evaluations' groups."""
+    answers: frozenset[Answer] = frozenset()
+    """What it has groups of, or has concluded."""
+
+
+def read_progress(run: Run) -> EvaluatorProgress:
+    """Read the newest snapshot of a run's evaluator."""
+    snapshot = newest_snapshot(run.connection, run.state_place(EVALUATOR), EVALUATOR)
+    if snapshot is None:
+        return EvaluatorProgress()
+    state = json.loads(snapshot.body)
+    answers = {Answer(*row[:4]) for row in state["open"]} | {Answer(*row) for row in state["done"]}
+    return EvaluatorProgress(positions_of(snapshot), frozenset(answers))

@@ -1,0 +1,125 @@
+"""Evaluations that have no result yet, and those of their tasks that the evaluator has no group of. Pure state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import structlog
+
+from headrace.producers.feed.evaluation_schedule import Evaluation
+from headrace.producers.feed.open_tasks import OpenTask, Plain, TaskTable, passed_of
+from headrace.producers.feed.overdue import Passed
+from headrace.schemas.ids import GroupId
+from headrace.schemas.records import EvalResult
+from headrace.schemas.topics import eval_stream
+
+log = structlog.get_logger()
+
+
+class Answer(NamedTuple):
+    """A group of an evaluation that the evaluator has; number -1 for all of one whose result it has given."""
+
+    workflow: str
+    policy: str
+    version: int
+    number: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    evaluation: Evaluation
+    first: int
+    """Number of its first task."""
+    problems: int
+    """Its tasks have so many numbers, one after the other."""
+
+    def has(self, group: GroupId) -> bool:
+        is_its = group.stream == eval_stream(self.evaluation.workflow)
+        return is_its and self.first <= group.number < self.first + self.problems
+
+
+class OpenEvaluations:
+    """Holds an evaluation until its result is there, or none of its tasks is waited for any more."""
+
+    def __init__(self) -> None:
+        self.table = TaskTable()
+        self.tasks = self.table.open
+        """Tasks whose groups the evaluator is not known to have, each open for the policy that is evaluated."""
+        self._open: list[_Open] = []
+        """Those that have such tasks."""
+
+    def begin(self, evaluation: Evaluation, first: int, problems: int, partitions: int) -> list[GroupId]:
+        """Open the tasks of an evaluation; a task goes to partition number modulo `partitions`."""
+        policy, stream = {evaluation.policy}, eval_stream(evaluation.workflow)
+        groups = [GroupId(stream, number) for number in range(first, first + problems)]
+        for index, group in enumerate(groups):
+            self.table.touch(group)
+            self.tasks[group] = OpenTask(index, "", group.number % partitions, 0, -1, set(policy), set(policy))
+        self._open.append(_Open(evaluation, first, problems))
+        return groups
+
+    def of(self, group: GroupId) -> Evaluation:
+        """Return the evaluation of an open task."""
+        return next(one.evaluation for one in self._open if one.has(group))
+
+    def passed(self, committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
+        """Yield tasks that the workers committed past, as `passed_of`."""
+        return passed_of(self.tasks, committed)
+
+    def take(self, result: EvalResult) -> None:
+        """Close what a result is of."""
+        self.answered({Answer(result.workflow, result.policy, result.version)})
+
+    def answered(self, answers: Collection[Answer]) -> None:
+        """Wait no more for tasks whose groups the evaluator has."""
+        for group in list(self.tasks):
+            asked = self.of(group)
+            whole = Answer(asked.workflow, asked.policy, asked.versions[asked.policy])
+            if whole in answers or whole._replace(number=group.number) in answers:
+                self.table.touch(group)
+                del self.tasks[group]
+        self._forget_closed()
+
+    def reissue(self, group: GroupId) -> OpenTask:
+        """Send a task again, as another attempt."""
+        self.table.touch(group)
+        task = self.tasks[group]
+        task.attempt, task.offset = task.attempt + 1, -1
+        return task
+
+    def give_up(self, group: GroupId) -> None:
+        """Wait no more for a task; its evaluation has no result then, unless somebody sends the dead letter back."""
+        asked = self.of(group)
+        log.error(
+            "evaluation.unanswered",
+            workflow=asked.workflow,
+            policy=asked.policy,
+            version=asked.versions[asked.policy],
+            number=group.number,
+            advice="its result is missing: look for dead letters of this task; `headrace redrive` asks it again",
+        )
+        self.table.touch(group)
+        del self.tasks[group]
+        self._forget_closed()
+
+    def _forget_closed(self) -> None:
+        self._open = [one for one in self._open if any(one.has(group) for group in self.tasks)]
+
+    def snapshot(self) -> list[list[Any]]:
+        """Return the state as JSON has it, without the tasks, which are in the table's chunks."""
+        evaluations = [(one.evaluation, one.first, one.problems) for one in self._open]
+        return [[asked.workflow, asked.policy, asked.versions, *numbers] for asked, *numbers in evaluations]
+
+    def restore(self, rows: Iterable[list[Any]], chunks: Iterable[Plain], workflows: Collection[str]) -> None:
+        """Take the state that `snapshot` returned, and the table's chunks, without workflows that are no more."""
+        self._open = [
+            _Open(Evaluation(workflow, policy, dict(versions)), first, problems)
+            for workflow, policy, versions, first, problems in rows
+            if workflow in workflows
+        ]
+        self.table.restore(list(chunks))
+        for group in [group for group in self.tasks if not any(one.has(group) for one in self._open)]:
+            self.table.touch(group)
+            del self.tasks[group]

@@ -1,0 +1,104 @@
+"""Tasks that were issued and have not concluded, and how they stand in the feeder's state. Pure state.
+
+That state grows with what is open, so it is written in chunks, of which only those that changed are written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.producers.feed.overdue import Passed
+from headrace.schemas.ids import GroupId
+
+Plain = dict[str, Any]
+"""State as JSON has it."""
+
+CHUNK = 32
+"""Numbers of a chunk: some 2 kB, more with several policies. A turn changes as many chunks as it hears of numbers."""
+
+
+@dataclass(slots=True)
+class OpenTask:
+    """A number that at least one policy has not concluded."""
+
+    index: int
+    """Index of its problem in the environment."""
+    tier: str
+    """Tier that the environment was set to; empty for the recipe's own."""
+    partition: int
+    """Partition of the newest attempt."""
+    attempt: int = 0
+    offset: int = -1
+    """Offset of the newest attempt; -1 before its transaction was flushed."""
+    unacknowledged: set[str] = field(default_factory=set)
+    """Policies whose group is not known to be past the curator: the number is outstanding at the workers or there."""
+    open: set[str] = field(default_factory=set)
+    """Policies that it is open for."""
+    died: int = 0
+    """Of a dead one: counts the deaths of a run, so that the older of two is known."""
+
+
+def passed_of(tasks: Mapping[GroupId, OpenTask], committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
+    """Yield what the workers committed past and nobody has acknowledged.
+
+    Args:
+        tasks: What is open.
+        committed: (stream, partition) to the next offset of the workers' group.
+    """
+    for group, task in tasks.items():
+        if task.unacknowledged and 0 <= task.offset < committed.get((group.stream, task.partition), 0):
+            yield Passed(group, task.attempt, tuple(sorted(task.unacknowledged)))
+
+
+class TaskTable:
+    """Open numbers, and dead ones that may be opened again, in chunks of consecutive numbers of a stream."""
+
+    def __init__(self) -> None:
+        self.open: dict[GroupId, OpenTask] = {}
+        self.dead: dict[GroupId, OpenTask] = {}
+        """Numbers that a dead letter concluded, oldest first, with what would be open and unacknowledged again."""
+        self._changed: set[tuple[str, int]] = set()
+
+    @property
+    def changed(self) -> int:
+        """How many chunks have changed since `changes` was asked last."""
+        return len(self._changed)
+
+    def touch(self, group: GroupId) -> None:
+        """Note that a number is about to change, or has changed."""
+        self._changed.add((group.stream, group.number // CHUNK))
+
+    def changes(self) -> dict[str, Plain | None]:
+        """Return, once, the chunks that have changed, by name; None for one in which nothing is left."""
+        changed, self._changed = sorted(self._changed), set()
+        return {f"{stream}|{chunk}": self._chunk(stream, chunk) for stream, chunk in changed}
+
+    def _chunk(self, stream: str, chunk: int) -> Plain | None:
+        groups = [GroupId(stream, number) for number in range(chunk * CHUNK, (chunk + 1) * CHUNK)]
+        found = {
+            name: _rows({group: tasks[group] for group in groups if group in tasks})
+            for name, tasks in (("open", self.open), ("dead", self.dead))
+        }
+        return found if any(found.values()) else None
+
+    def restore(self, chunks: Iterable[Plain]) -> None:
+        """Take chunks, in any order, or the whole of it, as snapshots held it once."""
+        for name, tasks in (("open", self.open), ("dead", self.dead)):
+            found = [one for chunk in chunks for one in _tasks(chunk.get(name, ()))]
+            tasks.update(sorted(found, key=lambda one: one[1].died))
+
+
+def _rows(tasks: Mapping[GroupId, OpenTask]) -> list[list[Any]]:
+    return [
+        [*group, t.index, t.tier, t.partition, t.attempt, t.offset, sorted(t.unacknowledged), sorted(t.open), t.died]
+        for group, t in tasks.items()
+    ]
+
+
+def _tasks(rows: Iterable[list[Any]]) -> Iterator[tuple[GroupId, OpenTask]]:
+    """Yield what rows hold; those of before there were chunks do not count deaths, and stand in their order."""
+    for stream, number, index, tier, partition, attempt, offset, unacknowledged, is_open, *died in rows:
+        task = OpenTask(index, tier, partition, attempt, offset, set(unacknowledged), set(is_open), *died)
+        yield GroupId(stream, number), task

@@ -1,0 +1,54 @@
+"""Tasks as they are to be produced: of training numbers, and of evaluations. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from headrace.envs.contract import Problem
+from headrace.envs.payload import problem_to_json
+from headrace.infra.recipe.settings import Recipe
+from headrace.producers.feed.evaluation_schedule import Evaluation
+from headrace.producers.feed.open_tasks import OpenTask
+from headrace.schemas.ids import GroupId, now_ms, task_seed
+from headrace.schemas.records import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A task that is to be produced."""
+
+    task: Task
+    open: OpenTask
+    """Its partition, and where its offset is to be noted."""
+
+
+def training_task(recipe: Recipe, bare: Task, attempt: int) -> Task:
+    """Return a training number's task from what `bare_task` returned."""
+    return replace(bare, workflow=bare.stream, n_asked=recipe.rollout.group_size, attempt=attempt)
+
+
+def evaluation_task(recipe: Recipe, bare: Task, attempt: int, evaluation: Evaluation) -> Task:
+    """Return the task of a number of an evaluation from what `bare_task` returned."""
+    return replace(
+        bare,
+        workflow=evaluation.workflow,
+        purpose="eval",
+        n_asked=recipe.evaluate.samples,
+        versions=evaluation.versions,
+        attempt=attempt,
+    )
+
+
+def bare_task(recipe: Recipe, run_id: str, revision: int, group: GroupId, problem: Problem) -> Task:
+    """Return what a task of either kind has: its number, its problem and its seed."""
+    return Task(
+        run_id=run_id,
+        stream=group.stream,
+        number=group.number,
+        revision=revision,
+        task_id=problem.task_id,
+        tier=problem.tier,
+        payload=problem_to_json(problem),
+        seed=task_seed(recipe.seed, *group),
+        issued_ms=now_ms(),
+    )

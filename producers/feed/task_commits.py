@@ -1,0 +1,122 @@
+"""How far workers and curators are, as the feeder asks now and then; and deleting tasks that workers are done with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka.clients import end_offsets
+from headrace.infra.kafka.group_offsets import commits, committed_offsets, delete_before
+from headrace.infra.kafka.topic_reader import Place, read_range
+from headrace.infra.run.run import Run
+from headrace.producers.feed.evaluator_progress import EvaluatorProgress, read_progress
+from headrace.producers.feed.feed_state import FeedState
+from headrace.producers.feed.overdue import Overdue, Passed
+from headrace.producers.task_ledger import is_of_run
+from headrace.schemas.ids import GroupId
+from headrace.schemas.topics import eval_stream, is_eval
+
+log = structlog.get_logger()
+
+LOOK_EVERY_S = 10.0
+"""How often the commits are looked at; more often when tasks are to be reissued sooner than that."""
+DELETE_EVERY_S = 60.0
+
+
+class TaskCommits:
+    """Looks now and then at how far the workers are, and deletes the tasks that they are done with."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        after_s, partitions = run.recipe.feed.reissue_after_s, run.recipe.kafka.partitions
+        self._overdue, self._evaluations_overdue = Overdue(after_s, partitions), Overdue(after_s, partitions)
+        self._every_s = min(LOOK_EVERY_S, after_s / 2)
+        self._look_due = 0.0
+        self._delete_due = time.monotonic() + DELETE_EVERY_S
+
+    def overdue(self, state: FeedState) -> list[GroupId]:
+        """Return numbers that were lost on the way for too long, those of evaluations among them; mostly none."""
+        now = time.monotonic()
+        if now < self._look_due:
+            return []
+        self._look_due = now + self._every_s
+        try:
+            committed = {place: offset for stream in state.sources for place, offset in self._of(stream).items()}
+            if now >= self._delete_due:
+                self._delete_due = now + DELETE_EVERY_S
+                self._delete(committed)
+            passed = list(state.pacing.passed(committed))
+            found = self._due(self._overdue, passed, self.run.topics.trajectories, self._curated, now)
+            return found + self._evaluations(state, now)
+        except HeadraceError as error:  # away, or without the right to delete: tasks then stay, no more
+            log.info("commits.unknown", error=str(error))
+            return []
+
+    def _due(
+        self,
+        overdue: Overdue,
+        passed: list[Passed],
+        topic_of: Callable[[str], str],
+        read_of: Callable[[Mapping[Place, int]], Mapping[Place, int]],
+        now: float,
+    ) -> list[GroupId]:
+        """Return which of the passed numbers are overdue.
+
+        Args:
+            overdue: Remembers them from look to look.
+            passed: What the workers are done with.
+            topic_of: Policy to the topic of its groups.
+            read_of: Given the ends of partitions of such topics, how far their reader is in each.
+            now: The time.
+        """
+        places = {source: (topic_of(source.policy), source.partition) for source in overdue.sources(passed)}
+        ends = end_offsets(self.run.connection, list(places.values()))
+        read = read_of(ends)
+        at_end = {source: ends[place] for source, place in places.items()}
+        return overdue.due(passed, at_end, {source: read[place] for source, place in places.items()}, now)
+
+    def _evaluations(self, state: FeedState, now: float) -> list[GroupId]:
+        """Return overdue tasks of evaluations, when those that the evaluator has groups of are waited for no more."""
+        streams = {group.stream for group in state.evaluating.tasks}
+        committed = {place: offset for stream in streams for place, offset in self._of(stream).items()}
+        passed, progress = list(state.evaluating.passed(committed)), EvaluatorProgress()
+        if passed:
+            progress = read_progress(self.run)
+            state.evaluating.answered(progress.answers)
+            passed = [one for one in passed if one.group in state.evaluating.tasks]
+
+        def read_of(ends: Mapping[Place, int]) -> Mapping[Place, int]:
+            return {place: self._past_markers(place, progress.positions, end) for place, end in ends.items()}
+
+        return self._due(self._evaluations_overdue, passed, self.run.topics.eval_groups, read_of, now)
+
+    def _delete(self, committed: dict[tuple[str, int], int]) -> None:
+        topics = self.run.topics
+        delete_before(self.run.connection, {(topics.tasks(s), p): offset for (s, p), offset in committed.items()})
+
+    def _of(self, stream: str) -> dict[tuple[str, int], int]:
+        """Return how far the workers are with the tasks of a stream: one group has both of a workflow's."""
+        topic, of = self.run.topics.tasks(stream), stream.removeprefix(eval_stream("")) if is_eval(stream) else stream
+        found = commits(self.run.connection, self.run.topics.rollout_group(of), [topic])
+        ours = {place: commit for place, commit in found.items() if is_of_run(commit.metadata, self.run.run_id)}
+        return {(stream, partition): commit.offset for (_, partition), commit in ours.items()}
+
+    def _curated(self, ends: Mapping[Place, int]) -> dict[Place, int]:
+        """Return how far the curators are; what follows their commit and is no record counts as read."""
+        found: dict[Place, int] = {}
+        for policy in self.run.recipe.policies:
+            topic, group = self.run.topics.trajectories(policy), self.run.topics.curate_group(policy)
+            places = [place for place in ends if place[0] == topic]
+            committed = committed_offsets(self.run.connection, group, [topic]) if places else {}
+            found |= {place: self._past_markers(place, committed, ends[place]) for place in places}
+        return found
+
+    def _past_markers(self, place: Place, positions: Mapping[Place, int], end: int) -> int:
+        """Return `end` where nothing but aborted records and transactions' marks follow a reader's position."""
+        position = positions.get(place, 0)
+        if position >= end or any(read_range(self.run.connection, place, position, end)):
+            return position
+        return end

@@ -1,0 +1,104 @@
+"""What failed episodes say of themselves: the error with its place, role and turn, its traceback once per error."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from headrace.infra.own_frames import place_of
+from headrace.infra.unreachable import OutOfTime, is_unreachable
+from headrace.producers.engines.contract import EngineError, VersionGone
+from headrace.producers.rollout.actor import EngineActor
+from headrace.producers.rollout.reachability import UNREACHABLE
+from headrace.schemas.episode_errors import TOLD, kind_of
+from headrace.schemas.records import Failure, Task, TrajectoryGroup
+
+DETAIL_LENGTH = 300
+TRACEBACK_LENGTH = 8000
+"""Characters; of a longer one the end is kept."""
+MOST_KINDS = 1000
+"""Errors that a worker tells apart."""
+
+log = structlog.get_logger()
+
+
+def failure_of(
+    sample: int, error: Exception, limit_s: float = 0.0, actors: Mapping[str, EngineActor] | None = None
+) -> Failure:
+    """Return the failure of an episode.
+
+    Args:
+        sample: Which of its group.
+        error: What was raised.
+        limit_s: Of the episode, for a time limit that does not say it.
+        actors: By role; which of them generated last is told.
+    """
+    reason, detail = "error", one_line(error)
+    if isinstance(error, VersionGone):
+        reason = "version_gone"
+    elif not isinstance(error, EngineError) and is_unreachable(error):
+        reason = UNREACHABLE
+    elif isinstance(error, TimeoutError):
+        reason = "time_limit"
+        if isinstance(error, OutOfTime):
+            detail = str(error) or f"the episode took longer than {limit_s:g} s"
+    role, actor = max((actors or {}).items(), key=lambda item: item[1].acted_s, default=("", None))
+    return Failure(
+        sample, reason, detail, place_of(error)[:DETAIL_LENGTH], role, actor.calls if actor else 0, _traceback(error)
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error as the detail of a failure."""
+    return _encodable(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:DETAIL_LENGTH])
+
+
+def _traceback(error: BaseException) -> str:
+    if error.__traceback__ is None:
+        return ""
+    return _encodable("".join(traceback.format_exception(error))[-TRACEBACK_LENGTH:])
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+@dataclass(slots=True)
+class FailureLog:
+    """Logs each error of a worker's episodes once with its traceback, and how often it came at powers of ten."""
+
+    counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+
+    def noted(self, task: Task, groups: Mapping[str, TrajectoryGroup]) -> dict[str, TrajectoryGroup]:
+        """Return a task's groups; a traceback stays in the first failure of its error alone, and all are logged."""
+        told: dict[tuple[Failure, ...], tuple[Failure, ...]] = {}  # every policy's group holds the same failures
+        for group in groups.values():
+            if group.failures not in told:
+                told[group.failures] = tuple(self._noted(task, failure) for failure in group.failures)
+        return {policy: replace(group, failures=told[group.failures]) for policy, group in groups.items()}
+
+    def _noted(self, task: Task, failure: Failure) -> Failure:
+        kind = kind_of(failure)
+        if failure.reason not in TOLD or (kind not in self.counts and len(self.counts) >= MOST_KINDS):
+            return replace(failure, traceback="")
+        self.counts[kind] += 1
+        times = self.counts[kind]
+        if times == 1 or str(times).strip("0") == "1":
+            log.warning(
+                "episode.failed",
+                reason=failure.reason,
+                why=failure.detail,
+                at=failure.at,
+                role=failure.role,
+                turn=failure.turn,
+                stream=task.stream,
+                number=task.number,
+                task=task.task_id,
+                times=times,
+                traceback=failure.traceback if times == 1 else "",
+            )
+        return failure if times == 1 else replace(failure, traceback="")

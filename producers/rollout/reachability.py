@@ -1,0 +1,91 @@
+"""Waits for an environment or a judge that cannot be reached: an episode that needs it is played again, not failed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from headrace.infra.backoff import Backoff
+from headrace.producers.rollout.outcome import Outcome
+from headrace.producers.rollout.pauses import ENVIRONMENT, Pauses
+
+UNREACHABLE = "unreachable"
+"""Reason of the failure of an episode whose environment could not be reached."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+SAID_AFTER_S = 3.0
+"""A shorter time without an answer is not reported."""
+LONGEST_WAIT_S = 600.0
+"""An episode that waits longer fails: it may be the only one that cannot be played, and hold the others up."""
+MOST_TIMES = 8
+"""So often an episode is played again while others reach the environment; then it is this one's own trouble."""
+
+
+class Reachability:
+    """Whether a worker's environment can be reached. Belongs to the event loop.
+
+    While it cannot, one episode after the other tries it, with a pause before each; the others wait, and none begins:
+    what they would generate could not be judged.
+
+    Args:
+        pauses: Where the wait is reported.
+        clock: Seconds.
+        sleep: Waits so many seconds.
+        longest_wait_s: An episode that waits longer fails; 0 plays each once.
+    """
+
+    def __init__(
+        self,
+        pauses: Pauses | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        longest_wait_s: float = LONGEST_WAIT_S,
+    ) -> None:
+        self._pauses, self._clock, self._sleep = pauses or Pauses(), clock, sleep
+        self._longest_wait_s = longest_wait_s
+        self._away_since_s: float | None = None
+        self._reached = 0
+        """Episodes that reached it."""
+        self._trying = asyncio.Lock()
+
+    async def played(self, play: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        """Return how an episode ended; it is played again while its environment cannot be reached."""
+        backoff, times, reached = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0, self._reached
+        failed_at_s: float | None = None
+        while True:
+            if self._is_away():
+                async with self._trying:
+                    if not self._is_away():  # another one has reached it meanwhile
+                        continue
+                    await self._sleep(backoff.next_s())
+                    outcome = await self._once(play)
+            else:
+                if failed_at_s is not None:
+                    await self._sleep(backoff.next_s())
+                outcome = await self._once(play)
+            if not _is_unreachable(outcome):
+                return outcome
+            failed_at_s = self._clock() if failed_at_s is None else failed_at_s
+            times, reached = times + (self._reached > reached), self._reached
+            if times >= MOST_TIMES or self._clock() - failed_at_s >= self._longest_wait_s:
+                return outcome
+
+    def _is_away(self) -> bool:
+        return self._away_since_s is not None
+
+    async def _once(self, play: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        outcome = await play()
+        if _is_unreachable(outcome):
+            now_s = self._clock()
+            self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
+            if outcome.failure is not None and now_s - self._away_since_s >= SAID_AFTER_S:
+                self._pauses.begin(ENVIRONMENT, f"{outcome.failure.detail} at {outcome.failure.at}")
+        elif outcome.episode is not None or (outcome.failure is not None and outcome.failure.reason == "error"):
+            self._away_since_s = None
+            self._reached += 1
+            self._pauses.end(ENVIRONMENT)
+        return outcome
+
+
+def _is_unreachable(outcome: Outcome) -> bool:
+    return outcome.failure is not None and outcome.failure.reason == UNREACHABLE

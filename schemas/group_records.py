@@ -1,0 +1,330 @@
+"""Records of tasks and groups: what is asked, what was rolled out, what passed the chain, what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.schemas.field_types import ClaimCheck, Float32s, Int32s, no_floats, no_ints
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A question to be rolled out. (run id, stream, number) names it for ever. feeder → rollout workers."""
+
+    run_id: str = ""
+    """The run."""
+    stream: str = ""
+    """One workflow in one region: `workflow[.region]`; evaluations: `eval.workflow[.region]`."""
+    number: int = 0
+    """Consecutive in its stream, from 0."""
+    attempt: int = 0
+    """Counts how often this number was issued again."""
+    purpose: str = "train"
+    """train | eval."""
+    revision: int = 0
+    """Recipe revision in force."""
+    workflow: str = ""
+    """Which workflow plays it."""
+    task_id: str = ""
+    """Identity in its source, the same whenever it is drawn."""
+    tier: str = ""
+    """Difficulty tier or source that it was drawn from."""
+    payload: str = ""
+    """The problem as JSON, in the environment's words."""
+    n_asked: int = 0
+    """How many episodes make its group."""
+    seed: int = 0
+    """Seed of its sampling."""
+    versions: dict[str, int] = field(default_factory=dict)
+    """Policy to the exact weight version to use; empty in training."""
+    issued_ms: int = 0
+    """Wall time in ms since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A tensor or file that goes with a group, trajectory or sequence: an image, expert routing, a sampling mask."""
+
+    name: str = ""
+    """What it is, in the workflow's words."""
+    claim: ClaimCheck | None = None
+    """Where its bytes are."""
+    dtype: str = ""
+    """Type of its elements; empty for a plain file."""
+    shape: tuple[int, ...] = ()
+    """Shape of the tensor."""
+    span: int = -1
+    """Span of the sequence that it belongs to; -1 for the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a span was sampled."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 is greedy."""
+    top_p: float = 1.0
+    """Nucleus; 1 keeps all."""
+    top_k: int = 0
+    """The k likeliest tokens; 0 keeps all."""
+    min_p: float = 0.0
+    """Least share of the likeliest token's probability; 0 keeps all."""
+    max_tokens: int = 0
+    """Limit that was in force."""
+    stop_ids: tuple[int, ...] = ()
+    """Token ids that end a generation; the stop token itself is part of the ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of tokens of one origin. The loss mask of a sequence is derived from its spans: 1 on `generated`."""
+
+    kind: str = ""
+    """prompt | generated | observation | injected."""
+    length: int = 0
+    """Number of tokens; the lengths of a sequence's spans add up to its ids."""
+    turn: int = 0
+    """Which turn of the conversation."""
+    reward: float | None = None
+    """Reward for this span alone, where the environment gives one."""
+    finish_reason: str = ""
+    """stop | length | cancelled, for a generated span."""
+    sampling: Sampling | None = None
+    """How a generated span was sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts to which the engine sent tokens of a sequence, in every layer that has experts."""
+
+    ids: bytes = b""
+    """Ids of experts, `dtype`[tokens, layers, per_token] in C order."""
+    dtype: str = "uint8"
+    """uint8, or uint16 where a layer has more than 256 experts."""
+    tokens: int = 0
+    """The sequence's first so many; the last token is not among them, since nothing was computed of it."""
+    layers: int = 0
+    """Layers with experts, in the model's order."""
+    per_token: int = 0
+    """Experts per token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """Tokens that one forward pass sees. Arrays are aligned with `ids`, 0 or -1 where nothing was generated."""
+
+    ids: Int32s = field(default_factory=no_ints)
+    """Token ids, int32[T]."""
+    logprobs: Float32s = field(default_factory=no_floats)
+    """Behaviour log-probabilities, float32[T]; 0 on tokens that this policy did not generate."""
+    version_runs: Int32s = field(default_factory=no_ints)
+    """Weight versions as pairs (version, run length), int32[2R]; version -1 on tokens that were not generated."""
+    role: str = ""
+    """What the policy was in the workflow."""
+    agent_id: str = ""
+    """Which agent of that role."""
+    parent: int = -1
+    """Index of the sequence that this one branched from; -1 for none."""
+    reward: float | None = None
+    """Reward of this sequence; the trajectory's holds where this is missing."""
+    baseline: float | None = None
+    """Baseline that the workflow gives; missing where the group's statistics serve."""
+    spans: tuple[Span, ...] = ()
+    """Where the tokens come from, in order."""
+    attachments: tuple[Attachment, ...] = ()
+    """What goes with this sequence."""
+    routing: Routing | None = None
+    """Where its tokens went in a mixture of experts, when the recipe has it recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """What one policy did in one episode."""
+
+    id: str = ""
+    """`stream:number:sample`."""
+    reward: float = 0.0
+    """Reward of the whole trajectory."""
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """What the reward is made of."""
+    sequences: tuple[Sequence, ...] = ()
+    """One or more sequences: attempts, turns that were rebuilt, sub-agents."""
+    attachments: tuple[Attachment, ...] = ()
+    """What goes with the whole trajectory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An episode that gave no trajectory. It is data, never a crash."""
+
+    sample: int = 0
+    """Which of the group's n samples."""
+    reason: str = ""
+    """error | time_limit | unreachable | run_end | version_gone | poison."""
+    detail: str = ""
+    """The error in one line, its type first."""
+    at: str = ""
+    """File, line and function of the newest frame that is the user's own, as `flow.py:12 in play`; else of the newest
+    of all. Empty where nothing was raised."""
+    role: str = ""
+    """Which role had generated last."""
+    turn: int = 0
+    """How often that role had generated; 0 where it failed before."""
+    traceback: str = ""
+    """Of the first episode that failed like this in the life of its worker; empty in the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeError:
+    """Episodes of a group that failed alike; in its outcome."""
+
+    reason: str = ""
+    """As in Failure, as are the next four; of the first of them."""
+    detail: str = ""
+    at: str = ""
+    role: str = ""
+    turn: int = 0
+    episodes: int = 0
+    """How many failed like this."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryGroup:
+    """The trajectories of one task that train one policy, never split. rollout workers → curators, archive."""
+
+    run_id: str = ""
+    """The run."""
+    stream: str = ""
+    """Stream of the task."""
+    number: int = 0
+    """Number of the task."""
+    attempt: int = 0
+    """Attempt of the task."""
+    purpose: str = "train"
+    """train | eval."""
+    revision: int = 0
+    """Recipe revision that the task was stamped with."""
+    policy: str = ""
+    """Which policy these trajectories train."""
+    task_id: str = ""
+    """Identity of the task in its source."""
+    tier: str = ""
+    """Difficulty tier of the task."""
+    episode_ids: tuple[str, ...] = ()
+    """One per trajectory; ties the groups of several policies together."""
+    n_asked: int = 0
+    """How many episodes were asked for."""
+    trajectories: tuple[Trajectory, ...] = ()
+    """What was played; empty when all failed, the policy never acted, or the bytes are behind `claim`."""
+    failures: tuple[Failure, ...] = ()
+    """Episodes that gave no trajectory."""
+    reason: str = ""
+    """Why there is no trajectory: failed | not_acted | run_end | version_gone | poison; empty when there are some."""
+    claim: ClaimCheck | None = None
+    """Where the whole encoded group is when it was too large for a message."""
+    head_version: int = -1
+    """Newest version of the policy that the worker knew when it finished: the clock of every data algorithm."""
+    asked_version: int = -1
+    """The exact version that an evaluation asked for; -1 in training."""
+    env: str = ""
+    """Environment that asked and judged."""
+    tokenizer_hash: str = ""
+    """BLAKE3 of tokenizer.json."""
+    engine: str = ""
+    """Which engine generated."""
+    engine_build: str = ""
+    """Its version and settings that matter to numbers."""
+    logprob_convention: str = "tempered"
+    """raw | tempered | masked: what the log-probabilities are of."""
+    kv_on_swap: str = "recompute"
+    """recompute | keep: what became of the KV cache when weights changed in flight."""
+    worker: str = ""
+    """Name of the worker."""
+    region: str = ""
+    """Region of the worker."""
+    started_ms: int = 0
+    """Wall time in ms since the epoch."""
+    finished_ms: int = 0
+    """Wall time in ms since the epoch."""
+    attachments: tuple[Attachment, ...] = ()
+    """What goes with the whole group."""
+
+
+@dataclass(frozen=True, slots=True)
+class CuratedGroup:
+    """A group that passed the chain, its bytes unchanged. curator → trainer, retrain. No wall time, no offset."""
+
+    run_id: str = ""
+    """The run."""
+    stream: str = ""
+    """Stream of the task."""
+    number: int = 0
+    """Number of the task."""
+    use: int = 0
+    """0 for fresh; a replay carries the identity of the first use instead of its bytes."""
+    group: bytes = b""
+    """The encoded TrajectoryGroup (or its claim check) exactly as the worker wrote it; empty in a replay."""
+    deadline_version: int = 0
+    """Last version that may still be trained on it: min_version + max_staleness."""
+    min_version: int = 0
+    """Oldest version among its generated tokens."""
+    revision: int = 0
+    """Recipe revision whose chain it passed."""
+    kept: tuple[int, ...] = ()
+    """Indices of the trajectories to train on; empty in a replay, for which those of the first use serve."""
+    rewards: tuple[float, ...] = ()
+    """Shaped rewards of all members, in order; group statistics are taken from these. NaN: malformed, not counted.
+    Empty in a replay, for which those of the first use serve."""
+    first_back: int = 0
+    """Of a replay: how many curated records of its partition ago the first use was written. With the markers of
+    transactions between them it is at least so many offsets before; 0 when unknown."""
+    weight: float = 1.0
+    """Factor on the group's advantages: the importance weight of a replay that was drawn by priority, else 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a group or a trajectory, without tensors. curator, trainer → feeder, page, audit, discards."""
+
+    run_id: str = ""
+    """The run."""
+    stream: str = ""
+    """Stream of the task."""
+    number: int = 0
+    """Number of the task."""
+    use: int = 0
+    """Which use of the group."""
+    policy: str = ""
+    """Which policy."""
+    level: str = "group"
+    """group | trajectory."""
+    trajectory_id: str = ""
+    """For level trajectory."""
+    verdict: str = ""
+    """kept | dropped | expired | surplus | run_end | missing."""
+    reason: str = ""
+    """Which rule, and for what."""
+    component: str = ""
+    """curate | train."""
+    revision: int = 0
+    """Recipe revision of the task."""
+    task_id: str = ""
+    """Identity of the task in its source."""
+    tier: str = ""
+    """Difficulty tier of the task."""
+    rewards: tuple[float, ...] = ()
+    """Rewards of the members before any filter or shaping."""
+    lengths: tuple[int, ...] = ()
+    """Generated tokens of each member."""
+    n_asked: int = 0
+    """How many episodes were asked for."""
+    failures: int = 0
+    """How many of them failed."""
+    errors: tuple[EpisodeError, ...] = ()
+    """Of a curator's outcome of a group: how they failed, the most frequent first, and no more than four kinds."""
+    min_version: int = -1
+    """Oldest version among the generated tokens; -1 for none."""
+    max_version: int = -1
+    """Newest version among the generated tokens; -1 for none."""
+    head_version: int = -1
+    """Newest version that the worker knew."""

@@ -1,0 +1,215 @@
+"""Records of weight versions: the batch that made one, its weights, its evaluation, its checkpoint, its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.schemas.field_types import ClaimCheck, Int32s, NamedObject, no_ints
+
+OFF_POLICY_GAP = "off_policy_gap"
+"""Among the metrics of a version: how far the policy is from the one that sampled its batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUse:
+    """One use of one group in a batch."""
+
+    stream: str = ""
+    """Stream of the task."""
+    number: int = 0
+    """Number of the task."""
+    use: int = 0
+    """Which use."""
+    partition: int = -1
+    """Partition of the curated topic: a hint."""
+    offset: int = -1
+    """Offset in it: a hint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Next offset to read."""
+
+    partition: int = 0
+    """Partition."""
+    offset: int = 0
+    """The next offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A curated group that left the window untrained."""
+
+    group: GroupUse | None = None
+    """Which."""
+    verdict: str = ""
+    """expired | surplus | run_end | dead | missing (a replay whose first use is no longer on the log)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTrained:
+    """The groups, in order, that turned one version into the next. trainer → feeder, page, lineage, retrain."""
+
+    run_id: str = ""
+    """The run."""
+    policy: str = ""
+    """Which policy."""
+    variant: str = ""
+    """Variant of the curated topic; empty for the main one."""
+    version: int = -1
+    """The version that came out; -1 in a record that only reports evictions."""
+    epoch: int = 0
+    """Counts how often the hash chain was cut."""
+    revision: int = 0
+    """Recipe revision that the trainer had in force: what `retrain` and a resume use."""
+    groups: tuple[GroupUse, ...] = ()
+    """In the order in which they were trained."""
+    positions: tuple[Position, ...] = ()
+    """Next offset of every curated partition at the cut."""
+    evictions: tuple[Eviction, ...] = ()
+    """What left the window untrained since the record before."""
+    base_hash: str = ""
+    """Of the published weights that training began from: `weights_hash` of the version before, within an epoch."""
+    weights_hash: str = ""
+    """Of the published weights that came out."""
+    fingerprint: dict[str, str] = field(default_factory=dict)
+    """What numbers depend on: torch, oneDNN and MKL, instruction set, threads, device."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Loss, reward, ratio, staleness and times of the step."""
+    created_ms: int = 0
+    """Wall time in ms since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPublished:
+    """A weight version that is in the store, or a further way to one. trainer, compactor → workers, lineage."""
+
+    run_id: str = ""
+    """The run."""
+    policy: str = ""
+    """Which policy."""
+    variant: str = ""
+    """Variant of the curated topic; empty for the main one."""
+    version: int = 0
+    """Never goes back."""
+    epoch: int = 0
+    """Counts how often the hash chain was cut."""
+    kind: str = "anchor"
+    """anchor (whole) | delta (against base_version) | merged (deltas of versions before as one; publishes none) | whole
+    (a version whose objects were lost once more; publishes none)."""
+    base_version: int = -1
+    """What a delta, or a merged one, applies to."""
+    base_hash: str = ""
+    """`weights_hash` of the base."""
+    weights_hash: str = ""
+    """BLAKE3 over name, dtype, shape and bytes of the result, in name order."""
+    dtype: str = "bfloat16"
+    """Published type."""
+    weights: ClaimCheck | None = None
+    """The object: safetensors of an anchor, or its index where it has several files, or a delta."""
+    shards: tuple[NamedObject, ...] = ()
+    """The files that an anchor's index names, in Hugging Face layout; none where it is one file."""
+    files: tuple[NamedObject, ...] = ()
+    """Config and tokenizer files beside an anchor, in Hugging Face layout."""
+    anchor_offset: int = -1
+    """Offset of the nearest anchor in this topic; -1 when this record is one."""
+    final: bool = False
+    """True for the last version of the run."""
+    created_ms: int = 0
+    """Wall time in ms since the epoch."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """full_bytes of the weights, density of a delta, seconds of encode and upload."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """Success of one version on held-out problems. evaluator → page, feeder."""
+
+    run_id: str = ""
+    """The run."""
+    policy: str = ""
+    """Which policy."""
+    variant: str = ""
+    """Variant of the curated topic; empty for the main one."""
+    workflow: str = ""
+    """Which workflow."""
+    version: int = 0
+    """Which version."""
+    problems: int = 0
+    """How many problems concluded."""
+    asked: int = 0
+    """How many were asked."""
+    samples: int = 0
+    """Samples per problem."""
+    avg_at_k: float = 0.0
+    """Mean success over samples and problems."""
+    pass_at_k: dict[str, float] = field(default_factory=dict)
+    """k to the unbiased estimate, averaged over problems."""
+    mean_length: float = 0.0
+    """Mean generated tokens."""
+    failures: int = 0
+    """Episodes that failed; they count as wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPointer:
+    """Newest checkpoint of a trainer. trainer → itself, retrain."""
+
+    run_id: str = ""
+    """The run."""
+    policy: str = ""
+    """Which policy."""
+    variant: str = ""
+    """Variant of the curated topic."""
+    version: int = 0
+    """Version of the weights in it."""
+    epoch: int = 0
+    """Epoch of the weights in it."""
+    checkpoint: ClaimCheck | None = None
+    """The object: masters, optimizer, scheduler, random state; or an index of those, where the parts hold them."""
+    parts: tuple[NamedObject, ...] = ()
+    """What the index names: each process of a trainer of several stores its own shards. None where it is one object."""
+    weights_hash: str = ""
+    """Of the published weights."""
+    positions: tuple[Position, ...] = ()
+    """Next offset of every curated partition such that all in the window at the checkpoint is at or after it."""
+    fingerprint: dict[str, str] = field(default_factory=dict)
+    """What its numbers depend on."""
+    batches_offset: int = -1
+    """Offset on batches from which a trainer reads that comes back by it; -1: from the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBegun:
+    """A step that a trainer has begun after a start, before it did: what it ends with shows who comes next. trainer."""
+
+    run_id: str = ""
+    """The run."""
+    policy: str = ""
+    """Which policy."""
+    variant: str = ""
+    """Variant of the curated topic; empty for the main one."""
+    version: int = -1
+    """The version that it is to make."""
+    times: int = 0
+    """How often a step to this version, or to one before it from the same groups, was begun; this one included."""
+    suspects: int = 0
+    """Groups that are trained in small batches yet, as a larger one ended the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsRetired:
+    """Versions whose objects nothing needs any more, before these are deleted. gc → audit, retrain, export, gc."""
+
+    run_id: str = ""
+    """The run."""
+    policy: str = ""
+    """Which policy."""
+    variant: str = ""
+    """Variant of the curated topic; empty for the main one."""
+    what: str = ""
+    """weights | checkpoints."""
+    versions: Int32s = field(default_factory=no_ints)
+    """All that ever were retired, as pairs (first, last), int32[2R]: what was published or taken of these."""
+    created_ms: int = 0
+    """Wall time in ms since the epoch."""

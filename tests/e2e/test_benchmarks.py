@@ -1,0 +1,61 @@
+"""Every benchmark runs, at its smallest size: what no test starts rots. What it measures is looked at by people."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALLEST = {
+    "archive": ["--groups", "32", "--rounds", "1"],
+    "audit": ["--groups", "200", "--rounds", "1"],
+    "data_algorithms": ["--groups", "1000", "--each", "50", "--rounds", "1"],
+    "dataflow": ["--groups", "32", "--rounds", "1"],
+    "engine": ["--batches", "2", "--new-tokens", "8", "--rounds", "1"],
+    "feeder": ["--open", "600", "--turns", "2"],
+    "learning": ["--only", "grpo, ppo", "--seeds", "1", "--versions", "1", "--staleness", "0"],
+    "resume": ["--groups", "2000"],
+    "start": ["--rounds", "0"],
+    "trainer": ["--hidden", "16", "--layers", "1", "--tokens", "8", "--rounds", "1"],
+    "weights": ["--parameters", "1e6", "--rounds", "1", "--hidden", "32", "--versions", "1"],
+}
+"""Words for `python -m benchmarks.NAME`."""
+
+
+def run(name: str, words: list[str], figures: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *words, "--json", str(figures)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(figures.read_text()), "no figures"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_benchmark_runs_at_its_smallest_size_and_writes_its_figures(name: str, tmp_path: Path) -> None:
+    run(name, SMALLEST[name], tmp_path / "figures.json")
+
+
+@pytest.mark.gpu
+def test_the_step_benchmark_runs_on_a_gpu_and_writes_its_figures(tmp_path: Path) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    run("trainer", ["--device", "cuda"], tmp_path / "figures.json")
+
+
+def test_every_benchmark_that_can_be_started_is_started_by_a_test() -> None:
+    started = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    assert started == set(SMALLEST)

@@ -1,0 +1,63 @@
+"""The run that is tampered with, as a user makes it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+SETTINGS = (
+    "policies.solver.warm_start.reward_low=0.05",
+    "policies.solver.warm_start.held_out=64",
+    "trainer.steps=16",
+    "trainer.groups_per_batch=8",
+    "trainer.minibatches=2",
+    "trainer.checkpoint_every=4",
+    "trainer.anchor_every=5",
+    "evaluate.every=5",
+    "evaluate.problems=16",
+    "kafka.partitions=4",
+)
+WORDS = ("up", "arithmetic", "--plain", *(word for one in SETTINGS for word in ("--set", one)))
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "headrace", *map(str, words)]
+
+
+def wait_for_version(data: Path, launcher: subprocess.Popen[str], version: int, policy: str = "solver") -> None:
+    """Wait for a version in the log of a policy's trainer, or of a shadow's."""
+    log, end = data / "logs" / f"train-{policy}.log", time.monotonic() + 300
+    while not (log.exists() and f'"version": {version}, ' in log.read_text()):
+        assert launcher.poll() is None, "up ended before its time"
+        assert time.monotonic() < end, f"version {version} did not come"
+        time.sleep(0.05)
+
+
+@contextmanager
+def suspended_trainer(data: Path) -> Iterator[None]:
+    """Suspend the trainer for a while: on a busy machine the run would be over before one has looked at it."""
+    mark = f"kafka://{json.loads((data / 'run.json').read_text())['bootstrap']}/"
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = " ".join(process.cmdline()).split()
+        except psutil.Error:
+            continue
+        if "train" in words and any(mark in word for word in words):
+            found.append(process)
+    assert found, "there is no trainer"
+    for process in found:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in found:
+            if process.is_running():
+                process.resume()

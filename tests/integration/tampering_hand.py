@@ -1,0 +1,257 @@
+"""What a tamperer does to a recorded run: remove, repeat, reorder, alter, forge, cut, exchange objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+from recorded_run import Recorded
+
+from headrace.infra.kafka.clients import Message
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp, outcome_stamp
+from headrace.schemas.records import (
+    BatchTrained,
+    CheckpointPointer,
+    ClaimCheck,
+    CuratedGroup,
+    GroupUse,
+    Outcome,
+    RecipeRevision,
+    Snapshot,
+    TrajectoryGroup,
+    WeightsPublished,
+)
+
+T = TypeVar("T")
+
+
+class Hand:
+    """One tampering with a copy of a recorded run of one workflow, `sums`: with the records of one policy or shadow."""
+
+    def __init__(self, recorded: Recorded, policy: str = "solver") -> None:
+        self.run = recorded.copy()
+        self.policy = policy
+        self.topics = recorded.run.topics
+        self.run_id = recorded.run.run_id
+        self.partitions = recorded.run.recipe.kafka.partitions
+        t = self.topics
+        self.recipe, self.tasks, self.trajectories = t.recipe, t.tasks("sums"), t.trajectories(policy)
+        self.curated, self.outcomes, self.batches = t.curated(policy), t.outcomes(policy), t.batches(policy)
+        self.weights, self.evals, self.state = t.weights(policy), t.evals(policy), t.state
+        self.eval_tasks, self.eval_groups = t.tasks("eval.sums"), t.eval_groups(policy)
+
+    def of(self, policy: str) -> Hand:
+        """The same copy, and the records of another policy or shadow."""
+        made = Hand(self.run, policy)
+        made.run = self.run
+        return made
+
+    # ---------------------------------------------------------------------------------------------------- what is there
+
+    def all(self, topic: str) -> list[Message]:
+        return list(self.run.of(topic))
+
+    def decoded(self, topic: str, kind: type[T]) -> list[tuple[Message, T]]:
+        return [(message, codec.decode(message.value, kind)) for message in self.all(topic)]
+
+    @cached_property
+    def versions(self) -> dict[int, tuple[Message, BatchTrained]]:
+        """Version to its batch."""
+        return {
+            batch.version: (m, batch) for m, batch in self.decoded(self.batches, BatchTrained) if batch.version >= 0
+        }
+
+    @cached_property
+    def middle(self) -> int:
+        """A version in the middle."""
+        return sorted(self.versions)[len(self.versions) // 2]
+
+    def batch(self, version: int | None = None) -> tuple[Message, BatchTrained]:
+        return self.versions[self.middle if version is None else version]
+
+    @cached_property
+    def trained(self) -> list[GroupUse]:
+        """The groups of the middle version."""
+        return list(self.batch()[1].groups)
+
+    def concluded(self, verdict: str, component: str = "curate") -> list[int]:
+        """The numbers that got a verdict, oldest first."""
+        found = [one for _, one in self.decoded(self.outcomes, Outcome)]
+        return sorted(o.number for o in found if (o.verdict, o.component, o.use) == (verdict, component, 0))
+
+    @cached_property
+    def dropped(self) -> int:
+        """A number that the curator dropped, in the middle."""
+        found = self.concluded("dropped")
+        return found[len(found) // 2]
+
+    @cached_property
+    def evicted(self) -> tuple[Message, BatchTrained, GroupUse]:
+        """A record that names an eviction, and which."""
+        for message, batch in self.decoded(self.batches, BatchTrained):
+            for eviction in batch.evictions:
+                if eviction.group is not None:
+                    return message, batch, eviction.group
+        raise AssertionError("nothing was evicted")
+
+    def about(self, topic: str, number: int) -> list[Message]:
+        """The records of a topic that name a number in their headers."""
+        return [message for message in self.all(topic) if int(dict(message.headers)["number"]) == number]
+
+    def outcome(self, number: int, component: str = "curate") -> tuple[Message, Outcome]:
+        for message in self.about(self.outcomes, number):
+            outcome = codec.decode(message.value, Outcome)
+            if outcome.component == component and outcome.level == "group":
+                return message, outcome
+        raise AssertionError(number)
+
+    def event(self, version: int) -> tuple[Message, WeightsPublished]:
+        return next((m, e) for m, e in self.decoded(self.weights, WeightsPublished) if e.version == version)
+
+    def pointer(self, version: int) -> tuple[Message, CheckpointPointer]:
+        found = [m for m in self.all(self.state) if m.key == f"checkpoint|{self.policy}|{version}".encode()]
+        return found[-1], codec.decode(found[-1].value, CheckpointPointer)
+
+    def newest(self, key: bytes) -> tuple[Message, Snapshot]:
+        found = [m for m in self.all(self.state) if m.key.startswith(key)]
+        return found[-1], codec.decode(found[-1].value, Snapshot)
+
+    def revision(self) -> tuple[Message, RecipeRevision]:
+        message = self.all(self.recipe)[0]
+        return message, codec.decode(message.value, RecipeRevision)
+
+    @property
+    def end(self) -> int:
+        """The next number."""
+        import json
+
+        return int(json.loads(self.newest(b"feed")[1].body)["next"]["sums"])
+
+    # ----------------------------------------------------------------------------------------------------- what is done
+
+    def remove(self, *messages: Message) -> None:
+        for message in messages:
+            self.run.messages[message.topic, message.partition].remove(message)
+            if message in self.run.first:
+                self.run.first.remove(message)
+
+    def put(self, message: Message, record: Any = None, **more: Any) -> Message:
+        """Put another record where one stands."""
+        made = replace(message, **more) if record is None else replace(message, value=codec.encode(record), **more)
+        for place in (self.run.messages[message.topic, message.partition], self.run.first):
+            if message in place:
+                place[place.index(message)] = made
+        return made
+
+    def append(self, message: Message, record: Any = None, **more: Any) -> Message:
+        """Append a record like another one to a partition, that of the other one if none is given."""
+        made = replace(message, **more) if record is None else replace(message, value=codec.encode(record), **more)
+        place = self.run.messages[made.topic, made.partition]
+        made = replace(made, offset=place[-1].offset + 1 if place else 0)
+        place.append(made)
+        if made.topic == self.state and self.run.first:
+            self.run.first.append(made)
+        return made
+
+    def exchange(self, one: Message, other: Message, *, values: bool = False) -> None:
+        """Put two records of a partition where the other stands; or their values alone."""
+        if values:
+            self.put(one, value=other.value), self.put(other, value=one.value)
+            return
+        self.put(one, topic=other.topic, key=other.key, value=other.value, headers=other.headers)
+        self.put(other, topic=one.topic, key=one.key, value=one.value, headers=one.headers)
+
+    def cut_tail(self, topic: str, count: int) -> None:
+        """Lose the newest records of every partition."""
+        for (name, _), found in self.run.messages.items():
+            if name == topic:
+                del found[max(len(found) - count, 0) :]
+        for asked in self.run.asked:
+            for group, told in asked.items():
+                if group.topic == topic:
+                    ends = {place: self._end(place) for place in told.end}
+                    asked[group] = replace(told, end=ends)
+
+    def _end(self, place: tuple[str, int]) -> int:
+        found = self.run.messages[place]
+        return found[-1].offset + 1 if found else 0
+
+    def cut_head(self, topic: str, count: int) -> None:
+        """Lose the oldest records of every partition."""
+        for place, found in self.run.messages.items():
+            if place[0] == topic and len(found) > count:
+                del found[:count]
+                self.run.begins[place] = found[0].offset
+        for asked in self.run.asked:
+            for group, told in asked.items():
+                if group.topic == topic:
+                    begin = {place: self.run.begins.get(place, first) for place, first in told.begin.items()}
+                    asked[group] = replace(told, begin=begin)
+
+    def commit(self, group: str, change: Callable[[int], int], topic: str = "", metadata: str | None = None) -> None:
+        """Move what a consumer group has committed, in all answers."""
+        for asked in self.run.asked:
+            for one, told in asked.items():
+                if one.name == group and one.topic == (topic or one.topic):
+                    moved = {
+                        place: replace(
+                            c,
+                            offset=max(change(c.offset), 0),
+                            metadata=c.metadata if metadata is None else metadata,
+                        )
+                        for place, c in told.commits.items()
+                    }
+                    asked[one] = replace(told, commits=moved)
+
+    # ----------------------------------------------------------------------------------------------- consistent changes
+
+    def renumber(self, message: Message, **fields: Any) -> list[tuple[str, bytes]]:
+        """The headers of a message with some of them changed."""
+        return replace(Stamp.from_headers(message.headers), **fields).to_headers()
+
+    def forge_outcome(self, number: int, **fields: Any) -> Message:
+        """Append an outcome of a number, like that of the dropped one."""
+        like, outcome = self.outcome(self.dropped)
+        made = replace(outcome, number=number, **fields)
+        stamp = outcome_stamp(made)
+        return self.append(like, made, key=stamp.key, headers=stamp.to_headers(), partition=number % self.partitions)
+
+    def change_group(self, number: int, change: Callable[[TrajectoryGroup], TrajectoryGroup], **headers: Any) -> None:
+        """Change a group in its trajectories and inside its curated record."""
+        for message in self.about(self.trajectories, number):
+            group = change(codec.decode(message.value, TrajectoryGroup))
+            self.put(message, group, headers=self.renumber(message, **headers))
+        for message in self.about(self.curated, number):
+            curated = codec.decode(message.value, CuratedGroup)
+            group = change(codec.decode(curated.group, TrajectoryGroup))
+            self.put(message, replace(curated, group=codec.encode(group)), headers=self.renumber(message, **headers))
+
+    def change_body(self, key: bytes, change: Callable[[dict[str, Any]], object]) -> None:
+        """Change the JSON of a component's newest snapshot; of a run that goes on, of both that were read."""
+        import json
+
+        for found in (self.all(self.state), self.run.first):
+            message = next((m for m in reversed(found) if m.key.startswith(key)), None)
+            if message is not None:
+                snapshot = codec.decode(message.value, Snapshot)
+                body = json.loads(snapshot.body)
+                change(body)
+                self.put(message, replace(snapshot, body=json.dumps(body).encode()))
+
+    def objects(self) -> Iterator[ClaimCheck]:
+        """The claims of all events and pointers."""
+        for _, event in self.decoded(self.weights, WeightsPublished):
+            if event.weights is not None:
+                yield event.weights
+
+    def flip(self, claim: ClaimCheck | None) -> None:
+        assert claim is not None
+        data = self.run.objects[claim.key]
+        self.run.objects[claim.key] = data[:-1] + bytes([data[-1] ^ 1])
+
+    def lose(self, claim: ClaimCheck | None) -> None:
+        assert claim is not None
+        del self.run.objects[claim.key]

@@ -1,0 +1,77 @@
+"""The production audit, all of it but the store, over a log of the model: what `headrace audit` would say of a state.
+
+A state is one moment. It is audited as a run that goes on: what is asked for first is no older than what is read last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.group_offsets import Commit
+from headrace.infra.kafka.topic_reader import Place, spot
+from headrace.infra.run.retired import Retired
+from headrace.infra.run.run import read_revision
+from headrace.ops.audit import commits
+from headrace.ops.audit.audited_log import AuditedLog
+from headrace.ops.audit.whole_audit import AuditRequest, WholeAudit
+from headrace.schemas.records import RecipeRevision
+from protocol.broker import Broker
+from protocol.run import RUN_ID, TOPICS, run_of
+
+REQUEST = AuditRequest(use_store=False)
+
+
+class ModelLog:
+    """Stands in for `AuditedLog`: topics, commits and revisions of a broker as they are now."""
+
+    records, seconds = 0, 0.0
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def topics(self) -> set[str]:
+        return set(self._broker.partitions)
+
+    def places(self, topics: Iterable[str]) -> dict[Place, int]:
+        return {(topic, partition): 0 for topic in topics for partition in range(self._broker.partitions[topic])}
+
+    def read(self, topics: Iterable[str], _what: str = "") -> Iterator[Message]:
+        for topic in topics:
+            yield from self._broker.committed_messages(topic)
+
+    again = read_in_order = read
+
+    def ends(self, topics: Iterable[str]) -> dict[Place, int]:
+        return {place: self._broker.end(place) for place in self.places(topics)}
+
+    def revisions(self) -> list[tuple[str, RecipeRevision]]:
+        found = [(spot(message), read_revision(message)) for message in self.read([TOPICS.recipe])]
+        return [(place, revision) for place, revision in found if revision is not None]
+
+    def schemas(self) -> list[RecipeRevision]:
+        return [revision for _, revision in self.revisions()]
+
+    def shortened(self, topics: Iterable[str]) -> Iterator[str]:
+        return (str(place) for place in self.places(topics) if self._broker.begins[place])
+
+    def ask(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
+        return {group: self._committed(group) for group in groups}
+
+    def _committed(self, group: commits.Group) -> commits.Committed:
+        places, known = self.places([group.topic]), self._broker.groups
+        found = known[group.name].commits if group.name in known else {}
+        mine = {place: Commit(*commit) for place, commit in found.items() if place in places}
+        return commits.Committed(places, mine, self.ends([group.topic]))
+
+    def retired(self) -> Retired:
+        return Retired(RUN_ID, ())
+
+
+def complaints(broker: Broker) -> tuple[str, ...]:
+    """Return what the audit says is wrong with a log that is on the stage; nothing where it closes."""
+    log: Any = ModelLog(broker)
+    run = run_of(log.schemas())
+    return WholeAudit.of(run, REQUEST, Path(), cast(AuditedLog, log)).perform().problems

@@ -1,0 +1,184 @@
+"""A learner without torch, and a pipeline without threads.
+
+Weights are the hash of all that they were trained on: the same batches in the same order give the same bits, and
+nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import StoreUnavailable
+from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.schemas.records import BatchTrained, CheckpointPointer, WeightsPublished
+from headrace.trainers.learner.checkpoint import Stored
+from headrace.trainers.versions.pipeline import MOST_AHEAD, Made, PlannedStep, Published
+from headrace.trainers.versions.publisher import Publisher
+from protocol.broker import now
+
+FINGERPRINT = {"machine": "model"}
+ITEMS = 8
+
+
+class Learner:
+    """Its state is a version and a hash."""
+
+    limits = None
+    model = None
+
+    def __init__(self, version: int = 0, state: bytes = b"first") -> None:
+        self.version, self.state = version, state
+
+    def fingerprint(self) -> dict[str, str]:
+        return FINGERPRINT
+
+    def use(self, settings: object, seed: int) -> None:
+        """Nothing of it depends on the recipe."""
+
+    def step(self, groups: Sequence[str], version: int) -> dict[str, float]:
+        self.version = version
+        self.state = blake2b(self.state + " ".join(groups).encode(), digest_size=2 * ITEMS).digest()
+        return {}
+
+    def published(self, _into: object = None) -> dict[str, Tensor]:
+        data = blake2b(self.state, digest_size=2 * ITEMS).digest()
+        return {"weight": Tensor("BF16", (ITEMS,), memoryview(data))}
+
+    def checkpoint(self, run: Run) -> Callable[[object], Stored]:
+        return lambda _given_up: self.store(run)
+
+    def store(self, run: Run) -> Stored:
+        return Stored(run.put(f"{self.version} {self.state.hex()}".encode(), "checkpoints"))
+
+
+def learner_at(run: Run, pointer: CheckpointPointer, _files: object, _recipe: object, _variant: str = "") -> Learner:
+    """Stand in for `remake.learner_at`."""
+    assert pointer.checkpoint is not None
+    version, state = run.get(pointer.checkpoint).decode().split()
+    return Learner(int(version), bytes.fromhex(state))
+
+
+@dataclass(frozen=True, slots=True)
+class Remade:
+    batch: BatchTrained
+
+
+def remake(
+    run: Run, policy: str, learner: Learner, batches: Sequence[BatchTrained], recipes: Sequence[Recipe]
+) -> Iterator[Remade]:
+    """Stand in for `remake.remake`."""
+    for batch in batches:
+        learner.step([f"{group.stream}:{group.number}:{group.use}" for group in batch.groups], batch.version)
+        yield Remade(batch)
+
+
+def hash_of(learner: Learner) -> str:
+    return weights_hash(learner.published())
+
+
+@contextmanager
+def heartbeat(*_: object) -> Iterator[Any]:
+    """Stand in for `heartbeat`."""
+    yield lambda _text: None
+
+
+@dataclass(slots=True)
+class Flight:
+    """A version that was begun and has not come out."""
+
+    planned: PlannedStep
+    tensors: dict[str, Tensor]
+    stored: Learner | None
+    """What the checkpoint is to hold."""
+    published: Published | None = None
+
+
+class Pipeline:
+    """A step takes no time; publishing is another action, `publish`, which a frozen store holds up."""
+
+    def __init__(self, run: Run, learner: Learner, publisher: Publisher) -> None:
+        self._run, self.learner, self._publisher = run, learner, publisher
+        self.flights: deque[Flight] = deque()
+        self.asked_to_look: tuple[bool, bool] | None = None
+        """Whether a look that was begun is to read, and to apply; None when none was."""
+        self._found: list[WeightsPublished | None] = []
+        self.free_since, self.held_up_s = now(), 0.0
+
+    @property
+    def version(self) -> int:
+        return self.learner.version
+
+    @property
+    def is_free(self) -> bool:
+        return len(self.flights) < MOST_AHEAD
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.flights
+
+    @property
+    def has_version(self) -> bool:
+        return bool(self.flights) and self.flights[0].published is not None
+
+    @property
+    def has_look(self) -> bool:
+        return bool(self._found)
+
+    def begin(self, planned: PlannedStep) -> None:
+        self.learner.step([":".join(map(str, entry.key)) for entry in planned.batch], planned.version)
+        learner = Learner(self.learner.version, self.learner.state)
+        stored = learner if planned.checkpoint else None
+        waiting = [flight for flight in self.flights if flight.published is None]
+        if len(waiting) > 1:  # the first of them is on its way to the store, the last waits for that
+            self._leave_out(waiting[-1])
+        self.flights.append(Flight(planned, learner.published(), stored))
+        self.free_since = now()
+
+    def _leave_out(self, flight: Flight) -> None:
+        if not (flight.planned.must_publish or flight.stored):
+            flight.published = Published(weights_hash(flight.tensors), None, None)
+
+    def under_way(self) -> Iterator[PlannedStep]:
+        return (flight.planned for flight in self.flights)
+
+    def take_version(self) -> Made:
+        flight = self.flights.popleft()
+        assert flight.published is not None
+        return Made(replace(flight.planned, metrics={}), {}, flight.published)
+
+    def look(self, *, read: bool, apply: bool) -> None:
+        if self.asked_to_look is None and not self._found:
+            self.asked_to_look = read, apply
+
+    def take_whole(self) -> WeightsPublished | None:
+        return self._found.pop()
+
+    @property
+    def may_publish(self) -> bool:
+        return self.asked_to_look is not None or any(flight.published is None for flight in self.flights)
+
+    def publish(self) -> None:
+        """What the thread of the publications does next."""
+        if self.asked_to_look is not None:
+            read, apply = self.asked_to_look
+            try:
+                self._found.append(self._publisher.publish_what_is_lost(read=read, apply=apply))
+            except StoreUnavailable:
+                self._found.append(None)
+            self.asked_to_look = None
+            return
+        flight = next(flight for flight in self.flights if flight.published is None)
+        version, epoch = flight.planned.version, flight.planned.epoch
+        event = self._publisher.publish(flight.tensors, version, epoch=epoch)
+        stored = flight.stored.store(self._run) if flight.stored else None
+        flight.published = Published(event.weights_hash, event, stored)
+
+    def close(self) -> None:
+        """Nothing runs."""

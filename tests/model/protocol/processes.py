@@ -1,0 +1,239 @@
+"""The adaptors: each process is one production component, and takes one action at a time."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from contextlib import suppress
+from typing import Any
+
+from headrace.consumers.curate.curator import curator
+from headrace.consumers.curate.issued_numbers import IssuedNumbers
+from headrace.consumers.curate.published_versions import PublishedVersions
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka.clients import Fenced, KafkaAway
+from headrace.infra.kafka.run_loop import run_loop
+from headrace.infra.kafka.topic_reader import TopicReader
+from headrace.infra.process.signals import MustRestart
+from headrace.infra.stopwatch import Stopwatch
+from headrace.producers.feed.feeder import open_feeder
+from headrace.trainers.start import begin_or_resume
+from protocol.broker import STAGE, Blocked
+from protocol.clients import Cut, Writer
+from protocol.learner import Pipeline
+from protocol.run import NEVER, POLICY, join
+from protocol.trainer import ModelTrainer
+
+Key = Any
+"""Nested tuples."""
+
+
+class LoudEnd(Exception):
+    """The process says why it cannot go on, and people have to look."""
+
+
+class OneTurn:
+    """A stop that is set after one turn of the run loop."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def is_set(self) -> bool:
+        self._looks += 1
+        return self._looks > 1
+
+    def wait(self, _seconds: float) -> bool:
+        return False
+
+
+class Process:
+    """What is up, or down and can be started. An action that has to wait raises Blocked."""
+
+    is_last = False
+    """Whether it ends for good when it ends: another one has its place."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_up = False
+
+    def actions(self) -> tuple[str, ...]:
+        if self.is_up:
+            return self.turns()
+        return () if self.is_last else ("start",)
+
+    def turns(self) -> tuple[str, ...]:
+        """Return what it may do while it is up."""
+        raise NotImplementedError
+
+    def act(self, action: str) -> None:
+        """Take an action; a process that restarts itself is down after it. Raises Blocked, and LoudEnd."""
+        try:
+            getattr(self, action)()
+        except (Fenced, MustRestart, KafkaAway):
+            self.end()
+        except HeadraceError as error:
+            raise LoudEnd(f"{self.name}: {type(error).__name__}: {error}") from error
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            raise LoudEnd(f"{self.name}: {type(error).__name__}: {error}, in {at.name}") from error
+
+    def start(self) -> None:
+        """Build the component from what is committed."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """The process ends, or is killed: its memory is gone, and a group expels its member."""
+        self.is_up = False
+        self.forget()
+
+    def wake(self) -> None:
+        """Go on after a sleep."""
+
+    def expel(self) -> None:
+        """Be taken for dead by a group."""
+
+    def forget(self) -> None:
+        """Drop the memory."""
+        raise NotImplementedError
+
+    def key(self) -> Key:
+        """Return all of the memory that decides what follows."""
+        raise NotImplementedError
+
+
+class Looped(Process):
+    """A component of the run loop, with its writer."""
+
+    body: Any = None
+    writer: Any = None
+
+    def turns(self) -> tuple[str, ...]:
+        return ("turn",)
+
+    def turn(self) -> None:
+        run_loop(self.body, self.writer, OneTurn(), Stopwatch())  # type: ignore[arg-type]  # a stop of one turn
+
+    def cut(self) -> None:
+        """Take a turn up to its commit, and no further; Blocked where it has none."""
+        self.writer.cut = "commit"
+        with suppress(Cut):
+            self.turn()
+        if not self.writer.is_open:
+            raise Blocked
+
+    def wake(self) -> None:
+        """Ask for the commit of a turn that was cut; where that fails, the process ends."""
+        if self.writer is not None and self.writer.is_open:
+            try:
+                self.writer.commit()
+            except Fenced:
+                self.end()
+
+    def forget(self) -> None:
+        self.body = self.writer = None
+
+    def key(self) -> Key:
+        if self.body is None:
+            return (self.name, False)
+        return (self.name, self.writer.epoch, self.writer.is_open, self.memory())
+
+    def memory(self) -> Key:
+        raise NotImplementedError
+
+
+def positions_of(reader: TopicReader | None) -> Key:
+    return tuple(sorted(reader.positions.items())) if reader is not None else ()
+
+
+class FeederProcess(Looped):
+    def start(self) -> None:
+        self.writer = Writer("m.feed")
+        self.body = open_feeder(join(), self.writer)
+        self.is_up = True
+
+    def memory(self) -> Key:
+        feeder = self.body
+        overdue = feeder._commits._overdue
+        waits = tuple((key, tuple(wait.ends.items()), wait.since_s) for key, wait in overdue._waits.items())
+        state = json.dumps(feeder.state.snapshot(), sort_keys=True)
+        table = feeder.state.pacing.table
+        is_open = repr(table.open), repr(table.dead), tuple(sorted(table._changed))
+        flags = feeder._caught_up, feeder._changed, feeder._snapshot_due > STAGE.broker.now
+        return (state, is_open, positions_of(feeder.own.reader), waits, feeder._commits._look_due, flags)
+
+
+class CuratorProcess(Looped):
+    published: Any = None
+    issued: Any = None
+
+    def start(self) -> None:
+        self.writer = Writer(f"m.curate.{POLICY}.{self.name}")
+        run = join()
+        self.published, self.issued = PublishedVersions(run, POLICY), IssuedNumbers(run)
+        self.body = curator(run, POLICY, self.published, self.issued)
+        self.is_up = True
+
+    def expel(self) -> None:
+        STAGE.broker.leave(self.body._consumer.member)
+
+    def forget(self) -> None:
+        if self.body is not None:
+            self.expel()
+        self.published = self.issued = None
+        super().forget()
+
+    def memory(self) -> Key:
+        body = self.body
+        held = tuple(
+            (place, one.position, one.state.snapshot(), one.handled, one.snapshot_offset)
+            for place, one in sorted(body._held.items())
+        )
+        consumer = body._consumer
+        assert body._restore is None, "a turn takes no time"
+        issued, published = self.issued, self.published
+        asked = (
+            tuple(issued._next.items()), positions_of(issued._reader), tuple(issued._met.items()), issued._met_until,
+            published._newest, positions_of(published._reader), tuple(published._read_to.items()),
+        )  # fmt: skip
+        return (tuple(sorted(body._owned)), held, tuple(sorted(consumer._positions.items())), consumer.epoch, asked)
+
+
+class TrainerProcess(Looped):
+    def start(self) -> None:
+        self.writer = Writer(f"m.train.{POLICY}")
+        run = join()
+        incarnation = begin_or_resume(run, POLICY, self.writer, NEVER)
+        self.body = ModelTrainer(run, POLICY, incarnation, Stopwatch())
+        self.is_up = True
+
+    def turns(self) -> tuple[str, ...]:
+        return ("turn", "publish") if self.pipeline.may_publish else ("turn",)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        found: Pipeline = self.body._pipeline
+        return found
+
+    def publish(self) -> None:
+        self.pipeline.publish()
+
+    def memory(self) -> Key:
+        body, scheduler, pipeline = self.body, self.body.scheduler, self.pipeline
+        window = tuple((entry.key, entry.arrival) for entry in scheduler.window.leftovers())
+        evictions = tuple((one.entry.key, one.verdict) for one in scheduler._evictions._waiting)
+        flights = tuple(
+            (flight.planned.version, tuple(entry.key for entry in flight.planned.batch), flight.published is not None)
+            for flight in pipeline.flights
+        )
+        trials, looks, base = scheduler._trials, scheduler._looks, body._publisher.base
+        stretch = tuple((event.kind, event.version) for event in base.stretch.events) if base else ()
+        waiting = tuple((message.partition, message.offset) for message in body._waiting)
+        since = scheduler._evictions._since if evictions else 0.0
+        look = (looks._since, looks._due, looks._looks, pipeline.asked_to_look, len(pipeline._found))
+        return (
+            pipeline.learner.state, window, evictions, since, flights, stretch, waiting, look, scheduler.ended,
+            (trials.version, trials.died, trials.suspects, trials.is_noted, trials.noted),
+            (body._messages.epoch, body._messages.weights_hash, repr(body._messages.offsets)),
+            (pipeline.free_since, body._intake.arrived_at),
+            positions_of(body._reader), scheduler._leaves,
+        )  # fmt: skip

@@ -1,0 +1,89 @@
+"""Every production name that is replaced while the model runs, and by what."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from types import SimpleNamespace
+
+import pytest
+import structlog
+
+from headrace.infra.kafka import clients, group_offsets, run_loop, topic_reader
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run import revisions, run
+from headrace.ops import swap
+from headrace.producers.rollout import task_intake
+from headrace.schemas import codec, ids
+from headrace.trainers import component, start
+from headrace.trainers.versions import resume
+from protocol import commands, learner
+from protocol.broker import STAGE, Cluster, now
+from protocol.clients import Admin, Consumer, follow, offsets
+from protocol.trainer import Intake, Metrics, ModelScheduler, begin
+
+__all__ = ["STAGE", "Cluster", "in_place"]
+_from_json = Recipe.from_json.__func__  # type: ignore[attr-defined]  # a class method's function
+
+
+@lru_cache
+def _recipe(text: str) -> Recipe:
+    recipe: Recipe = _from_json(Recipe, text)
+    return recipe
+
+
+def _no_sleep(seconds: float) -> None:
+    raise AssertionError(f"something waits for {seconds} s of real time")
+
+
+@contextmanager
+def in_place() -> Iterator[pytest.MonkeyPatch]:
+    """Replace what is replaced in the block, and log nothing."""
+    before = structlog.get_config()
+    quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
+    with pytest.MonkeyPatch.context() as patch:
+        replace(patch)
+        structlog.configure(wrapper_class=quiet, cache_logger_on_first_use=False)
+        try:
+            yield patch
+        finally:
+            structlog.configure(**before)
+
+
+def replace(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(time, "monotonic", now)
+    patch.setattr(time, "sleep", _no_sleep)
+    patch.setattr(ids, "time", SimpleNamespace(time_ns=lambda: int(now() * 1e9)))
+    patch.setattr(Recipe, "from_json", _recipe)
+    # the log
+    patch.setattr(clients, "Consumer", Consumer)
+    patch.setattr(clients, "open_admin", lambda _cluster: Admin())
+    patch.setattr(group_offsets, "open_admin", lambda _cluster: Admin())
+    patch.setattr(run, "open_admin", lambda _cluster: Admin())
+    patch.setattr(clients, "_offsets", offsets)
+    patch.setattr(topic_reader.TopicReader, "_while", follow)
+    patch.setattr(topic_reader, "SETTLING_S", -1.0)
+    patch.setattr(task_intake, "COMMIT_EVERY_S", 0.0)
+    patch.setattr(run_loop, "reach", lambda _name: None)
+    patch.setattr(codec, "schema_texts", dict)  # there is one build
+    # commands
+    patch.setattr(revisions, "TransactionalWriter", commands.SteppedWriter)
+    patch.setattr(revisions, "first_message", lambda _address: None)  # what is known of a revision's own schema
+    patch.setattr(revisions, "read_revisions", commands.stepped_read)
+    patch.setattr(swap, "read_revisions", commands.stepped_read)
+    # the learner
+    patch.setattr(component, "Pipeline", learner.Pipeline)
+    patch.setattr(component, "Intake", Intake)
+    patch.setattr(component, "VersionMetrics", Metrics)
+    patch.setattr(component, "Scheduler", ModelScheduler)
+    patch.setattr(resume, "learner_at", learner.learner_at)
+    patch.setattr(resume, "remake", learner.remake)
+    patch.setattr(resume, "hash_of", learner.hash_of)
+    patch.setattr(resume, "heartbeat", learner.heartbeat)
+    patch.setattr(start, "pin_threads", lambda: None)
+    patch.setattr(start, "check_loss", lambda *_: None)
+    patch.setattr(start, "_size", lambda _model: 0)
+    patch.setattr(start, "_begin", begin)

@@ -1,0 +1,137 @@
+"""What looks wrong with a run, from made-up outcomes and evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.ops.figures.advice import ENOUGH_GROUPS, NEWEST, AdviceFold
+from headrace.ops.figures.run_figures import Advice, RewardPoint
+from headrace.schemas.records import EvalResult, Outcome
+
+MOST_TOKENS = 32
+
+
+def group(
+    rewards: tuple[float, ...] = (0.0, 1.0, 0.0, 1.0), length: int = 9, dropped: str = "", head: int = 0
+) -> Outcome:
+    return Outcome(
+        policy="solver",
+        component="curate",
+        verdict="dropped" if dropped else "kept",
+        reason=dropped,
+        rewards=rewards,
+        lengths=(length,) * len(rewards),
+        head_version=head,
+    )
+
+
+def advised(
+    *groups: Outcome, curve: Sequence[float] = (), evals: Sequence[tuple[int, float]] = ()
+) -> dict[str, Advice]:
+    fold = AdviceFold()
+    for number, one in enumerate(groups):
+        fold.take(one, number)
+    points = [RewardPoint(version, reward, 1, 4) for version, reward in enumerate(curve)]
+    results = [
+        EvalResult(policy="solver", workflow="w", version=v, avg_at_k=reward, problems=200, samples=1)
+        for v, reward in evals
+    ]
+    return {one.name: one for one in fold.advice(MOST_TOKENS, {"solver": points}, results)}
+
+
+def test_a_run_that_is_well_is_left_alone() -> None:
+    rising = [number / 20 for number in range(20)]
+    assert not advised(*[group()] * 200, curve=rising, evals=[(0, 0.1), (10, 0.4), (19, 0.8)])
+    assert not advised()
+
+
+def test_one_reward_throughout_is_told_before_the_first_version_and_ends_with_the_first_other_one() -> None:
+    same = group((0.0,) * 4, dropped="zero_variance")
+    assert not advised(*[same] * (ENOUGH_GROUPS - 1)), "too few to say"
+    found = advised(*[same] * ENOUGH_GROUPS)
+    assert list(found) == ["one_reward"], "and not the drops too, which follow from it"
+    assert "All 64 trajectories of the newest 16 groups have reward 0" in found["one_reward"].sentence
+    assert not advised(*[same] * ENOUGH_GROUPS, group())
+    assert advised(group(), *[same] * NEWEST), "the newest count"
+
+
+def test_all_groups_dropped_for_one_reason_are_told_with_what_to_do() -> None:
+    found = advised(*[group(dropped="stale")] * ENOUGH_GROUPS)
+    assert list(found) == ["one_reason"]
+    assert "were dropped as stale. By itself: younger groups are played." in found["one_reason"].sentence
+    assert "What you can do: raise trainer.max_staleness" in found["one_reason"].sentence
+    assert not advised(*[group(dropped="stale")] * ENOUGH_GROUPS, group(dropped="overlong"))
+    assert not advised(*[group(dropped="stale")] * ENOUGH_GROUPS, group())
+    assert not advised(*[group((), dropped="failed")] * ENOUGH_GROUPS), "that is told as failing"
+
+
+def test_answers_that_are_all_cut_off_are_told() -> None:
+    found = advised(*[group(length=MOST_TOKENS)] * ENOUGH_GROUPS)
+    assert "exactly rollout.max_tokens (32) tokens" in found["all_cut_off"].sentence
+    assert not advised(*[group(length=MOST_TOKENS)] * ENOUGH_GROUPS, group(length=MOST_TOKENS - 1))
+    assert not advised(*[group(length=MOST_TOKENS + 1)] * ENOUGH_GROUPS), "of several turns"
+
+
+RISING = [0.3] * 10 + [0.8] * 10
+
+
+@pytest.mark.parametrize(
+    ("curve", "evals", "told"),
+    [
+        (RISING, [(0, 0.6), (10, 0.5), (19, 0.3)], True),
+        (RISING, [(0, 0.6), (10, 0.7), (19, 0.68)], False),
+        (RISING, [(0, 0.6), (19, 0.55)], False),
+        ([0.5] * 20, [(0, 0.6), (19, 0.3)], False),
+        (RISING, [(19, 0.3)], False),
+        (RISING[:4], [(0, 0.6), (3, 0.3)], False),
+    ],
+    ids=["hacking", "rises", "noise", "both fall or stay", "one evaluation", "too early"],
+)
+def test_training_reward_that_rises_while_held_out_falls_is_told(
+    curve: list[float], evals: list[tuple[int, float]], told: bool
+) -> None:
+    found = advised(curve=curve, evals=evals)
+    assert ("held_out_falls" in found) is told
+    if told:
+        assert (
+            "(0.30 → 0.80) while held-out reward has fallen (0.60 at version 0 → 0.30"
+            in found["held_out_falls"].sentence
+        )
+
+
+def test_evaluations_of_several_workflows_are_not_compared_with_one_another() -> None:
+    fold = AdviceFold()
+    points = [RewardPoint(version, reward, 1, 4) for version, reward in enumerate(RISING)]
+    results = [
+        EvalResult(policy="solver", workflow=workflow, version=version, avg_at_k=reward, problems=200, samples=1)
+        for workflow, version, reward in (("easy", 0, 0.9), ("hard", 19, 0.2))
+    ]
+    assert not fold.advice(MOST_TOKENS, {"solver": points}, results)
+
+
+def test_lengths_that_collapse_while_reward_rises_are_told() -> None:
+    collapse = [group(length=30 if head < 10 else 5, head=head) for head in range(20)]
+    assert "(30 → 5 tokens)" in advised(*collapse, curve=RISING)["lengths_collapse"].sentence
+    assert not advised(*collapse, curve=[0.5] * 20), "shorter, and not rewarded for it"
+    assert not advised(*[group(length=30, head=head) for head in range(20)], curve=RISING)
+
+
+def test_only_a_curators_word_on_the_first_use_of_a_training_group_counts() -> None:
+    same = group((0.0,) * 4, dropped="zero_variance")
+    others = [
+        replace(group(), use=1),
+        replace(group(), component="train"),
+        replace(group(), level="trajectory"),
+        replace(group(), stream="eval.w"),
+    ]
+    assert "one_reward" in advised(*[same] * ENOUGH_GROUPS, *others)
+
+
+def test_every_advice_has_its_place_on_the_page_that_explains_it() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "page.md").read_text().partition("## Advice")[2].partition("\n## ")[0]
+    names = {"one_reward", "one_reason", "all_cut_off", "held_out_falls", "lengths_collapse"}
+    assert {row.split("`")[1] for row in text.splitlines() if row.startswith("| `")} == names

@@ -1,0 +1,97 @@
+"""What an audit says of committed offsets beside the snapshots that they name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.group_offsets import Commit
+from headrace.ops.audit import commits
+from headrace.schemas import codec
+from headrace.schemas.records import Snapshot
+
+TOPIC = "t.trajectories.solver"
+PLACE = (TOPIC, 0)
+GROUP = commits.Group("t.curate.solver", TOPIC, "curate.solver")
+KEY = f"curate.solver|{TOPIC}|0".encode()
+
+COMMIT = Commit(8, json.dumps({"snapshot": 5}))
+SNAPSHOT = Snapshot("r", "curate.solver", TOPIC, 0, {f"{TOPIC}[0]": 6})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A curator that has committed offset 8 and snapshot 5, which is of position 6; its topic holds 2 to 9."""
+
+    commit: Commit | None = COMMIT
+    snapshot: Snapshot | None = SNAPSHOT
+    at: int = 5
+
+    def said(self) -> list[str]:
+        asked = commits.Committed({PLACE: 2}, {PLACE: self.commit} if self.commit else {}, {PLACE: 9})
+        found = {KEY: Message("t.state", 0, self.at, KEY, codec.encode(self.snapshot))} if self.snapshot else {}
+        return list(commits.problems({GROUP: asked}, found, "r"))
+
+
+def moved(case: Case, offset: int) -> Case:
+    assert case.commit is not None
+    return replace(case, commit=replace(case.commit, offset=offset))
+
+
+def of(case: Case, **changes: object) -> Case:
+    assert case.snapshot is not None
+    return replace(case, snapshot=replace(case.snapshot, **changes))  # type: ignore[arg-type]
+
+
+HELD = f"group t.curate.solver has committed offset {{}} of {TOPIC}[0], which holds 2 to 9"
+SAYS: dict[str, tuple[Callable[[Case], Case], list[str]]] = {
+    "past the end": (lambda case: moved(case, 10), [HELD.format(10)]),
+    "before the begin": (
+        lambda case: of(moved(case, 1), positions={f"{TOPIC}[0]": 1}),
+        [HELD.format(1)],
+    ),
+    "behind its snapshot": (
+        lambda case: moved(case, 5),
+        [f"group t.curate.solver has committed offset 5 of {TOPIC}[0], and its snapshot t.state[0]@5 is of 6"],
+    ),
+    "lost": (
+        lambda case: replace(case, commit=None),
+        [f"group t.curate.solver has lost its offset of {TOPIC}[0], where it has been up to 6"],
+    ),
+    "without its snapshot": (
+        lambda case: replace(case, snapshot=None),
+        [f"group t.curate.solver restores {TOPIC}[0] from snapshot 5, and there is none in state"],
+    ),
+    "older than the newest snapshot": (
+        lambda case: replace(case, at=7),
+        [
+            (
+                f"group t.curate.solver restores {TOPIC}[0] from snapshot 5, and t.state[0]@7 is newer: written "
+                "without the offset that belongs to it"
+            ),
+        ],
+    ),
+    "snapshot of another run": (
+        lambda case: of(case, run_id="other"),
+        [f"the snapshot t.state[0]@5 of {TOPIC}[0] is of run 'other'"],
+    ),
+    "snapshot of another place": (
+        lambda case: of(case, positions={}),
+        [f"the snapshot t.state[0]@5 of {TOPIC}[0] cannot be read: '{TOPIC}[0]'"],
+    ),
+}
+
+
+def test_of_a_commit_that_its_group_can_go_on_from_nothing_is_said() -> None:
+    assert Case().said() == []
+    assert replace(Case(), commit=Commit(8), snapshot=None).said() == [], "it may have written none yet"
+
+
+@pytest.mark.parametrize("case", SAYS)
+def test_a_commit_that_its_group_cannot_go_on_from_is_named(case: str) -> None:
+    change, says = SAYS[case]
+    assert change(Case()).said() == says

@@ -1,0 +1,335 @@
+"""What a deep audit says of values: held against headers, batches, outcomes and one another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any, cast
+
+import pytest
+from made_groups import group
+
+from headrace.infra.kafka.clients import Connection, Message, RunAddress
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_store import StoreAddress
+from headrace.ops.audit.broken_numbers import Scope
+from headrace.ops.audit.deep_look import DeepLook
+from headrace.ops.audit.evaluations import Evaluations
+from headrace.ops.audit.fold import AuditFold
+from headrace.ops.audit.objects import ObjectChecks
+from headrace.schemas import codec
+from headrace.schemas.headers import Stamp, outcome_stamp, task_key, task_stamp
+from headrace.schemas.records import (
+    Attachment,
+    BatchTrained,
+    ClaimCheck,
+    CuratedGroup,
+    DeadLetter,
+    GroupUse,
+    Outcome,
+    Snapshot,
+    Task,
+    TrajectoryGroup,
+    WeightsPublished,
+)
+
+RECIPE = Recipe.model_validate(
+    {
+        "name": "t",
+        "policies": {"solver": {"path": "x"}},
+        "workflows": {"sums": {"env": {"use": "a"}, "policies": {"solver": "solver"}}},
+        "trainer": {"max_staleness": 4},
+        "curate": {"chain": ["validate", {"use": "replay_latest", "max_uses": 2, "max_staleness": 6}]},
+        "kafka": {"partitions": 1},
+    },
+)
+TOPICS = RECIPE.topics
+RUN = Run(RunAddress(Connection("nowhere:1"), "t"), "r", (RECIPE,), StoreAddress("nowhere:2", "b", "key", "key"))
+OF_TOKENS = {"min_version": 3, "max_version": 3, "head_version": 3}
+
+
+class NoObject:
+    """Checks of objects that find none."""
+
+    def claim(self, claim: ClaimCheck | None) -> Iterator[str]:
+        yield f"{claim and claim.key} does not exist"
+
+
+class Scene:
+    """Sum 0 was dropped. Of sum 1 one of two trajectories was kept, and trained into version 4; then once more."""
+
+    def __init__(self) -> None:
+        made = {n: replace(group([1.0, 0.0], number=n), run_id="r", task_id=f"q{n}") for n in (0, 1)}
+        self.groups: dict[int, TrajectoryGroup] = made
+        """As workers delivered them."""
+        self.first = CuratedGroup("r", "sums", 1, 0, codec.encode(made[1]), 7, 3, 0, (0,), (1.0, 0.0))
+        self.again = CuratedGroup("r", "sums", 1, 1, b"", 9, 3, first_back=1)
+        self.outcomes = [
+            self.outcome(0, verdict="dropped", reason="zero_variance"),
+            self.outcome(1, verdict="kept"),
+            self.outcome(1, verdict="kept", use=1),
+            self.outcome(1, level="trajectory", verdict="dropped", reason="length"),
+        ]
+        self.tasks = {n: Task("r", "sums", n, task_id=f"q{n}") for n in (0, 1)}
+        self.places = [(0, 0), (0, 1)]
+        self.versions = [4, 5]
+        self.letters: list[DeadLetter] = []
+        self.stamps: dict[str, dict[str, Any]] = {}
+        """By topic, what else the headers of its records of sum 1 say."""
+        self.keys: dict[str, bytes] = {}
+        self.objects: NoObject | None = None
+        self.stored: dict[str, bytes] = {}
+
+    def outcome(self, number: int, **more: Any) -> Outcome:
+        common: dict[str, Any] = {"run_id": "r", "stream": "sums", "policy": "solver", "component": "curate"}
+        facts = {"rewards": (1.0, 0.0), "lengths": (1, 1), "n_asked": 2, "task_id": f"q{number}"}
+        return Outcome(**{**common, **facts, "number": number, **more})
+
+    def batches(self) -> Iterator[BatchTrained]:
+        for use, (version, place) in enumerate(zip(self.versions, self.places, strict=True)):
+            used = (GroupUse("sums", 1, use, *place),)
+            yield BatchTrained("r", "solver", "", version, 0, 0, used, (), (), f"w{version - 1}", f"w{version}")
+
+    def messages(self) -> Iterator[tuple[str, bytes, Stamp]]:
+        stamp = Stamp("r", "sums", 1, policy="solver", **OF_TOKENS)
+        for batch in self.batches():
+            yield TOPICS.batches("solver"), codec.encode(batch), stamp
+        for outcome in self.outcomes:
+            yield TOPICS.outcomes("solver"), codec.encode(outcome), outcome_stamp(outcome)
+        for letter in self.letters:
+            yield TOPICS.dead_letters, codec.encode(letter), stamp
+        for curated in (self.first, self.again):
+            of = replace(stamp, number=curated.number, use=curated.use)
+            yield TOPICS.curated("solver"), codec.encode(curated), of
+        for number, one in self.groups.items():
+            yield TOPICS.trajectories("solver"), codec.encode(one), replace(stamp, number=number)
+        for number, task in self.tasks.items():
+            yield TOPICS.tasks("sums"), codec.encode(task), replace(task_stamp(task), number=number)
+        for version in (3, *self.versions):
+            event = WeightsPublished("r", "solver", version=version, weights_hash=f"w{version}")
+            yield TOPICS.weights("solver"), codec.encode(event), stamp
+        yield TOPICS.state, codec.encode(Snapshot("r", "feed", body=b'{"next": {"sums": 2}}')), stamp
+
+    def get(self, key: str, sha256: str, size_bytes: int) -> bytes:
+        """As the real store does it."""
+        return self.stored[key]
+
+    def said(self) -> list[str]:
+        fold = AuditFold("r", RECIPE)
+        fold.account.known.keeps_places = True
+        RUN.__dict__["store"] = self
+        deep = DeepLook(RUN, fold.account, Evaluations((RECIPE,)), cast("ObjectChecks | None", self.objects))
+        ends: dict[str, int] = {}
+        for topic, value, stamp in self.messages():
+            if stamp.number == 1:
+                stamp = replace(stamp, **self.stamps.get(topic, {}))  # noqa: PLW2901 - the headers of this one
+            key = b"feed" if topic == TOPICS.state else self.keys.get(topic, task_key("sums", stamp.number))
+            message = Message(topic, 0, ends.get(topic, 0), key, value, stamp.to_headers())
+            ends[topic] = message.offset + 1
+            is_new = fold.take(message)
+            if topic in fold.groups:
+                deep.group(message, is_new=is_new)
+            else:
+                deep.other(message)
+        fold.close()
+        found = fold.account.audit(Scope(still=True, whole=True)).problems.listed
+        return [*map(str, found), *deep.problems()]
+
+
+def better(one: TrajectoryGroup) -> TrajectoryGroup:
+    first, *others = one.trajectories
+    return replace(one, trajectories=(replace(first, reward=2.0), *others))
+
+
+def other_reward(scene: Scene) -> None:
+    scene.groups[0] = better(scene.groups[0])
+
+
+def other_question(scene: Scene) -> None:
+    scene.outcomes[0] = replace(scene.outcomes[0], task_id="q9")
+
+
+def failures_untold(scene: Scene) -> None:
+    scene.outcomes[0] = replace(scene.outcomes[0], failures=1)
+
+
+def altered_afterwards(scene: Scene) -> None:
+    scene.groups[1] = better(scene.groups[1])
+    scene.outcomes[1] = replace(scene.outcomes[1], rewards=(2.0, 0.0))
+
+
+def elsewhere(scene: Scene) -> None:
+    scene.places[0] = (0, 7)
+
+
+def replay_elsewhere(scene: Scene) -> None:
+    scene.places[1] = (0, 7)
+
+
+def later_deadline(scene: Scene) -> None:
+    scene.first = replace(scene.first, deadline_version=8)
+
+
+def replay_too_late(scene: Scene) -> None:
+    scene.versions[1] = 11
+
+
+def replay_of_a_later_deadline(scene: Scene) -> None:
+    scene.again = replace(scene.again, deadline_version=10)
+
+
+def replay_of_another_age(scene: Scene) -> None:
+    scene.again = replace(scene.again, min_version=4, deadline_version=10)
+
+
+def replay_of_another_weight(scene: Scene) -> None:
+    scene.again = replace(scene.again, weight=5.0)
+
+
+def replay_that_keeps_its_own(scene: Scene) -> None:
+    scene.again = replace(scene.again, kept=(1,))
+
+
+def replay_of_another_record(scene: Scene) -> None:
+    scene.again = replace(scene.again, first_back=2)
+
+
+def replay_of_nothing(scene: Scene) -> None:
+    scene.again = replace(scene.again, number=5)
+
+
+def one_replay_too_many(scene: Scene) -> None:
+    scene.again = replace(scene.again, use=2)
+
+
+def first_use_with_a_weight(scene: Scene) -> None:
+    scene.first = replace(scene.first, weight=0.5)
+
+
+def claimed(scene: Scene, **fields: Any) -> None:
+    """The group of sum 0 is in the store, and its record says other things."""
+    data = codec.encode(scene.groups[0])
+    claim = ClaimCheck("main", "k", sha256(data).hexdigest(), len(data))
+    scene.objects = NoObject()
+    scene.stored[claim.key] = data
+    scene.groups[0] = replace(scene.groups[0], trajectories=(), claim=claim, **fields)
+
+
+def record_of_a_claim(scene: Scene) -> None:
+    claimed(scene, worker="another")
+
+
+def task_of_another(scene: Scene) -> None:
+    scene.groups[0] = replace(scene.groups[0], task_id="q9")
+    scene.outcomes[0] = replace(scene.outcomes[0], task_id="q9")
+
+
+def other_use(scene: Scene) -> None:
+    scene.first = replace(scene.first, use=2, group=b"")
+    scene.stamps[TOPICS.curated("solver")] = {"use": 0}
+
+
+def keeps_what_is_not_there(scene: Scene) -> None:
+    scene.first = replace(scene.first, kept=(0, 2))
+
+
+def keeps_what_has_no_reward(scene: Scene) -> None:
+    scene.first = replace(scene.first, rewards=(float("nan"), 0.0))
+
+
+def keeps_what_was_rejected(scene: Scene) -> None:
+    scene.first = replace(scene.first, kept=(0, 1))
+
+
+def longer_runs(scene: Scene) -> None:
+    first, *others = scene.groups[0].trajectories
+    runs = first.sequences[0].version_runs.copy()
+    runs[-1] += 1
+    first = replace(first, sequences=(replace(first.sequences[0], version_runs=runs),))
+    scene.groups[0] = replace(scene.groups[0], trajectories=(first, *others))
+
+
+def other_versions(scene: Scene) -> None:
+    scene.stamps[TOPICS.trajectories("solver")] = {"min_version": 2}
+
+
+def other_policy(scene: Scene) -> None:
+    scene.groups[0] = replace(scene.groups[0], policy="judge")
+
+
+def other_number(scene: Scene) -> None:
+    scene.groups[0] = replace(scene.groups[0], number=7)
+
+
+def other_task(scene: Scene) -> None:
+    scene.stamps[TOPICS.tasks("sums")] = {"attempt": 3}
+
+
+def other_key(scene: Scene) -> None:
+    scene.keys[TOPICS.tasks("sums")] = b"sums:5"
+
+
+def letter_of_other_bytes(scene: Scene) -> None:
+    scene.letters = [DeadLetter("r", "curate", TOPICS.trajectories("solver"), 0, 0, "undecodable", value=b"other")]
+
+
+def letter_of_nothing(scene: Scene) -> None:
+    scene.letters = [DeadLetter("r", "curate", TOPICS.trajectories("solver"), 0, 9, "undecodable", value=b"x")]
+
+
+def attached(scene: Scene) -> None:
+    scene.objects = NoObject()
+    scene.groups[0] = replace(scene.groups[0], attachments=(Attachment("image", ClaimCheck("main", "k")),))
+
+
+SAYS: dict[Callable[[Scene], None], str] = {
+    other_reward: "sums:0 of solver has an outcome that says other things of its group than its workers did",
+    other_question: "sums:0 of solver has an outcome that says other things of its group than its workers did",
+    failures_untold: "sums:0 of solver has an outcome that says other things of its group than its workers did",
+    altered_afterwards: "sums:1 of solver has a curated record whose group is none of those that its workers produced",
+    elsewhere: "sums:1 of solver is not where the batch that trained it says",
+    replay_elsewhere: "sums:1 of solver , use 1, is not where the batch that trained it says",
+    later_deadline: r"curated.*@0 .* its deadline is version 8, .* recipe revision 0 give 7",
+    replay_too_late: "sums:1 of solver , use 1, was trained after its deadline",
+    replay_of_a_later_deadline: "its deadline is version 10, .* the replay of recipe revision 0 give 9",
+    replay_of_another_age: "its oldest version is 4, and that of its first use 3",
+    replay_of_another_weight: "it is a replay of weight 5.0, which is above 0 and at most 1",
+    replay_that_keeps_its_own: "it is a replay, and has bytes, rewards or a choice of trajectories",
+    replay_of_another_record: "it has its first use 2 curated records before it, and that is 1 before it",
+    replay_of_nothing: "it is a replay, and no first use stands before it on its partition",
+    one_replay_too_many: "it is use 2, and the chain of recipe revision 0 asks for a group 2 times",
+    first_use_with_a_weight: "it is a first use, and has the weight or the way back of a replay",
+    record_of_a_claim: "the group behind its claim check says other things of itself than the record that names it",
+    task_of_another: "it is of task 'q0', and another record of sums:0 of another",
+    other_use: r"its headers say use, recipe revision and oldest version \(0, 0, 3\), its value \(2, 0, 3\)",
+    keeps_what_is_not_there: r"it keeps \(0, 2\) and has 2 rewards, of 2 trajectories",
+    keeps_what_has_no_reward: r"the rewards of its kept trajectories \[0\] are not finite",
+    keeps_what_was_rejected: "it leaves out 0 trajectories, and outcomes say so of 1",
+    longer_runs: "its versions are of 4 tokens, and it has 3",
+    other_versions: r"its tokens are of versions \(3, 3\), and its headers say \(2, 3\)",
+    other_policy: "its headers say policy 'solver', its value 'judge'",
+    other_number: r"its headers name \('r', 'sums', 0\), its value \('r', 'sums', 7\)",
+    other_task: r"tasks.sums\[0\]@1 .* its headers say .*attempt=3",
+    other_key: "its key is b'sums:5', its headers name sums:0",
+    letter_of_other_bytes: r"the dead letter t.dead-letters\[0\]@0 holds other bytes than t.trajectories.solver\[0\]@0",
+    letter_of_nothing: r"dead letter t.dead-letters\[0\]@0 is about t.trajectories.solver\[0\]@9, where no record is",
+    attached: "attachment image: k does not exist",
+}
+
+
+def test_of_values_that_are_as_they_should_be_nothing_is_said() -> None:
+    assert Scene().said() == []
+    whole = Scene()
+    claimed(whole)
+    assert whole.said() == []
+
+
+@pytest.mark.parametrize("damage", SAYS, ids=lambda damage: damage.__name__)
+def test_a_value_that_is_not_as_it_should_be_is_named(damage: Callable[[Scene], None]) -> None:
+    scene = Scene()
+    damage(scene)
+    said = scene.said()
+    assert any(re.search(SAYS[damage], what) for what in said), said

@@ -1,0 +1,188 @@
+"""What an audit says of evaluations: of tasks, answers and results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from made_groups import group
+
+from headrace.consumers.evaluate.evaluation import EvaluationFold
+from headrace.infra.kafka.clients import Message
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.audit.evaluations import EvaluationCounts, Evaluations
+from headrace.schemas import codec
+from headrace.schemas.headers import HeaderError, Stamp
+from headrace.schemas.records import DeadLetter, EvalResult, Snapshot, TrajectoryGroup
+
+RECIPE = Recipe.model_validate(
+    {
+        "name": "t",
+        "policies": {"solver": {"path": "x"}},
+        "workflows": {"sums": {"env": {"use": "a"}, "policies": {"solver": "solver"}}},
+        "evaluate": {"problems": 2},
+    },
+)
+TOPICS = RECIPE.topics
+STREAM, TASKS, ANSWERS = "eval.sums", TOPICS.tasks("eval.sums"), TOPICS.eval_groups("solver")
+
+
+def answer(number: int, *rewards: float) -> TrajectoryGroup:
+    made = group(rewards, number=number, version=number // 2)
+    return replace(made, run_id="r", stream=STREAM, asked_version=number // 2)
+
+
+class Scene:
+    """Four problems, two for each of versions 0 and 1: asked, played, answered, and two results."""
+
+    def __init__(self) -> None:
+        self.tasks, self.passed = list(range(4)), 4
+        self.answers = {number: answer(number, 1.0, 0.0) for number in range(4)}
+        fold = EvaluationFold("r", 2)
+        self.results = [result for one in self.answers.values() if (result := fold.take(one)) is not None]
+        self.issued, self.read = 4, 4
+        self.letters: list[DeadLetter] = []
+
+    def taken(self) -> Evaluations:
+        found = Evaluations((RECIPE,))
+        for letter in self.letters:
+            found.mark_dead(letter)
+        for offset, (number, one) in enumerate(self.answers.items()):
+            headers = Stamp("r", STREAM, number, policy="solver").to_headers()
+            message = Message(ANSWERS, 0, offset, b"", codec.encode(one), headers)
+            assert found.take_answer(message, "r")
+            found.look_into(one)
+        for offset, number in enumerate(self.tasks):
+            message = Message(TASKS, 0, offset, b"", b"", Stamp("r", STREAM, number).to_headers())
+            found.take_task(message, "r", {(TASKS, 0): self.passed})
+        for offset, result in enumerate(self.results):
+            found.take_result(Message(TOPICS.evals("solver"), 0, offset, b"", codec.encode(result)), "r")
+        feeder = Snapshot("r", "feed", body=json.dumps({"next_evaluation": {"sums": self.issued}}).encode())
+        evaluator = Snapshot("r", "evaluate", positions={f"{ANSWERS}[0]": self.read})
+        found.take_snapshots(*(Message(TOPICS.state, 0, 0, b"", codec.encode(one)) for one in (feeder, evaluator)))
+        return found
+
+    def said(self, *, still: bool = True, drained: bool = True) -> list[str]:
+        return [str(one) for one in self.taken().problems(still=still, drained=drained).listed]
+
+
+def unanswered(scene: Scene) -> None:
+    del scene.answers[3], scene.results[1]
+
+
+def nowhere(scene: Scene) -> None:
+    unanswered(scene)
+    scene.tasks.pop()
+
+
+def never_issued(scene: Scene) -> None:
+    scene.answers[9] = answer(9, 1.0, 0.0)
+
+
+def dead_and_never_issued(scene: Scene) -> None:
+    scene.letters = [DeadLetter("r", policy="solver", stream=STREAM, number=9)]
+
+
+def unknown_task(scene: Scene) -> None:
+    scene.tasks.append(9)
+
+
+def result_gone(scene: Scene) -> None:
+    del scene.results[1]
+
+
+def result_twice(scene: Scene) -> None:
+    scene.results.append(scene.results[0])
+
+
+def other_result(scene: Scene) -> None:
+    scene.results[1] = replace(scene.results[1], avg_at_k=1.0)
+
+
+def impossible_result(scene: Scene) -> None:
+    scene.results[1] = replace(scene.results[1], avg_at_k=2.0)
+
+
+def result_of_nothing(scene: Scene) -> None:
+    scene.results.append(replace(scene.results[1], version=7))
+
+
+def result_that_is_none(scene: Scene) -> None:
+    scene.results.append(EvalResult("other"))
+    scene.results[1] = replace(scene.results[1], run_id="other")
+
+
+NAME = "the evaluation of version {} of solver on sums"
+SAYS: dict[Callable[[Scene], None], list[str]] = {
+    unanswered: ["eval.sums:3 of solver was issued, and never answered"],
+    nowhere: ["eval.sums:3 of solver was issued, and never answered"],
+    never_issued: ["eval.sums:9 of solver was answered, and never issued"],
+    dead_and_never_issued: ["eval.sums:9 of solver was answered, and never issued"],
+    unknown_task: ["eval.sums:9 is a task, and the feeder does not know that it was issued"],
+    result_gone: ["2 evaluations of sums are answered, and there are results of 1", f"{NAME.format(1)} is answered"],
+    result_twice: [f"{NAME.format(0)} has more than one result: t.evals.solver[0]@2"],
+    impossible_result: [f"{NAME.format(1)} has a mean success of 2.0, which is between 0 and 1"],
+    other_result: [f"{NAME.format(1)} has another result than its answers give: avg_at_k 0.5 -> 1.0"],
+    result_of_nothing: [f"{NAME.format(7)} has a result, and not all its answers are there"],
+    result_that_is_none: ["2 evaluations of sums are answered", f"{NAME.format(1)} is answered, and has no result"],
+}
+
+
+def test_of_evaluations_that_are_whole_nothing_is_said() -> None:
+    scene = Scene()
+    assert scene.said() == []
+    assert scene.taken().counts(drained=True) == {"sums.solver": EvaluationCounts(4, 4, 0, 0, 0, 2)}
+
+
+@pytest.mark.parametrize("flaw", SAYS, ids=lambda flaw: flaw.__name__)
+def test_an_evaluation_that_is_not_as_it_should_be_is_named(flaw: Callable[[Scene], None]) -> None:
+    scene = Scene()
+    flaw(scene)
+    said = scene.said()
+    assert len(said) == len(SAYS[flaw])
+    assert all(what.startswith(begin) for what, begin in zip(said, SAYS[flaw], strict=True)), said
+
+
+def test_while_a_run_goes_on_an_evaluation_is_lost_once_the_workers_are_past_its_task() -> None:
+    scene = Scene()
+    unanswered(scene)
+    scene.passed = 3
+    assert scene.said(still=False, drained=False) == []
+    scene.passed = 4
+    assert scene.said(still=False, drained=False) == ["eval.sums:3 of solver was issued, and never answered"]
+
+
+def test_a_result_may_come_until_the_evaluator_has_read_all_answers() -> None:
+    scene = Scene()
+    result_gone(scene)
+    scene.read = 3
+    assert scene.said(drained=False) == []
+
+
+def test_an_answer_is_on_the_topic_of_its_policy() -> None:
+    two = Recipe.model_validate({**RECIPE.model_dump(), "policies": {"solver": {"path": "x"}, "judge": {"path": "y"}}})
+    headers = Stamp("r", STREAM, 1, policy="judge").to_headers()
+    with pytest.raises(HeaderError, match="it is an answer of policy judge, whose topic is another"):
+        Evaluations((two,)).take_answer(Message(ANSWERS, 0, 0, b"", b"", headers), "r")
+
+
+def test_an_evaluation_whose_problem_is_dead_is_closed() -> None:
+    scene = Scene()
+    unanswered(scene)
+    scene.letters = [DeadLetter("r", stream=STREAM, number=3)]
+    assert scene.said() == []
+    assert scene.taken().counts(drained=True) == {"sums.solver": EvaluationCounts(4, 3, 1, 0, 0, 1)}
+
+
+def test_where_a_version_played_along_in_another_evaluation_nobody_knows_which_answers_its_result_is_made_of() -> None:
+    scene = Scene()
+    scene.answers = {number: replace(answer(number, 1.0, 0.0), asked_version=0) for number in range(2)}
+    scene.answers |= {number: replace(answer(number, 1.0, 1.0), asked_version=0) for number in (2, 3)}
+    scene.results = [replace(scene.results[0], avg_at_k=0.75)]
+    assert [what for what in scene.said() if "another result" in what] == []
+    scene.results[0] = replace(scene.results[0], samples=3)
+    assert [what for what in scene.said() if "another result" in what] == [
+        "the evaluation of version 0 of solver on sums has another result than its answers give: samples 2 -> 3"
+    ]

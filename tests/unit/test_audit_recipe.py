@@ -1,0 +1,116 @@
+"""What the audit says of the recipe topic, and of batches beside their groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.audit.batch_records import BatchFacts, BatchRecords
+from headrace.ops.audit.recipe_records import end_problems, recipe_problems, schema_problems
+from headrace.schemas import codec
+from headrace.schemas.records import RecipeRevision
+
+RECIPE = Recipe.model_validate(
+    {
+        "name": "t",
+        "policies": {"solver": {"path": "x"}},
+        "workflows": {"sums": {"env": {"use": "a"}, "policies": {"solver": "solver"}}},
+    }
+)
+FIRST = RecipeRevision("r", 0, RECIPE.to_json(), plug_ins={"mine": "a" * 64})
+OTHER = RECIPE.model_copy(update={"seed": 7}).to_json()
+
+
+def placed(*revisions: RecipeRevision) -> list[tuple[str, RecipeRevision]]:
+    return [(f"@{at}", revision) for at, revision in enumerate(revisions)]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ([replace(FIRST, ended="steps"), replace(FIRST, store="elsewhere")], []),
+        ([replace(FIRST, plug_ins={"mine": "a" * 64, "new": "b" * 64})], []),
+        ([replace(FIRST, revision=1, recipe=OTHER)], []),
+        ([replace(FIRST, recipe=OTHER)], ["recipe revision 0 has two contents (seed: 1 -> 7): @0 and @1"]),
+        (
+            [replace(FIRST, plug_ins={"mine": "c" * 64})],
+            [f"recipe revision 0 has two contents (plug-in mine: source {'a' * 12} -> {'c' * 12}): @0 and @1"],
+        ),
+        (
+            [replace(FIRST, plug_ins={"new": "b" * 64}), replace(FIRST, plug_ins={"new": "d" * 64})],
+            [f"recipe revision 0 has two contents (plug-in new: source {'b' * 12} -> {'d' * 12}): @0 and @2"],
+        ),
+        (
+            [replace(FIRST, revision=2)],
+            ["recipe revision 2 follows revision 0, and those between are gone: @1"],
+        ),
+    ],
+)
+def test_a_revision_has_one_content(more: list[RecipeRevision], says: list[str]) -> None:
+    assert list(recipe_problems(placed(FIRST, *more), {"sums": [[0, 0]]})) == says
+
+
+def test_a_revision_under_which_numbers_were_issued_is_there() -> None:
+    [what] = recipe_problems(placed(FIRST), {"sums": [[0, 0], [1, 10]]})
+    assert what == "numbers of sums were issued under recipe revision 1, and no record says what it is"
+
+
+def test_a_run_ends_once_and_with_all_its_steps_where_it_says_so() -> None:
+    ended = replace(FIRST, ended="steps")
+    assert list(end_problems(placed(FIRST, ended), {"solver": (9, 9)})) == []
+    assert list(end_problems(placed(FIRST, replace(FIRST, ended="solved")), {"solver": (3, 9)})) == []
+    [short] = end_problems(placed(FIRST, ended), {"solver": (3, 9)})
+    assert short == "the run has ended with all its steps, and solver is at version 3 of 9: @1"
+    [twice] = end_problems(placed(FIRST, ended, replace(FIRST, ended="solved")), {"solver": (9, 9)})
+    assert twice == "the run has ended in two ways under recipe revision 0: @1 and @2"
+
+
+def test_the_schemas_of_records_stand_on_the_recipe_topic() -> None:
+    texts = codec.schema_texts()
+    seen = {codec.encode(FIRST)[2:10]: "t.recipe[0]@0"}
+    assert list(schema_problems([replace(FIRST, schemas=texts)], seen)) == []
+    lacking = {name: text for name, text in texts.items() if name != "RecipeRevision"}
+    [what] = schema_problems([replace(FIRST, schemas=lacking)], seen)
+    assert what == "t.recipe[0]@0 is written in a schema that no record of the recipe topic holds"
+
+
+def batches(*facts: dict[str, Any]) -> BatchRecords:
+    found = BatchRecords("solver", [RECIPE])
+    common = {"version": 1, "epoch": 0, "revision": 0, "groups": 32, "fingerprint": {"torch": "2"}, "place": "@0"}
+    for more in facts:
+        found.take(BatchFacts(**{**common, **more}))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"version": 2}, []),
+        ({"version": 2, "groups": 16}, []),
+        ({"version": 2, "epoch": 1, "fingerprint": {"torch": "3"}}, []),
+        ({"version": 2, "fingerprint": {"torch": "3"}}, ["has another fingerprint than the version before"]),
+        ({"version": 2, "revision": 9}, ["was trained under recipe revision 9, which is not there"]),
+        ({"version": 2, "groups": 33}, ["was trained from a batch of 33 groups, and recipe revision 0 has 32"]),
+        ({"version": RECIPE.trainer.checkpoint_every}, ["has no checkpoint, and its recipe asks for one"]),
+    ],
+)
+def test_a_batch_is_as_its_recipe_has_it(more: dict[str, Any], says: list[str]) -> None:
+    found = list(batches({}, more).problems([0]))
+    assert len(found) == len(says)
+    assert all(word in what for word, what in zip(says, found, strict=True))
+
+
+def test_no_version_is_trained_under_an_older_revision_than_the_one_before() -> None:
+    found = BatchRecords("solver", [RECIPE, RECIPE])
+    for version, revision in enumerate((0, 1, 1, 0), 1):
+        found.take(BatchFacts(version, 0, revision, 32, {}, "@0"))
+    [what] = found.problems([0])
+    assert what == ("version 4 of solver was trained under recipe revision 0, and the version before under 1: @0")
+
+
+def test_version_nought_has_a_checkpoint_for_ever() -> None:
+    assert list(batches().problems([])) == []
+    assert list(batches({}).problems([])) == ["version 0 of solver has no checkpoint, and it is kept for ever"]

@@ -1,0 +1,69 @@
+"""Secrets of the Kafka client come from the environment, and from nowhere that is shown or kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.infra.errors import UsageError
+from headrace.infra.kafka.client_settings import refuse_secrets, settings_of_environment
+from headrace.infra.kafka.clients import parse_run
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.revisions import differences
+
+SECRET = "correct-horse-battery-staple"
+
+
+def test_settings_are_given_as_json_or_as_the_path_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"sasl.username": "me", "sasl.password": SECRET}
+    monkeypatch.setenv("HEADRACE_KAFKA_CLIENT", json.dumps(wanted))
+    assert settings_of_environment() == wanted
+    (tmp_path / "client.json").write_text(json.dumps(wanted))
+    monkeypatch.setenv("HEADRACE_KAFKA_CLIENT", str(tmp_path / "client.json"))
+    assert settings_of_environment() == wanted
+    found = parse_run("kafka://host:1/run").connection
+    assert found.client == wanted
+    assert SECRET not in repr(found)
+    monkeypatch.delenv("HEADRACE_KAFKA_CLIENT")
+    assert settings_of_environment() == {}
+
+
+@pytest.mark.parametrize(
+    "text", [f'{{"sasl.password": "{SECRET}"', f'{{"sasl.password": ["{SECRET}"]}}', "no/such/file"]
+)
+def test_what_cannot_be_read_is_told_without_a_word_of_it(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_KAFKA_CLIENT", text)
+    with pytest.raises(UsageError, match="HEADRACE_KAFKA_CLIENT") as caught:
+        settings_of_environment()
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None, "a trace would quote the text"
+
+
+def test_a_recipe_with_a_secret_is_refused_with_the_way_to_give_it(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(f'extends = "arithmetic"\n[kafka.client]\n"sasl.password" = "{SECRET}"\n')
+    with pytest.raises(
+        UsageError, match=r"mine\.toml: kafka\.client holds sasl\.password.*HEADRACE_KAFKA_CLIENT"
+    ) as caught:
+        load_recipe(str(recipe))
+    assert SECRET not in str(caught.value)
+
+
+def test_other_settings_of_the_client_may_stand_in_a_recipe() -> None:
+    refuse_secrets(("sasl.username", "security.protocol", "ssl.ca.location"), "recipe")
+
+
+def test_a_run_of_an_older_build_with_a_secret_in_its_recipe_is_gone_on_with_and_never_shows_it() -> None:
+    new = load_recipe("arithmetic")
+    plain = json.loads(new.to_json())
+    plain["kafka"]["client"] = {"sasl.password": SECRET}
+    old = Recipe.from_json(json.dumps(plain))
+    assert differences(old, new) == []
+    plain["kafka"]["client"]["sasl.username"] = "me"
+    assert differences(Recipe.from_json(json.dumps(plain)), new) == [
+        'kafka.client.sasl.username: "me" -> (not set)',
+        "kafka.client: (not set) -> {}",
+    ]

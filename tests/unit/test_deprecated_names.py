@@ -1,0 +1,27 @@
+"""Names that an extension may still use are the new ones."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+RENAMED = (
+    ("headrace.consumers.algorithms.contract", "Again", "Replay"),
+    ("headrace.consumers.algorithms.replay", "Replay", "ReplayMemory"),
+    ("headrace.producers.feed.selectors.draws", "Draws", "HashedDraws"),
+)
+
+
+@pytest.mark.parametrize(("module", "old", "new"), RENAMED)
+def test_an_old_name_is_the_new_class_and_warns(module: str, old: str, new: str) -> None:
+    found = importlib.import_module(module)
+
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is called {new} now"):
+        assert getattr(found, old) is getattr(found, new)
+
+
+@pytest.mark.parametrize("module", [module for module, _, _ in RENAMED])
+def test_a_name_that_never_was_is_missing_as_in_any_module(module: str) -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Never'"):
+        _ = importlib.import_module(module).Never

@@ -1,0 +1,85 @@
+"""How an evaluator takes its role, and when its positions are committed."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from headrace.consumers.evaluate import evaluator as evaluators
+from headrace.consumers.evaluate.evaluator import Evaluator
+from headrace.infra.kafka.clients import Connection, Message, Outgoing
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run import own_positions
+from headrace.infra.run.own_positions import OwnPositions
+from headrace.infra.run.run import Run
+from headrace.schemas import codec
+from headrace.schemas.records import EvalResult, Trajectory, TrajectoryGroup
+from headrace.schemas.topics import Topics
+
+
+def test_an_evaluator_fences_any_other_before_it_reads_where_that_one_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    left, stop = SimpleNamespace(close=lambda: None), threading.Event()
+
+    def write(_connection: Connection, transactional_id: str, _topics: object) -> Any:
+        order.append(transactional_id)
+        return left
+
+    def read(_run: object) -> Any:
+        order.append("reads")
+        return left
+
+    def run_loop(*_: object) -> None:
+        order.append("runs")
+        stop.set()
+
+    run = SimpleNamespace(connection=Connection("nowhere:1"), topic_names=())
+    monkeypatch.setattr(own_positions, "configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr(own_positions, "stop_on_signals", lambda: stop)
+    monkeypatch.setattr(own_positions, "join_to_write", lambda *_: run)
+    monkeypatch.setattr(own_positions, "TransactionalWriter", write)
+    monkeypatch.setattr(evaluators, "open_evaluator", read)
+    monkeypatch.setattr(own_positions, "run_loop", run_loop)
+
+    evaluators.main("kafka://nowhere:1/r")
+
+    assert order == ["r.evaluate", "reads", "runs"]
+
+
+def test_a_result_and_the_positions_that_it_follows_from_are_written_in_one_turn() -> None:
+    """A result without them would come again after a restart."""
+    workflow = {"env": {"use": "arithmetic"}, "policies": {"solver": "p"}}
+    recipe = Recipe.model_validate(
+        {
+            "name": "r",
+            "policies": {"p": {"path": "x"}},
+            "workflows": {"sums": workflow},
+            "evaluate": {"every": 1, "problems": 2, "samples": 1},
+        }
+    )
+    run = SimpleNamespace(run_id="one", recipe=recipe, topics=Topics("r"), get_group=None)
+    own = SimpleNamespace(restored=None, snapshot=lambda body: [Outgoing("r.state", body)])
+    found = Evaluator(cast("Run", run), cast("OwnPositions", own))
+
+    def take(number: int) -> list[Outgoing]:
+        group = TrajectoryGroup(
+            run_id="one",
+            stream="eval.sums",
+            number=number,
+            purpose="eval",
+            policy="p",
+            n_asked=1,
+            asked_version=1,
+            trajectories=(Trajectory(reward=1.0),),
+        )
+        return list(found.handle(Message("r.eval-groups.p", 0, number, b"", codec.encode(group))))
+
+    assert take(0) == []
+    assert [record.topic for record in found.tick()] == ["r.state"]
+    [result] = take(1)
+    assert codec.decode(result.value, EvalResult).avg_at_k == 1.0
+    assert [record.topic for record in found.tick()] == ["r.state"]
+    assert list(found.tick()) == []

@@ -1,0 +1,40 @@
+"""When what left the window untrained is reported."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.schemas.ids import UseId
+from headrace.trainers.batches.evictions import WAIT_S, Evictions
+from headrace.trainers.batches.window import Eviction, Waiting
+
+LEFT = Eviction(Waiting(UseId("sums", 0, 0), 0, 0, 0, 0, 0, None), "expired")
+
+
+@pytest.fixture
+def late() -> Evictions[None]:
+    """Evictions that have waited for long enough."""
+    times = iter([0.0])
+    evictions = Evictions[None](lambda: next(times, WAIT_S + 1))
+    evictions.add([LEFT])
+    return evictions
+
+
+def test_evictions_wait_for_the_version_that_is_on_its_way(late: Evictions[None]) -> None:
+    assert not late.are_due(is_idle=False, batch_waits=True)
+    assert late.are_due(is_idle=True, batch_waits=False)
+
+
+def test_without_a_version_on_its_way_evictions_wait_for_a_moment_or_for_the_next_batch() -> None:
+    evictions = Evictions[None]()
+    assert not evictions.are_due(is_idle=True, batch_waits=True), "there are none"
+    evictions.add([LEFT])
+    assert not evictions.are_due(is_idle=True, batch_waits=False)
+    assert evictions.are_due(is_idle=True, batch_waits=True)
+
+
+def test_what_is_taken_is_reported_once_and_what_is_left_at_the_end_of_the_run_too(late: Evictions[None]) -> None:
+    late.end([LEFT.entry])
+    assert [eviction.verdict for eviction in late.take()] == ["expired", "run_end"]
+    assert not late
+    assert not late.are_due(is_idle=True, batch_waits=True)

@@ -1,0 +1,299 @@
+"""What a failed episode says of itself, from the worker to whoever looks at the run."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import json
+import socket
+import sys
+import textwrap
+import urllib.error
+from collections.abc import Iterator
+from dataclasses import replace
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from structlog.testing import capture_logs
+
+from headrace.app.views.lineage_page import group_page
+from headrace.app.views.tables import status_table
+from headrace.infra.kafka.clients import Message as KafkaMessage
+from headrace.infra.own_frames import is_own_file, place_among, place_of, with_place
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.unreachable import OutOfTime, is_unreachable
+from headrace.ops.discards import Ledger, policy_discards
+from headrace.ops.episode_errors import ErrorsFold
+from headrace.ops.figures.figures import Figures
+from headrace.ops.figures.status import Status
+from headrace.ops.lineage.group_fate import Attempt, GroupFate, GroupLineage
+from headrace.ops.plain_json import plain
+from headrace.producers.engines.contract import EngineError, VersionGone
+from headrace.producers.rollout.actor import EngineActor
+from headrace.producers.rollout.failures import FailureLog, failure_of
+from headrace.producers.rollout.scoring import ScoreTimeLimit
+from headrace.schemas import codec
+from headrace.schemas.episode_errors import MOST_KINDS, errors_of, in_words, kind_of
+from headrace.schemas.records import DeadLetter, EpisodeError, Failure, Outcome, Task, TrajectoryGroup
+
+TASK = Task(run_id="r", stream="sums", number=4, task_id="sum:4")
+OWN = """
+    import json
+
+    def judge(answer):
+        return {}[answer]
+
+    def parse(text):
+        return json.loads(text)
+
+    def translated(text):
+        try:
+            json.loads(text)
+        except ValueError as error:
+            raise RuntimeError("no answer") from error
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module of the user's own, in a folder beside the recipe."""
+    (tmp_path / "judges").mkdir()
+    (tmp_path / "judges" / "own_judge.py").write_text(textwrap.dedent(OWN))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from importlib import import_module
+
+    yield import_module("judges.own_judge")
+    for name in ("judges.own_judge", "judges"):
+        sys.modules.pop(name)
+
+
+def raised(call: Any, *words: Any) -> Exception:
+    try:
+        call(*words)
+    except Exception as error:  # noqa: BLE001 - whatever it raises
+        return error
+    raise AssertionError
+
+
+def test_the_place_of_an_error_is_the_newest_line_of_the_users_own(own: Any) -> None:
+    assert place_of(raised(own.judge, "7")) == "judges/own_judge.py:5 in judge"
+    assert place_of(raised(own.parse, "{")) == "judges/own_judge.py:8 in parse", "and not within Python's own json"
+    assert place_of(raised(own.translated, "{")) == "judges/own_judge.py:14 in translated"
+    assert place_of(ValueError("never raised")) == ""
+
+
+def test_an_error_of_the_users_own_code_is_told_with_type_and_place_and_one_of_ours_as_it_is(own: Any) -> None:
+    assert with_place(raised(own.judge, "7")) == "KeyError: '7' at judges/own_judge.py:5 in judge"
+    assert with_place(ValueError("no such loss")) == "no such loss"
+
+
+def test_files_of_ours_of_python_and_of_packages_are_nobodys_own() -> None:
+    assert not is_own_file(asyncio.__file__)
+    assert not is_own_file(pytest.__file__)
+    assert not is_own_file(sys.modules["headrace.producers.rollout.failures"].__file__ or "")
+    assert not is_own_file(str(Path(sys.modules["headrace.infra.own_frames"].__file__ or "").resolve()))
+    assert not is_own_file("<frozen importlib>")
+    assert place_among([]) == ""
+    assert place_among([(asyncio.__file__, 3, "run")]).endswith(":3 in run"), "where none is own, the newest of all"
+
+
+def test_a_failure_says_type_message_place_role_turn_and_traceback(own: Any) -> None:
+    def actor(calls: int, acted_s: float) -> EngineActor:
+        nothing: Any = None
+        return EngineActor(nothing, "p", nothing, nothing, 0, None, 0.0, calls, acted_s)
+
+    failure = failure_of(3, raised(own.judge, "7"), 5.0, {"solver": actor(2, 10.0), "verifier": actor(1, 11.0)})
+    assert (failure.sample, failure.reason, failure.detail) == (3, "error", "KeyError: '7'")
+    assert (failure.at, failure.role, failure.turn) == ("judges/own_judge.py:5 in judge", "verifier", 1)
+    assert failure.traceback.endswith("KeyError: '7'\n")
+    assert in_words(failure) == "KeyError: '7' at judges/own_judge.py:5 in judge (verifier, turn 1)"
+    assert in_words(replace(failure, turn=0)).endswith("(verifier, before its first turn)")
+    assert failure_of(0, OutOfTime(), 5.0).detail == "the episode took longer than 5 s"
+    assert failure_of(0, OutOfTime("after 7 tokens")).detail == "after 7 tokens"
+    own_limit = failure_of(0, raised_from(TimeoutError(), asyncio.CancelledError()), 120.0)
+    assert (own_limit.reason, own_limit.detail) == ("time_limit", "TimeoutError"), "which was not the episode's"
+    assert failure_of(0, VersionGone("gone")).reason == "version_gone"
+    assert codec.decode(codec.encode(TrajectoryGroup(failures=(failure,))), TrajectoryGroup).failures == (failure,)
+
+
+def failures(error: Exception, count: int) -> tuple[Failure, ...]:
+    return tuple(failure_of(sample, error) for sample in range(count))
+
+
+def test_an_error_stands_once_with_its_traceback_in_log_and_records_and_then_its_count_at_powers_of_ten(
+    own: Any,
+) -> None:
+    log = FailureLog()
+    first, other = raised(own.judge, "7"), raised(own.judge, "8")
+    with capture_logs() as lines:
+        groups = log.noted(TASK, {"p": TrajectoryGroup(failures=failures(first, 3))})
+        log.noted(TASK, {"p": TrajectoryGroup(failures=failures(other, 9)), "q": TrajectoryGroup()})
+        log.noted(TASK, {"p": TrajectoryGroup(failures=failures(raised(own.parse, "{"), 1))})
+    assert [bool(failure.traceback) for failure in groups["p"].failures] == [True, False, False]
+    assert [(line["event"], line["why"].partition(":")[0], line["times"]) for line in lines] == [
+        ("episode.failed", "KeyError", 1),
+        ("episode.failed", "KeyError", 10),
+        ("episode.failed", "JSONDecodeError", 1),
+    ], "messages of one line of code differ by what was asked"
+    assert (lines[0]["at"], lines[0]["stream"], lines[0]["number"]) == ("judges/own_judge.py:5 in judge", "sums", 4)
+    assert [line["traceback"].partition("\n")[0] for line in lines] == [
+        "Traceback (most recent call last):",
+        "",
+        "Traceback (most recent call last):",
+    ]
+
+
+def test_the_groups_of_several_policies_hold_the_same_failures_which_count_once(own: Any) -> None:
+    log, same = FailureLog(), failures(raised(own.judge, "7"), 2)
+    groups = log.noted(TASK, {"p": TrajectoryGroup(failures=same), "q": TrajectoryGroup(failures=same)})
+    assert list(log.counts.values()) == [2]
+    assert groups["p"].failures == groups["q"].failures
+
+
+def test_the_end_of_a_run_is_no_error() -> None:
+    with capture_logs() as lines:
+        FailureLog().noted(TASK, {"p": TrajectoryGroup(failures=(Failure(0, "run_end", "the run is over"),))})
+    assert lines == []
+    assert errors_of([Failure(0, "run_end"), Failure(1, "version_gone")]) == ()
+
+
+def test_an_outcome_carries_each_error_once_the_most_frequent_first_and_bounded() -> None:
+    long = [Failure(0, "error", f"Error{kind}: x" * 100, "a" * 999) for kind in "ABCDEFG"]
+    many = [failure for count, failure in enumerate(long, 1) for _ in range(count)]
+    errors = errors_of(many)
+    assert [error.episodes for error in errors] == [7, 6, 5, 4]
+    assert len(errors) == MOST_KINDS
+    assert {len(error.detail) for error in errors} == {len(error.at) for error in errors} == {300}
+    for words in ("TimeLimit: asked {} times", "it was over after {} tokens"):
+        same = [Failure(0, "error", words.format(number)) for number in range(5)]
+        assert [error.episodes for error in errors_of(same)] == [5], "without a place, the message less its numbers"
+    assert kind_of(errors_of(same)[0]) == kind_of(same[4])
+
+
+ERROR = EpisodeError("error", "KeyError: '7'", "own.py:5 in judge", "solver", 1, 8)
+
+
+def outcome(number: int, policy: str = "solver", error: EpisodeError = ERROR, **more: Any) -> Outcome:
+    made = Outcome(
+        run_id="r", stream="sums", number=number, policy=policy, component="curate", verdict="dropped",
+        reason="failed", n_asked=8, failures=8, task_id=f"sum:{number}", errors=(error,),
+    )  # fmt: skip
+    return replace(made, **more)
+
+
+def test_errors_are_counted_over_groups_and_once_for_all_policies_of_a_task() -> None:
+    fold = ErrorsFold()
+    rare = replace(ERROR, detail="ValueError: no", episodes=1)
+    for number in range(3):
+        fold.take(outcome(number))
+        fold.take(outcome(number, policy="verifier"))
+    fold.take(outcome(3, error=rare))
+    fold.take(outcome(4, use=1))
+    fold.take(outcome(5, level="trajectory"))
+    fold.take(outcome(6, component="train"))
+    first, second = fold.errors()
+    assert (first.count, first.number, second.count) == (24, 0, 1)
+    assert first.sentence == (
+        "24 episodes failed: KeyError: '7' at own.py:5 in judge (solver, turn 1); the first in task sums:0 (sum:0)"
+    )
+    assert second.sentence.startswith("1 episode failed: ValueError: no at ")
+
+
+def test_dead_letters_are_told_by_reason_with_the_error_of_the_users_own_algorithm() -> None:
+    fold = ErrorsFold()
+    detail = "algorithm rules:Own failed: KeyError: 'x' (/home/me/rules.py:7 in process)"
+    dead = DeadLetter(component="curate.solver", reason="algorithm_failed", detail=detail, policy="solver", number=4)
+    for number in (4, 5):
+        fold.take_dead(replace(dead, stream="sums", number=number))
+    fold.take_dead(replace(dead, reason="redriven"))
+    [seen] = fold.errors()
+    assert seen.sentence == (
+        f"2 records are dead letters of curate.solver (algorithm_failed): {detail}; the first of task sums:4"
+    )
+
+
+def shown(page: Any) -> str:
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(page)
+    return console.export_text()
+
+
+def test_status_discards_and_lineage_tell_the_error_with_its_place() -> None:
+    recipe = load_recipe("arithmetic")
+    fold, ledger = Figures("r", recipe), Ledger()
+    fold.take(KafkaMessage(recipe.topics.outcomes("solver"), 0, 0, b"", codec.encode(outcome(0))))
+    found = fold.figures({}, 0)
+    assert "8 episodes failed: KeyError: '7' at own.py:5 in judge" in shown(status_table(Status(found, (), True)))
+    assert json.loads(json.dumps(plain(found)))["errors"][0]["detail"] == "KeyError: '7'"
+    ledger.outcome(outcome(0))
+    assert [error.detail for error in policy_discards(ledger).errors] == ["KeyError: '7'"]
+    attempt = Attempt(
+        1, 5, 0, True, "w-1", "eu", 0, ("error",) * 8, "failed", 4, 3, 4, 1, 2, "", (ERROR,), "Traceback\n  [b]here\n"
+    )
+    way = GroupLineage("demo", "solver", "sums", 9, "dropped", "failed", 40, (0,), (attempt,), (), (), ())
+    page = shown(group_page(GroupFate("demo", "sums:9", {"solver": way})))
+    assert "8 by KeyError: '7' at own.py:5 in judge (solver, turn 1)" in page
+    assert "[b]here" in page
+
+
+def raised_from(error: Exception, cause: BaseException) -> Exception:
+    def both() -> None:
+        raise error from cause
+
+    return raised(both)
+
+
+def within(error: Exception, earlier: Exception) -> Exception:
+    def both() -> None:
+        try:
+            raise earlier
+        except type(earlier):
+            raise error  # noqa: B904 - as libraries do that translate errors
+
+    return raised(both)
+
+
+REFUSED = ConnectionRefusedError(111, "Connection refused")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        REFUSED,
+        TimeoutError("timed out"),
+        socket.gaierror(-2, "Name or service not known"),
+        OSError(errno.EHOSTUNREACH, "No route to host"),
+        urllib.error.URLError(REFUSED),
+        raised_from(RuntimeError("the judge"), REFUSED),
+        within(RuntimeError("Max retries exceeded"), REFUSED),
+        ExceptionGroup("all judges", [REFUSED, TimeoutError()]),
+    ],
+    ids=str,
+)
+def test_an_error_that_says_that_a_server_cannot_be_reached_is_nobodys_fault(error: Exception) -> None:
+    caught = raised_from(error, REFUSED) if isinstance(error, urllib.error.URLError) else error
+    assert is_unreachable(caught)
+    assert failure_of(0, caught).reason == "unreachable"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfTime("the episode's time was over"),
+        ScoreTimeLimit("the environment did not score within 5 s"),
+        raised_from(TimeoutError(), asyncio.CancelledError()),
+        FileNotFoundError(2, "No such file"),
+        KeyError("x"),
+        within(KeyError("x"), FileNotFoundError(2, "No such file")),
+        urllib.error.HTTPError("http://judge", 500, "Internal Server Error", Message(), None),
+        ExceptionGroup("judges", [REFUSED, KeyError("x")]),
+        raised_from(EngineError("the engine died"), REFUSED),
+    ],
+    ids=repr,
+)
+def test_other_errors_are_failures(error: Exception) -> None:
+    assert failure_of(0, error).reason != "unreachable"

@@ -1,0 +1,160 @@
+"""When a trainer that gets no groups looks at the store, and what it does about what is lost."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from headrace.infra.recipe.settings import Trainer as Settings
+from headrace.infra.run.run import Run
+from headrace.infra.store.object_cache import Uncached
+from headrace.infra.store.object_store import Content, ObjectMissing, ObjectStore
+from headrace.infra.weights.delta import encode_delta
+from headrace.infra.weights.delta_header import Label
+from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE
+from headrace.infra.weights.policy_weights import PolicyWeights
+from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.producers.rollout.published_weights import PublishedWeights
+from headrace.schemas.records import ClaimCheck
+from headrace.trainers.versions.history import Stretch
+from headrace.trainers.versions.lost_objects import FIRST_LOOK_S, LONGEST_PAUSE_S, StoreLooks
+from headrace.trainers.versions.publisher import Base, Publisher
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def looks_until(looks: StoreLooks, clock: Clock, starved_since: float, end: float) -> list[float]:
+    at = []
+    while clock.now < end:
+        clock.now += 1
+        if looks.is_due(starved_since):
+            at.append(clock.now - starved_since)
+    return at
+
+
+def test_looks_come_ever_more_seldom_while_no_group_comes() -> None:
+    clock = Clock()
+    looks = StoreLooks(clock)
+    at = looks_until(looks, clock, clock.now, clock.now + 5_000)
+    assert at[:4] == [FIRST_LOOK_S, 3 * FIRST_LOOK_S, 7 * FIRST_LOOK_S, 15 * FIRST_LOOK_S]
+    assert at[-1] - at[-2] == LONGEST_PAUSE_S
+
+
+def test_a_group_that_comes_begins_the_pauses_anew() -> None:
+    clock = Clock()
+    looks = StoreLooks(clock)
+    looks_until(looks, clock, clock.now, clock.now + 500)
+    came = clock.now
+    assert looks_until(looks, clock, came, came + 15) == [FIRST_LOOK_S]
+
+
+def test_the_first_look_reads_no_object_all_others_do_and_from_the_third_on_they_are_applied() -> None:
+    clock = Clock()
+    looks = StoreLooks(clock)
+    looks_until(looks, clock, clock.now, clock.now + FIRST_LOOK_S)
+    assert not looks.reads
+    looks_until(looks, clock, 1000.0, clock.now + 2 * FIRST_LOOK_S)
+    assert looks.reads
+    assert not looks.applies
+    looks_until(looks, clock, 1000.0, clock.now + 4 * FIRST_LOOK_S)
+    assert looks.reads
+    assert looks.applies
+
+
+def weights(version: int) -> dict[str, Tensor]:
+    values = np.arange(4000, dtype="<u2")
+    values[:version] += 1
+    return {"w": Tensor("BF16", (4000,), memoryview(values.tobytes()))}
+
+
+class Store:
+    """Objects in memory; as a run it has the store's part of one."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.recipe = SimpleNamespace(trainer_of=lambda _: Settings(anchor_share=1000))
+        self.run_id, self.store = "run-1", cast("ObjectStore", self)
+
+    def put(self, content: Content, _kind: str, suffix: str, *_: object, anew: bool = False) -> ClaimCheck:
+        data = content if isinstance(content, bytes) else b"".join(content)
+        sha256 = hashlib.sha256(data).hexdigest()
+        key = f"{sha256}{'-anew' if anew else ''}{suffix}"
+        self.objects[key] = data
+        return ClaimCheck("main", key, sha256, len(data))
+
+    def get(self, key: str, sha256: str, _size: int) -> bytes:
+        if key not in self.objects:
+            raise ObjectMissing(f"{key} does not exist")
+        assert hashlib.sha256(self.objects[key]).hexdigest() == sha256
+        return self.objects[key]
+
+    def verify(self, key: str, sha256: str, size: int) -> None:
+        self.get(key, sha256, size)
+
+    def exists(self, key: str) -> bool:
+        return key in self.objects
+
+    def publisher(self, **more: Any) -> Publisher:
+        return Publisher(cast("Run", self), "solver", (), **more)
+
+
+def test_a_delta_that_was_wrong_from_the_beginning_is_found_when_it_is_applied() -> None:
+    store = Store()
+    publisher = store.publisher()
+    first, wrong = publisher.publish(weights(0), 0), publisher.publish(weights(1), 1)
+    other = encode_delta(
+        weights(0), weights(2), Label("solver", 0, 0, 1), hashes=(first.weights_hash, wrong.weights_hash)
+    )
+    assert publisher.base is not None
+    stretch = Stretch(first, (replace(wrong, weights=store.put(other, "weights", ".delta")),))
+    publisher.base = replace(publisher.base, stretch=stretch)
+    newest = stretch.events[-1]
+
+    assert publisher.publish_what_is_lost(read=True) is None, "its bytes are those that were stored"
+    found = publisher.publish_what_is_lost(read=True, apply=True)
+    assert found is not None
+    assert (found.kind, found.version, found.weights_hash) == (WHOLE, 1, newest.weights_hash)
+    assert PolicyWeights(Uncached(store.store)).bring([first, newest, found], newest) == weights(1)
+    assert publisher.publish_what_is_lost(read=True, apply=True) is None, "once"
+
+
+def test_where_an_epoch_begins_what_is_lost_of_the_last_one_is_replaced_by_an_anchor_of_the_version() -> None:
+    store = Store()
+    last = store.publisher()
+    first, second = last.publish(weights(0), 0), last.publish(weights(1), 1)
+    assert last.base is not None
+    here = Base(1, 1, weights(2), weights_hash(weights(2)), last.base.stretch, is_published=False)
+    publisher = store.publisher(base=here)
+    assert publisher.publish_what_is_lost() is None
+    assert second.weights is not None
+    del store.objects[second.weights.key]
+
+    begun = publisher.publish_what_is_lost()
+    assert begun is not None
+    assert (begun.kind, begun.version, begun.epoch, begun.weights_hash) == (ANCHOR, 1, 1, here.weights_hash)
+    third = publisher.publish(weights(3), 2, epoch=1)
+    assert (third.kind, third.base_hash) == (DELTA, here.weights_hash)
+    told = PublishedWeights()
+    for event in (first, second, begun, third):
+        told.take(event)
+    newest = told.after(0, 0)[0]
+    assert PolicyWeights(Uncached(store.store)).bring(told.ways(), newest) == weights(3)
+
+
+def test_a_version_that_is_published_first_ends_the_chance_to_begin_an_epoch_by_an_anchor() -> None:
+    store = Store()
+    here = Base(1, 1, weights(2), weights_hash(weights(2)), Stretch(), is_published=False)
+    publisher = store.publisher(base=here)
+    assert publisher.publish(weights(3), 2, epoch=1).kind == ANCHOR
+    assert publisher.publish_what_is_lost(read=True, apply=True) is None

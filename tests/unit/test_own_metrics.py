@@ -1,0 +1,65 @@
+"""Metrics of a loss of one's own are told apart from all that is shipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import SHAPE, TOKENIZER, batch
+
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.settings import Trainer
+from headrace.ops.lineage.own_metrics import own_metrics
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.model import build_model
+from headrace.trainers.losses import CORRECTIONS, LOSSES, TrainedTokens, added, means, objective_of
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"variant": "mask"},
+    {"proximal": "interpolated"},
+    {"behaviour_action": "mask", "behaviour_level": "sequence"},
+)
+
+
+def objectives() -> Iterator[Any]:
+    for loss, correction, place, options in product(LOSSES, (None, *CORRECTIONS), (None, "loss", "reward"), OPTIONS):
+        try:
+            yield objective_of(
+                {"use": loss, **options},
+                correction=correction,
+                kl=None if place is None else {"place": place},
+                entropy=0.1,
+            )
+        except UsageError:  # these do not go together
+            continue
+
+
+def some_tokens() -> TrainedTokens:
+    zeros, numbers = torch.zeros(4), torch.zeros(4, dtype=torch.int64)
+    return TrainedTokens(
+        zeros, zeros, zeros, numbers, proximal=zeros, reference=zeros, entropies=zeros, versions=numbers, version=0
+    )
+
+
+def test_no_metric_of_a_shipped_loss_is_taken_for_an_own_one() -> None:
+    names: dict[str, float] = {}
+    for objective in objectives():
+        tokens = some_tokens()
+        bounds = objective.bounds(tokens)
+        _, sums = objective.share(tokens, objective.totals(tokens, None, bounds), bounds)
+        names |= dict.fromkeys((*sums, *means(added(sums, sums))), 0.0)
+
+    assert len(names) > 20
+    assert own_metrics(names) == {}
+
+
+@pytest.mark.parametrize("settings", [Trainer(), Trainer(entropy=0.1, kl={"use": "k3"})], ids=["plain", "kl"])
+def test_no_metric_of_a_step_is_taken_for_an_own_one(settings: Trainer) -> None:
+    metrics = Learner(build_model(SHAPE, TOKENIZER, seed=1), settings).step(batch(1), 1)
+
+    assert own_metrics(metrics) == {}
+    assert own_metrics({**metrics, "mine": 2.0, "also_mine": 1.0}) == {"also_mine": 1.0, "mine": 2.0}

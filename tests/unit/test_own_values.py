@@ -1,0 +1,189 @@
+"""What a user's own code gives back: any number is taken, and what is none is refused where it was written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import SHAPE, TOKENIZER, batch
+
+from headrace.consumers.algorithms.chain import Chain
+from headrace.consumers.algorithms.contract import Candidate, Keep, Stateless
+from headrace.consumers.curate.curated_records import fresh_record
+from headrace.envs.contract import Problem, RoleTrajectory, Score
+from headrace.envs.transcript import Transcript
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.settings import Trainer, Use
+from headrace.producers.rollout.scoring import LimitedScoring
+from headrace.schemas import codec
+from headrace.schemas.records import CuratedGroup, Sequence, Trajectory, TrajectoryGroup
+from headrace.trainers.learner.learner import Learner
+from headrace.trainers.learner.model import build_model
+from headrace.trainers.losses import TokenLoss, TrainedTokens, added, objective_of
+
+NUMBERS: Mapping[str, Any] = {
+    "int": 1,
+    "bool": True,
+    "float32": np.float32(1),
+    "float64": np.float64(1),
+    "numpy bool": np.bool_(True),
+    "tensor": torch.tensor(1),
+    "zero-dimensional array": np.array(1),
+}
+NO_NUMBERS: Mapping[str, Any] = {"text": "1", "None": None, "list": [1], "array": np.ones(2), "complex": 1j}
+
+
+@pytest.mark.parametrize("number", NUMBERS.values(), ids=NUMBERS)
+def test_any_number_is_a_reward_and_a_part_and_travels(number: Any) -> None:
+    score = Score(number, {"used": number})
+    played = RoleTrajectory(number, [Sequence(reward=number, baseline=number)], {"used": number})  # type: ignore[arg-type]  # the test's point
+    transcript = Transcript("solver")
+
+    for one in (score, played):
+        assert (type(one.reward), type(one.parts["used"])) == (float, float)
+        assert (one.reward, one.parts) == (1.0, {"used": 1.0})
+    [sequence] = played.sequences
+    again = transcript.sequence(reward=number, baseline=number)
+    group = TrajectoryGroup(
+        trajectories=(Trajectory("w:0:0", played.reward, dict(played.parts), (*played.sequences, again)),)
+    )
+    [read] = codec.decode(codec.encode(group), TrajectoryGroup).trajectories
+    assert (read.reward, read.reward_parts) == (1.0, {"used": 1.0})
+    assert [type(value) for value in (sequence.reward, sequence.baseline, again.reward, again.baseline)] == [float] * 4
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS.values(), ids=NO_NUMBERS)
+def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^Score\.reward is a number, got "):
+        Score(value)
+    with pytest.raises(TypeError, match=r"^Score\.parts\['used'\] is a number, got "):
+        Score(1, {"used": value})
+    with pytest.raises(TypeError, match=r"^RoleTrajectory\.reward is a number, got "):
+        RoleTrajectory(value, ())
+
+
+def test_what_is_no_part_no_sequence_and_no_text_is_refused_by_name() -> None:
+    wrong: Any = 3
+    with pytest.raises(TypeError, match=r"a name in Score\.parts is a text, got int 3"):
+        Score(1, {wrong: 1})
+    with pytest.raises(TypeError, match=r"^Score\.parts is numbers by name, got int 3"):
+        Score(1, wrong)
+    with pytest.raises(TypeError, match=r"holds sequences, got Transcript: call its sequence\(\)"):
+        RoleTrajectory(1, (Transcript("solver"),))  # type: ignore[arg-type]  # the test's point
+    with pytest.raises(TypeError, match="is several sequences, got one Sequence"):
+        RoleTrajectory(1, Sequence())  # type: ignore[arg-type]  # the test's point
+    with pytest.raises(TypeError, match=r"^Sequence\.reward is a number, got str 'high'"):
+        RoleTrajectory(1, (Sequence(reward="high"),))  # type: ignore[arg-type]  # the test's point
+    for field in ("task_id", "prompt", "answer", "tier"):
+        with pytest.raises(TypeError, match=rf"^Problem\.{field} is a text, got int 3"):
+            Problem(**{"task_id": "t", "prompt": "p", field: wrong})
+
+
+@pytest.mark.parametrize("number", NUMBERS.values(), ids=NUMBERS)
+def test_a_number_is_a_score_without_parts_and_what_is_no_score_is_refused(number: Any) -> None:
+    def scoring(found: Any) -> LimitedScoring:
+        return LimitedScoring(type("Own", (), {"name": "own", "score": lambda *_: found})(), 5)
+
+    problem = Problem("t", "p")
+    assert scoring(number).score(problem, "") == Score(1.0)
+    assert scoring(Score(0.5, {"a": 1})).score(problem, "") == Score(0.5, {"a": 1.0})
+    with pytest.raises(TypeError, match=r"environment own returns as a score.* is a number, got NoneType None"):
+        scoring(None).score(problem, "")
+
+
+class Shaped(Stateless):
+    """Gives whole numbers for rewards, and its verdict alone."""
+
+    def process(self, candidate: Candidate, clock: int) -> Any:
+        return Keep(candidate.shaped([1, np.float32(0)]))
+
+
+def test_whole_numbers_are_shaped_rewards_and_one_verdict_needs_no_list() -> None:
+    group = TrajectoryGroup(trajectories=(Trajectory("w:0:0"), Trajectory("w:0:1")))
+
+    [kept] = Chain([("own", Shaped())]).process(Candidate.of(group), 0)
+
+    assert isinstance(kept, Keep)
+    record = fresh_record(kept.candidate, b"", 1)
+    assert codec.decode(codec.encode(record), CuratedGroup).rewards == (1.0, 0.0)
+    with pytest.raises(ValueError, match="1 rewards for 2 trajectories: each member has one"):
+        Candidate.of(group).shaped([1])
+
+
+def some_tokens() -> TrainedTokens:
+    numbers = torch.linspace(-1, 0, 4)
+    return TrainedTokens(numbers.requires_grad_(), numbers.detach(), torch.ones(4), torch.zeros(4, dtype=torch.int64))
+
+
+def own_loss(tokens: TrainedTokens, *, give: str = "float") -> Any:
+    terms = -tokens.advantages * tokens.logprobs
+    metrics: dict[str, Any] = {
+        "float": {"mine": 2.0, "mine_max": 3},
+        "tensor": {"mine": terms.sum() * 0 + 2, "mine_max": torch.tensor(3)},
+        "vector": {"mine": terms},
+        "text": {"mine": "much"},
+        "learner's": {"loss": 1.0},
+    }.get(give, {})
+    match give:
+        case "bare":
+            return terms
+        case "scalar":
+            return terms.sum()
+        case "list":
+            return [terms]
+        case _:
+            return TokenLoss(terms, metrics)
+
+
+def loss_that_gives(what: str) -> Any:
+    return objective_of({"use": f"{__name__}:own_loss", "give": what})
+
+
+@pytest.mark.parametrize("give", ["float", "tensor"])
+def test_a_metric_of_a_loss_may_be_any_number(give: str) -> None:
+    objective, tokens = loss_that_gives(give), some_tokens()
+
+    _, sums = objective.share(tokens, objective.totals(tokens))
+
+    for name, value in {"mine": 2.0, "mine_max": 3.0}.items():
+        assert (sums[name].dtype, sums[name].shape, sums[name].requires_grad) == (torch.float64, (), False)
+        assert sums[name] == value
+    both = added(sums, sums)
+    assert (both["mine"], both["mine_max"]) == (4, 3)
+
+
+def test_a_metric_of_an_own_loss_comes_out_of_a_step() -> None:
+    settings = Trainer(loss=Use(use=f"{__name__}:own_loss"), minibatches=1, groups_per_batch=1)
+    learner = Learner(build_model(SHAPE, TOKENIZER, seed=1), settings)
+
+    metrics = learner.step(batch(1), 1)
+
+    assert metrics["mine"] == pytest.approx(2.0 / metrics["tokens"])
+    assert metrics["mine_max"] == 3.0
+
+
+def test_terms_alone_are_a_loss_without_metrics() -> None:
+    objective, tokens = loss_that_gives("bare"), some_tokens()
+
+    loss, sums = objective.share(tokens, objective.totals(tokens))
+
+    assert float(loss.detach()) == pytest.approx(float(-tokens.logprobs.detach().mean()))
+    assert set(sums) == {"tokens"}
+
+
+@pytest.mark.parametrize(
+    ("give", "said"),
+    [
+        ("vector", r"metric 'mine' of the loss is one number, a sum over tokens, got a tensor of \[2\]"),
+        ("text", "metric 'mine' of the loss is one number, a sum over tokens, got str 'much'"),
+        ("learner's", "metric 'loss' of the loss has a name that the learner gives itself"),
+        ("scalar", r"the terms of a loss are one for each of the 2 tokens, got \[\]"),
+        ("list", r"a loss returns TokenLoss\(terms, metrics\), or terms alone, got list"),
+    ],
+)
+def test_what_no_loss_may_give_is_refused_by_name_before_anything_is_trained(give: str, said: str) -> None:
+    with pytest.raises(UsageError, match=rf"^trainer\.loss: {said}"):
+        loss_that_gives(give)

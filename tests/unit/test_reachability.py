@@ -1,0 +1,138 @@
+"""Episodes whose environment cannot be reached. Time is made up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from headrace.producers.rollout.outcome import Outcome
+from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.reachability import LONGEST_WAIT_S, MOST_TIMES, SAID_AFTER_S, Reachability
+from headrace.schemas.records import Failure
+
+AWAY = Failure(0, "unreachable", "ConnectionRefusedError: no", "own.py:5 in judge")
+PLAYED = Outcome(0, episode={})
+
+
+class World:
+    """A clock that goes on by what is slept, and an environment that is there from a time on."""
+
+    def __init__(self, back_at_s: float = 0.0) -> None:
+        self.now_s, self.back_at_s = 100.0, 100.0 + back_at_s
+        self.tries: list[float] = []
+        self.pauses = Pauses()
+        self.reachability = Reachability(self.pauses, lambda: self.now_s, self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        assert self.now_s < 5000, "it waits for ever"
+        await asyncio.sleep(0)
+
+    async def play(self) -> Outcome:
+        self.tries.append(self.now_s)
+        await asyncio.sleep(0)
+        return PLAYED if self.now_s >= self.back_at_s else Outcome(0, failure=AWAY)
+
+    async def never(self) -> Outcome:
+        await asyncio.sleep(0)
+        return Outcome(0, failure=AWAY)
+
+
+def played(world: World, *plays: Callable[[], Awaitable[Outcome]]) -> list[Outcome]:
+    async def run() -> list[Outcome]:
+        return list(await asyncio.gather(*(world.reachability.played(play) for play in plays)))
+
+    return asyncio.run(run())
+
+
+def test_an_episode_is_played_again_until_its_environment_answers_with_longer_and_longer_pauses() -> None:
+    world = World(back_at_s=20)
+    assert played(world, world.play) == [PLAYED]
+    pauses = [later - earlier for earlier, later in zip(world.tries, world.tries[1:], strict=False)]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 15.0]
+    assert world.pauses.detail == ""
+
+
+def test_while_it_is_away_one_at_a_time_tries_it_and_none_begins() -> None:
+    world = World(back_at_s=60)
+    at_once, most, failed = 0, 0, asyncio.Event()
+
+    async def watched() -> Outcome:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once if world.now_s < world.back_at_s else 0)
+        outcome = await world.play()
+        at_once -= 1
+        failed.set()
+        return outcome
+
+    async def run() -> list[Outcome]:
+        first = asyncio.create_task(world.reachability.played(watched))
+        await failed.wait()
+        return list(await asyncio.gather(first, *(world.reachability.played(watched) for _ in range(20))))
+
+    assert asyncio.run(run()) == [PLAYED] * 21
+    assert most == 1
+
+
+def test_the_wait_is_reported_once_it_has_lasted_and_until_it_is_over() -> None:
+    world = World(back_at_s=30)
+    said: list[tuple[float, str]] = []
+
+    async def watched() -> Outcome:
+        outcome = await world.play()
+        said.append((world.now_s, world.pauses.detail))
+        return outcome
+
+    played(world, watched)
+    assert all(not words for at_s, words in said if at_s - 100 < SAID_AFTER_S)
+    assert said[-1][1] == "environment: ConnectionRefusedError: no at own.py:5 in judge"
+    assert world.pauses.detail == ""
+    assert not world.pauses.hold_tasks
+
+
+def test_tasks_may_wait_for_their_environment_without_being_taken_for_stalled() -> None:
+    pauses = Pauses()
+    pauses.begin("environment", "away")
+    assert pauses.hold_tasks
+
+
+def test_an_episode_that_alone_cannot_reach_it_fails_after_some_times() -> None:
+    world = World()
+    tries = 0
+
+    async def alone() -> Outcome:
+        nonlocal tries
+        tries += 1
+        return await world.never()
+
+    async def run() -> Outcome:
+        waiting = asyncio.create_task(world.reachability.played(alone))
+        while not waiting.done():
+            await world.reachability.played(world.play)
+        return await waiting
+
+    outcome = asyncio.run(run())
+    assert (outcome.failure, tries) == (AWAY, MOST_TIMES)
+
+
+def test_an_episode_waits_ten_minutes_at_most_so_that_another_may_be_tried() -> None:
+    world = World()
+    [outcome] = played(world, world.never)
+    assert outcome.failure == AWAY
+    assert LONGEST_WAIT_S <= world.now_s - 100 < LONGEST_WAIT_S + 20
+
+
+@pytest.mark.parametrize(("reason", "opens"), [("error", True), ("time_limit", False)])
+def test_an_episode_that_fails_otherwise_has_reached_it_unless_its_time_was_over(reason: str, opens: bool) -> None:
+    world = World(back_at_s=1000)
+    answers = [Outcome(0, failure=AWAY)] * 4 + [Outcome(0, failure=Failure(0, reason))]
+
+    async def play() -> Outcome:
+        return answers.pop(0)
+
+    [outcome] = played(world, play)
+    assert outcome.failure == Failure(0, reason)
+    assert (world.pauses.detail == "") is opens

@@ -1,0 +1,119 @@
+"""Servers that take connections and are silent, as a frozen one does, and what is said of them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from headrace.infra.embedded import servers
+from headrace.infra.embedded.data_folder import DataFolder
+from headrace.infra.embedded.server_probe import Ask, ServerProbe, kafka_answers, store_answers
+from headrace.infra.embedded.servers import Servers
+from headrace.infra.kafka.clients import Connection
+from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.store.store_address import StoreAddress
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """`host:port` of a server whose connections are taken by the kernel alone."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def refusing() -> Iterator[str]:
+    """A server that refuses whatever is not signed."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_error(403)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"127.0.0.1:{http.server_port}"
+        http.shutdown()
+
+
+@pytest.mark.timeout(30)  # far from 0.1 s, and far from a question that is not limited
+def test_a_server_that_takes_connections_and_says_nothing_does_not_answer(silent: str) -> None:
+    assert not store_answers(StoreAddress(silent, "bucket"), timeout_s=0.1)
+    assert not store_answers(StoreAddress(silent, "bucket", secure=True), timeout_s=0.1)
+    assert not kafka_answers(Connection(silent), timeout_s=0.1)
+
+
+def test_a_store_that_refuses_answers_and_one_that_is_not_there_does_not() -> None:
+    with refusing() as endpoint:
+        assert store_answers(StoreAddress(endpoint, "bucket"), timeout_s=10)
+    assert not store_answers(StoreAddress(endpoint, "bucket"), timeout_s=10)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_a_server_is_silent_after_two_questions_in_a_row_without_an_answer() -> None:
+    asked = threading.Semaphore(0)
+    answers = iter([False, True, False, False, True])
+
+    def ask() -> bool:
+        asked.acquire()
+        return next(answers, True)
+
+    probe = ServerProbe(ask, every_s=0.0)
+    probe.start()
+    asked.release(3)
+    until(lambda: asked._value == 0)
+    assert probe.silent_since_ms() is None, "one was missed, then one answered, then one was missed"
+    asked.release()
+    until(lambda: probe.silent_since_ms() is not None)
+    asked.release()
+    until(lambda: probe.silent_since_ms() is None)
+    probe.close()
+    asked.release(2)
+
+
+class Probe:
+    """Stands for a probe; the test says whether the server answers."""
+
+    silent: dict[str, int]
+
+    def __init__(self, _ask: Ask) -> None:
+        self.since: int | None = None
+
+    def start(self) -> None:
+        pass
+
+    def silent_since_ms(self) -> int | None:
+        return self.since
+
+
+def test_a_silence_is_told_once_and_so_is_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "ServerProbe", Probe)
+    recipe = load_recipe("arithmetic", ['kafka.bootstrap="k:1"', 'store.endpoint="s:2"'])
+    said: list[str] = []
+    both = Servers(recipe.kafka, recipe.store, DataFolder(tmp_path), said.append)
+    assert both.watch() == ()
+    probe: Probe = both._probes["object store"]  # type: ignore[assignment]
+    probe.since = 5
+    [found] = both.watch()
+    assert (found.server, found.since_ms) == ("the object store at s:2", 5)
+    both.watch()
+    [told] = said
+    assert "the object store at s:2 does not answer" in told
+    probe.since = None
+    assert both.watch() == both.watch() == ()
+    assert said[1:] == ["the object store answers again: the run goes on"]

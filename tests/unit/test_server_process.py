@@ -1,0 +1,35 @@
+"""Whether an embedded server runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from headrace.infra.embedded.server_process import ServerCommand, ServerProcess
+from headrace.infra.process.child_process import wait_without_reaping
+
+
+class Sleeper(ServerProcess):
+    """A server that serves nothing."""
+
+    what = "sleeper"
+    port_names = ()
+
+    def _command(self) -> ServerCommand:
+        return ServerCommand([sys.executable, "-c", "import time; time.sleep(600)"], logs=())
+
+    def _answers(self) -> bool:
+        return True
+
+
+def test_a_server_does_not_run_from_the_moment_it_is_dead(tmp_path: Path) -> None:
+    with Sleeper(tmp_path) as server:
+        for _ in range(20):
+            pid = server.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            wait_without_reaping(pid)
+            assert not server.alive(), "or a second start would do nothing"
+            server.start()

@@ -1,0 +1,311 @@
+"""What is said of a run that makes no version. The topics are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.infra.embedded.server_probe import Silence
+from headrace.infra.process.supervisor import ChildState
+from headrace.infra.recipe.settings import Recipe
+from headrace.ops.figures.concluded import RECENT, ConcludedFold
+from headrace.ops.figures.failing import ENOUGH, FailingFold
+from headrace.ops.figures.standstill import (
+    CAUSES,
+    DROPS,
+    FIRST_MS,
+    LEAST_MS,
+    Seen,
+    Standstill,
+    Surroundings,
+    hardly_any_group,
+    patience_ms,
+    standstill,
+    stood_still,
+)
+from headrace.schemas.records import BatchTrained, DeadLetter, EpisodeError, GroupUse, Outcome, WorkerStatus
+
+NOW = 1_700_000_000_000
+RECIPE = Recipe.model_validate(
+    {
+        "name": "t",
+        "policies": {"solver": {"path": "x"}},
+        "workflows": {"sums": {"env": {"use": "a"}, "policies": {"solver": "solver"}}},
+        "trainer": {"steps": 9, "groups_per_batch": 4},
+    },
+)
+TRAJECTORIES, CURATED = RECIPE.topics.trajectories("solver"), RECIPE.topics.curated("solver")
+MADE = {0: NOW - 130_000, 1: NOW - 125_000, 2: NOW - 120_000}
+"""The third version but one is two minutes old, where one takes five seconds."""
+ROLLING = WorkerStatus(worker="rollout-sums-0", workflow="sums", state="rolling", episodes_running=7, updated_ms=NOW)
+
+
+def dropped(count: int, reason: str = "zero_variance", at_ms: int = NOW - 1000) -> ConcludedFold:
+    fold = ConcludedFold()
+    for _ in range(count):
+        fold.take("solver", Outcome(component="curate", verdict="dropped", reason=reason), at_ms)
+    return fold
+
+
+def said(
+    *workers: WorkerStatus,
+    made: Mapping[int, int] = MADE,
+    lag: Mapping[str, int] | None = None,
+    groups: ConcludedFold | None = None,
+    episodes: FailingFold | None = None,
+    in_flight: int = 3,
+    at_once: bool = False,
+    **around: Any,
+) -> Standstill | None:
+    seen = Seen(
+        recipe=RECIPE,
+        versions={"solver": max(made)} if made else {},
+        made_ms={"solver": made},
+        groups=groups or ConcludedFold(),
+        episodes=episodes or FailingFold(),
+        workers=workers,
+        lag=lag or {},
+        in_flight={"solver": in_flight},
+    )
+    return standstill(seen, Surroundings(**{"began_ms": NOW - 200_000, **around}), NOW, at_once=at_once)
+
+
+def test_a_version_is_overdue_after_five_times_what_most_took_and_after_a_minute_at_least() -> None:
+    assert patience_ms([]) == patience_ms([NOW]) == FIRST_MS
+    assert patience_ms(range(0, 100_000, 5000)) == LEAST_MS
+    assert patience_ms(range(0, 900_000, 30_000)) == 150_000
+    night = [*range(0, 90_000, 30_000), *range(40_000_000, 40_090_000, 30_000)]
+    assert patience_ms(night) == 150_000, "a night at rest says nothing of what a version takes"
+
+
+def test_nothing_is_said_while_versions_come_nor_of_a_policy_that_has_made_its_last() -> None:
+    assert said(ROLLING, made={0: NOW - 60_000, 1: NOW - 50_000}) is None
+    assert said(ROLLING, made={9: NOW - 900_000}) is None
+    assert said(made={}, began_ms=NOW - FIRST_MS) is None, "components start"
+    assert said(ROLLING, began_ms=NOW - 1000) is None, "it was at rest, and was begun again a second ago"
+
+
+def test_a_trainer_that_reports_long_work_is_not_overdue() -> None:
+    warming = WorkerStatus(worker="train-solver", state="warming up", detail="reward 0.1", updated_ms=NOW - 1000)
+    assert said(warming, made={}, began_ms=NOW - 9 * FIRST_MS) is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "words", "found"),
+    [
+        (
+            "server",
+            ("the broker (process 7) has not answered since 22:12:20 UTC", "What you can do: kill it."),
+            said(ROLLING, silent=(Silence("the broker (process 7)", NOW - 60_000, "kill it"),)),
+        ),
+        (
+            "trainer",
+            (
+                "has not made its first weights since 22:03:20 UTC",
+                "it last reported warming up: reward 0.1",
+                "train-solver is waiting, started 3 times, and ended with exit code 1",
+                "look into /data/logs/train-solver.log",
+            ),
+            said(
+                ROLLING,
+                WorkerStatus(worker="train-solver", state="warming up", detail="reward 0.1", updated_ms=NOW - 600_000),
+                made={},
+                began_ms=NOW - 900_000,
+                processes={"train-solver": ChildState("waiting", None, 3, 1)},
+                logs="/data/logs",
+            ),
+        ),
+        ("no_worker", ("no worker is alive", "headrace rollout --run"), said()),
+        (
+            "no_worker",
+            ("no worker is alive; the last was seen at 22:12:20 UTC; process 7 of rollout-sums-0 is there and may be",),
+            said(
+                WorkerStatus(worker="rollout-sums-0", workflow="sums", state="rolling", updated_ms=NOW - 60_000),
+                processes={"rollout-sums-0": ChildState("running", 7, 1, None)},
+            ),
+        ),
+        (
+            "waiting",
+            ("no worker plays: a is behind (solver is served at version 1, its head is 2)",),
+            said(
+                WorkerStatus(
+                    worker="a",
+                    workflow="sums",
+                    state="behind",
+                    detail="solver is served at version 1, its head is 2",
+                    updated_ms=NOW,
+                ),
+            ),
+        ),
+        (
+            "dropped",
+            ("of 10 groups 10 were dropped, 10 of them as zero_variance", "solved", "harder tasks"),
+            said(ROLLING, groups=dropped(10)),
+        ),
+        ("feeder", ("no task is open", "look into the log of feed"), said(ROLLING, in_flight=0)),
+        (
+            "curator",
+            ("5 groups wait for the curator, which has concluded none", "headrace curate --policy solver --run"),
+            said(ROLLING, lag={TRAJECTORIES: 5}),
+        ),
+        ("trainer", ("groups wait for the trainer",), said(ROLLING, lag={CURATED: 4})),
+        (
+            "playing",
+            ("1 workers play 7 episodes, and no group has come, where a batch takes 4", "takes 120 s is ended"),
+            said(ROLLING),
+        ),
+    ],
+)
+def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what_to_do(
+    cause: str, words: tuple[str, ...], found: Standstill | None
+) -> None:
+    assert found is not None
+    assert found.cause == cause
+    assert found.sentence.startswith("solver has not made ")
+    for some in (*words, "By itself: ", "What you can do: "):
+        assert some in found.sentence
+
+
+def test_a_worker_that_rolls_beside_one_that_waits_is_not_what_is_short() -> None:
+    waiting = WorkerStatus(worker="b", workflow="sums", state="rolling", detail="waits for partitions", updated_ms=NOW)
+    assert (found := said(ROLLING, waiting)) is not None
+    assert found.cause == "playing"
+    assert (found := said(waiting)) is not None
+    assert found.cause == "waiting"
+
+
+def test_a_curator_that_has_just_concluded_a_group_is_not_what_is_short() -> None:
+    fold = ConcludedFold()
+    fold.take("solver", Outcome(component="curate", verdict="kept"), NOW - 1000)
+    assert (found := said(ROLLING, lag={TRAJECTORIES: 5}, groups=fold)) is not None
+    assert found.cause == "playing"
+
+
+def test_a_run_that_is_given_up_is_explained_before_a_version_is_overdue() -> None:
+    fresh = {0: NOW - 60_000, 1: NOW - 50_000}
+    assert (found := said(made=fresh, at_once=True)) is not None
+    assert found.cause == "no_worker"
+    assert "By itself: nothing more, as the run is given up. What you can do: " in found.sentence
+    assert said(made={9: NOW}, at_once=True) is None
+
+
+def test_drops_of_nearly_all_groups_are_told_while_versions_come() -> None:
+    young = {0: NOW - 60_000, 1: NOW - 1000}
+    fold = dropped(RECENT, "unwanted")
+    assert (found := said(ROLLING, made=young, groups=fold)) is not None
+    assert found.cause == "dropped"
+    assert f"of {RECENT} groups {RECENT} were dropped, {RECENT} of them as unwanted" in found.sentence
+    assert found.since_ms == NOW - 1000
+    assert (early := said(ROLLING, made={0: NOW - 60_000}, groups=fold)) is not None
+    assert early.since_ms == NOW - 60_000, "none was trained since the version, which is longer ago than these groups"
+    fold.take("solver", BatchTrained(groups=(GroupUse("sums", 1, 0),) * 20), NOW)
+    assert said(ROLLING, made=young, groups=fold) is None, "one in thirteen is trained"
+
+
+def test_of_the_groups_the_newest_count_whatever_order_their_topics_are_read_in() -> None:
+    fold = ConcludedFold()
+    fold.take("solver", BatchTrained(groups=(GroupUse("sums", 1, 0),) * RECENT), NOW)
+    fold.take("solver", DeadLetter(reason="poison"), NOW + 1)
+    for _ in range(RECENT):
+        fold.take("solver", Outcome(component="curate", verdict="dropped", reason="stale"), NOW - 1)
+    for passed_over in (Outcome(verdict="kept"), Outcome(level="trajectory"), Outcome(use=1), Outcome(stream="eval.s")):
+        fold.take("solver", passed_over, NOW + 2)
+    assert fold.since("solver", 0) == (RECENT, {"poison": 1})
+
+
+ERROR = EpisodeError("error", "KeyError: 'x'", "own.py:5 in judge", "solver", 1, 4)
+YOUNG = {0: NOW - 20_000}
+
+
+def failed(count: int, first_ms: int, last_ms: int = NOW - 1000, error: EpisodeError = ERROR) -> FailingFold:
+    """Groups of four episodes that all failed, evenly from the first to the last."""
+    fold, groups = FailingFold(), count // error.episodes
+    for number in range(groups):
+        at_ms = first_ms + (last_ms - first_ms) * number // max(1, groups - 1)
+        fold.take("solver", Outcome(component="curate", verdict="dropped", errors=(error,)), at_ms)
+    return fold
+
+
+def well(fold: FailingFold, at_ms: int) -> FailingFold:
+    fold.take("solver", Outcome(component="curate", verdict="kept", rewards=(0.0, 1.0)), at_ms)
+    return fold
+
+
+def test_that_every_episode_fails_is_told_before_a_version_is_overdue_with_the_most_frequent_error() -> None:
+    found = said(ROLLING, made=YOUNG, episodes=failed(ENOUGH, NOW - 9000))
+    assert found is not None
+    assert (found.cause, found.hopeless, found.since_ms) == ("failing", False, NOW - 9000)
+    assert "all 32 since 22:13:11 UTC failed, most of them by KeyError: 'x' at own.py:5 in judge" in found.sentence
+    assert "; none has ever succeeded. By itself: " in found.sentence
+    assert "`headrace up` ends with exit code 1 after 300 s of that (launch.all_failed_limit_s)" in found.sentence
+    assert "the log of rollout-sums-0, event episode.failed" in found.sentence
+    assert said(ROLLING, made=YOUNG, episodes=failed(ENOUGH - 4, NOW - 9000)) is None, "too few to say"
+    assert said(ROLLING, made=YOUNG, episodes=failed(ENOUGH, NOW - 900_000, NOW - 800_000)) is None, "long ago"
+    away = EpisodeError("unreachable", "ConnectionError: no", "", "", 0, 4)
+    assert said(ROLLING, made=YOUNG, episodes=failed(400, NOW - 9000, error=away)) is None, "nobody's fault"
+
+
+def test_one_episode_that_succeeds_ends_it_and_failures_after_it_count_anew() -> None:
+    fold = well(failed(400, NOW - 9000), NOW - 500)
+    assert said(ROLLING, made=YOUNG, episodes=fold) is None
+    fold = well(failed(400, NOW - 9000), NOW - 20_000)
+    assert (found := said(ROLLING, made=YOUNG, episodes=fold)) is not None
+    assert not found.hopeless
+    assert "none has ever" not in found.sentence
+    assert "exit code" not in found.sentence, "some have succeeded, so it is not given up"
+
+
+def test_a_run_in_which_nothing_ever_succeeds_is_hopeless_after_the_recipes_time() -> None:
+    assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=failed(400, NOW - 301_000))) is not None
+    assert found.hopeless
+    assert "By itself: nothing more, as `headrace up` ends after 300 s of that" in found.sentence
+    assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=failed(400, NOW - 290_000))) is not None
+    assert not found.hopeless
+    once = well(failed(400, NOW - 400_000), NOW - 900_000)
+    assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=once)) is not None
+    assert not found.hopeless, "an episode has succeeded, ever so long ago"
+    assert (found := said(ROLLING, made=YOUNG, began_ms=NOW - 9000, episodes=failed(400, NOW - 400_000))) is None
+    recent = failed(4000, NOW - 400_000)
+    assert (found := said(ROLLING, made=YOUNG, began_ms=NOW - 100_000, episodes=recent)) is not None
+    assert not found.hopeless, "what failed before it was started again was another source's, perhaps"
+
+
+def test_servers_that_are_silent_come_before_episodes_that_fail() -> None:
+    silent = (Silence("the broker (process 7)", NOW - 60_000, "kill it"),)
+    assert said(ROLLING, made=YOUNG, silent=silent, episodes=failed(400, NOW - 9000)) is None
+
+
+def test_workers_that_all_wait_for_their_environment_are_told_at_once() -> None:
+    away = WorkerStatus(
+        worker="a", workflow="sums", state="rolling", detail="environment: ConnectionRefusedError: no", updated_ms=NOW
+    )
+    assert (found := said(away, made=YOUNG)) is not None
+    assert found.cause == "unreachable"
+    assert "solver waits: its environment cannot be reached (ConnectionRefusedError: no). By itself: " in found.sentence
+    assert said(away, ROLLING, made=YOUNG) is None, "one of them plays"
+
+
+def test_of_a_run_that_is_over_it_is_told_where_it_stood_still() -> None:
+    even = {version: version * 5000 for version in range(10)}
+    assert not stood_still("solver", even)
+    late = {**even, 10: 45_000 + 130_000, 11: 45_000 + 230_000}
+    told = stood_still("solver", late)
+    assert "solver made no version for 130 s before version 10" in told
+    assert "2 times" in told
+
+
+def test_of_a_run_that_is_over_it_is_told_that_nearly_all_was_dropped() -> None:
+    told = hardly_any_group("solver", 5, {"zero_variance": 700, "stale": 9, "run_end": 40})
+    assert "of 714 groups 709 were dropped, 700 of them as zero_variance" in told
+    assert not hardly_any_group("solver", 5, {"run_end": 400}), "the run was over"
+    assert not hardly_any_group("solver", 100, {"stale": 700})
+
+
+def test_every_cause_and_reason_has_its_place_on_the_page_that_explains_them() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "page.md").read_text()
+    rows = text.partition("## When a run stands still")[2].splitlines()
+    assert [row.split("`")[1] for row in rows if row.startswith("| `")] == [*dict.fromkeys(CAUSES)]
+    assert all(f"`{reason}`" in text for reason in DROPS)

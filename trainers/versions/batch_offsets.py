@@ -1,0 +1,60 @@
+"""From where on `batches` a successor must read to have all that it needs. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.schemas.records import BatchTrained
+from headrace.trainers.health import LOOK_BACK
+
+
+@dataclass(slots=True)
+class _Section:
+    """The record of a version, and those before it back to the version before."""
+
+    begin: int
+    """No record of it stands before this offset."""
+    concluded: dict[int, int] = field(default_factory=dict)
+    """By partition of the curated topic, the last offset that they conclude."""
+
+
+@dataclass(slots=True)
+class BatchOffsets:
+    """Remembers what the records on `batches` conclude, as far back as somebody may ask.
+
+    A successor takes a curated record for open that stands at or after its checkpoint's position, and that no record
+    concludes which it has read. It wants the metrics of LOOK_BACK versions besides.
+    """
+
+    begin: int = 0
+    """Where the first record stands, at the earliest."""
+    _sections: deque[_Section] = field(default_factory=deque)
+    _newest: _Section = field(init=False)
+    """Of the version that comes next."""
+
+    def __post_init__(self) -> None:
+        self._newest = _Section(self.begin)
+
+    def conclude(self, record: BatchTrained) -> None:
+        """Take in a record that is being written, or was read."""
+        evicted = (eviction.group for eviction in record.evictions if eviction.group)
+        last = self._newest.concluded
+        for use in (*record.groups, *evicted):
+            last[use.partition] = max(last.get(use.partition, -1), use.offset)
+
+    def written(self, offset: int) -> None:
+        """Take in where the record of a version stands that was concluded last."""
+        self._sections.append(self._newest)
+        self._newest = _Section(offset + 1)
+
+    def first_needed(self, positions: Mapping[int, int]) -> int:
+        """Return from where to read, and forget what is before it; positions only grow from call to call."""
+        while len(self._sections) > LOOK_BACK and _is_before(self._sections[0], positions):
+            self._sections.popleft()
+        return (self._sections[0] if self._sections else self._newest).begin
+
+
+def _is_before(section: _Section, positions: Mapping[int, int]) -> bool:
+    return all(offset < positions.get(partition, 0) for partition, offset in section.concluded.items())
