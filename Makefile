@@ -12,13 +12,13 @@ STAMP := .venv/installed
 EXTRAS ?=
 COUNT ?= 1000000
 LANES ?= 4
-PYTEST := $(BIN)/pytest -q --no-loadscope-reorder
+TESTS := LANES=$(LANES) $(BIN)/python tests/subjects.py
 
 # Compiled modules are kept: torch and transformers start in a third of the time.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint unit containers faults mutants soak fuzz check format clean distclean
+.PHONY: help install demo test test-all lint types unit faults soak fuzz check format clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -28,40 +28,38 @@ install: $(STAMP) ## make .venv and install Headrace with its tools into it
 demo: $(STAMP) ## train a tiny model through a real Kafka and a real object store, about a minute and a half
 	@$(BIN)/headrace up arithmetic --data $(DEMO_DATA) || [ $$? -eq 130 ]
 
-lint: $(STAMP) ## lint and types
+lint: $(STAMP) ## lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+
+types: $(STAMP) ## check types
 	@$(BIN)/mypy
 
-check: $(STAMP) ## lint, types and unit tests, some minutes
-	@$(MAKE) --no-print-directory -j2 lint unit
+check: $(STAMP) ## lint, types and the gate's unit tests, some minutes
+	@$(MAKE) --no-print-directory -j2 lint types unit
 
 unit: $(STAMP)
-	@$(PYTEST) -n 2 -m "not exhaustive" tests/unit
+	@$(BIN)/pytest -q -n 2 --no-loadscope-reorder --subject=gate tests/unit
 
-test: $(STAMP) ## all tests but the exhaustive ones, LANES=4 at once: most wait for time-outs; about eleven minutes
-	@$(PYTEST) -n $(LANES) -m "not exhaustive"
+test: $(STAMP) ## the gate: what every change must pass, about eleven minutes on two quiet cores
+	@$(TESTS) gate
 
-test-all: $(STAMP) ## the exhaustive tests; in containers too where those were built; about forty minutes
-	@$(PYTEST) -n $(LANES) -m exhaustive
+test-all: $(STAMP) ## the gate and every subject, with a table at the end; about an hour
+	@$(TESTS) all
 
-containers: $(STAMP) ## tests on Kafka and MinIO in containers, with faults on the way; needs Docker
-	@$(BIN)/python tests/containers/build_images.py
-	@CI=true $(BIN)/pytest -q tests/containers
-	@$(BIN)/pytest -q tests/integration --servers=containers
+# make test-SUBJECT: one of numerics, model, audit, runs, faults, builds, packages, fuzz, mutants, containers.
+test-%: $(STAMP)
+	@$(TESTS) $*
 
 faults: $(STAMP) ## kill every kind of process at 20 moments, by SEED=n; half an hour
 	@$(BIN)/python tests/faults/matrix.py $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python tests/faults/rebalances.py $(if $(SEED),--seed $(SEED))
 
-mutants: $(STAMP) ## take out one protection after the other, and see that tests turn red; half an hour
-	@$(BIN)/python tests/faults/mutation.py
-
 soak: $(STAMP) ## let a run go on for SOAK_MINUTES=20, and look whether memory and lag stay flat
 	@$(BIN)/python tests/faults/soak.py --minutes $(or $(SOAK_MINUTES),20)
 
 fuzz: $(STAMP) ## more of the altered inputs: COUNT of them, from SEED
-	@$(BIN)/pytest -q -s tests/fuzz -m exhaustive --fuzz-count=$(COUNT) $(if $(SEED),--fuzz-seed=$(SEED))
+	@$(BIN)/pytest -q -s tests/fuzz --subject=fuzz --fuzz-count=$(COUNT) $(if $(SEED),--fuzz-seed=$(SEED))
 
 format: $(STAMP) ## put the code in shape
 	@$(BIN)/ruff check --fix-only .

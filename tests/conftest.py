@@ -14,6 +14,7 @@ import hypothesis
 import hypothesis.configuration
 import pytest
 import structlog
+from subjects import GATE, SUBJECTS, subject_of
 from xdist.scheduler import LoadScopeScheduling
 
 from headrace.infra.recipe import plug_in_sources, plug_ins
@@ -31,8 +32,8 @@ ORDER = ("containers", "faults", "e2e", "integration", "fuzz", "model", "conform
 """What takes a lane longest first, so that the short ones fill the lanes at the end."""
 TOGETHER = {"containers"}
 """Folders whose files share servers that one lane must have for itself."""
-EXHAUSTIVE = {"containers"}
-"""Folders of which `make test` takes nothing; of others, what is marked so. `make test-all` takes all of these."""
+OF_ONE_SUBJECT = {"containers": "containers"}
+"""Folders whose tests are all of one subject."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -64,6 +65,7 @@ def _places_as_before() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--subject", choices=[GATE, *SUBJECTS], help="the gate's tests alone, or those of one subject")
     parser.addoption(
         "--servers",
         default="embedded",
@@ -76,12 +78,19 @@ def folder(path: PurePath) -> str:
     return path.relative_to("tests").parts[0]
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    for name, what in SUBJECTS.items():
+        config.addinivalue_line("markers", f"{name}: not in the gate but in `make test-{name}`: {what}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if folder(item.path.relative_to(item.config.rootpath)) in EXHAUSTIVE:
-            item.add_marker("exhaustive")
-    items.sort(key=lambda item: ORDER.index(folder(item.path.relative_to(item.config.rootpath))))
+        if subject := OF_ONE_SUBJECT.get(folder(item.path.relative_to(config.rootpath))):
+            item.add_marker(subject)
+    if wanted := config.getoption("--subject"):
+        config.hook.pytest_deselected(items=[item for item in items if subject_of(item) != wanted])
+        items[:] = [item for item in items if subject_of(item) == wanted]
+    items.sort(key=lambda item: ORDER.index(folder(item.path.relative_to(config.rootpath))))
 
 
 class Lanes(LoadScopeScheduling):

@@ -44,7 +44,7 @@ def hindrance() -> str:
     from build_images import lacking
 
     missing = lacking()
-    return f"{', '.join(missing)} must be built first: `make containers`" if missing else ""
+    return f"{', '.join(missing)} must be built first: `make test-containers`" if missing else ""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -83,7 +83,7 @@ def deaths(run: Launched) -> list[str]:
     return [line for line in log.splitlines() if "child.died" in line and f'"exit_code": {os.EX_TEMPFAIL}' not in line]
 
 
-@pytest.mark.parametrize("away_s", [20, pytest.param(60, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("away_s", [20, pytest.param(60, marks=pytest.mark.faults)])
 def test_a_run_goes_on_where_it_was_when_kafka_and_the_store_were_away(away_s: float, tmp_path: Path) -> None:
     with TcpProxy() as to_kafka, TcpProxy() as to_store:
         kafka = EmbeddedKafka(tmp_path / "kafka", config={"advertised.listeners": f"PLAINTEXT://{to_kafka.address}"})
@@ -134,7 +134,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 def test_a_run_on_a_full_disk_waits_and_goes_on_when_there_is_room(small_disk: Path) -> None:
     with launched(small_disk / "run") as run:
         run.until(lambda: run.version >= 1, "the first version")

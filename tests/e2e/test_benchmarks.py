@@ -41,7 +41,7 @@ def run(name: str, words: list[str], figures: Path) -> None:
     assert json.loads(figures.read_text()), "no figures"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.packages
 @pytest.mark.parametrize("name", SMALLEST)
 def test_a_benchmark_runs_at_its_smallest_size_and_writes_its_figures(name: str, tmp_path: Path) -> None:
     run(name, SMALLEST[name], tmp_path / "figures.json")

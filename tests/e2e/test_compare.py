@@ -25,7 +25,7 @@ recipe = "efficient-data/ds-greso-replay-0.5"
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.runs
 def test_variants_are_run_on_one_kafka_compared_and_not_run_again(tmp_path: Path) -> None:
     file, data, picture = tmp_path / "tiny.toml", tmp_path / "data", tmp_path / "tiny.png"
     file.write_text(SWEEP)

@@ -104,7 +104,7 @@ def answering(port: int) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.runs
 def test_a_judge_that_cannot_be_reached_is_waited_for_and_no_episode_fails(project: Path, tmp_path: Path) -> None:
     data, output, port = tmp_path / "data", tmp_path / "up.txt", free_port()
     (project / "judge.py").write_text(textwrap.dedent(JUDGE))

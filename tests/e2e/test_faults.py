@@ -112,7 +112,7 @@ def command_of(process: psutil.Process) -> list[str]:
         return []
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 def test_a_run_that_is_joined_vandalised_killed_and_interrupted_ends_with_a_closed_audit(tmp_path: Path) -> None:
     data, summary = tmp_path / "data", tmp_path / "summary.json"
     words = ("up", "arithmetic", "--set", f"trainer.steps={STEPS}", "--set", "evaluate.every=0", "--data", data)
@@ -141,7 +141,7 @@ def test_a_run_that_is_joined_vandalised_killed_and_interrupted_ends_with_a_clos
     assert (told["dead_letters"], told["unnumbered_letters"]) == (1, {"undecodable": 1})
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 def test_an_environment_that_raises_or_never_returns_gives_failed_groups_and_the_run_goes_on(tmp_path: Path) -> None:
     summary = tmp_path / "summary.json"
     done = headrace(
@@ -158,7 +158,7 @@ def test_an_environment_that_raises_or_never_returns_gives_failed_groups_and_the
     assert told["groups"]["discarded"]["failed"] > 0
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 def test_two_tasks_that_kill_their_workers_are_found_under_the_supervisor_and_the_run_goes_on(tmp_path: Path) -> None:
     summary = tmp_path / "summary.json"
     done = headrace(

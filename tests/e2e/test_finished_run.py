@@ -262,7 +262,7 @@ def test_how_versions_were_published_is_told_and_one_is_a_folder_that_others_loa
     assert abs(alone - in_the_run) < 0.15, "other draws of the same problems by the same weights"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.runs
 def test_chains_are_compared_over_the_archive_of_a_run_and_nothing_is_played(rested: Path, tmp_path: Path) -> None:
     archive, data = tmp_path / "run.archive", tmp_path / "swept"
     assert headrace("archive", "--data", rested, "--out", archive, "--with-weights").returncode == 0

@@ -125,7 +125,7 @@ def test_its_audit_is_the_same_down_to_the_digest_of_what_was_curated(data: Path
     assert lacking(told("audit"), now) == []
 
 
-@pytest.mark.exhaustive
+@pytest.mark.builds
 def test_a_step_of_it_opens_with_its_texts_rewards_and_advantages(data: Path) -> None:
     step = asked("inspect", "--data", data, "--step", str(INTERRUPTED_AT), "--limit", "0")
     assert lacking(told("step"), step) == []
@@ -133,19 +133,19 @@ def test_a_step_of_it_opens_with_its_texts_rewards_and_advantages(data: Path) ->
     assert (len(rewards), sum(rewards)) == (16, 4), "a quarter of the answers were right"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.builds
 def test_a_trajectory_of_it_opens_token_by_token(data: Path) -> None:
     then = told("trajectory")
     name = then["group"]["trajectories"][0]["id"]
     assert lacking(then, asked("inspect", "--data", data, "--trajectory", name)) == []
 
 
-@pytest.mark.exhaustive
+@pytest.mark.builds
 def test_a_version_of_it_is_followed_back_to_its_groups_and_their_rewards(data: Path) -> None:
     assert lacking(told("version"), asked("lineage", "--data", data, "--version", str(INTERRUPTED_AT))) == []
 
 
-@pytest.mark.exhaustive
+@pytest.mark.builds
 def test_trained_again_it_gives_every_hash_or_says_why_this_machine_cannot_tell(data: Path) -> None:
     then = told("retrain")
     done = headrace("retrain", "--data", data, "--json")
@@ -189,12 +189,12 @@ def test_what_both_builds_curated_is_curated_again_from_one_archive(resumed: Res
     assert again["sha256"] == resumed.audit["curated"]["solver"]["sha256"]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.builds
 def test_its_archive_is_curated_to_the_same_bytes(archive: Path, tmp_path: Path) -> None:
     assert lacking(told("curate"), asked("curate", "--from", archive, "--out", tmp_path / "curated")) == []
 
 
-@pytest.mark.exhaustive
+@pytest.mark.builds
 def test_its_archive_is_trained_over_in_the_batches_that_it_recorded(archive: Path, tmp_path: Path) -> None:
     then = told("train")
     done = headrace("train", "--from", archive, "--batches", "--out", tmp_path / "trained", "--json")
@@ -206,6 +206,6 @@ def test_its_archive_is_trained_over_in_the_batches_that_it_recorded(archive: Pa
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.exhaustive
+@pytest.mark.builds
 def test_its_archive_is_exported_with_texts_and_what_became_of_each(archive: Path, tmp_path: Path) -> None:
     assert lacking(told("export"), asked("export", archive, "--to", tmp_path / "rows.parquet")) == []

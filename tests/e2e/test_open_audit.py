@@ -14,7 +14,7 @@ from headrace.ops.opened_run import opened_run
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.audit
 
 
 def test_a_run_that_has_come_to_its_end_fails_where_its_audit_does_not_close(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.packages
 ROOT = Path(__file__).parents[2]
 PROJECT = Path(__file__).parent / "own_project"
 KINDS = ("wheel of the tree", "wheel of the sdist", "sdist")

@@ -22,7 +22,7 @@ from headrace.ops.opened_run import opened_run
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, TrajectoryGroup
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.packages
 PROJECT = Path(__file__).parent / "own_project"
 ENDLESS = ("--set", "trainer.steps=100000")
 

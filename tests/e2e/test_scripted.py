@@ -43,7 +43,7 @@ def predicted(nth: int, version: int) -> float:
     return right / problems
 
 
-@pytest.mark.exhaustive
+@pytest.mark.runs
 def test_runs_by_script_train_every_version_and_answer_alike(tmp_path: Path) -> None:
     file = tmp_path / "orders.toml"
     file.write_text(SWEEP)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from command import command, headrace, words_of
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.runs
 
 ELSEWHERE = "of-a-store-that-archives-are-put-into"
 PASSWORD, USER = "correct-horse-battery-staple", "a-user-who-may-be-seen"

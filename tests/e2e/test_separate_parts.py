@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from command import UNLEARNED, command, headrace
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.runs
 
 VERSIONS = 6
 QUICK = (*UNLEARNED, "--set", f"trainer.steps={VERSIONS}", "--set", "evaluate.every=3", "--set", "name=parts")

@@ -28,7 +28,7 @@ def events(run: Run) -> list[WeightsPublished]:
     return [codec.decode(m.value, WeightsPublished) for m in read_all(run.connection, [run.topics.weights("solver")])]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 def test_a_run_whose_fifth_delta_is_lost_and_whose_worker_is_killed_comes_to_its_last_version(tmp_path: Path) -> None:
     data, summary = tmp_path / "data", tmp_path / "summary.json"
     words = ("up", "arithmetic", "--data", data, "--summary", summary, "--plain", *UNLEARNED)
@@ -75,7 +75,7 @@ def poison(run: Run) -> int:
     return len(by_partition)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 def test_a_run_of_which_every_partition_is_poisoned_ends_with_the_poisoned_groups_as_dead_letters(
     tmp_path: Path,
 ) -> None:
@@ -98,7 +98,7 @@ def test_a_run_of_which_every_partition_is_poisoned_ends_with_the_poisoned_group
     assert {letter.reason for letter in dead} == {"time_travel"}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 def test_a_store_that_is_frozen_costs_no_more_rollouts_than_may_be_open_and_the_run_goes_on_when_it_answers(
     tmp_path: Path,
 ) -> None:

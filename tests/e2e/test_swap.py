@@ -59,7 +59,7 @@ def asked(*words: str | Path) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.runs
 def test_a_run_goes_on_through_two_swaps_and_its_audit_archive_and_retraining_agree(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with subprocess.Popen(

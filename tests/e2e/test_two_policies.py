@@ -17,7 +17,7 @@ from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup, WeightsPublished
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.runs
 Record = TypeVar("Record", WeightsPublished, BatchTrained)
 
 

@@ -24,7 +24,7 @@ from headrace.schemas.headers import Stamp
 from headrace.schemas.records import Outcome, TrajectoryGroup
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1200)]  # seconds; two trees start one after the other
+pytestmark = [pytest.mark.builds, pytest.mark.timeout(1200)]  # seconds; two trees start one after the other
 
 STEPS = 100
 """Enough that the older worker joins before the newer ones, which start in less time, are done."""

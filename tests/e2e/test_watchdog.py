@@ -14,7 +14,7 @@ import pytest
 from command import headrace
 from test_faults import children, started, the_one, until
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.faults
 ENDLESS = ("--set", "trainer.steps=100000", "--set", "evaluate.every=0", "--set", "feed.solved_share=1", "--plain")
 
 

@@ -2,7 +2,7 @@
 
 The list is in `mutants/`, a file for each room. A mutant is one replacement in one file of a copy of this tree, in
 which only the tests named by the mutant run, on one Kafka and one store for all of them. That those tests pass in the
-tree as it is, is what every other run of the tests shows. By hand: `make mutants`.
+tree as it is, is what every other run of the tests shows. By hand: `make test-mutants`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from headrace.infra.kafka.clients import open_producer
 
 STEPS, GROUPS = 16, 16
 PATIENCE_S = 600.0
-KILLS = [pytest.param((5,), id="once"), pytest.param((5, 10), id="twice", marks=pytest.mark.exhaustive)]
+KILLS = [pytest.param((5,), id="once"), pytest.param((5, 10), id="twice", marks=pytest.mark.faults)]
 """Versions at which all is killed."""
 
 
@@ -42,7 +42,6 @@ def say_garbage(demo: Launched) -> None:
     assert vandal.flush(30) == 0
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("kills", KILLS)
 def test_the_demo_vandalised_and_killed_as_a_whole_is_gone_on_with_to_its_end_and_its_audit_closes(
     kills: tuple[int, ...], demo: Launched

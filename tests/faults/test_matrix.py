@@ -23,7 +23,6 @@ def test_a_matrix_kills_every_kind_and_pair_at_so_many_moments_drawn_by_its_seed
     assert cells != plan(SEED + 1)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.faults
 @pytest.mark.timeout(1200)
 def test_whoever_is_killed_at_whichever_moment_the_run_goes_on_and_its_audit_closes(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ def test_a_mutant_fits_the_code_as_it_is(mutant: Mutant, tmp_path: Path) -> None
         assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), f"there is no {test}"
 
 
-@pytest.mark.exhaustive
 @pytest.mark.mutants
 @pytest.mark.timeout(4 * LIMIT_S)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

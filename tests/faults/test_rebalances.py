@@ -11,7 +11,6 @@ from rebalances import churn
 VERSIONS = 80
 
 
-@pytest.mark.exhaustive
 @pytest.mark.faults
 def test_workers_and_curators_that_join_and_leave_all_the_time_lose_and_double_nothing(tmp_path: Path) -> None:
     launched = Launched(tmp_path / "run", [f"trainer.steps={VERSIONS}"])

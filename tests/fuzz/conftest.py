@@ -8,7 +8,7 @@ import structlog
 from mutations import Fuzz
 
 FEW, MANY = 5_000, 100_000
-"""Inputs of all tests together, a tenth more: of `make test`, and of `make test-all`."""
+"""Inputs of all tests together, a tenth more: of the gate, and of `make test-fuzz`."""
 SEED = 1
 
 
@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-seed", type=int, default=SEED, help="what they follow from")
 
 
-@pytest.fixture(params=[pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.exhaustive)])
+@pytest.fixture(params=[pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.fuzz)])
 def fuzz(request: pytest.FixtureRequest) -> Fuzz:
     """Return the source of altered inputs; the options are not there when another folder's tests are run."""
     count: int = request.config.getoption("--fuzz-count", None) or request.param

@@ -163,7 +163,7 @@ def test_every_algorithm_is_in_one_of_the_chains() -> None:
     assert {use["use"] for chain in CHAINS.values() for use in chain} == set(ALGORITHMS)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 def test_curators_that_are_killed_and_suspended_write_what_an_undisturbed_one_would(
     kafka: EmbeddedKafka, store: ObjectStore, run_name: str, start: Start
 ) -> None:

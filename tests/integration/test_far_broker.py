@@ -30,7 +30,7 @@ from headrace.infra.store.object_store import ObjectStore
 from headrace.schemas import codec
 from headrace.schemas.records import TrajectoryGroup, WeightsPublished
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.faults
 
 ROUND_TRIP_S = 0.1
 GROUP_BYTES = 131_000

@@ -108,7 +108,7 @@ def assert_curated_exactly_once(run: Run) -> None:
     assert found == wanted
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 def test_a_curator_that_wakes_after_its_partitions_moved_changes_nothing(make: Make, start: Start) -> None:
     points = ["curate.handled", "curate.begun", "curate.produced", "curate.offsets_sent", "curate.committing"]
     runs = [make(f"-{i}") for i in range(len(points))]

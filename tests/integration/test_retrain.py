@@ -85,7 +85,7 @@ def retrain(run: Run, folder: Path, *words: str, failpoints: Path | None = None)
     return answer, json.loads(answer.out) if answer.out else {}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.numerics
 def test_the_same_batches_give_the_same_hashes_with_as_many_threads_as_the_trainer_had(
     trained: Run, tmp_path: Path
 ) -> None:

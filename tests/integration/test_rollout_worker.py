@@ -450,7 +450,7 @@ deleted_topics.GONE_S, deleted_topics.LOOK_EVERY_S = 2.0, 0.2
 
 @pytest.mark.parametrize(
     "topic",
-    ["trajectories.solver", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("tasks.sums", "recipe"))],
+    ["trajectories.solver", *(pytest.param(one, marks=pytest.mark.faults) for one in ("tasks.sums", "recipe"))],
 )
 def test_a_worker_whose_topic_was_deleted_ends_and_says_which_and_what_to_do(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn, tmp_path: Path, topic: str
@@ -473,7 +473,7 @@ def test_a_worker_whose_topic_was_deleted_ends_and_says_which_and_what_to_do(
     assert "begin a new one" in said
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path, store: ObjectStore, run_name: str, work: Spawn) -> None:
     with EmbeddedKafka(tmp_path / "kafka") as server:
         run = make_run(server.bootstrap, store, tiny_recipe(run_name, workflows=SLOW))

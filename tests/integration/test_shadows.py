@@ -144,7 +144,7 @@ def test_a_shadow_of_the_same_chain_and_settings_makes_the_very_same_weights(
     assert plain(retrain(run, TWIN, (None, None)))["ok"]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 def test_a_shadow_that_is_killed_again_and_again_loses_nothing_and_changes_nothing_of_its_policy(  # noqa: PLR0913, PLR0917 - fixtures
     bootstrap: str,
     store: ObjectStore,

@@ -63,7 +63,7 @@ def test_a_tampering_is_named(runs: Runs, case: tuple[Tampering, str]) -> None:
     check(runs, *case)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.audit
 @pytest.mark.parametrize("case", cases(sample=False), ids=named)
 def test_every_tampering_is_named(runs: Runs, case: tuple[Tampering, str]) -> None:
     check(runs, *case)

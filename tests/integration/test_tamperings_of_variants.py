@@ -24,7 +24,7 @@ TWO_POLICIES = (
     *("--set", "evaluate.every=2"),
     *("--set", "evaluate.problems=8"),
 )
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.audit, pytest.mark.timeout(600)]
 
 
 def done(*words: str | Path) -> None:

@@ -72,7 +72,7 @@ def groups() -> Iterator[list[Group]]:
         group.process.wait(60)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.faults
 def test_a_run_outlives_the_death_of_a_rank_and_its_versions_are_made_again_by_as_many(
     bootstrap: str, store: ObjectStore, run_name: str, tmp_path: Path, groups: list[Group]
 ) -> None:

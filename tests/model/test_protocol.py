@@ -78,7 +78,7 @@ def test_a_worker_that_is_slow_to_read_a_revision_loses_no_task() -> None:
     assert len(sketched(1, 0, faults.fall_behind, of=Changed).came) > 40
 
 
-@pytest.mark.exhaustive
+@pytest.mark.model
 def test_the_audit_names_a_loss_while_the_run_goes_on() -> None:
     assert len(sketched(11, 1, faults.forget_a_group).came) > 100
 
@@ -87,26 +87,26 @@ def test_a_curated_record_that_is_written_twice_is_named_and_stops_nobody() -> N
     assert len(sketched(2, 1, faults.double_a_curated_record).came) > 40
 
 
-@pytest.mark.exhaustive
+@pytest.mark.model
 @pytest.mark.parametrize(("steps", "max_staleness"), [(2, 0), (1, 1)])
 def test_the_promises_hold_in_all_orders_of_more_steps(steps: int, max_staleness: int) -> None:
     assert len(explored(steps, max_staleness).came) > 1_000
 
 
 @OPEN
-@pytest.mark.exhaustive
+@pytest.mark.model
 @pytest.mark.parametrize("fault", [*FAULTS, faults.fall_behind], ids=lambda fault: fault.__name__)
 def test_the_promises_hold_while_two_commands_change_the_recipe(fault: Fault) -> None:
     assert len(sketched(2, 0, fault, of=Changed).came) > 40
 
 
-@pytest.mark.exhaustive
+@pytest.mark.model
 @pytest.mark.parametrize(("steps", "max_staleness"), [(2, 1), (3, 0), pytest.param(4, 1, marks=OPEN)])
 def test_the_promises_hold_when_something_goes_wrong_in_a_longer_run(steps: int, max_staleness: int) -> None:
     assert len(sketched(steps, max_staleness, *FAULTS).came) > 300
 
 
-@pytest.mark.exhaustive
+@pytest.mark.model
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_the_promises_hold_in_all_orders_of_steps_when_something_goes_wrong(fault: Fault) -> None:
     explorer = explored(1, 0, fault)
@@ -125,7 +125,7 @@ class Again(World):
         return known
 
 
-@pytest.mark.exhaustive
+@pytest.mark.model
 def test_a_state_is_known_by_all_that_decides_what_follows() -> None:
     with in_place():
         assert Explorer(Again(recipe(2, 1), FAULTS), most=1_000).explore(faults=1) is None

@@ -21,7 +21,7 @@ from headrace.infra.weights.tensors import weights_hash
 from headrace.trainers.learner.shard_index import decode_index
 
 HERE = Path(__file__).parent
-needs_two = pytest.mark.exhaustive
+needs_two = pytest.mark.numerics
 """What needs the two processes, a minute for all cases."""
 
 

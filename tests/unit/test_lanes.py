@@ -1,13 +1,13 @@
-"""What `make test` and `make test-all` take: every test is in one of them, and every promise has a run in the first."""
+"""The gate and the subjects: every test is in exactly one of them, and every promise has a run in the gate."""
 
 from __future__ import annotations
 
 import ast
 import re
-import shlex
 from pathlib import Path
 
 import pytest
+from subjects import GATE, SUBJECTS, subject_of
 
 ROOT = Path(__file__).parents[2]
 FINISHED = "tests/e2e/test_finished_run.py::"
@@ -34,22 +34,13 @@ PROMISES = {
         f"{FINISHED}test_recorded_log_probabilities_are_those_of_the_version_that_each_token_names"
     ),
 }
-"""How a promise of docs/promises.md begins, and the end-to-end test of `make test` that shows it."""
+"""How a promise of docs/promises.md begins, and the end-to-end test of the gate that shows it."""
 
 
-def commands_of(target: str) -> list[list[str]]:
-    """Return the words of a target's commands, variables put in."""
-    text = (ROOT / "Makefile").read_text()
-    variables = dict(re.findall(r"^([A-Z]+) [:?]= ?(.*)$", text, re.MULTILINE))
-    [lines] = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", text, re.MULTILINE)
-    for _ in range(2):  # one names another
-        lines = re.sub(r"\$\(([A-Z]+)\)", lambda match: variables[match[1]], lines)
-    return [shlex.split(line.strip().removeprefix("@")) for line in lines.splitlines()]
-
-
-def is_exhaustive(nodes: list[ast.expr]) -> bool:
-    """Return whether a mark is so of all cases, as one of some cases leaves the others to `make test`."""
-    return any(all("exhaustive" in ast.unparse(case) for case in cases_of(node)) for node in nodes)
+def is_of_a_subject(nodes: list[ast.expr]) -> bool:
+    """Return whether a mark is so of all cases, as one of some cases leaves the others to the gate."""
+    names = re.compile(rf"\.({'|'.join(SUBJECTS)})\b")
+    return any(all(names.search(ast.unparse(case)) for case in cases_of(node)) for node in nodes)
 
 
 def cases_of(mark: ast.expr) -> list[ast.expr]:
@@ -59,19 +50,28 @@ def cases_of(mark: ast.expr) -> list[ast.expr]:
     return [mark]
 
 
-def test_every_test_is_in_one_of_the_two_and_in_no_more() -> None:
-    [first], [second] = commands_of("test"), commands_of("test-all")
+def test_no_test_is_left_out_of_the_gate_and_the_subjects() -> None:
+    targets = re.findall(r"TESTS\) (.*)", (ROOT / "Makefile").read_text())
 
-    assert first[-2:] == ["-m", "not exhaustive"]
-    assert second == [*first[:-1], "exhaustive"], "alike but for what they leave out"
-    assert not [word for word in first if word.startswith("tests") or "ignore" in word or "deselect" in word]
+    assert targets == ["gate", "all", "$*"]
     assert not [path for path in ROOT.glob("tests/**/conftest.py") if "collect_ignore" in path.read_text()]
+    [listed] = re.findall(r"^# make test-SUBJECT: one of (.*)\.$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert listed.split(", ") == list(SUBJECTS)
 
 
-def test_continuous_integration_runs_each_of_the_two_once() -> None:
-    called = re.findall(r"^make .*?([a-z-]+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+def test_a_test_is_of_its_subject_alone(request: pytest.FixtureRequest) -> None:
+    assert subject_of(request.node) == GATE
+    request.node.add_marker("faults")
+    assert subject_of(request.node) == "faults"
+    request.node.add_marker("audit")
+    with pytest.raises(pytest.UsageError, match="more than one subject"):
+        subject_of(request.node)
 
-    assert called == ["install", "lint", "test", "test-all"]
+
+def test_continuous_integration_runs_the_gate_and_no_more() -> None:
+    [called] = re.findall(r"^for name in (.*?); do", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+
+    assert called.split() == ["install", "lint", "types", "test"]
 
 
 def test_the_promises_are_those_of_their_page() -> None:
@@ -81,10 +81,10 @@ def test_the_promises_are_those_of_their_page() -> None:
 
 
 @pytest.mark.parametrize("named", PROMISES.values(), ids=PROMISES)
-def test_a_promise_has_an_end_to_end_run_that_is_not_left_to_the_exhaustive_ones(named: str) -> None:
+def test_a_promise_has_an_end_to_end_run_in_the_gate(named: str) -> None:
     file, _, name = named.partition("::")
     tree = ast.parse((ROOT / file).read_text())
     marks = [node.value for node in tree.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)]
     [test] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
 
-    assert not is_exhaustive([*marks, *test.decorator_list])
+    assert not is_of_a_subject([*marks, *test.decorator_list])

@@ -1,0 +1,134 @@
+"""Runs the tests by subject: `make test` takes the gate, `make test-SUBJECT` one subject, `make test-all` all of them.
+
+A test without the mark of a subject is in the gate; a test with one is in that subject alone. Tests that were red are
+run once more, alone and in one lane. What is green then is green, and is named by a last line `FLAKY`: a defect of the
+test or of the product, to be mended before anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree as ET
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+GATE = "gate"
+SUBJECTS = {
+    "numerics": "every case of losses, advantages, engines and learners",
+    "model": "a small world of the protocol, explored exhaustively",
+    "audit": "every tampering with a run, and the audit's own checks of each",
+    "runs": "whole runs of other kinds: swaps, comparisons, two policies, separate processes",
+    "faults": "kills, freezes and pauses of every component at every moment",
+    "builds": "runs that another build began or goes on with",
+    "packages": "wheel and sdist, own projects and plug-ins, benchmarks at their smallest",
+    "fuzz": "altered inputs of every reader",
+    "mutants": "every protection taken out, to see that tests turn red",
+    "containers": "Kafka and MinIO in containers, with faults on the way; needs Docker",
+}
+PREPARED_BY = {"containers": ([".ci/docker"], [sys.executable, "tests/containers/build_images.py"])}
+"""What is run before a subject."""
+SECOND_LOOK = 3
+"""So many red tests at most are run once more: more of them are no accident."""
+SLOWEST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What became of a subject's tests, and what they cost."""
+
+    subject: str
+    passed: int
+    skipped: int
+    failed: int
+    flaky: tuple[str, ...]
+    wall_s: float
+    cpu_s: float
+
+    def __str__(self) -> str:
+        minutes = f"{self.wall_s / 60:6.1f} min {self.cpu_s / 60:6.1f} core min"
+        return f"{self.subject:<12}{self.passed:6} passed {self.failed:4} failed {self.skipped:4} skipped {minutes}"
+
+
+def subject_of(item: pytest.Item) -> str:
+    """Return the one subject that a test is of, or the gate."""
+    marked = {mark.name for mark in item.iter_markers() if mark.name in SUBJECTS}
+    if len(marked) > 1:
+        raise pytest.UsageError(f"{item.nodeid} is of more than one subject: {', '.join(sorted(marked))}")
+    return marked.pop() if marked else GATE
+
+
+def main(words: Sequence[str]) -> int:
+    """Run what is named, with pytest's own words after it; return 0 when all is green."""
+    asked, *more = words
+    names = [GATE, *SUBJECTS] if asked == "all" else [asked]
+    if unknown := set(names) - {GATE, *SUBJECTS}:
+        print(f"no subject {' '.join(unknown)!r}: choose gate, all, {', '.join(SUBJECTS)}", file=sys.stderr)
+        return 2
+    results = [run(name, more) for name in names]
+    print(*results, sep="\n")
+    for name in dict.fromkeys(name for result in results for name in result.flaky):
+        print("FLAKY", name)
+    return int(any(result.failed for result in results))
+
+
+def run(subject: str, more: Sequence[str]) -> Counted:
+    """Run the tests of a subject, and those that were red once more."""
+    begin, before = time.monotonic(), _cpu_s()
+    for command in PREPARED_BY.get(subject, ()):
+        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+            return Counted(subject, 0, 0, 1, (), time.monotonic() - begin, _cpu_s() - before)
+    lanes = ["-n", os.environ.get("LANES", "4"), "--no-loadscope-reorder"]
+    flaky: tuple[str, ...] = ()
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        code = _pytest(subject, [*lanes, f"--durations={SLOWEST}", f"--junitxml={report}", "--cache-clear", *more])
+        counts = _counts(report)
+    red = _red() if code == 1 else []
+    if 0 < len(red) <= SECOND_LOOK:
+        print(f"a second look at {len(red)} red tests, alone", flush=True)
+        if _pytest(subject, ["-n", "0", *red]) == 0:
+            flaky, code = tuple(red), 0
+    failed = 0 if code == 0 else max(counts["failed"], 1)
+    cost = time.monotonic() - begin, _cpu_s() - before
+    return Counted(subject, counts["passed"] + len(flaky), counts["skipped"], failed, flaky, *cost)
+
+
+def _pytest(subject: str, words: Sequence[str]) -> int:
+    command = [sys.executable, "-m", "pytest", "-q", f"--subject={subject}", *words]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def _red() -> list[str]:
+    """Return the tests that failed, as pytest's cache has them."""
+    found = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    return list(json.loads(found.read_text())) if found.exists() else []
+
+
+def _counts(report: Path) -> dict[str, int]:
+    if not report.exists():
+        return {"passed": 0, "skipped": 0, "failed": 1}
+    total = {"tests": 0, "skipped": 0, "failures": 0, "errors": 0}
+    for suite in ET.parse(report).iter("testsuite"):  # noqa: S314 - pytest wrote it just now
+        total = {key: value + int(suite.attrib[key]) for key, value in total.items()}
+    failed = total["failures"] + total["errors"]
+    return {"passed": total["tests"] - total["skipped"] - failed, "skipped": total["skipped"], "failed": failed}
+
+
+def _cpu_s() -> float:
+    """Return the seconds of CPU of all processes that ended here."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
