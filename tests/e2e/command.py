@@ -96,8 +96,6 @@ class Interrupted:
 
     data: Path
     output: str
-    seconds: float
-    """From Ctrl-C to the end of the last process."""
     code: int
     left: Sequence[psutil.Process]
     """What of it still ran then."""

@@ -6,22 +6,23 @@ import json
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command import (
     ARITHMETIC,
+    VERSIONS,
     Finished,
     Interrupted,
     command,
-    headrace,
     move_servers,
     processes_of,
     wait_for_version,
+    words_of,
 )
 
+from headrace.infra.kafka.clients import open_producer
 from headrace.infra.run.run import Run
 from headrace.ops.opened_run import opened_run
 
@@ -32,20 +33,35 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
     words = command(*ARITHMETIC, "--data", data)
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
         wait_for_version(data, launcher, 1)
-        began = time.monotonic()
         launcher.send_signal(signal.SIGINT)
-        said, _ = launcher.communicate(timeout=30)
-        return Interrupted(data, said, time.monotonic() - began, launcher.returncode, processes_of(data))
+        said, _ = launcher.communicate(timeout=300)
+        return Interrupted(data, said, launcher.returncode, processes_of(data))
 
 
 @pytest.fixture(scope="session")
 def finished(interrupted: Interrupted) -> Finished:
-    """The same run, gone on with until its end."""
-    summary = interrupted.data.parent / "summary.json"
-    done = headrace(*ARITHMETIC, "--data", interrupted.data, "--summary", summary)
-    assert done.returncode == 0, done.stdout + done.stderr
-    left = processes_of(interrupted.data)
-    return Finished(interrupted.data, ARITHMETIC, done.stdout, json.loads(summary.read_text()), left)
+    """The same run, resumed until its end; on the way its trainer is killed, and somebody writes garbage."""
+    data, summary = interrupted.data, interrupted.data.parent / "summary.json"
+    words = command(*ARITHMETIC, "--data", data, "--summary", summary)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+        try:
+            wait_for_version(data, launcher, VERSIONS // 2)
+            [trainer] = [process for process in processes_of(data) if "train" in words_of(process)]
+            trainer.kill()
+            write_garbage(data)
+            output, errors = launcher.communicate(timeout=800)
+        finally:
+            launcher.terminate()
+    assert launcher.returncode == 0, output + errors
+    return Finished(data, ARITHMETIC, output, json.loads(summary.read_text()), processes_of(data))
+
+
+def write_garbage(data: Path) -> None:
+    """Write a record that nobody can read where the curators read."""
+    with opened_run(None, data) as opened:
+        vandal = open_producer(opened.run.connection, "vandal")
+        vandal.produce(opened.run.topics.trajectories("solver"), b"garbage", b"sums:0", 0)
+        assert vandal.flush(60) == 0
 
 
 @pytest.fixture

@@ -83,7 +83,8 @@ def deaths(run: Launched) -> list[str]:
     return [line for line in log.splitlines() if "child.died" in line and f'"exit_code": {os.EX_TEMPFAIL}' not in line]
 
 
-@pytest.mark.parametrize("away_s", [20, pytest.param(60, marks=pytest.mark.faults)])
+@pytest.mark.faults
+@pytest.mark.parametrize("away_s", [20, 60])
 def test_a_run_goes_on_where_it_was_when_kafka_and_the_store_were_away(away_s: float, tmp_path: Path) -> None:
     with TcpProxy() as to_kafka, TcpProxy() as to_store:
         kafka = EmbeddedKafka(tmp_path / "kafka", config={"advertised.listeners": f"PLAINTEXT://{to_kafka.address}"})

@@ -15,6 +15,7 @@ import pytest
 from command import free_port, headrace
 from test_faults import started, until
 
+pytestmark = pytest.mark.runs
 PROJECT = Path(__file__).parent / "own_project"
 BUG = """
     from headrace.envs.workflows.single_turn import single_turn
@@ -104,7 +105,6 @@ def answering(port: int) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.runs
 def test_a_judge_that_cannot_be_reached_is_waited_for_and_no_episode_fails(project: Path, tmp_path: Path) -> None:
     data, output, port = tmp_path / "data", tmp_path / "up.txt", free_port()
     (project / "judge.py").write_text(textwrap.dedent(JUDGE))

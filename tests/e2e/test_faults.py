@@ -183,6 +183,7 @@ def test_two_tasks_that_kill_their_workers_are_found_under_the_supervisor_and_th
     assert "Task" in shown.stdout
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

@@ -161,6 +161,7 @@ def test_trained_again_it_gives_every_hash_or_says_why_this_machine_cannot_tell(
     assert [one["got"] for one in now["versions"]] == got
 
 
+@pytest.mark.builds
 def test_it_goes_on_to_its_end_under_the_recipe_that_began_it(resumed: Resumed) -> None:
     assert resumed.summary["versions"] == END
     assert resumed.audit["ok"] is True
@@ -170,6 +171,7 @@ def test_it_goes_on_to_its_end_under_the_recipe_that_began_it(resumed: Resumed) 
     assert groups["trained"] > told("audit")["groups"]["trained"]
 
 
+@pytest.mark.builds
 def test_going_on_leaves_every_record_that_was_there_as_it_was(resumed: Resumed, archive: Path) -> None:
     then, now = records(archive), records(resumed.archive)
     del then["state", 0]  # compacted
@@ -184,6 +186,7 @@ def test_going_on_leaves_every_record_that_was_there_as_it_was(resumed: Resumed,
     assert (versions[: len(old_versions)], len(versions)) == (old_versions, END + 1)
 
 
+@pytest.mark.builds
 def test_what_both_builds_curated_is_curated_again_from_one_archive(resumed: Resumed, tmp_path: Path) -> None:
     again = asked("curate", "--from", resumed.archive, "--out", tmp_path / "again")
     assert again["sha256"] == resumed.audit["curated"]["solver"]["sha256"]

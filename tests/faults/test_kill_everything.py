@@ -15,7 +15,7 @@ from headrace.infra.kafka.clients import open_producer
 
 STEPS, GROUPS = 16, 16
 PATIENCE_S = 600.0
-KILLS = [pytest.param((5,), id="once"), pytest.param((5, 10), id="twice", marks=pytest.mark.faults)]
+KILLS = (5, 10)
 """Versions at which all is killed."""
 
 
@@ -42,11 +42,11 @@ def say_garbage(demo: Launched) -> None:
     assert vandal.flush(30) == 0
 
 
-@pytest.mark.parametrize("kills", KILLS)
+@pytest.mark.faults
 def test_the_demo_vandalised_and_killed_as_a_whole_is_gone_on_with_to_its_end_and_its_audit_closes(
-    kills: tuple[int, ...], demo: Launched
+    demo: Launched,
 ) -> None:
-    for version in kills:
+    for version in KILLS:
         demo.start()
         until(lambda wanted=version: trained(demo) >= wanted or demo.ended() is not None, "some versions", PATIENCE_S)
         assert demo.ended() is None, "it was killed at work"
@@ -60,6 +60,6 @@ def test_the_demo_vandalised_and_killed_as_a_whole_is_gone_on_with_to_its_end_an
     audit, status = demo.asked("audit"), demo.asked("status")
     assert audit.said["ok"], audit
     assert (audit.said["lost"], audit.said["doubled"]) == (0, 0)
-    assert audit.said["unnumbered_letters"] == {"undecodable": len(kills)}, "it stopped nobody, and has not disappeared"
+    assert audit.said["unnumbered_letters"] == {"undecodable": len(KILLS)}, "it stopped nobody, and has not disappeared"
     assert status.said["versions"] == {"solver": STEPS}
     assert status.said["groups"]["trained"] == STEPS * GROUPS
