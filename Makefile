@@ -11,7 +11,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 EXTRAS ?=
 COUNT ?= 1000000
-LANES ?= 4
+LANES ?= 2
 TESTS := LANES=$(LANES) $(BIN)/python tests/subjects.py
 
 # Compiled modules are kept: torch and transformers start in a third of the time.
@@ -47,7 +47,7 @@ test: $(STAMP) ## the gate: what every change must pass, about eleven minutes on
 test-all: $(STAMP) ## the gate and every subject, with a table at the end; about an hour
 	@$(TESTS) all
 
-# make test-SUBJECT: one of numerics, model, audit, runs, faults, builds, packages, fuzz, mutants, containers.
+# make test-SUBJECT: one of kafka, servers, rollout, curation, training, weights, tools, numerics, model, audit, runs, faults, builds, packages, fuzz, mutants, containers.
 test-%: $(STAMP)
 	@$(TESTS) $*
 

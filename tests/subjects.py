@@ -24,6 +24,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 GATE = "gate"
 SUBJECTS = {
+    "kafka": "run loop, transactions, readers and producers on a real broker",
+    "servers": "embedded servers, supervisor and fork server",
+    "rollout": "feeder and rollout workers on a real broker",
+    "curation": "what curators decide on a real broker, dead letters sent back",
+    "training": "trainers, shadows, replays and retraining on real servers",
+    "weights": "versions, anchors and deltas in a real store; gc",
+    "tools": "audit, lineage and archive over a real log",
     "numerics": "every case of losses, advantages, engines and learners",
     "model": "a small world of the protocol, explored exhaustively",
     "audit": "every tampering with a run, and the audit's own checks of each",
@@ -87,7 +94,7 @@ def run(subject: str, more: Sequence[str]) -> Counted:
     for command in PREPARED_BY.get(subject, ()):
         if subprocess.run(command, cwd=ROOT, check=False).returncode:
             return Counted(subject, 0, 0, 1, (), time.monotonic() - begin, _cpu_s() - before)
-    lanes = ["-n", os.environ.get("LANES", "4"), "--no-loadscope-reorder"]
+    lanes = ["-n", os.environ.get("LANES", "2"), "--no-loadscope-reorder"]
     flaky: tuple[str, ...] = ()
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"

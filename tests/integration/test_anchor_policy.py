@@ -42,6 +42,7 @@ def kinds(events: list[WeightsPublished]) -> list[str]:
     return [event.kind for event in events]
 
 
+@pytest.mark.weights
 def test_every_third_version_is_an_anchor_where_that_is_asked_and_so_is_the_first_of_an_epoch(
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:
@@ -50,6 +51,7 @@ def test_every_third_version_is_an_anchor_where_that_is_asked_and_so_is_the_firs
     assert kinds([published.next(epoch=1) for _ in range(4)]) == [ANCHOR, DELTA, DELTA, ANCHOR]
 
 
+@pytest.mark.weights
 def test_an_anchor_comes_when_one_more_delta_would_pass_the_share(
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:
@@ -64,11 +66,13 @@ def test_an_anchor_comes_when_one_more_delta_would_pass_the_share(
         assert sum(sizes) + max(map(max, runs)) > most, "and not sooner"
 
 
+@pytest.mark.weights
 def test_with_no_share_every_version_is_an_anchor(bootstrap: str, store: ObjectStore, run_name: str) -> None:
     published = Published(bootstrap, store, run_name, anchor_share=0)
     assert kinds([published.next() for _ in range(3)]) == [ANCHOR] * 3
 
 
+@pytest.mark.weights
 def test_a_tensor_of_another_shape_takes_an_anchor_and_deltas_go_on_from_there(
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:
@@ -83,6 +87,7 @@ def bring(store: ObjectStore, ways: list[WeightsPublished]) -> str:
     return weights_hash(PolicyWeights(Uncached(store)).bring(ways, ways[-1]))
 
 
+@pytest.mark.weights
 def test_nothing_is_published_once_more_while_all_objects_are_there(
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:
@@ -110,6 +115,7 @@ def test_a_version_to_which_an_object_is_lost_is_published_whole_and_the_next_de
     assert bring(store, [*events, whole, after]) == after.weights_hash
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize("altered", range(2))
 def test_an_object_that_was_altered_shows_when_it_is_read_and_the_same_one_is_stored_anew(
     bootstrap: str, store: ObjectStore, run_name: str, altered: int
@@ -126,6 +132,7 @@ def test_an_object_that_was_altered_shows_when_it_is_read_and_the_same_one_is_st
     assert bring(store, [*events, whole, published.next()])
 
 
+@pytest.mark.weights
 def test_a_store_that_is_away_is_no_loss(bootstrap: str, store: ObjectStore, run_name: str) -> None:
     published = Published(bootstrap, store, run_name)
     published.next()

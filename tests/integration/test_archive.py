@@ -160,6 +160,7 @@ def test_live_archived_and_replayed_runs_give_the_same_curated_bytes(run: Run, k
     assert curate_live(run) == live
 
 
+@pytest.mark.tools
 def test_another_chain_gives_what_it_would_have_given(run: Run, tmp_path: Path) -> None:
     roll_out(run, range(GROUPS))
     archive(run, tmp_path / "a")
@@ -184,6 +185,7 @@ def test_another_chain_gives_what_it_would_have_given(run: Run, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "chain.toml", "other", "own"]
 
 
+@pytest.mark.tools
 def test_an_archive_holds_every_committed_record_as_it_stands(run: Run, tmp_path: Path) -> None:
     roll_out(run, range(GROUPS))
     say(run, Outgoing(run.topics.trajectories("solver"), b"", b"tombstone", partition=1, is_null=True))
@@ -202,6 +204,7 @@ def test_an_archive_holds_every_committed_record_as_it_stands(run: Run, tmp_path
                     assert row["value"]["number"] == int(row["key"].decode().partition(":")[2])
 
 
+@pytest.mark.tools
 def test_a_second_time_adds_what_is_new_and_a_third_nothing(run: Run, tmp_path: Path) -> None:
     roll_out(run, range(GROUPS))
     archive(run, tmp_path)
@@ -218,6 +221,7 @@ def test_a_second_time_adds_what_is_new_and_a_third_nothing(run: Run, tmp_path: 
     assert (tmp_path / "manifest.json").read_bytes() == manifest
 
 
+@pytest.mark.tools
 def test_weights_are_copied_with_the_records_that_name_them_when_the_archive_began_so(
     run: Run, store: ObjectStore, tmp_path: Path
 ) -> None:
@@ -237,6 +241,7 @@ def test_weights_are_copied_with_the_records_that_name_them_when_the_archive_beg
     assert plain(archive(run, tmp_path / "whole"))["objects"]["new"] == 1
 
 
+@pytest.mark.tools
 def test_a_full_disk_is_told_and_what_was_archived_stands(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +264,7 @@ def test_a_full_disk_is_told_and_what_was_archived_stands(
     assert archived(tmp_path, *names) == there(run, *names)
 
 
+@pytest.mark.tools
 def test_what_was_deleted_before_it_was_archived_is_told(run: Run, tmp_path: Path) -> None:
     roll_out(run, range(GROUPS))
     admin = open_admin(run.connection)
@@ -272,6 +278,7 @@ def test_what_was_deleted_before_it_was_archived_is_told(run: Run, tmp_path: Pat
     assert plain(archive(run, tmp_path))["gone"] == []
 
 
+@pytest.mark.tools
 def test_a_topic_that_is_not_there_and_one_that_was_made_anew_are_refused(run: Run, keys: None, tmp_path: Path) -> None:
     roll_out(run, range(GROUPS))
     with pytest.raises(UsageError, match=r"no topic .*\.trajectories\.other; of .*trajectories\.solver"):
@@ -292,6 +299,7 @@ def test_a_topic_that_is_not_there_and_one_that_was_made_anew_are_refused(run: R
 # --------------------------------------------------------------------------------------------------------------- replay
 
 
+@pytest.mark.tools
 def test_a_replay_brings_back_every_record_and_object(run: Run, store: ObjectStore, keys: None, tmp_path: Path) -> None:
     roll_out(run, range(GROUPS))
     held, _ = behind_claims(run)
@@ -322,6 +330,7 @@ replayer.replay(Path(sys.argv[1]), sys.argv[2], None)
 """
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("point", ["replay.produced", "replay.committing 3", "replay.committed 2"])
 def test_a_killed_replay_goes_on_where_it_stopped(run: Run, keys: None, tmp_path: Path, point: str) -> None:
     roll_out(run, range(GROUPS))
@@ -341,6 +350,7 @@ def test_a_killed_replay_goes_on_where_it_stopped(run: Run, keys: None, tmp_path
     assert without_offsets(there(run, *names)) == without_offsets(before)
 
 
+@pytest.mark.tools
 def test_a_replay_refuses_topics_that_hold_anything_else(run: Run, keys: None, tmp_path: Path) -> None:
     roll_out(run, range(GROUPS))
     archive(run, tmp_path, ["trajectories.solver"])
@@ -356,6 +366,7 @@ def test_a_replay_refuses_topics_that_hold_anything_else(run: Run, keys: None, t
         replay(tmp_path, str(run.address), None, ["tasks.sums"])
 
 
+@pytest.mark.tools
 def test_a_damaged_file_ends_curating_and_replaying_and_nothing_is_taken_for_whole(
     run: Run, keys: None, tmp_path: Path
 ) -> None:
@@ -383,6 +394,7 @@ def headrace(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.tools
 def test_the_commands_answer_people_and_programs(run: Run, tmp_path: Path) -> None:
     roll_out(run, range(GROUPS))
 
@@ -403,6 +415,7 @@ def test_the_commands_answer_people_and_programs(run: Run, tmp_path: Path) -> No
     assert (done.returncode, "is no archive" in done.stderr) == (2, True)
 
 
+@pytest.mark.tools
 def test_a_false_end_does_not_make_a_topic_look_empty_to_the_archiver(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ archive(join(parse_run(sys.argv[1])), sys.argv[2])
 """
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("point", ["archive.object 1", "archive.cut 2", "archive.manifest 2", "archive.saved 1"])
 def test_a_killed_writer_leaves_what_the_next_one_completes(run: Run, place: str, tmp_path: Path, point: str) -> None:
     roll_out(run, range(GROUPS))
@@ -121,6 +122,7 @@ def test_a_killed_writer_leaves_what_the_next_one_completes(run: Run, place: str
     assert Archive(place).manifest.objects.keys()
 
 
+@pytest.mark.tools
 def test_of_two_writers_at_once_one_is_told_and_nothing_is_mixed(run: Run, place: str) -> None:
     roll_out(run, range(GROUPS))
 
@@ -146,6 +148,7 @@ def test_of_two_writers_at_once_one_is_told_and_nothing_is_mixed(run: Run, place
         assert [last.next_offset(place) for place in whole] == [messages[-1].offset + 1 for messages in whole.values()]
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("later_name", ["ours", "theirs"])
 def test_who_puts_a_manifest_beside_another_of_its_number_takes_it_back_and_is_told(
     run: Run, place: str, monkeypatch: pytest.MonkeyPatch, later_name: str
@@ -162,6 +165,7 @@ def test_who_puts_a_manifest_beside_another_of_its_number_takes_it_back_and_is_t
     assert location_of(place).manifest() == theirs
 
 
+@pytest.mark.tools
 def test_who_was_overtaken_so_long_ago_that_the_other_manifest_is_gone_is_told(run: Run, place: str) -> None:
     """No other manifest has its number any more: only its not being the newest tells."""
     overtaken, other = location_of(place), location_of(place)
@@ -179,6 +183,7 @@ def _named(location: InStore, data: bytes) -> locations.StoredObject:
     return locations.StoredObject(key, sha256, len(data))
 
 
+@pytest.mark.tools
 def test_old_manifests_go_and_so_does_what_a_killed_writer_left_long_ago(
     run: Run, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +204,7 @@ def test_old_manifests_go_and_so_does_what_a_killed_writer_left_long_ago(
     assert archived(place, *names(run)) == there(run, *names(run))
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("act", ["remove", "change"])
 def test_a_file_that_is_gone_or_changed_is_told(run: Run, place: str, act: str, tmp_path: Path) -> None:
     roll_out(run, range(GROUPS))
@@ -226,6 +232,7 @@ REFUSED: list[tuple[Callable[[Run], str], str]] = [
 ]
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize(("where", "told"), REFUSED)
 def test_a_place_that_cannot_be_is_told(run: Run, where: Callable[[Run], str], told: str) -> None:
     with ObjectStore(replace(run.store_address, prefix=f"others-{run.address.run}/")) as store:
@@ -234,6 +241,7 @@ def test_a_place_that_cannot_be_is_told(run: Run, where: Callable[[Run], str], t
         archive(run, where(run))
 
 
+@pytest.mark.tools
 def test_an_address_needs_its_endpoint_and_a_copy_in_a_folder_is_read_as_well(
     run: Run, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

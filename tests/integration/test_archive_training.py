@@ -77,6 +77,7 @@ def test_the_runs_own_batches_give_the_runs_own_weights_bit_for_bit(trained: Run
     assert any(use[2] for groups in told for use in groups), "a replay is among them"
 
 
+@pytest.mark.tools
 def test_batches_cut_anew_are_the_same_every_time_and_other_settings_are_not(whole: Path, tmp_path: Path) -> None:
     answer, found = train(tmp_path, whole, "first")
     assert answer.code == 0, answer.err
@@ -99,6 +100,7 @@ def test_batches_cut_anew_are_the_same_every_time_and_other_settings_are_not(who
     assert found["weights_hash"] in shown.out
 
 
+@pytest.mark.tools
 def test_killed_it_leaves_nothing_and_given_again_begins_anew(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "points").mkdir()
     (tmp_path / "points" / "folder.made").write_text("kill")
@@ -114,6 +116,7 @@ def test_killed_it_leaves_nothing_and_given_again_begins_anew(whole: Path, tmp_p
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.tools
 def test_an_archive_without_a_checkpoint_begins_at_another_or_at_a_folder(
     trained: Run, whole: Path, tmp_path: Path
 ) -> None:

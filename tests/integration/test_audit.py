@@ -218,6 +218,7 @@ def test_a_whole_run_closes(made: Made) -> None:
     assert "\r" not in said, "progress is for terminals"
 
 
+@pytest.mark.tools
 def test_a_record_on_dead_letters_that_is_none_is_told_and_is_no_problem(made: Made) -> None:
     made.records["no letter"] = Outgoing(made.run.topics.dead_letters, b"garbage", b"", partition=0)
     made.say("letter", made.run.topics.dead_letters, DeadLetter(made.run.run_id, "rollout", reason="undecodable"))
@@ -281,6 +282,7 @@ def no_checkpoint(made: Made, store: ObjectStore) -> str:
     return f"the checkpoint of version 2 of solver, named by {made.run.topics.state}[0]@2: {claim.key} does not exist"
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("flaw", [no_object, flipped_byte, no_file, no_checkpoint])
 def test_an_object_that_is_not_what_its_record_promises_breaks_the_chain(
     made: Made, store: ObjectStore, flaw: Callable[[Made, ObjectStore], str]
@@ -298,6 +300,7 @@ def _without_host(problem: str, store: ObjectStore) -> str:
     return problem.replace(f"{store.address.endpoint}/{store.address.bucket}/", "")
 
 
+@pytest.mark.tools
 def test_an_object_of_other_weights_than_announced_breaks_the_chain(made: Made) -> None:
     event = codec.decode(made.records["weights 1"].value, WeightsPublished)
     swapped = replace(event, weights=made.objects["weights 0"])
@@ -313,6 +316,7 @@ def _hash_of(made: Made, name: str) -> str:
     return codec.decode(made.records[name].value, WeightsPublished).weights_hash
 
 
+@pytest.mark.tools
 def test_objects_that_the_record_of_another_run_names_are_not_looked_at(made: Made) -> None:
     nowhere = ClaimCheck("main", f"{made.run.store_address.prefix}weights/nowhere", "00", 2)
     made.say(
@@ -324,6 +328,7 @@ def test_objects_that_the_record_of_another_run_names_are_not_looked_at(made: Ma
     assert problems(made) == []
 
 
+@pytest.mark.tools
 def test_a_store_that_does_not_answer_is_a_problem_and_not_a_crash(made: Made) -> None:
     made.produce()
     nowhere = replace(made.run.store_address, endpoint="127.0.0.1:1")
@@ -334,6 +339,7 @@ def test_a_store_that_does_not_answer_is_a_problem_and_not_a_crash(made: Made) -
     ]
 
 
+@pytest.mark.tools
 def test_a_commit_before_its_snapshot_or_outside_its_topic_is_named(made: Made) -> None:
     topic = made.run.topics.trajectories("solver")
     for partition, position in ((1, 2), (2, 2)):
@@ -358,6 +364,7 @@ def test_a_commit_before_its_snapshot_or_outside_its_topic_is_named(made: Made) 
     ) in found
 
 
+@pytest.mark.tools
 def test_garbage_needs_a_dead_letter_once_its_reader_has_passed_it(made: Made) -> None:
     topic = made.run.topics.trajectories("solver")
     made.records["garbage"] = Outgoing(topic, b"garbage", b"sums:0", [], 3)
@@ -379,6 +386,7 @@ DEEP = {
 }
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("case", DEEP)
 def test_a_value_that_is_not_what_its_headers_say_is_found_by_a_deep_audit(made: Made, case: str) -> None:
     nowhere = ClaimCheck("main", f"{made.run.store_address.prefix}groups/nowhere", "00", 2)
@@ -395,6 +403,7 @@ def test_a_value_that_is_not_what_its_headers_say_is_found_by_a_deep_audit(made:
     assert any(f"{topic}[1]@0" in problem and DEEP[case] in problem for problem in problems(made, deep=True))
 
 
+@pytest.mark.tools
 def test_a_kept_reward_that_is_not_finite_is_found_by_a_deep_audit(made: Made) -> None:
     stamp = Stamp(made.run.run_id, "sums", 1, policy="solver")
     odd = replace(made.curated(1, made.group(1)), rewards=(0.0, float("nan")))
@@ -404,6 +413,7 @@ def test_a_kept_reward_that_is_not_finite_is_found_by_a_deep_audit(made: Made) -
     assert "the rewards of its kept trajectories [1] are not finite" in problem
 
 
+@pytest.mark.tools
 def test_a_group_behind_a_claim_check_is_fetched_by_a_deep_audit(made: Made) -> None:
     whole = made.group(1)
     made.say_group(1, replace(whole, trajectories=(), claim=made.run.put(codec.encode(whole), "groups")))
@@ -411,6 +421,7 @@ def test_a_group_behind_a_claim_check_is_fetched_by_a_deep_audit(made: Made) -> 
     assert problems(made, deep=True) == []
 
 
+@pytest.mark.tools
 def test_an_offline_experiment_is_audited_for_what_is_its_own(made: Made) -> None:
     offline = replace(codec.decode(made.records["ended"].value, RecipeRevision), source="another-run")
     made.say("ended", made.run.topics.recipe, offline)

@@ -53,6 +53,7 @@ def test_an_upload_waits_for_a_store_that_fails_and_says_so_once(run: Run, betwe
     assert [line["event"] for line in logs if line["event"].startswith("store.")] == ["store.waiting", "store.resumed"]
 
 
+@pytest.mark.servers
 def test_a_component_that_a_server_left_stuck_is_started_again_however_often(tmp_path: Path) -> None:
     haste = Patience(first_pause_s=0.01, longest_pause_s=0.01, most_short_lives=2)
     child = Child("stuck", [sys.executable, "-c", f"raise SystemExit({AWAY})"])

@@ -208,6 +208,7 @@ def test_a_joiner_fetches_the_anchor_one_merged_delta_and_what_came_since(run: R
     assert told["join"] == {"objects": 2, "bytes": asked[0].size_bytes + whole.size_bytes}
 
 
+@pytest.mark.weights
 def test_a_torn_merged_delta_is_gone_round_by_all_who_meet_it(run: Run) -> None:
     published = Published(run, deltas=4)
     (torn,) = published.compact(every=3)
@@ -224,6 +225,7 @@ def test_a_torn_merged_delta_is_gone_round_by_all_who_meet_it(run: Run) -> None:
     assert joined(published) == [published.events[0].weights, whole.weights]
 
 
+@pytest.mark.weights
 def test_a_bad_delta_is_merged_by_nobody_and_after_the_next_anchor_it_goes_on(run: Run) -> None:
     published = Published(run, deltas=5)
     tear(run, published.events[3])
@@ -241,6 +243,7 @@ def test_a_bad_delta_is_merged_by_nobody_and_after_the_next_anchor_it_goes_on(ru
     assert (merged.base_version, merged.version) == (6, 10)
 
 
+@pytest.mark.weights
 def test_a_compactor_beside_a_run_merges_what_comes_until_it_is_told_to_stop(run: Run) -> None:
     published, stop = Published(run, deltas=1), threading.Event()
     words = (OpenedRun(run, rests=False), "solver", 3, stop)
@@ -259,6 +262,7 @@ def test_a_compactor_beside_a_run_merges_what_comes_until_it_is_told_to_stop(run
     assert [event.base_version for event in published.merged()] == [0, 0]
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize(
     ("point", "objects", "said"), [("before_upload", 0, 0), ("after_upload", 1, 0), ("announced", 1, 1)]
 )
@@ -279,6 +283,7 @@ def test_a_compactor_that_is_killed_leaves_nothing_that_the_next_one_does_not_fi
     assert published.objects() == before | {object_of(merged).key}
 
 
+@pytest.mark.weights
 def test_a_merged_delta_that_is_not_what_its_record_says_is_told_by_the_audit(run: Run) -> None:
     published = Published(run, deltas=4)
     (merged,) = published.compact(every=3)

@@ -358,6 +358,7 @@ def test_a_damaged_version_is_never_served_and_the_worker_says_why_and_heals(
         until(lambda: not scene.audit_says(row), f"the audit says {row.audit} no more")
 
 
+@pytest.mark.weights
 def test_a_copy_that_this_machine_altered_is_fetched_again_and_served(scene: Scene, good: Version) -> None:
     version = scene.delta(good)
     data = bytearray(version.data)
@@ -368,6 +369,7 @@ def test_a_copy_that_this_machine_altered_is_fetched_again_and_served(scene: Sce
     assert scene.cached(version).read_bytes() == version.data
 
 
+@pytest.mark.weights
 def test_a_worker_that_is_too_far_behind_starts_no_task_until_it_has_healed(scene: Scene, good: Version) -> None:
     for _ in range(BEHIND):
         scene.announce(scene.delta(scene.newest))

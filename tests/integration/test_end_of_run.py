@@ -43,6 +43,7 @@ def turn_until(turn: Callable[[], object], condition: Callable[[], bool]) -> Non
         turn()
 
 
+@pytest.mark.servers
 def test_a_curator_that_has_nothing_to_do_says_once_that_the_run_is_over(
     bootstrap: str, store: ObjectStore, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,6 +67,7 @@ def test_a_curator_that_has_nothing_to_do_says_once_that_the_run_is_over(
         turn_until(turn, lambda: over(said) == ["steps", "solved"])
 
 
+@pytest.mark.servers
 def test_a_feeder_of_a_run_that_is_over_says_so(bootstrap: str, store: ObjectStore, run_name: str) -> None:
     run = make_run(bootstrap, store, tiny_recipe(run_name))
     writer = TransactionalWriter(run.connection, f"{run_name}.feed")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
+import pytest
 from fastavro import parse_schema, schemaless_writer
 from made_records import curated
 from made_run import make_run, tiny_recipe
@@ -98,6 +99,7 @@ def test_evictions_are_told_once_by_incarnations_that_are_fenced_and_by_those_th
     assert (outcomes(run) + trained(run)).total() == 6
 
 
+@pytest.mark.training
 def test_a_letter_is_written_once_by_incarnations_of_which_each_does_nothing_else(
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:
@@ -127,6 +129,7 @@ def by_newer_build(run: Run, one: Outgoing) -> tuple[Outgoing, RecipeRevision]:
     return replace(one, value=value), RecipeRevision(run_id=run.run_id, schemas={"CuratedGroup": json.dumps(schema)})
 
 
+@pytest.mark.training
 def test_a_group_that_could_not_be_read_before_a_fix_is_trained_once_when_it_is_sent_back(
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:

@@ -200,6 +200,7 @@ def test_exactly_the_paced_number_is_issued_and_more_as_numbers_conclude(make: C
     assert problem_from_json(task.payload).tier == "sum1"
 
 
+@pytest.mark.rollout
 def test_tasks_have_a_partition_count_of_their_own(make: Callable[..., Run]) -> None:
     run = make(
         kafka={"partitions": 2, "task_partitions": 5},
@@ -236,6 +237,7 @@ def test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given
     assert audit(run, drained=False).policies["solver"].issued == QUOTA + 12
 
 
+@pytest.mark.rollout
 def test_a_feeder_that_dies_before_and_after_it_heard_of_a_swap_gives_every_number_one_revision(
     make: Callable[..., Run],
 ) -> None:
@@ -263,6 +265,7 @@ def test_a_feeder_that_dies_before_and_after_it_heard_of_a_swap_gives_every_numb
     )
 
 
+@pytest.mark.rollout
 def test_what_a_selector_learnt_and_drew_outlives_kills_so_that_the_same_tasks_are_chosen(
     make: Callable[..., Run],
 ) -> None:
@@ -291,12 +294,14 @@ def test_what_a_selector_learnt_and_drew_outlives_kills_so_that_the_same_tasks_a
     assert figures(run)[1].selection["sums"].rejected == undisturbed.rejected
 
 
+@pytest.mark.rollout
 def test_a_curriculum_and_raised_tiers_at_once_are_refused(make: Callable[..., Run]) -> None:
     run = make(feed={"selector": "tiers", "raise_tier": True})
     with pytest.raises(UsageError, match=r"raise_tier and feed.selector tiers both choose the tier"), feeding(run):
         pass
 
 
+@pytest.mark.rollout
 def test_a_feeder_knows_all_that_was_said_before_it_plans(make: Callable[..., Run]) -> None:
     run = make()
     feed_until(run, full)
@@ -305,11 +310,13 @@ def test_a_feeder_knows_all_that_was_said_before_it_plans(make: Callable[..., Ru
         assert len(feeder.poll(Stopwatch())) >= QUOTA + 600, "one poll takes 256 at most, but for the first"
 
 
+@pytest.mark.rollout
 def test_a_turn_that_is_undone_asks_for_a_new_start(make: Callable[..., Run]) -> None:
     with feeding(make()) as (feeder, _), pytest.raises(MustRestart):
         feeder.rewind()
 
 
+@pytest.mark.rollout
 def test_evaluations_are_issued_once_and_the_end_is_said_once_over_restarts(make: Callable[..., Run]) -> None:
     run = make(evaluate={"every": 4, "problems": 3, "samples": 2})
     say(run, weights(run, 0))
@@ -332,6 +339,7 @@ def test_evaluations_are_issued_once_and_the_end_is_said_once_over_restarts(make
     assert held_out[:3] == held_out[3:6] == held_out[6:]
 
 
+@pytest.mark.rollout
 def test_a_run_that_ended_issues_no_more_until_a_later_revision_goes_on(make: Callable[..., Run]) -> None:
     run = make()
     feed_until(run, full)
@@ -366,6 +374,7 @@ def test_a_number_that_the_workers_passed_in_silence_is_asked_again_and_done_tas
     assert audit(run, drained=False).policies["solver"].issued == QUOTA + 1
 
 
+@pytest.mark.rollout
 def test_nothing_is_asked_again_while_its_group_waits_for_a_curator(make: Callable[..., Run]) -> None:
     run = make(feed={"reissue_after_s": 0.2})
     feed_until(run, full)
@@ -391,6 +400,7 @@ def test_nothing_is_asked_again_while_its_group_waits_for_a_curator(make: Callab
     assert seen[-1][0] == 0, "its curator has read nothing"
 
 
+@pytest.mark.rollout
 def test_a_number_that_stays_without_an_answer_ends_as_a_dead_letter(make: Callable[..., Run]) -> None:
     run = make(feed={"reissue_after_s": 0.02})
     feed_until(run, full)
@@ -411,6 +421,7 @@ def test_a_number_that_stays_without_an_answer_ends_as_a_dead_letter(make: Calla
     assert audit(run, drained=False).policies["solver"].dead == 1
 
 
+@pytest.mark.rollout
 def test_a_commit_of_an_earlier_run_passes_over_no_number(make: Callable[..., Run]) -> None:
     run = make()
     feed_until(run, full)
@@ -437,6 +448,7 @@ def test_what_cannot_be_read_becomes_one_dead_letter_and_concludes_its_number(ma
     assert audit(run, drained=False).policies["solver"].dead == 2
 
 
+@pytest.mark.rollout
 def test_a_dead_letter_that_cannot_be_read_is_no_further_letter(make: Callable[..., Run]) -> None:
     run = make()
     say(run, Outgoing(run.topics.dead_letters, b"nonsense", partition=0))
@@ -448,6 +460,7 @@ def warm(**more: Any) -> dict[str, Any]:
     return {"solver": {"model": TINY_MODEL, "alphabet": ALPHABET, "warm_start": {"examples": 20, **more}}}
 
 
+@pytest.mark.rollout
 def test_a_killed_process_is_taken_over_and_its_successor_ends_on_sigterm(
     make: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -482,6 +495,7 @@ def wait_until(done: Callable[[], bool], process: Forked) -> None:
         assert time.monotonic() < end, "the process did not get there in time"
 
 
+@pytest.mark.rollout
 def test_worked_examples_are_stored_and_announced_once(make: Callable[..., Run]) -> None:
     run = make(policies=warm())
     feed_until(run, full)
@@ -495,6 +509,7 @@ def test_worked_examples_are_stored_and_announced_once(make: Callable[..., Run])
     assert all(set(line) == {"prompt", "completion"} and line["completion"].startswith("\\boxed") for line in lines)
 
 
+@pytest.mark.rollout
 def test_a_recipe_that_asks_for_more_than_there_is_is_refused(make: Callable[..., Run]) -> None:
     run = make(evaluate={"problems": 100_000_000})
     with pytest.raises(UsageError, match=r"evaluate\.problems is 100000000"), feeding(run):
@@ -539,6 +554,7 @@ def ends_read(evaluator: Evaluator) -> bool:
     return reader.positions == reader.ends() and not evaluator._changed
 
 
+@pytest.mark.rollout
 def test_an_evaluation_concludes_once_over_restarts_claims_and_bytes_that_cannot_be_read(
     make: Callable[..., Run],
 ) -> None:
@@ -560,6 +576,7 @@ def test_an_evaluation_concludes_once_over_restarts_claims_and_bytes_that_cannot
     assert sorted(letter.reason for letter in letters) == ["missing_object", "undecodable"]
 
 
+@pytest.mark.rollout
 def test_what_was_lost_of_an_evaluation_is_asked_again_until_it_has_its_result_or_six_attempts(
     make: Callable[..., Run],
 ) -> None:
@@ -603,6 +620,7 @@ def test_what_was_lost_of_an_evaluation_is_asked_again_until_it_has_its_result_o
 # --------------------------------------------------------------------------------------------------- audit and figures
 
 
+@pytest.mark.rollout
 def test_audit_and_figures_are_read_from_the_topics_alone(make: Callable[..., Run]) -> None:
     run = make()
     feed_until(run, full)
@@ -625,6 +643,7 @@ def test_audit_and_figures_are_read_from_the_topics_alone(make: Callable[..., Ru
     assert audit(run, drained=False).doubled == 2
 
 
+@pytest.mark.rollout
 def test_a_group_that_never_committed_has_no_offsets(make: Callable[..., Run]) -> None:
     run = make()
     assert committed_offsets(run.connection, "nobody", [run.topics.tasks("sums")]) == {}
@@ -634,6 +653,7 @@ def snapshots(run: Run) -> Iterable[Snapshot]:
     return (codec.decode(m.value, Snapshot) for m in read_all(run.connection, [run.topics.state]) if m.key == b"feed")
 
 
+@pytest.mark.rollout
 def test_the_newest_snapshot_tells_the_offsets_of_its_tasks_and_is_written_in_parts(make: Callable[..., Run]) -> None:
     run = make()
     feed_until(run, full)
@@ -655,6 +675,7 @@ def parts(run: Run) -> list[list[Any]]:
     return [json.loads(codec.decode(m.value, Snapshot).body)["open"] for m in newest.values() if not m.is_null]
 
 
+@pytest.mark.rollout
 def test_a_run_whose_state_is_in_one_record_goes_on_in_parts(make: Callable[..., Run]) -> None:
     run = make()
     feed_until(run, full)

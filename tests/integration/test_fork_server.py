@@ -104,6 +104,7 @@ def test_a_fork_is_what_a_program_would_be_with_its_imports_done(forks: ForkServ
         assert ended(process) == -signal.SIGKILL
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize(("words", "code", "last"), [(("exit", "75"), 75, ""), (("raise",), 1, "ValueError: no spoon")])
 def test_the_end_of_a_fork_is_seen_as_a_programs(
     words: tuple[str, ...], code: int, last: str, forks: ForkServer, tmp_path: Path
@@ -114,6 +115,7 @@ def test_the_end_of_a_fork_is_seen_as_a_programs(
     assert last in (tmp_path / "toy.log").read_text().splitlines()[-1]
 
 
+@pytest.mark.servers
 def test_forks_draw_other_random_numbers(forks: ForkServer, tmp_path: Path) -> None:
     for process in [forks.fork(toy(tmp_path, "exit", "0")) for _ in range(2)]:
         ended(process)
@@ -122,6 +124,7 @@ def test_forks_draw_other_random_numbers(forks: ForkServer, tmp_path: Path) -> N
     assert all(one != other for one, other in zip(first["draws"], second["draws"], strict=True))
 
 
+@pytest.mark.servers
 def test_a_fork_has_the_environment_that_was_known_after_the_imports_began(forks: ForkServer, tmp_path: Path) -> None:
     forks.import_early(["colorsys"])
     forks.prepare({**ENVIRONMENT, "PREPARED": "yes"}, tmp_path / "late.log")
@@ -140,6 +143,7 @@ def test_a_fork_has_the_environment_that_was_known_after_the_imports_began(forks
     assert (tmp_path / "late.log").exists()
 
 
+@pytest.mark.servers
 def test_what_cannot_be_imported_early_is_reported_by_the_first_fork(forks: ForkServer, tmp_path: Path) -> None:
     forks.import_early(["no_such_module"])
     wait_for(lambda: forks.pid is None)
@@ -148,6 +152,7 @@ def test_what_cannot_be_imported_early_is_reported_by_the_first_fork(forks: Fork
         forks.fork(toy(tmp_path))
 
 
+@pytest.mark.servers
 def test_a_process_with_threads_is_not_forked(forks: ForkServer, tmp_path: Path) -> None:
     with pytest.raises(CannotFork, match="threads"):
         forks.fork(ForkRequest(("starts_a_thread",), "toy", (*TOY, "exit", "0"), str(tmp_path / "toy.log")))
@@ -157,6 +162,7 @@ def test_a_process_with_threads_is_not_forked(forks: ForkServer, tmp_path: Path)
         forks.fork(toy(tmp_path))
 
 
+@pytest.mark.servers
 def test_what_cannot_be_imported_or_written_is_told_and_nothing_is_left(forks: ForkServer, tmp_path: Path) -> None:
     before = children_of_this()
     with pytest.raises(CannotFork, match="nowhere"):
@@ -167,6 +173,7 @@ def test_what_cannot_be_imported_or_written_is_told_and_nothing_is_left(forks: F
         forks.fork(ForkRequest(("no_such_module",), "toy", TOY, str(tmp_path / "toy.log")))
 
 
+@pytest.mark.servers
 def test_a_server_that_does_not_answer_is_given_up_and_what_it_forks_later_ends(
     forks: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +227,7 @@ def test_a_fork_that_is_killed_is_forked_again_and_the_other_lives_on(tmp_path: 
         assert supervisor.cpu_seconds()["a"]["process"] > 0
 
 
+@pytest.mark.servers
 def test_a_fork_server_that_is_killed_costs_nobody_his_life_and_what_follows_is_a_program(tmp_path: Path) -> None:
     with supervised(tmp_path, child("a")) as (supervisor, server):
         wait_for(lambda: said(tmp_path, "a"))
@@ -236,6 +244,7 @@ def test_a_fork_server_that_is_killed_costs_nobody_his_life_and_what_follows_is_
         supervisor.raise_failure()
 
 
+@pytest.mark.servers
 def test_a_crash_loop_of_forks_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
     with supervised(tmp_path, child("torn", "raise")) as (supervisor, _):
         wait_for(lambda: supervisor.states()["torn"].state == "failed")
@@ -244,6 +253,7 @@ def test_a_crash_loop_of_forks_is_told_with_the_end_of_the_log(tmp_path: Path) -
             supervisor.raise_failure()
 
 
+@pytest.mark.servers
 def test_stop_leaves_no_fork_and_no_server_behind_even_in_the_middle_of_an_import(tmp_path: Path) -> None:
     before = children_of_this()
     slow = child("slow", imports=("slow_to_import",))

@@ -267,6 +267,7 @@ def test_what_nothing_needs_goes_and_the_run_is_whole_without_it(
         assert any(what in problem for problem in missing)
 
 
+@pytest.mark.weights
 def test_nothing_goes_when_a_record_cannot_be_known(made: Made) -> None:
     newer = Outgoing(made.run.topics.trajectories("solver"), codec.MAGIC + b"newer---" + b"x" * 10, partition=1)
     say(made.run, newer)
@@ -276,6 +277,7 @@ def test_nothing_goes_when_a_record_cannot_be_known(made: Made) -> None:
     assert read_history(made.run, "solver").retired == ()
 
 
+@pytest.mark.weights
 def test_objects_of_a_transaction_that_is_open_stay(made: Made) -> None:
     """What it hides is waited for; what comes later is young."""
     writer = TransactionalWriter(made.run.connection, f"{made.run.address.run}.train.solver")
@@ -295,11 +297,13 @@ def test_objects_of_a_transaction_that_is_open_stay(made: Made) -> None:
     assert "left by a crash" not in made.there()
 
 
+@pytest.mark.weights
 def test_of_a_run_that_goes_on_nothing_younger_than_a_day_is_taken(made: Made) -> None:
     with pytest.raises(UsageError, match="--data"):
         collect(made.run, NO_AGE)
 
 
+@pytest.mark.weights
 def test_what_was_written_anew_since_the_listing_stays(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer that comes back makes the same bytes again, while it is not known yet that it will name them."""
     age, listing = timedelta(hours=1), made.run.store.listing
@@ -311,6 +315,7 @@ def test_what_was_written_anew_since_the_listing_stays(made: Made, monkeypatch: 
     assert made.there() == set(made.keys)
 
 
+@pytest.mark.weights
 def test_no_clock_but_the_stores_says_how_old_an_object_is(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     class Ahead(datetime):
         @classmethod
@@ -323,6 +328,7 @@ def test_no_clock_but_the_stores_says_how_old_an_object_is(made: Made, monkeypat
     assert (done["collected"], done["spared"], made.there()) == ([], 0, set(made.keys))
 
 
+@pytest.mark.weights
 def test_nothing_is_deleted_long_after_it_was_listed(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that was suspended: what is named by now was put anew so long ago that it looks old."""
     clock = iter([0.0])
@@ -332,6 +338,7 @@ def test_nothing_is_deleted_long_after_it_was_listed(made: Made, monkeypatch: py
     assert made.there() == set(made.keys)
 
 
+@pytest.mark.weights
 def test_a_run_whose_objects_may_lie_among_those_of_other_clusters_is_left_alone(made: Made) -> None:
     """Of a store that the recipe names, only what lies under the run's own id is its own for sure."""
     shared = made.run.recipe.model_copy(update={"store": made.run.recipe.store.model_copy(update={"endpoint": "s3:9"})})
@@ -340,6 +347,7 @@ def test_a_run_whose_objects_may_lie_among_those_of_other_clusters_is_left_alone
         collect(run, NO_AGE, rests=True)
 
 
+@pytest.mark.weights
 def test_an_experiment_beside_the_run_keeps_its_objects(made: Made, run_name: str) -> None:
     """Its objects lie among its source's: they are listed, and named by records of another run only."""
     beside = make_run(made.run.connection.bootstrap, made.run.store, tiny_recipe(f"{run_name[:50]}-2"), "run-2")
@@ -351,6 +359,7 @@ def test_an_experiment_beside_the_run_keeps_its_objects(made: Made, run_name: st
     assert "left by a crash" not in made.there()
 
 
+@pytest.mark.weights
 def test_a_run_begins_under_a_prefix_of_its_own_and_keeps_it(made: Made, run_name: str) -> None:
     recipe = tiny_recipe(f"{run_name[:50]}-3")
     address = replace(made.run.address, run=recipe.name)

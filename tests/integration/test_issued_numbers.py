@@ -110,6 +110,7 @@ def test_groups_of_numbers_that_were_never_issued_conclude_nothing_live_archived
     assert curate_live(run) == live
 
 
+@pytest.mark.curation
 def test_a_run_that_began_before_that_rule_takes_any_number(bootstrap: str, store: ObjectStore, run_name: str) -> None:
     run = begun(bootstrap, store, run_name, asks=False)
     issue(run, 0, 4)
@@ -119,6 +120,7 @@ def test_a_run_that_began_before_that_rule_takes_any_number(bootstrap: str, stor
     assert len(verdicts(run)) == 12
 
 
+@pytest.mark.curation
 def test_a_number_counts_as_issued_from_the_moment_that_its_task_stands_there(
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:
@@ -136,6 +138,7 @@ def test_a_number_counts_as_issued_from_the_moment_that_its_task_stands_there(
         assert not later.has("sums", 10)
 
 
+@pytest.mark.curation
 def test_a_number_whose_transaction_is_open_when_the_curator_begins_counts_once_it_is_committed(
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:
@@ -154,6 +157,7 @@ def test_a_number_whose_transaction_is_open_when_the_curator_begins_counts_once_
     feeder.close()
 
 
+@pytest.mark.curation
 def test_a_stream_that_a_later_revision_brings_counts(bootstrap: str, store: ObjectStore, run_name: str) -> None:
     run = begun(bootstrap, store, run_name)
     issue(run, 0, 3)

@@ -125,6 +125,7 @@ class Breaking(io.BytesIO):
         return super().read(size)
 
 
+@pytest.mark.weights
 def test_of_an_upload_that_is_broken_off_nothing_is_left(behind: ObjectStore, mortal: Mortal) -> None:
     data, key = large()
     with pytest.raises(OSError, match="the disk fails"):
@@ -133,6 +134,7 @@ def test_of_an_upload_that_is_broken_off_nothing_is_left(behind: ObjectStore, mo
     assert mortal.begun(key) == []
 
 
+@pytest.mark.weights
 def test_an_upload_over_a_killed_store_ends_with_the_object_whole_and_is_not_seen_before(
     behind: ObjectStore, direct: ObjectStore, between: TcpProxy, mortal: Mortal, run_name: str
 ) -> None:
@@ -166,6 +168,7 @@ def test_an_upload_over_a_killed_store_ends_with_the_object_whole_and_is_not_see
     assert run.get(claims[0]) == data
 
 
+@pytest.mark.weights
 def test_a_fetch_from_a_killed_store_leaves_no_file_and_the_next_one_is_whole(
     behind: ObjectStore, direct: ObjectStore, between: TcpProxy, mortal: Mortal, tmp_path: Path
 ) -> None:

@@ -164,6 +164,7 @@ def test_a_version_names_its_groups_in_order_and_what_it_is_made_of(written: Log
         version_lineage(written.run, "solver", 2)
 
 
+@pytest.mark.tools
 def test_a_group_that_is_not_where_its_batch_says_is_looked_for_everywhere(written: Log) -> None:
     moved, gone = (written.keep(number, written.group(number)[1]) for number in (0, 1))
     written.batch(1, replace(moved, offset=77), replace(moved, number=2), replace(gone, partition=-1))
@@ -174,6 +175,7 @@ def test_a_group_that_is_not_where_its_batch_says_is_looked_for_everywhere(writt
     assert [made.task_id for made in found] == ["sum:0", "", "sum:1"]
 
 
+@pytest.mark.tools
 def test_a_group_behind_a_claim_check_is_fetched(written: Log) -> None:
     whole = group(written.run.run_id, 0, "w-1")
     short = replace(whole, trajectories=(), claim=written.run.put(codec.encode(whole), "groups"))
@@ -220,6 +222,7 @@ def test_the_fate_of_a_group_is_found_wherever_it_is(written: Log) -> None:
     assert value
 
 
+@pytest.mark.tools
 def test_a_repeated_record_counts_once_and_names_both_workers(written: Log) -> None:
     written.group(4, "first")
     written.group(4, "second")
@@ -230,6 +233,7 @@ def test_a_repeated_record_counts_once_and_names_both_workers(written: Log) -> N
     assert [(attempt.worker, attempt.counts) for attempt in attempts] == [("first", True), ("second", False)]
 
 
+@pytest.mark.tools
 def test_a_dead_number_that_was_sent_back_is_open_again_and_then_trained(written: Log) -> None:
     bad, _ = written.group(4, value=b"garbage")
     first = written.letter(4, bad)
@@ -248,6 +252,7 @@ def test_a_dead_number_that_was_sent_back_is_open_again_and_then_trained(written
     assert [attempt.counts for attempt in trained.attempts] == [False, True]
 
 
+@pytest.mark.tools
 def test_records_that_nobody_can_read_hide_no_groups_fate(written: Log) -> None:
     written.task(3)
     written.batch(1, written.keep(3, written.group(3)[1]))
@@ -263,6 +268,7 @@ def test_records_that_nobody_can_read_hide_no_groups_fate(written: Log) -> None:
     assert (found.fate, found.on_tasks, len(found.concluded), found.letters) == ("trained", (0,), 1, ())
 
 
+@pytest.mark.tools
 def test_a_name_that_is_no_group_of_the_run_is_refused_in_a_sentence(written: Log) -> None:
     for text, says in (
         ("12", "STREAM:NUMBER"), ("proofs:1", "it has sums"), ("sums:x", "STREAM:NUMBER"), ("eval.sums:1", "inspect"),
@@ -272,6 +278,7 @@ def test_a_name_that_is_no_group_of_the_run_is_refused_in_a_sentence(written: Lo
     assert parse_group(written.run, "sums.eu:12") == ("sums.eu", 12)
 
 
+@pytest.mark.tools
 def test_a_step_is_opened_with_texts_and_the_trainers_advantages(written: Log) -> None:
     uses = [written.keep(number, written.group(number)[1]) for number in range(3)]
     written.weights(0)
@@ -293,6 +300,7 @@ def test_a_step_is_opened_with_texts_and_the_trainers_advantages(written: Log) -
         step(written.run, "solver", 1, "3")
 
 
+@pytest.mark.tools
 def test_a_trajectory_is_opened_trained_or_not(written: Log) -> None:
     written.weights(0)
     written.batch(1, written.keep(0, written.group(0)[1]))

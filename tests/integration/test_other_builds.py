@@ -58,6 +58,7 @@ def test_a_newer_builds_record_is_read_as_soon_as_its_schema_is_told_and_not_bef
     assert codec.decode(data, Task) == Task(number=7)
 
 
+@pytest.mark.kafka
 def test_a_schema_that_is_none_is_passed_over_and_does_no_harm(run: Run) -> None:
     data = by_newer_build(run, Task(number=7))
     tell(run, RecipeRevision(run_id=run.run_id, schemas={"Task": "[" * 10_000}))
@@ -69,6 +70,7 @@ def test_a_schema_that_is_none_is_passed_over_and_does_no_harm(run: Run) -> None
     assert join(run.address).recipe == run.recipe
 
 
+@pytest.mark.kafka
 def test_a_build_tells_its_schemas_once_and_changes_nothing_else_by_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +88,7 @@ def test_a_build_tells_its_schemas_once_and_changes_nothing_else_by_it(
     assert codec.decode(by_newer_build(run, Task(number=7)), Task) == Task(number=7)
 
 
+@pytest.mark.kafka
 def test_a_revision_of_another_run_on_the_same_topic_is_passed_over(run: Run) -> None:
     tell(
         run, replace(read_revisions(run.address)[0], run_id="other", recipe=tiny_recipe("other").to_json(), revision=1)

@@ -172,6 +172,7 @@ def issued(run: Run) -> list[tuple[int, int]]:
     return sorted((task.number, task.attempt) for task in found)
 
 
+@pytest.mark.kafka
 def test_a_feeder_that_restarts_behind_an_open_transaction_finds_its_newest_state(make: Make, start: Start) -> None:
     run = make()
     first = start("feed", "--run", str(run.address))
@@ -246,6 +247,7 @@ def commit_metadata(run: Run) -> list[str]:
     return found
 
 
+@pytest.mark.kafka
 def test_a_worker_that_wakes_hours_after_its_tasks_were_redone_adds_nothing(
     make: Make, start: Start, tmp_path: Path
 ) -> None:
@@ -273,6 +275,7 @@ def test_a_worker_that_wakes_hours_after_its_tasks_were_redone_adds_nothing(
     assert_curated_exactly_once(run)
 
 
+@pytest.mark.kafka
 def test_a_worker_of_an_earlier_run_of_the_same_name_is_a_dead_letter_and_joins_the_later_one(
     make: Make, start: Start
 ) -> None:

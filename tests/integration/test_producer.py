@@ -89,6 +89,7 @@ def values(connection: Connection, topic: str) -> list[bytes]:
     return [message.value for message in read_all(connection, [topic]) if message.partition == 0]
 
 
+@pytest.mark.kafka
 def test_the_client_reports_a_record_that_was_refused_as_delivered_and_has_no_offset_of_it(
     spoilt: tuple[Spoiling, Connection], topic: str
 ) -> None:
@@ -153,6 +154,7 @@ def test_a_transaction_of_which_a_record_may_be_lost_is_aborted(
     assert values(connection, topic) == [b"both, again"]
 
 
+@pytest.mark.kafka
 def test_what_kafka_refuses_for_good_ends_the_transaction_with_what_was_refused_and_why(
     spoilt: tuple[Spoiling, Connection], topic: str
 ) -> None:
@@ -169,6 +171,7 @@ def test_what_kafka_refuses_for_good_ends_the_transaction_with_what_was_refused_
     assert values(connection, topic) == []
 
 
+@pytest.mark.kafka
 def test_a_topic_that_was_deleted_ends_who_writes_to_it_before_and_after_a_restart(
     bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def test_groups_of_unpublished_versions_are_dead_and_those_after_them_are_traine
     assert curate_live(run) == live
 
 
+@pytest.mark.curation
 def test_a_group_that_comes_before_the_first_version_moves_no_clock_and_a_restore_decides_the_same(
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_group_that_comes_before_the_first_version_moves_no_clock_and_a_restor
     assert {verdicts(run)[number] for number in range(5, 12)} == {"kept", "zero_variance"}, "nothing is stale"
 
 
+@pytest.mark.curation
 def test_a_partition_that_sees_no_group_for_thousands_of_versions_takes_the_next_one_live_archived_and_replayed(
     bootstrap: str, store: ObjectStore, run_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +137,7 @@ def test_a_partition_that_sees_no_group_for_thousands_of_versions_takes_the_next
     assert curate_live(run) == live
 
 
+@pytest.mark.curation
 def test_a_run_that_began_before_the_rule_keeps_its_clock(bootstrap: str, store: ObjectStore, run_name: str) -> None:
     run = begun(bootstrap, store, run_name, asks=False)
     poisoned(run)
@@ -144,6 +147,7 @@ def test_a_run_that_began_before_the_rule_keeps_its_clock(bootstrap: str, store:
     assert {found[number] for number in range(12, 40)} <= {"stale", "zero_variance"}
 
 
+@pytest.mark.curation
 def test_a_version_counts_as_published_from_the_moment_that_it_stands_on_its_topic(
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:

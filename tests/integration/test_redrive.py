@@ -220,6 +220,7 @@ def test_a_group_whose_object_was_missing_is_sent_back_after_the_fix_and_is_trai
         redrive(run, [999], None)
 
 
+@pytest.mark.curation
 def test_a_task_that_is_sent_back_is_looked_for_at_its_new_place(make: Callable[..., Run]) -> None:
     run = make(feed={"reissue_after_s": 3600})
     topic = run.topics.tasks("sums")
@@ -254,6 +255,7 @@ def test_a_task_that_is_sent_back_is_looked_for_at_its_new_place(make: Callable[
     assert (last.value, last.headers[:-1]) == (source.value, source.headers)
 
 
+@pytest.mark.curation
 def test_of_two_redrives_at_once_one_sends_and_one_is_fenced(make: Callable[..., Run]) -> None:
     run = make()
     with curating(run):
@@ -291,6 +293,7 @@ def versions(run: Run) -> list[BatchTrained]:
     return [batch for batch in of(run, run.topics.batches("solver"), BatchTrained) if batch.version >= 0]
 
 
+@pytest.mark.curation
 def test_a_dead_curated_group_that_is_sent_back_is_trained_once_over_restarts_before_and_after(
     make: Callable[..., Run],
 ) -> None:
@@ -316,6 +319,7 @@ def test_a_dead_curated_group_that_is_sent_back_is_trained_once_over_restarts_be
     assert sorted(one["reason"] for one in plain(listing(run))) == ["undecodable", "unusable"], "no letter came again"
 
 
+@pytest.mark.curation
 def test_nothing_is_sent_back_into_a_run_that_has_ended(make: Callable[..., Run]) -> None:
     run = make()
     with curating(run):
@@ -330,6 +334,7 @@ def test_nothing_is_sent_back_into_a_run_that_has_ended(make: Callable[..., Run]
         assert plain(redrive(ended, (), "poison", dry_run=dry_run))["redriven"] == []
 
 
+@pytest.mark.curation
 def test_thousands_of_bad_messages_amid_good_ones_stop_none_of_them(make: Callable[..., Run]) -> None:
     run = make()
     draw = np.random.default_rng(1)

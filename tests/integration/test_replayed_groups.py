@@ -117,6 +117,7 @@ def test_every_use_is_trained_once_and_in_order_as_the_curator_said(undisturbed:
     assert batch.metrics["replay_age_mean"] == batch.version - 1, "all are of version 0"
 
 
+@pytest.mark.training
 def test_a_trainer_killed_amid_replays_makes_what_an_undisturbed_one_makes(
     bootstrap: str, store: ObjectStore, run_name: str, tmp_path: Path, trainers: list[BaseProcess], undisturbed: Run
 ) -> None:
@@ -142,6 +143,7 @@ def test_batches_with_replays_are_trained_again_to_the_same_hashes(undisturbed: 
     assert (found["ok"], [one["version"] for one in found["versions"]]) == (True, list(range(1, STEPS + 1)))
 
 
+@pytest.mark.training
 def test_lineage_and_inspection_show_the_group_of_a_replay_and_its_weight(undisturbed: Run) -> None:
     batch = next(b for b in batches(undisturbed) if any(use.use == 2 for use in b.groups))
     place = next(place for place, use in enumerate(batch.groups) if use.use == 2)
@@ -157,6 +159,7 @@ def test_lineage_and_inspection_show_the_group_of_a_replay_and_its_weight(undist
     assert all(advantage is not None and 0 < abs(advantage) < 0.6 for advantage in advantages), "halved"
 
 
+@pytest.mark.training
 def test_a_replay_whose_first_use_has_left_the_log_is_evicted_and_the_trainer_goes_on(
     bootstrap: str, store: ObjectStore, run_name: str, trainers: list[BaseProcess]
 ) -> None:
@@ -176,6 +179,7 @@ def test_a_replay_whose_first_use_has_left_the_log_is_evicted_and_the_trainer_go
         list(trained_groups(run, "solver", batches(run)))
 
 
+@pytest.mark.training
 def test_a_trainer_that_stops_after_the_end_says_first_what_became_of_the_replays_that_it_holds(
     bootstrap: str, store: ObjectStore, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +208,7 @@ def shorten(run: Run, offset: int) -> None:
         future.result(30)
 
 
+@pytest.mark.training
 def test_first_uses_are_found_behind_markers_and_aborted_records_and_those_of_others_are_not(
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:

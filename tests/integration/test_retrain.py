@@ -98,6 +98,7 @@ def test_the_same_batches_give_the_same_hashes_with_as_many_threads_as_the_train
     assert all(one["equal"] and one["got"] == one["expected"] for one in found["versions"])
 
 
+@pytest.mark.training
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_what_a_gpu_trained_it_trains_again_to_the_same_hashes(
@@ -114,6 +115,7 @@ def test_what_a_gpu_trained_it_trains_again_to_the_same_hashes(
     assert [version["equal"] for version in found["versions"]] == [True] * STEPS
 
 
+@pytest.mark.training
 def test_a_part_is_trained_again_from_the_newest_checkpoint_at_or_below_it(trained: Run, tmp_path: Path) -> None:
     answer, found = retrain(trained, tmp_path, "--from", "5", "--to", "7")
     assert answer.code == 0, answer.err
@@ -130,6 +132,7 @@ def test_a_part_is_trained_again_from_the_newest_checkpoint_at_or_below_it(train
     )
 
 
+@pytest.mark.training
 def test_a_run_that_is_not_there_is_told_at_once_with_those_that_are(
     trained: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +152,7 @@ def test_one_altered_hash_is_found(trained: Run, run_name: str, tmp_path: Path) 
     assert [one["version"] for one in found["versions"] if not one["equal"]] == [5]
 
 
+@pytest.mark.training
 def test_what_was_made_elsewhere_is_not_comparable_and_what_was_made_here_after_it_is(
     trained: Run, run_name: str, tmp_path: Path
 ) -> None:
@@ -175,6 +179,7 @@ def test_what_was_made_elsewhere_is_not_comparable_and_what_was_made_here_after_
     assert (answer.code, found["ok"]) == (0, True)
 
 
+@pytest.mark.training
 def test_what_is_gone_is_told_in_one_sentence(trained: Run, run_name: str, tmp_path: Path) -> None:
     def misplace(message: Message) -> bytes:
         if not message.topic.endswith(".state"):
@@ -196,6 +201,7 @@ def experiment(run: Run, name: str) -> Run:
     return join(RunAddress(Connection(run.connection.bootstrap), name))
 
 
+@pytest.mark.training
 def test_other_settings_over_the_same_batches_make_a_run_of_their_own_the_same_every_time(
     trained: Run, run_name: str, tmp_path: Path
 ) -> None:
@@ -241,6 +247,7 @@ def test_other_settings_over_the_same_batches_make_a_run_of_their_own_the_same_e
     assert (told.code, trained.address.run in told.err) == (2, True)
 
 
+@pytest.mark.training
 def test_an_experiment_without_other_settings_gives_the_same_weights(
     trained: Run, run_name: str, tmp_path: Path
 ) -> None:
@@ -249,6 +256,7 @@ def test_an_experiment_without_other_settings_gives_the_same_weights(
     assert [(one["version"], one["equal"]) for one in found["versions"]] == [(4, True), (5, True), (6, True)]
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -57,6 +57,7 @@ def test_a_server_that_died_is_started_again_with_its_data(servers: Servers, sai
     assert [words.partition(" is")[0] for words in said] == ["the object store died and"]
 
 
+@pytest.mark.servers
 def test_a_server_that_does_not_come_up_is_said_once_and_tried_until_it_does(servers: Servers, said: list[str]) -> None:
     for nurse in servers._nurses:
         nurse._pauses = Backoff(0.0, 0.0)
@@ -72,6 +73,7 @@ def test_a_server_that_does_not_come_up_is_said_once_and_tried_until_it_does(ser
     assert said[-1] == "the object store runs again: the run goes on"
 
 
+@pytest.mark.servers
 def test_a_full_disk_is_said_once_with_what_to_do(
     servers: Servers, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

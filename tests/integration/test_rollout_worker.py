@@ -210,6 +210,7 @@ def test_every_task_becomes_one_record_whose_key_headers_partition_and_tokens_ar
     ]
 
 
+@pytest.mark.rollout
 def test_the_same_task_gives_the_same_tokens_and_every_sample_its_own(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:
@@ -261,6 +262,7 @@ def test_an_evaluation_runs_on_exactly_its_version_though_a_newer_one_is_served(
     assert versions(groups(run)[0]) <= {2, 3}
 
 
+@pytest.mark.rollout
 def test_a_version_that_is_gone_concludes_its_evaluation(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:
@@ -276,6 +278,7 @@ def test_a_version_that_is_gone_concludes_its_evaluation(
     assert "does not exist" in group.failures[0].detail
 
 
+@pytest.mark.rollout
 def test_a_second_worker_joins_and_takes_work(bootstrap: str, store: ObjectStore, run_name: str, work: Spawn) -> None:
     run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=SLOW))
     publish(run, 0)
@@ -330,6 +333,7 @@ def test_a_task_that_kills_its_workers_is_found_and_the_others_are_done(
     assert codec.decode(letter.value, Task).number == 5
 
 
+@pytest.mark.rollout
 def test_a_worker_that_makes_no_token_ends_and_the_task_that_stalls_every_worker_is_found(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:
@@ -354,6 +358,7 @@ def test_a_worker_that_makes_no_token_ends_and_the_task_that_stalls_every_worker
     assert "no token for 4 s with" in status.detail
 
 
+@pytest.mark.rollout
 def test_episodes_that_ignore_their_cancellation_fail_in_time_and_hold_no_worker_up(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:
@@ -369,6 +374,7 @@ def test_episodes_that_ignore_their_cancellation_fail_in_time_and_hold_no_worker
     assert worker.wait(30) == 0
 
 
+@pytest.mark.rollout
 def test_sigterm_ends_a_worker_in_time_and_its_open_tasks_are_not_blamed(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:
@@ -388,6 +394,7 @@ def test_sigterm_ends_a_worker_in_time_and_its_open_tasks_are_not_blamed(
     with_group.close()
 
 
+@pytest.mark.rollout
 def test_what_is_no_task_of_this_run_becomes_a_dead_letter(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:
@@ -405,6 +412,7 @@ def test_what_is_no_task_of_this_run_becomes_a_dead_letter(
     assert "payload" in failed.failures[0].detail
 
 
+@pytest.mark.rollout
 def test_a_large_group_goes_to_the_store_and_its_record_carries_the_claim(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:
@@ -425,6 +433,7 @@ def test_a_large_group_goes_to_the_store_and_its_record_carries_the_claim(
     assert Stamp.from_headers(message.headers).max_version == 0
 
 
+@pytest.mark.rollout
 def test_after_the_end_what_was_not_started_and_what_does_not_end_concludes_as_run_end(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:
@@ -448,6 +457,7 @@ deleted_topics.GONE_S, deleted_topics.LOOK_EVERY_S = 2.0, 0.2
 """
 
 
+@pytest.mark.rollout
 @pytest.mark.parametrize(
     "topic",
     ["trajectories.solver", *(pytest.param(one, marks=pytest.mark.faults) for one in ("tasks.sums", "recipe"))],
@@ -497,6 +507,7 @@ def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path, store: ObjectStor
         assert worker.wait(60) == 0
 
 
+@pytest.mark.rollout
 def test_a_store_that_goes_away_is_waited_for(bootstrap: str, tmp_path: Path, run_name: str, work: Spawn) -> None:
     server = EmbeddedStore(tmp_path / "store").start()
     try:

@@ -169,6 +169,7 @@ def test_a_state_is_restored_from_its_snapshot_and_the_records_after_it(connecti
     assert counted(connection, out) == exactly_once(104)
 
 
+@pytest.mark.kafka
 def test_a_group_that_lost_its_offsets_does_not_begin_anew(connection: Connection, run_name: str) -> None:
     out = f"{run_name}.out"
     produce(connection, f"{run_name}.in", range(40))
@@ -192,6 +193,7 @@ def test_a_group_that_lost_its_offsets_does_not_begin_anew(connection: Connectio
     assert counted(connection, out) == exactly_once(40)
 
 
+@pytest.mark.kafka
 def test_memory_comes_from_the_snapshot_that_is_named_and_from_every_record_after_it(
     connection: Connection, run_name: str
 ) -> None:
@@ -205,6 +207,7 @@ def test_memory_comes_from_the_snapshot_that_is_named_and_from_every_record_afte
     assert counted(connection, out) == exactly_once(120)
 
 
+@pytest.mark.kafka
 def test_offsets_that_are_set_back_bring_back_the_memory_that_belongs_to_them(
     connection: Connection, run_name: str
 ) -> None:
@@ -228,6 +231,7 @@ def test_offsets_that_are_set_back_bring_back_the_memory_that_belongs_to_them(
     assert counted(connection, out) == again
 
 
+@pytest.mark.kafka
 def test_a_group_whose_input_ends_before_what_it_has_handled_stops(
     connection: Connection, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +263,7 @@ def write(consumer: GroupConsumer, writer: TransactionalWriter) -> None:
         writer.send_offsets(offsets)
 
 
+@pytest.mark.kafka
 def test_an_aborted_turn_leaves_the_groups_offsets_where_they_were(connection: Connection, run_name: str) -> None:
     produce(connection, f"{run_name}.in", range(8))
     member = membership(connection.bootstrap, run_name, snapshot_every_s=0.0)
@@ -292,6 +297,7 @@ def test_a_member_that_lost_a_partition_commits_nothing_for_it(connection: Conne
         leaving.close()
 
 
+@pytest.mark.kafka
 def test_a_member_that_lost_a_partition_while_it_handled_its_records_is_refused(
     connection: Connection, run_name: str
 ) -> None:
@@ -332,6 +338,7 @@ def test_a_second_writer_of_the_same_id_fences_the_first(connection: Connection,
     assert [m.value for m in read_all(connection, [f"{run_name}.out"])] == [b"kept"]
 
 
+@pytest.mark.kafka
 def test_a_reader_waits_for_a_transaction_that_is_still_open(connection: Connection, run_name: str) -> None:
     topic = f"{run_name}.out"
     writer = TransactionalWriter(connection, f"{run_name}.t")
@@ -348,6 +355,7 @@ def test_a_reader_waits_for_a_transaction_that_is_still_open(connection: Connect
         committer.join()
 
 
+@pytest.mark.kafka
 def test_a_record_that_was_aborted_is_not_there(connection: Connection, run_name: str) -> None:
     topic = f"{run_name}.out"
     writer = TransactionalWriter(connection, f"{run_name}.t")
@@ -358,6 +366,7 @@ def test_a_record_that_was_aborted_is_not_there(connection: Connection, run_name
     assert read_one(connection, (topic, 0), ticket.offset) is None
 
 
+@pytest.mark.kafka
 def test_topics_are_created_once_and_differences_are_refused(connection: Connection, run_name: str) -> None:
     spec = TopicSpec(f"{run_name}.more", 3, {"retention.ms": "-1"})
     assert ensure_topics(connection, [spec]) == [spec.name]

@@ -105,6 +105,7 @@ def test_a_broker_killed_under_load_keeps_every_acked_record_once(tmp_path: Path
         assert [int(value or b"") for value in read_all(bootstrap, run_name)] == list(range(n_records))
 
 
+@pytest.mark.servers
 def test_two_brokers_run_at_once(kafka_server: EmbeddedKafka, tmp_path: Path, run_name: str) -> None:
     with EmbeddedKafka(tmp_path / "kafka", heap="256m") as other:
         assert other.bootstrap != kafka_server.bootstrap
@@ -113,6 +114,7 @@ def test_two_brokers_run_at_once(kafka_server: EmbeddedKafka, tmp_path: Path, ru
         assert run_name not in here.topics
 
 
+@pytest.mark.servers
 def test_a_message_of_fifteen_megabytes_passes(bootstrap: str, run_name: str) -> None:
     make_topic(bootstrap, run_name)
     data = os.urandom(15 * 1024 * 1024)
@@ -122,6 +124,7 @@ def test_a_message_of_fifteen_megabytes_passes(bootstrap: str, run_name: str) ->
     assert read_all(bootstrap, run_name) == [data]
 
 
+@pytest.mark.servers
 def test_a_broker_that_cannot_start_tells_its_log_and_the_reason(tmp_path: Path) -> None:
     server = EmbeddedKafka(tmp_path / "kafka", config={"num.io.threads": "zero"})
     with pytest.raises(ServerFailed, match=r"(?s)exited with 1 .*log ends with:.*num\.io\.threads"):
@@ -129,6 +132,7 @@ def test_a_broker_that_cannot_start_tells_its_log_and_the_reason(tmp_path: Path)
     assert server.pid is None
 
 
+@pytest.mark.servers
 def test_a_damaged_data_folder_of_a_broker_is_told(tmp_path: Path) -> None:
     with EmbeddedKafka(tmp_path / "kafka") as server:
         pass
@@ -137,6 +141,7 @@ def test_a_damaged_data_folder_of_a_broker_is_told(tmp_path: Path) -> None:
         server.start()
 
 
+@pytest.mark.servers
 def test_stopping_leaves_no_process_and_a_start_finds_data_ports_and_keys_again(
     own_store: EmbeddedStore,
 ) -> None:
@@ -157,12 +162,14 @@ def test_stopping_leaves_no_process_and_a_start_finds_data_ports_and_keys_again(
         assert store.get(stored.key, stored.sha256, stored.size_bytes) == b"kept"
 
 
+@pytest.mark.servers
 def test_the_stores_keys_are_for_their_owner_only_and_in_no_command_line(own_store: EmbeddedStore) -> None:
     own_store.start()
     assert (own_store.folder / "store.json").stat().st_mode & 0o777 == 0o600
     assert own_store.address("any").secret_key not in " ".join(psutil.Process(own_store.pid).cmdline())
 
 
+@pytest.mark.servers
 def test_a_kept_port_that_is_in_use_is_told_with_its_user(own_store: EmbeddedStore) -> None:
     own_store.start()
     port = own_store.port("s3")
@@ -174,6 +181,7 @@ def test_a_kept_port_that_is_in_use_is_told_with_its_user(own_store: EmbeddedSto
         EmbeddedStore(own_store.folder).start().stop()
 
 
+@pytest.mark.servers
 def test_the_address_is_known_once_claimed_before_anything_runs(own_store: EmbeddedStore) -> None:
     with pytest.raises(ServerError, match="claim"):
         own_store.endpoint  # noqa: B018 - a property that raises
@@ -182,6 +190,7 @@ def test_the_address_is_known_once_claimed_before_anything_runs(own_store: Embed
     assert own_store.start().endpoint == endpoint
 
 
+@pytest.mark.servers
 def test_a_folder_in_use_is_refused_to_a_second_owner(own_store: EmbeddedStore) -> None:
     own_store.start()
     with pytest.raises(FolderTaken, match=f"process {os.getpid()} runs"):
@@ -189,6 +198,7 @@ def test_a_folder_in_use_is_refused_to_a_second_owner(own_store: EmbeddedStore) 
     assert own_store.alive()
 
 
+@pytest.mark.servers
 def test_a_leftover_of_an_earlier_run_is_recognised_said_and_stopped(own_store: EmbeddedStore) -> None:
     own_store.start()
     pid, endpoint = own_store.pid, own_store.endpoint
@@ -206,6 +216,7 @@ def test_a_leftover_of_an_earlier_run_is_recognised_said_and_stopped(own_store: 
         successor.stop()
 
 
+@pytest.mark.servers
 def test_another_process_under_a_recorded_pid_is_left_alone(own_store: EmbeddedStore) -> None:
     own_store.folder.mkdir()
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -233,6 +244,7 @@ def test_a_server_ends_with_its_killed_parent(tmp_path: Path) -> None:
     assert gone(pid)
 
 
+@pytest.mark.servers
 def test_a_server_outlives_the_thread_that_started_it(own_store: EmbeddedStore) -> None:
     starter = threading.Thread(target=own_store.start)
     starter.start()
@@ -242,6 +254,7 @@ def test_a_server_outlives_the_thread_that_started_it(own_store: EmbeddedStore) 
     assert own_store.alive()
 
 
+@pytest.mark.servers
 def test_a_server_that_does_not_stop_is_killed(own_store: EmbeddedStore) -> None:
     own_store.start()
     pid = own_store.pid
@@ -253,12 +266,14 @@ def test_a_server_that_does_not_stop_is_killed(own_store: EmbeddedStore) -> None
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.servers
 def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ServerError, match=f"cannot use {tmp_path / 'file' / 'store'}.*folder that this user may write"):
         EmbeddedStore(tmp_path / "file" / "store").start()
 
 
+@pytest.mark.servers
 def test_an_object_comes_back_whole_in_part_and_as_a_file(store: ObjectStore, tmp_path: Path, run_name: str) -> None:
     data = os.urandom(20 * 1024 * 1024)  # three parts
     stored = store.put(memoryview(data), "groups", ".bin")
@@ -273,6 +288,7 @@ def test_an_object_comes_back_whole_in_part_and_as_a_file(store: ObjectStore, tm
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
+@pytest.mark.servers
 def test_an_empty_object_and_an_empty_part_are_right(store: ObjectStore) -> None:
     stored = store.put(b"", "groups")
     assert store.get(stored.key, stored.sha256, 0) == b""
@@ -300,6 +316,7 @@ def test_a_torn_object_is_refused(store: ObjectStore, store_server: EmbeddedStor
         store.get_range(stored.key, 8, 5)
 
 
+@pytest.mark.servers
 def test_a_missing_object_is_told(store: ObjectStore, run_name: str) -> None:
     key = store.key("groups", "0" * 64)
     assert not store.exists(key)
@@ -309,6 +326,7 @@ def test_a_missing_object_is_told(store: ObjectStore, run_name: str) -> None:
         store.get_range(key, 0, 10)
 
 
+@pytest.mark.servers
 def test_a_young_object_is_not_sent_again_and_an_old_one_is(own_store: EmbeddedStore) -> None:
     made: dict[int, tuple[Path, float]] = {}
     for hours in (11, 13):
@@ -324,6 +342,7 @@ def test_a_young_object_is_not_sent_again_and_an_old_one_is(own_store: EmbeddedS
             assert (file.stat().st_mtime > then + 60) == (hours == 13)
 
 
+@pytest.mark.servers
 def test_a_huge_object_is_answered_for_before_it_is_read(own_store: EmbeddedStore) -> None:
     key = f"weights/{'0' * 64}"
     with path_of(own_store, "kept", key).open("wb") as file:
@@ -333,12 +352,14 @@ def test_a_huge_object_is_answered_for_before_it_is_read(own_store: EmbeddedStor
         assert store.get_range(key, 15 << 30, 10) == bytes(10)
 
 
+@pytest.mark.servers
 def test_a_bucket_without_rights_gives_one_clear_error(store: ObjectStore) -> None:
     stranger = StoreAddress(store.address.endpoint, "headrace-tests", "stranger", "wrong-secret")
     with ObjectStore(stranger) as denied, pytest.raises(StoreDenied, match="'stranger' may not use bucket"):
         denied.ensure_bucket()
 
 
+@pytest.mark.servers
 def test_a_name_that_no_bucket_may_have_is_refused(store: ObjectStore) -> None:
     address = StoreAddress(store.address.endpoint, "No", "a", "b")
     with ObjectStore(address) as other, pytest.raises(UsageError, match="'No' is no name of a bucket"):

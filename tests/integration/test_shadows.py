@@ -195,6 +195,7 @@ def test_a_shadow_that_is_killed_again_and_again_loses_nothing_and_changes_nothi
     assert plain(discards(run, FREE))["policies"][FREE]["waiting"] == 0
 
 
+@pytest.mark.training
 def test_a_swap_of_the_policys_chain_leaves_the_shadow_its_own(
     bootstrap: str, store: ObjectStore, run_name: str, start: Start, trainers: list[BaseProcess]
 ) -> None:
@@ -232,6 +233,7 @@ def test_a_swap_of_the_policys_chain_leaves_the_shadow_its_own(
     assert plain(retrain(run, FREE, (None, None)))["ok"]
 
 
+@pytest.mark.training
 def test_what_nobody_can_read_is_a_letter_of_the_policy_and_an_outcome_of_the_shadow(
     bootstrap: str, store: ObjectStore, run_name: str, start: Start, trainers: list[BaseProcess]
 ) -> None:
@@ -265,6 +267,7 @@ def begun(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
         return run
 
 
+@pytest.mark.training
 def test_a_shadows_groups_grow_old_by_the_versions_of_its_policy(begun: Run) -> None:
     feed(begun, [curated(number, version=0, stale=1) for number in range(3)], line=FREE)
     feed(begun, [curated(3, version=2, stale=1)], line=FREE)
@@ -278,6 +281,7 @@ def test_a_shadows_groups_grow_old_by_the_versions_of_its_policy(begun: Run) -> 
     assert verdicts == ["expired"] * 3
 
 
+@pytest.mark.training
 def test_a_shadow_trains_on_after_the_runs_end_as_long_as_a_batch_can_be_cut(begun: Run) -> None:
     feed(begun, [curated(number, stale=100) for number in range(2 * BATCH + 1)], line=FREE)
     end(begun)
@@ -296,6 +300,7 @@ def test_a_shadow_trains_on_after_the_runs_end_as_long_as_a_batch_can_be_cut(beg
     assert [one.verdict for one in outcomes(begun, FREE)] == ["run_end"]
 
 
+@pytest.mark.training
 def test_what_a_shadows_trainer_cannot_read_is_an_outcome_and_a_place_in_its_batches(begun: Run) -> None:
     broken = curated_message(begun, curated(0), FREE)
     say(begun, replace(broken, value=broken.value[:-5]))

@@ -89,6 +89,7 @@ def test_a_worker_joins_by_the_files_of_an_anchor_and_a_folder_of_them_is_a_mode
     assert same(publish_weights({name: tensor.detach() for name, tensor in model.named_parameters()}), 0)
 
 
+@pytest.mark.weights
 def test_audit_history_export_and_collection_know_all_files_of_an_anchor(run: Run, tmp_path: Path) -> None:
     events = publish(run, 5)
     found = plain(report(run, rests=True))
@@ -103,6 +104,7 @@ def test_audit_history_export_and_collection_know_all_files_of_an_anchor(run: Ru
     assert verify(tmp_path / "out").weights_hash == events[3].weights_hash
 
 
+@pytest.mark.weights
 def test_a_file_of_an_anchor_that_is_missing_is_named_and_the_next_anchor_heals_it(run: Run) -> None:
     events = publish(run, 3)
     claim = next(

@@ -73,6 +73,7 @@ def test_each_component_goes_on_from_its_partition(run: Run) -> None:
     }
 
 
+@pytest.mark.kafka
 def test_a_run_that_has_begun_keeps_its_layout(run: Run, bootstrap: str, store: ObjectStore, run_name: str) -> None:
     old = make_run(bootstrap, store, tiny_recipe(f"{run_name}-old"))
     for one, partitions in ((run, PARTITIONS), (old, 1)):

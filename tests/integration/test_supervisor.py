@@ -85,6 +85,7 @@ def test_a_child_that_is_killed_is_started_again(tmp_path: Path) -> None:
         supervisor.raise_failure()
 
 
+@pytest.mark.servers
 def test_a_child_whose_place_another_process_has_taken_is_no_dead_one_and_waits_long(tmp_path: Path) -> None:
     patience = Patience(first_pause_s=0.01, longest_pause_s=0.2, most_short_lives=2)
     with (
@@ -98,6 +99,7 @@ def test_a_child_whose_place_another_process_has_taken_is_no_dead_one_and_waits_
     assert Fenced.exit_code == 76
 
 
+@pytest.mark.servers
 def test_a_child_that_somebody_else_told_to_stop_is_started_again(tmp_path: Path) -> None:
     polite = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up')\n" + LIVES_ON
     with supervised(tmp_path, python("worker", polite)) as supervisor:
@@ -112,6 +114,7 @@ def test_a_child_that_somebody_else_told_to_stop_is_started_again(tmp_path: Path
         supervisor.raise_failure()
 
 
+@pytest.mark.servers
 def test_a_child_that_finished_stays_finished(tmp_path: Path) -> None:
     with supervised(tmp_path, python("done", "print('all done')"), is_over=lambda: True) as supervisor:
         wait_for(lambda: supervisor.states()["done"].state == "finished")
@@ -120,6 +123,7 @@ def test_a_child_that_finished_stays_finished(tmp_path: Path) -> None:
         assert log_of(tmp_path, "done") == "all done\n"
 
 
+@pytest.mark.servers
 def test_a_child_that_dies_again_and_again_is_given_up_with_the_end_of_its_log(tmp_path: Path) -> None:
     with supervised(tmp_path, python("torn", "raise SystemExit('no spoon')")) as supervisor:
         wait_for(lambda: supervisor.states()["torn"].state == "failed")
@@ -129,6 +133,7 @@ def test_a_child_that_dies_again_and_again_is_given_up_with_the_end_of_its_log(t
             supervisor.raise_failure()
 
 
+@pytest.mark.servers
 def test_a_child_that_was_misused_is_not_started_again_and_its_sentence_is_passed_on(tmp_path: Path) -> None:
     code = "import sys\nprint('{}')\nprint('error: no such policy', file=sys.stderr)\nsys.exit(2)"
     with supervised(tmp_path, python("train", code)) as supervisor:
@@ -140,6 +145,7 @@ def test_a_child_that_was_misused_is_not_started_again_and_its_sentence_is_passe
         assert supervisor.states()["train"].starts == 1
 
 
+@pytest.mark.servers
 def test_pauses_between_lives_grow(tmp_path: Path) -> None:
     patience = Patience(first_pause_s=0.1, longest_pause_s=0.2, most_short_lives=4)
     code = "import time\nprint(time.time())\nraise SystemExit(1)"
@@ -151,6 +157,7 @@ def test_pauses_between_lives_grow(tmp_path: Path) -> None:
     assert [gap >= least for gap, least in zip(gaps, (0.1, 0.2, 0.2), strict=True)] == [True] * 3
 
 
+@pytest.mark.servers
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
     with supervised(tmp_path, Child("none", ["/nowhere/at/all"])) as supervisor:
         wait_for(lambda: supervisor.states()["none"].state == "failed")
@@ -199,6 +206,7 @@ def test_a_supervisor_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
         wait_for(lambda: gone(pid))
 
 
+@pytest.mark.servers
 def test_cpu_seconds_count_ended_lives_and_name_the_threads_of_librdkafka(tmp_path: Path) -> None:
     code = """
 import threading, time
@@ -220,6 +228,7 @@ raise SystemExit(1)
     assert 2 * 0.25 <= used["librdkafka"] <= used["process"]
 
 
+@pytest.mark.servers
 def test_further_processes_are_counted_by_their_name(tmp_path: Path) -> None:
     supervisor = Supervisor([], tmp_path, os.environ, patience=HASTE, is_over=bool, also=lambda: {"up": os.getpid()})
     supervisor.start()
@@ -228,6 +237,7 @@ def test_further_processes_are_counted_by_their_name(tmp_path: Path) -> None:
     assert supervisor.cpu_seconds()["up"]["process"] > 0
 
 
+@pytest.mark.servers
 def test_threads_of_the_children_are_set_before_they_start() -> None:
     given = {"PATH": "/bin", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -240,6 +250,7 @@ def test_threads_of_the_children_are_set_before_they_start() -> None:
     assert child_environment({"OMP_NUM_THREADS": "3"}, 4, cores=2)["OMP_NUM_THREADS"] == "3"
 
 
+@pytest.mark.servers
 def test_no_thread_outlives_stop(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with supervised(tmp_path, python("a", LIVES_ON), python("b", "pass")):
@@ -251,6 +262,7 @@ def test_no_thread_outlives_stop(tmp_path: Path) -> None:
 LONG_LIVED = Patience(most_short_lives=10**6, most_deaths=4, first_pause_s=0.001, longest_pause_s=0.001)
 
 
+@pytest.mark.servers
 def test_a_child_that_dies_while_the_run_gets_no_further_is_given_up_whatever_its_lives_and_exit_code(
     tmp_path: Path,
 ) -> None:
@@ -263,6 +275,7 @@ def test_a_child_that_dies_while_the_run_gets_no_further_is_given_up_whatever_it
             supervisor.raise_failure()
 
 
+@pytest.mark.servers
 def test_a_death_in_the_users_own_code_is_told_with_its_line_and_stays_with_the_child(tmp_path: Path) -> None:
     (tmp_path / "own_loss.py").write_text("import json\n\n\ndef own_loss():\n    return json.loads('{')\n")
     code = f"import sys\nsys.path.append({str(tmp_path)!r})\nfrom own_loss import own_loss\nown_loss()"
@@ -275,6 +288,7 @@ def test_a_death_in_the_users_own_code_is_told_with_its_line_and_stays_with_the_
     assert supervisor.states()["train"].error.endswith("own_loss.py:5 in own_loss")
 
 
+@pytest.mark.servers
 def test_a_death_is_told_with_the_last_error_and_the_log_and_told_again_only_for_another_error(tmp_path: Path) -> None:
     code = """
 from pathlib import Path

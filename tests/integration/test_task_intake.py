@@ -99,6 +99,7 @@ def test_done_tasks_are_skipped_a_third_start_is_alone_and_a_deadly_task_goes_no
     assert ends == [(0, "play"), (2, "play"), (3, "poison"), (6, "play")]
 
 
+@pytest.mark.rollout
 def test_a_commit_of_an_earlier_run_of_the_same_name_passes_over_no_task(run: Run) -> None:
     started: list[StartedTask] = []
     say(run, *tasks(run, range(6)))

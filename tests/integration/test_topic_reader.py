@@ -49,6 +49,7 @@ def test_a_false_end_does_not_make_a_topic_look_empty_to_the_audit(
     assert [message.value for message in Reading(connection).read([run_name], "records")] == TEN
 
 
+@pytest.mark.kafka
 def test_a_topic_on_which_no_fetch_finds_the_end_is_read_to_the_end_it_had(
     bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +64,7 @@ def test_a_topic_on_which_no_fetch_finds_the_end_is_read_to_the_end_it_had(
         assert [message.value for message in reader.catch_up(LIMIT_S)] == TEN
 
 
+@pytest.mark.kafka
 def test_a_reader_whose_records_were_deleted_goes_on_at_the_first_that_there_is(bootstrap: str, run_name: str) -> None:
     connection = of_ten_records(bootstrap, run_name, 0)
     open_admin(connection).delete_records([TopicPartition(run_name, 0, 4)])[TopicPartition(run_name, 0)].result()
@@ -82,6 +84,7 @@ def test_a_log_that_ends_before_what_was_read_from_it_is_not_read_again_from_the
         until(lambda: reader.poll() and None, "the error")
 
 
+@pytest.mark.kafka
 def test_a_log_that_is_made_anew_and_shorter_stops_whoever_was_reading_it(
     bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_killed_trainer_comes_back_to_the_same_bits_and_trains_every_group_onc
     assert all(print_ == resumed_on[0] for print_ in resumed_on)
 
 
+@pytest.mark.training
 def test_versions_are_trained_again_with_the_recipe_that_they_were_made_with(
     bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
 ) -> None:
@@ -122,6 +123,7 @@ def test_what_is_published_loads_with_plain_transformers_and_has_the_hash_it_nam
     assert model.config.hidden_size == 32
 
 
+@pytest.mark.training
 def test_a_trainer_that_gets_no_groups_publishes_whole_what_the_store_has_lost_and_so_may_its_successor_go_on(
     bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_trainer_that_gets_no_groups_publishes_whole_what_the_store_has_lost_a
     assert weights_hash(tensors) == found[-1].weights_hash
 
 
+@pytest.mark.training
 def test_stale_surplus_and_leftover_groups_each_get_one_outcome_and_the_run_ends(
     bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
 ) -> None:
@@ -175,6 +178,7 @@ def test_stale_surplus_and_leftover_groups_each_get_one_outcome_and_the_run_ends
     assert sorted(concluded) == list(range(12))
 
 
+@pytest.mark.training
 def test_after_its_limit_a_trainer_takes_what_there_is_and_the_rest_stays(
     bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
 ) -> None:
@@ -205,6 +209,7 @@ def test_a_curated_record_that_cannot_be_used_is_a_dead_letter_and_training_goes
     assert any("this model has 52 ids and 64 positions" in letter.detail for letter in read_dead_letters(run))
 
 
+@pytest.mark.training
 def test_the_word_that_the_run_is_over_makes_the_trainer_discard_what_it_holds(
     bootstrap: str, store: ObjectStore, run_name: str, train: Spawn
 ) -> None:

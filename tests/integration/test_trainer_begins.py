@@ -34,6 +34,7 @@ def writer(run: Run) -> Iterator[TransactionalWriter]:
         yield writer
 
 
+@pytest.mark.training
 def test_a_past_that_was_not_to_be_seen_at_first_is_not_begun_anew(
     run: Run, writer: TransactionalWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,6 +52,7 @@ def test_a_past_that_was_not_to_be_seen_at_first_is_not_begun_anew(
     assert [event.weights_hash for event in published(run)] == [begun.weights_hash]
 
 
+@pytest.mark.training
 def test_a_checkpoint_of_other_weights_than_its_pointer_names_is_refused(run: Run, writer: TransactionalWriter) -> None:
     begun = start.begin_or_resume(run, POLICY, writer, threading.Event())
     pointer = read_history(run, POLICY).checkpoint

@@ -114,6 +114,7 @@ def test_versions_that_are_made_when_the_trainer_is_told_to_stop_are_committed(
     assert [event.version for event in published(run)] == [0, 1, 3], "the newest is published, the overtaken left out"
 
 
+@pytest.mark.training
 def test_versions_that_take_too_long_are_dropped_and_made_again_to_the_same_bits(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +132,7 @@ def test_versions_that_take_too_long_are_dropped_and_made_again_to_the_same_bits
     assert batches(run)[-1].weights_hash == made
 
 
+@pytest.mark.training
 def test_a_publication_under_way_ends_with_its_trainer_though_the_store_is_away(
     run: Run, between: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +150,7 @@ def lanes() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "publish"]
 
 
+@pytest.mark.training
 def test_the_newest_version_is_published_by_the_next_trainer_when_it_had_been_left_out(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

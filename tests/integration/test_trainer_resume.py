@@ -76,6 +76,7 @@ def fed_run(bootstrap: str, store: ObjectStore, name: str) -> Run:
     return run
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("around", POINTS)
 def test_a_trainer_killed_in_the_midst_makes_what_an_undisturbed_one_makes(
     run: Run, tmp_path: Path, trainers: list[BaseProcess], undisturbed: list[str], around: str
@@ -105,6 +106,7 @@ def test_a_trainer_killed_in_the_midst_makes_what_an_undisturbed_one_makes(
     assert [letter.reason for letter in read_dead_letters(run)] == ["undecodable", "unusable"], "each told once"
 
 
+@pytest.mark.training
 def test_a_trainer_that_comes_back_with_other_threads_goes_on_under_a_new_epoch(
     run: Run, tmp_path: Path, trainers: list[BaseProcess]
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_trainer_that_comes_back_with_other_threads_goes_on_under_a_new_epoch(
     }
 
 
+@pytest.mark.training
 def test_a_trainer_that_begins_an_epoch_without_groups_publishes_its_weights_where_the_last_ones_are_lost(
     bootstrap: str, store: ObjectStore, run_name: str, trainers: list[BaseProcess]
 ) -> None:

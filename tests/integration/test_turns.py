@@ -71,6 +71,7 @@ def test_a_turn_ends_once_it_writes_8_mib_and_the_next_one_begins_with_what_is_l
     assert counted(connection, out) == exactly_once(n)
 
 
+@pytest.mark.kafka
 def test_a_turn_whose_records_take_long_ends_and_nothing_is_lost_of_it_when_it_is_undone(
     connection: Connection, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_turn_whose_records_take_long_ends_and_nothing_is_lost_of_it_when_it_i
     assert counted(connection, out) == exactly_once(n)
 
 
+@pytest.mark.kafka
 def test_a_member_restores_any_number_of_partitions_with_one_reader_of_snapshots_and_one_of_inputs(
     connection: Connection, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_member_goes_on_polling_while_it_restores_and_misses_no_record(
     assert counted(connection, out) == exactly_once(240)
 
 
+@pytest.mark.kafka
 def test_partitions_that_move_while_they_are_restored_are_counted_once_by_whoever_has_them(
     connection: Connection, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
