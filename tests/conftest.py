@@ -83,6 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: not in the gate but in `make test-{name}`: {what}")
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures are grouped
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if subject := OF_ONE_SUBJECT.get(folder(item.path.relative_to(config.rootpath))):
