@@ -32,8 +32,6 @@ ORDER = ("containers", "faults", "e2e", "integration", "fuzz", "model", "conform
 """What takes a lane longest first, so that the short ones fill the lanes at the end."""
 TOGETHER = {"containers"}
 """Folders whose files share servers that one lane must have for itself."""
-OF_ONE_SUBJECT = {"containers": "containers"}
-"""Folders whose tests are all of one subject."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -85,9 +83,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures are grouped
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if subject := OF_ONE_SUBJECT.get(folder(item.path.relative_to(config.rootpath))):
-            item.add_marker(subject)
     if wanted := config.getoption("--subject"):
         config.hook.pytest_deselected(items=[item for item in items if subject_of(item) != wanted])
         items[:] = [item for item in items if subject_of(item) == wanted]
