@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -31,7 +32,7 @@ def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "headrace", *map(str, words)]
 
 
-def wait_for_version(data: Path, launcher: subprocess.Popen[str], version: int, policy: str = "solver") -> None:
+def wait_for_version(data: Path, launcher: subprocess.Popen[Any], version: int, policy: str = "solver") -> None:
     """Wait for a version in the log of a policy's trainer, or of a shadow's."""
     log, end = data / "logs" / f"train-{policy}.log", time.monotonic() + 300
     while not (log.exists() and f'"version": {version}, ' in log.read_text()):
