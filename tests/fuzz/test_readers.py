@@ -124,7 +124,10 @@ def test_a_length_that_is_not_there_is_refused_before_anything_is_allocated() ->
 
 
 def test_a_message_of_millions_of_tiny_items_is_refused_before_they_are_made() -> None:
-    data = codec.encode(TrajectoryGroup(failures=(Failure(),) * 290_000))
+    two, three = (codec.encode(TrajectoryGroup(failures=(Failure(),) * count)) for count in (2, 3))
+    at = next(at for at, (one, other) in enumerate(zip(two, three, strict=False)) if one != other)
+    item = two[at + 1 : at + 1 + len(three) - len(two)]
+    data = two[:at] + varint(290_000) + item * 290_000 + two[at + 1 + 2 * len(item) :]
     assert len(data) < 2 << 20
     with memory_limit(1 << 30), pytest.raises(SchemaError, match=f"more than {MOST_VALUES} values"):
         codec.decode(data, TrajectoryGroup)

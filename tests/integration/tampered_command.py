@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -30,6 +31,21 @@ WORDS = ("up", "arithmetic", "--plain", *(word for one in SETTINGS for word in (
 
 def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "headrace", *map(str, words)]
+
+
+def done(*words: str | Path) -> None:
+    """Let a command come to its end."""
+    ended = subprocess.run(command(*words), capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@contextmanager
+def interrupted(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a command for as long as the context lasts, and interrupt it then."""
+    with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as up:
+        yield up
+        up.send_signal(signal.SIGINT)
+        up.communicate(timeout=60)
 
 
 def wait_for_version(data: Path, launcher: subprocess.Popen[Any], version: int, policy: str = "solver") -> None:
