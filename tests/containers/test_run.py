@@ -12,6 +12,7 @@ from pathlib import Path
 from command import headrace
 from faults import FAULTS
 from servers import Server
+from tampered_command import wait_for_version
 
 from headrace.infra.environment import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
 from headrace.infra.store.object_store import StoreAddress
@@ -42,7 +43,7 @@ def test_a_run_on_a_named_kafka_and_store_ends_with_a_closed_audit_though_both_f
         up = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **keys})
     try:
         for fault, victim, version in (("killed", server, 1), ("cut", kafka_server, 2)):
-            wait_for_version(data, version, up)
+            wait_for_version(data, up, version)
             with FAULTS[fault](victim):
                 time.sleep(FAULT_S)
         assert up.wait(PATIENCE_S) == 0, (tmp_path / "up.txt").read_text()
@@ -56,11 +57,3 @@ def test_a_run_on_a_named_kafka_and_store_ends_with_a_closed_audit_though_both_f
     assert audit.returncode == 0, audit.stdout + audit.stderr
     closed = json.loads(audit.stdout)
     assert (closed["ok"], closed["lost"], closed["doubled"]) == (True, 0, 0)
-
-
-def wait_for_version(data: Path, version: int, up: subprocess.Popen[bytes]) -> None:
-    log, end = data / "logs" / "train-solver.log", time.monotonic() + PATIENCE_S
-    while not (log.exists() and f'"version": {version}, ' in log.read_text()):
-        assert up.poll() is None, "up ended before its time"
-        assert time.monotonic() < end, f"version {version} did not come"
-        time.sleep(0.1)

@@ -24,7 +24,6 @@ from drive import Drive, Row, RunOver
 from launched import Launched, NotInTime, until
 from progress import Progress
 from rich.console import Console
-from rich.table import Table
 
 STEPS = 400
 VERSIONS_PER_CELL = 25
@@ -122,16 +121,6 @@ def line(row: Row) -> str:
     return f"{row.cell.who:<17} {row.cell.moment:<28} pid {pids:<22} {at:<22} {verdict}"
 
 
-def table(report: Report) -> Table:
-    """Return all rows, by kind."""
-    shown = Table("kind", "moment", "pid", "at work", "died at", "works at", "recovered in", "verdict", box=None)
-    for row in sorted(report.rows, key=lambda row: (row.cell.kinds, row.cell.moment)):
-        pids = ",".join(map(str, row.pids[:2])) + (f" and {len(row.pids) - 2} more" if len(row.pids) > 2 else "")
-        numbers = (str(row.before), str(row.died_at), str(row.after), f"{row.recovered_s:.1f} s")
-        shown.add_row(row.cell.who, row.cell.moment, pids, *numbers, "[red]RED[/]" if row.red else "ok")
-    return shown
-
-
 def subset(seed: int) -> list[Cell]:
     """Return one cell of every kind and pair, as many at a named moment as can: what CI has time for."""
     found: dict[tuple[str, ...], Cell] = {}
@@ -161,7 +150,6 @@ def main() -> int:
     console.print(f"seed {given.seed}: {len(cells)} cells, runs in {folder}", highlight=False)
     began = time.monotonic()
     report = run_matrix(cells, folder, console, given.steps)
-    console.print(table(report))
     wrong = [f"{row.cell.who} at {row.cell.moment}: {row.red}" for row in report.rows if row.red] + report.red
     verdict = f"{len(wrong)} red" if wrong else "no red cell"
     console.print(

@@ -1,20 +1,18 @@
-"""Takes out one protection after the other, and sees that tests turn red: no protection is untested.
+"""Takes out one protection after the other, and sees that a test turns red: no protection is untested.
 
-The list is in `mutants/`, a file for each room. A mutant is one replacement in one file of a copy of this tree, in
-which only the tests named by the mutant run, on one Kafka and one store for all of them. That those tests pass in the
-tree as it is, is what every other run of the tests shows. By hand: `make test-mutants`.
+The list is in `mutants/`, a file for each room and a paragraph for each mutant: its name and the protection, the file,
+the lines that go (`-`) and those that come for them (`+`), and the test that must notice. What goes stands in the file
+exactly once, and may begin and end within a line. Only that test runs, in a copy of this tree, on one Kafka and one
+store for all mutants. That it passes in the tree as it is, is what every other run of the tests shows.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-import re
 import shutil
-import sys
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,11 +20,6 @@ from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree as ET
 
-from mutants import MUTANTS
-from mutants.mutant import Mutant
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from warm_python import WarmPython
 
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
@@ -42,117 +35,130 @@ SLOWEST_S = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What became of a mutant."""
+class Mutant:
+    """One protection taken out."""
 
-    mutant: Mutant
-    wrong: str
-    """Why it counts as not caught; empty when it was."""
-    seconds: float
+    name: str
+    protection: str
+    file: str
+    old: str
+    new: str
+    caught_by: str
 
 
 class MutantUnfit(Exception):
     """A mutant's text is not in the tree as it says: the list needs to follow the code."""
 
 
-def mutate(tree: Path, mutant: Mutant) -> None:
-    """Take the protection out of a copy. Raises MutantUnfit, or SyntaxError for a replacement that is no Python."""
-    file = tree / mutant.file
-    text = file.read_text()
-    if text.count(mutant.old) != 1:
-        raise MutantUnfit(f"{mutant.name}: {mutant.file} holds {mutant.old!r} {text.count(mutant.old)} times, not once")
+def read_mutant(paragraph: str) -> Mutant:
+    """Read one of the list."""
+    title, *lines = paragraph.splitlines()
+    name, _, protection = title.partition(": ")
+    parts: dict[str, list[str]] = {"in": [], "-": [], "+": [], "by": []}
+    for line in lines:
+        kind, _, rest = line.partition(" ")
+        parts[kind].append(rest)
+    [file], [test] = parts["in"], parts["by"]
+    return Mutant(name, protection, file, "\n".join(parts["-"]), "\n".join(parts["+"]), test)
+
+
+MUTANTS = tuple(
+    read_mutant(paragraph)
+    for room in sorted((Path(__file__).parent / "mutants").glob("*.txt"))
+    for paragraph in room.read_text().strip().split("\n\n")
+)
+
+
+def mutate(text: str, mutant: Mutant) -> str:
+    """Take the protection out of a file's text. Raises MutantUnfit, or SyntaxError for what is no Python then."""
+    if (count := text.count(mutant.old)) != 1:
+        raise MutantUnfit(f"{mutant.name}: {mutant.file} holds {mutant.old!r} {count} times, not once")
     changed = text.replace(mutant.old, mutant.new)
     compile(changed, mutant.file, "exec")
-    file.write_text(changed)
+    return changed
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """Make a folder for a judged pytest, wherever temporary folders are otherwise: no socket's path in it is too long.
+
+    A Unix socket's path has 107 bytes at most, and a judged pytest is a pytest within the folders of a pytest.
+    """
+    with TemporaryDirectory(prefix="mutants-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @contextmanager
 def servers() -> Iterator[Path]:
     """Run a Kafka and a store for all mutants; the file names them for `pytest --servers`."""
-    with TemporaryDirectory(prefix="mutants-") as folder:
-        here = Path(folder)
-        with EmbeddedKafka(here / "kafka") as kafka, EmbeddedStore(here / "store") as store:
-            address = store.address("headrace-tests")
-            with ObjectStore(address) as opened:
-                opened.ensure_bucket()
-            named = here / "servers.json"
-            named.write_text(json.dumps({"bootstrap": kafka.bootstrap, "store": asdict(address)}))
-            yield named
+    with short_folder() as here, EmbeddedKafka(here / "kafka") as kafka, EmbeddedStore(here / "store") as store:
+        address = store.address("headrace-tests")
+        with ObjectStore(address) as opened:
+            opened.ensure_bucket()
+        named = here / "servers.json"
+        named.write_text(json.dumps({"bootstrap": kafka.bootstrap, "store": asdict(address)}))
+        yield named
 
 
 @contextmanager
-def judges(named: Path) -> Iterator[Callable[[Mutant], Verdict]]:
-    """Return a `judge` that AT_ONCE threads may call at a time, each with a warm Python."""
-    free = SimpleQueue[WarmPython]()
-    with ExitStack() as pythons:
+def judges(named: Path) -> Iterator[Callable[[Mutant], str]]:
+    """Return what AT_ONCE threads may call at a time; it says why a mutant counts as not caught, or nothing."""
+    with ExitStack() as entered:
+        free = SimpleQueue[Judge]()
         for _ in range(AT_ONCE):
-            free.put(pythons.enter_context(WarmPython()))
+            free.put(Judge(named, entered.enter_context(short_folder()), entered.enter_context(WarmPython())))
 
-        def judged(mutant: Mutant) -> Verdict:
-            python = free.get()
+        def judged(mutant: Mutant) -> str:
+            judge = free.get()
             try:
-                return judge(mutant, named, python)
+                return judge(mutant)
             finally:
-                free.put(python)
+                free.put(judge)
 
         yield judged
 
 
-def judge(mutant: Mutant, named: Path, python: WarmPython) -> Verdict:
-    """Run the tests that must catch a mutant, in a copy of the tree that holds it, on the servers that are named."""
-    begin = time.monotonic()
-    with TemporaryDirectory(prefix=f"mutant-{mutant.name}-") as folder:
-        tree, report, said = (Path(folder) / name for name in ("tree", "report.xml", "said.txt"))
-        shutil.copytree(ROOT, tree, symlinks=True, ignore=LEFT_OUT)
-        mutate(tree, mutant)
-        words = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
-        words += [f"--servers={named}", f"--timeout={LIMIT_S}", *mutant.caught_by]
-        env = {
-            **os.environ,
-            "PYTHONPATH": str(tree / "src"),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "HEADRACE_TEST_PATIENCE": str(SLOWEST_S),
-        }
-        ended = python.pytest(words, tree, env, said)
-        failed = _failed(report) if report.exists() else set()
-        wanted = {test.rpartition("::")[2] for test in mutant.caught_by}
-        wrong = ""
-        if ended not in {0, 1}:
-            wrong = f"pytest ended with {ended}: {said.read_text()[-1500:]}"
-        elif missed := wanted - failed:
-            wrong = f"not caught by {', '.join(sorted(missed))}: {said.read_text()[-800:]}"
-    return Verdict(mutant, wrong, time.monotonic() - begin)
+class Judge:
+    """A copy of the tree, with the bytecode of what ran in it before, and a warm Python.
+
+    Args:
+        named: The file that names the servers.
+        folder: Where the copy and all that its tests leave lie.
+        python: What runs pytest.
+    """
+
+    def __init__(self, named: Path, folder: Path, python: WarmPython) -> None:
+        self._tree, self._report, self._said = folder / "tree", folder / "report.xml", folder / "said.txt"
+        self._python = python
+        shutil.copytree(ROOT, self._tree, symlinks=True, ignore=LEFT_OUT)
+        self._words = ["-q", "-x", "-p", "no:cacheprovider", f"--junitxml={self._report}", f"--basetemp={folder / 't'}"]
+        self._words += [f"--servers={named}", f"--timeout={LIMIT_S}"]
+        self._environment = {**os.environ, "PYTHONPATH": str(self._tree / "src"), "TMPDIR": str(folder)}
+        self._environment["HEADRACE_TEST_PATIENCE"] = str(SLOWEST_S)
+        self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def __call__(self, mutant: Mutant) -> str:
+        """Run the test that must catch a mutant; return why it counts as not caught, or nothing."""
+        self._report.unlink(missing_ok=True)
+        with mutated(self._tree, mutant):
+            ended = self._python.pytest([*self._words, mutant.caught_by], self._tree, self._environment, self._said)
+        if ended not in {0, 1} or not self._report.exists():
+            return f"pytest ended with {ended}: {self._said.read_text()[-1500:]}"
+        # An error of a fixture is no catch.
+        cases = ET.parse(self._report).iter("testcase")  # noqa: S314 - pytest wrote it just now
+        caught = any(case.find("failure") is not None for case in cases)
+        return "" if caught else f"not caught by {mutant.caught_by}: {self._said.read_text()[-800:]}"
 
 
-def _failed(report: Path) -> set[str]:
-    """Return the functions that failed by themselves; an error of a fixture is no catch."""
-    cases = ET.parse(report).iter("testcase")  # noqa: S314 - pytest wrote it just now
-    return {re.sub(r"\[.*", "", case.attrib["name"]) for case in cases if case.find("failure") is not None}
-
-
-def table(verdicts: list[Verdict]) -> Table:
-    """Return what became of every mutant."""
-    shown = Table("mutant", "takes out", "caught by", "s", title="a protection each")
-    for verdict in verdicts:
-        by = ", ".join(test.rpartition("::")[2].removeprefix("test_") for test in verdict.mutant.caught_by)
-        said = Text(verdict.wrong, "red") if verdict.wrong else Text(by.replace("_", " "))
-        shown.add_row(verdict.mutant.name, verdict.mutant.protection, said, f"{verdict.seconds:.0f}")
-    return shown
-
-
-def main(names: list[str]) -> int:
-    """Judge the mutants named, or all; print the table."""
-    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
-    console, verdicts = Console(width=160), []
-    with servers() as named, judges(named) as judged, ThreadPoolExecutor(AT_ONCE) as pool:
-        for verdict in pool.map(judged, chosen):
-            verdicts.append(verdict)
-            console.print(
-                f"{len(verdicts)}/{len(chosen)}", verdict.mutant.name, "missed" if verdict.wrong else "caught"
-            )
-    console.print(table(verdicts))
-    return int(any(verdict.wrong for verdict in verdicts))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+@contextmanager
+def mutated(tree: Path, mutant: Mutant) -> Iterator[None]:
+    """Take the protection out of a copy of the tree, and put it back."""
+    file = tree / mutant.file
+    text = file.read_text()
+    file.write_text(mutate(text, mutant))
+    try:
+        yield
+    finally:
+        file.write_text(text)
+        # Two texts of one second and one length are the same to Python.
+        Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """A Python that has imported what is slow to import, and forks itself for every run of pytest.
 
 Of the seconds that the tests of a mutant take, most would go into importing torch and transformers once more. Nothing
-of ours is imported here: it comes from the folder that a run is told. By hand it is of no use; `mutation.py` starts it.
+of ours is imported here: it comes from the folder that a run is told.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from typing import NoReturn, Self
 SLOW = (
     "confluent_kafka",
     "fastavro",
+    "hypothesis",
     "minio",
     "pydantic",
+    "pytest",
     "rich.console",
     "structlog",
     "torch",
@@ -90,6 +92,7 @@ def _run(words: list[str], folder: str, environment: dict[str, str], output: str
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in environment
     sys.path[:1] = [f"{folder}/src", folder]
     sys.argv = ["pytest", QUIETLY, *words]
     try:

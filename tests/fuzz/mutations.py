@@ -8,7 +8,7 @@ import math
 import resource
 import runpy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -98,6 +98,18 @@ def memory_limit(more_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def taken(given: Iterable[T], take: Callable[[T], object], refusal: type[Exception]) -> list[str]:
+    """Return what was not refused, as it should have been."""
+    found = []
+    for one in given:
+        try:
+            take(one)
+            found.append(f"{one!r:.300}")
+        except refusal:
+            pass
+    return found
 
 
 def varint(number: int) -> bytes:

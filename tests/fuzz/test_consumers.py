@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from hashlib import sha256
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -129,9 +130,7 @@ class Shelf(ObjectStore):
 
     def shelve(self, data: bytes, kind: str) -> ClaimCheck:
         """Return the claim check of an object."""
-        import hashlib
-
-        digest = hashlib.sha256(data).hexdigest()
+        digest = sha256(data).hexdigest()
         self.objects[f"{kind}/{digest}"] = data
         return ClaimCheck("main", f"{kind}/{digest}", digest, len(data))
 
@@ -237,35 +236,29 @@ TWO = group().trajectories[:2]
 ENDLESS = Span("generated", 2**62)
 
 
-@pytest.mark.parametrize(
-    ("header", "changed"),
-    [
-        (("number", str(2**63).encode()), {}),
-        (("number", str(2**62).encode()), {"number": 2**62}),
-        (("stream", b"x" * 100_000), {"stream": "x" * 100_000}),
-        (None, {"task_id": "x" * (1 << 20), "trajectories": (*TWO, *(Trajectory(str(i)) for i in range(500)))}),
-        (None, {"n_asked": 2**62, "head_version": 2**62}),
-        (None, {"claim": ClaimCheck("main", "../x", "0" * 64, 2**60)}),
-        (None, {"claim": ClaimCheck("elsewhere", "groups/x", "0" * 64, 5)}),
-        (None, {"trajectories": (Trajectory(sequences=(replace(sequence(), spans=(ENDLESS,) * 4),)),) * 2}),
-        (None, {"trajectories": (Trajectory(reward=float("nan")), Trajectory(reward=float("inf")))}),
-        (None, {"trajectories": (Trajectory(),) * 5000}),
-    ],
-)  # fmt: skip
-def test_what_would_have_stopped_a_curator_is_an_outcome_or_a_dead_letter(
-    header: tuple[str, bytes] | None, changed: dict[str, Any]
-) -> None:
-    context = CuratorContext("run-1", "solver", RUN.topics, recipe_of, RUN.get_group)
-    partition = CuratorPartition(context, (RUN.topics.trajectories("solver"), 0), 1)
-    headers = [h for h in Stamp("run-1", "sums", 0, policy="solver").to_headers() if not header or h[0] != header[0]]
-    given = Message("t", 0, 0, b"", codec.encode(group(**changed)), [*headers, header] if header else headers)
+WOULD_STOP_A_CURATOR: tuple[tuple[tuple[str, bytes] | None, dict[str, Any]], ...] = (
+    (("number", str(2**63).encode()), {}),
+    (("number", str(2**62).encode()), {"number": 2**62}),
+    (("stream", b"x" * 100_000), {"stream": "x" * 100_000}),
+    (None, {"task_id": "x" * (1 << 20), "trajectories": (*TWO, *(Trajectory(str(i)) for i in range(500)))}),
+    (None, {"n_asked": 2**62, "head_version": 2**62}),
+    (None, {"claim": ClaimCheck("main", "../x", "0" * 64, 2**60)}),
+    (None, {"claim": ClaimCheck("elsewhere", "groups/x", "0" * 64, 5)}),
+    (None, {"trajectories": (Trajectory(sequences=(replace(sequence(), spans=(ENDLESS,) * 4),)),) * 2}),
+    (None, {"trajectories": (Trajectory(reward=float("nan")), Trajectory(reward=float("inf")))}),
+    (None, {"trajectories": (Trajectory(),) * 5000}),
+)
 
-    with memory_limit(1 << 30):
-        assert [type(fits(outgoing)) for outgoing in partition.handle(given)] in (
-            [Outcome],
-            [DeadLetter],
-            [Outcome, CuratedGroup],
-        )
+
+def test_what_would_have_stopped_a_curator_is_an_outcome_or_a_dead_letter() -> None:
+    context = CuratorContext("run-1", "solver", RUN.topics, recipe_of, RUN.get_group)
+    for case, (header, changed) in enumerate(WOULD_STOP_A_CURATOR):
+        partition = CuratorPartition(context, (RUN.topics.trajectories("solver"), 0), 1)
+        headers = [h for h in HEADERS if not header or h[0] != header[0]] + ([header] if header else [])
+        given = Message("t", 0, 0, b"", codec.encode(group(**changed)), headers)
+        with memory_limit(1 << 30):
+            told = [type(fits(outgoing)) for outgoing in partition.handle(given)]
+        assert told in ([Outcome], [DeadLetter], [Outcome, CuratedGroup]), case
 
 
 def test_a_curator_takes_back_its_snapshot_or_refuses_it(fuzz: Fuzz) -> None:
@@ -374,43 +367,40 @@ def of_sequence(**changed: Any) -> TrajectoryGroup:
     return group(trajectories=(replace(ONE, sequences=(replace(sequence(), **changed),)), ONE, ONE))
 
 
-@pytest.mark.parametrize(
-    ("made", "changed"),
-    [
-        (of_sequence(spans=(Span("prompt", 2), ENDLESS)), {}),
-        (of_sequence(spans=(Span("prompt", 2), Span("generated", 3), Span("generated", -1))), {}),
-        (of_sequence(version_runs=np.array([-1, 2, 3, 2**31 - 1], np.int32)), {}),
-        (of_sequence(version_runs=np.array([-1, 2, 3], np.int32)), {}),
-        (of_sequence(version_runs=np.array([-1, 2, 9, 2], np.int32)), {}),
-        (of_sequence(ids=np.array([5, 6, 7, 32], np.int32)), {}),
-        (of_sequence(ids=np.array([5, 6, 7, -1], np.int32)), {}),
-        (of_sequence(logprobs=np.array([0, 0, np.nan, 0], np.float32)), {}),
-        (of_sequence(spans=(Span("prompt", 2), Span("generated", 2, sampling=Sampling(temperature=np.nan)))), {}),
-        (of_sequence(routing=routed([0, 1, 2, 0, 1])), {}),
-        (of_sequence(routing=routed([0, 1, 2, 0, 1, 4])), {}),
-        (of_sequence(routing=routed([0, 1, 2, 2, 1, 3])), {}),
-        (of_sequence(routing=routed([0, 1, 2, 0], layers=2)), {}),
-        (of_sequence(routing=routed([0, 1] * 5)), {}),
-        (of_sequence(routing=replace(routed([0, 1]), tokens=2**40)), {}),
-        (group(), {"rewards": (0.0, 1.0)}),
-        (group(), {"rewards": (1e308, -1e308, 0.0)}),
-        (group(), {"rewards": (float("inf"), 0.0, 0.0)}),
-        (group(), {"kept": (0, 2**60)}),
-        (group(), {"kept": ()}),
-        (group(trajectories=()), {"rewards": (), "kept": ()}),
-    ],
-    ids=range(21),
+WOULD_STOP_A_TRAINER: tuple[tuple[TrajectoryGroup, dict[str, Any]], ...] = (
+    (of_sequence(spans=(Span("prompt", 2), ENDLESS)), {}),
+    (of_sequence(spans=(Span("prompt", 2), Span("generated", 3), Span("generated", -1))), {}),
+    (of_sequence(version_runs=np.array([-1, 2, 3, 2**31 - 1], np.int32)), {}),
+    (of_sequence(version_runs=np.array([-1, 2, 3], np.int32)), {}),
+    (of_sequence(version_runs=np.array([-1, 2, 9, 2], np.int32)), {}),
+    (of_sequence(ids=np.array([5, 6, 7, 32], np.int32)), {}),
+    (of_sequence(ids=np.array([5, 6, 7, -1], np.int32)), {}),
+    (of_sequence(logprobs=np.array([0, 0, np.nan, 0], np.float32)), {}),
+    (of_sequence(spans=(Span("prompt", 2), Span("generated", 2, sampling=Sampling(temperature=np.nan)))), {}),
+    (of_sequence(routing=routed([0, 1, 2, 0, 1])), {}),
+    (of_sequence(routing=routed([0, 1, 2, 0, 1, 4])), {}),
+    (of_sequence(routing=routed([0, 1, 2, 2, 1, 3])), {}),
+    (of_sequence(routing=routed([0, 1, 2, 0], layers=2)), {}),
+    (of_sequence(routing=routed([0, 1] * 5)), {}),
+    (of_sequence(routing=replace(routed([0, 1]), tokens=2**40)), {}),
+    (group(), {"rewards": (0.0, 1.0)}),
+    (group(), {"rewards": (1e308, -1e308, 0.0)}),
+    (group(), {"rewards": (float("inf"), 0.0, 0.0)}),
+    (group(), {"kept": (0, 2**60)}),
+    (group(), {"kept": ()}),
+    (group(trajectories=()), {"rewards": (), "kept": ()}),
 )
-def test_what_would_have_stopped_a_trainer_is_a_dead_letter(made: TrajectoryGroup, changed: dict[str, Any]) -> None:
-    one = trainer()
-    whole = CuratedGroup("run-1", "sums", 0, 0, codec.encode(made), 5, 3, 0, (0, 1, 2), (0.0, 1.0, 2.0))
-    given = Message(RUN.topics.curated("solver"), 0, 0, b"", codec.encode(replace(whole, **changed)))
 
-    with memory_limit(1 << 30):
-        told = [fits(outgoing) for outgoing in one.handle(given)]
 
-    assert [type(record) for record in told] == [DeadLetter, BatchTrained]
-    assert not len(one.scheduler.window)
+def test_what_would_have_stopped_a_trainer_is_a_dead_letter() -> None:
+    whole = CuratedGroup("run-1", "sums", 0, 0, b"", 5, 3, 0, (0, 1, 2), (0.0, 1.0, 2.0))
+    for case, (made, changed) in enumerate(WOULD_STOP_A_TRAINER):
+        one, curated = trainer(), replace(whole, group=codec.encode(made), **changed)
+        given = Message(RUN.topics.curated("solver"), 0, 0, b"", codec.encode(curated))
+        with memory_limit(1 << 30):
+            told = [type(fits(outgoing)) for outgoing in one.handle(given)]
+        assert told == [DeadLetter, BatchTrained], case
+        assert not len(one.scheduler.window), case
 
 
 # -------------------------------------------------------------------------------------------------------------- workers

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -31,7 +33,22 @@ def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "headrace", *map(str, words)]
 
 
-def wait_for_version(data: Path, launcher: subprocess.Popen[str], version: int, policy: str = "solver") -> None:
+def done(*words: str | Path) -> None:
+    """Let a command come to its end."""
+    ended = subprocess.run(command(*words), capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@contextmanager
+def interrupted(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a command for as long as the context lasts, and interrupt it then."""
+    with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as up:
+        yield up
+        up.send_signal(signal.SIGINT)
+        up.communicate(timeout=60)
+
+
+def wait_for_version(data: Path, launcher: subprocess.Popen[Any], version: int, policy: str = "solver") -> None:
     """Wait for a version in the log of a policy's trainer, or of a shadow's."""
     log, end = data / "logs" / f"train-{policy}.log", time.monotonic() + 300
     while not (log.exists() and f'"version": {version}, ' in log.read_text()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from headrace.schemas.records import (
     CheckpointPointer,
     ClaimCheck,
     CuratedGroup,
+    DeadLetter,
     GroupUse,
     Outcome,
     RecipeRevision,
@@ -26,6 +28,12 @@ from headrace.schemas.records import (
 )
 
 T = TypeVar("T")
+
+
+def with_recipe(text: str, change: Callable[[dict[str, Any]], object]) -> str:
+    recipe = json.loads(text)
+    change(recipe)
+    return json.dumps(recipe)
 
 
 class Hand:
@@ -108,6 +116,15 @@ class Hand:
                 return message, outcome
         raise AssertionError(number)
 
+    def delivery(self) -> Message:
+        """What a worker delivered of the first group of the middle version."""
+        return self.about(self.trajectories, self.trained[0].number)[0]
+
+    def curated_record(self) -> tuple[Message, CuratedGroup]:
+        """The curated record of the same group's first use."""
+        message = self.about(self.curated, self.trained[0].number)[0]
+        return message, codec.decode(message.value, CuratedGroup)
+
     def event(self, version: int) -> tuple[Message, WeightsPublished]:
         return next((m, e) for m, e in self.decoded(self.weights, WeightsPublished) if e.version == version)
 
@@ -126,8 +143,6 @@ class Hand:
     @property
     def end(self) -> int:
         """The next number."""
-        import json
-
         return int(json.loads(self.newest(b"feed")[1].body)["next"]["sums"])
 
     # ----------------------------------------------------------------------------------------------------- what is done
@@ -140,7 +155,7 @@ class Hand:
 
     def put(self, message: Message, record: Any = None, **more: Any) -> Message:
         """Put another record where one stands."""
-        made = replace(message, **more) if record is None else replace(message, value=codec.encode(record), **more)
+        made = _made(message, record, more)
         for place in (self.run.messages[message.topic, message.partition], self.run.first):
             if message in place:
                 place[place.index(message)] = made
@@ -148,7 +163,7 @@ class Hand:
 
     def append(self, message: Message, record: Any = None, **more: Any) -> Message:
         """Append a record like another one to a partition, that of the other one if none is given."""
-        made = replace(message, **more) if record is None else replace(message, value=codec.encode(record), **more)
+        made = _made(message, record, more)
         place = self.run.messages[made.topic, made.partition]
         made = replace(made, offset=place[-1].offset + 1 if place else 0)
         place.append(made)
@@ -219,6 +234,14 @@ class Hand:
         stamp = outcome_stamp(made)
         return self.append(like, made, key=stamp.key, headers=stamp.to_headers(), partition=number % self.partitions)
 
+    def forge_letter(self, about: Message, number: int, **fields: Any) -> None:
+        """Append a dead letter of the first policy about a record."""
+        place = {"topic": about.topic, "partition": about.partition, "offset": about.offset, "value": about.value}
+        told = {"policy": "solver", "stream": "sums", "number": number, "reason": "undecodable"}
+        letter = DeadLetter(**{"run_id": self.run_id, "component": "curate", **place, **told, **fields})
+        self.run.messages.setdefault((self.topics.dead_letters, 0), [])
+        self.append(about, letter, topic=self.topics.dead_letters, partition=0)
+
     def change_group(self, number: int, change: Callable[[TrajectoryGroup], TrajectoryGroup], **headers: Any) -> None:
         """Change a group in its trajectories and inside its curated record."""
         for message in self.about(self.trajectories, number):
@@ -229,10 +252,20 @@ class Hand:
             group = change(codec.decode(curated.group, TrajectoryGroup))
             self.put(message, replace(curated, group=codec.encode(group)), headers=self.renumber(message, **headers))
 
+    def change_revision(self, number: int, **fields: Any) -> None:
+        """Change every record of a recipe revision."""
+        for message, revision in self.decoded(self.recipe, RecipeRevision):
+            if revision.revision == number:
+                self.put(message, replace(revision, **fields))
+
+    def change_recipes(self, change: Callable[[dict[str, Any]], object], only: int | None = None) -> None:
+        """Change the recipe of every revision, or of one."""
+        for message, revision in self.decoded(self.recipe, RecipeRevision):
+            if only in (None, revision.revision):
+                self.put(message, replace(revision, recipe=with_recipe(revision.recipe, change)))
+
     def change_body(self, key: bytes, change: Callable[[dict[str, Any]], object]) -> None:
         """Change the JSON of a component's newest snapshot; of a run that goes on, of both that were read."""
-        import json
-
         for found in (self.all(self.state), self.run.first):
             message = next((m for m in reversed(found) if m.key.startswith(key)), None)
             if message is not None:
@@ -255,3 +288,7 @@ class Hand:
     def lose(self, claim: ClaimCheck | None) -> None:
         assert claim is not None
         del self.run.objects[claim.key]
+
+
+def _made(like: Message, record: Any, more: dict[str, Any]) -> Message:
+    return replace(like, **more) if record is None else replace(like, value=codec.encode(record), **more)

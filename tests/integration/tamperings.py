@@ -5,7 +5,6 @@ Those with an id of a letter and a number were thought up by somebody who had no
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,13 +12,13 @@ from typing import Any
 
 import pytest
 from recorded_run import Runs
-from tampering_hand import Hand
+from tampering_hand import Hand, with_recipe
 
+from headrace.infra.kafka.clients import Message
 from headrace.schemas import codec
 from headrace.schemas.records import (
     BatchTrained,
     CuratedGroup,
-    DeadLetter,
     EvalResult,
     Eviction,
     GroupUse,
@@ -61,21 +60,55 @@ def check(runs: Runs, tampering: Tampering, run: str) -> None:
     assert any(re.search(tampering.says, problem) for problem in found.problems), found.problems
 
 
-CATALOGUE: list[Tampering] = []
+Does = Callable[[Hand], object]
 
 
-def tampering(says: str, *runs: str) -> Callable[[Callable[[Hand], object]], Callable[[Hand], object]]:
-    def kept(does: Callable[[Hand], object]) -> Callable[[Hand], object]:
-        CATALOGUE.append(Tampering(does.__name__, does, says, runs or BOTH))
-        return does
+class Catalogue:
+    """Tamperings with one kind of run: a function by its decorator, or a line where an expression says it.
 
-    return kept
+    Args:
+        policy: Whose records they are given; empty for those of the run's first policy.
+        of: The list to add to, if it is one that there is.
+    """
+
+    def __init__(self, policy: str = "", of: list[Tampering] | None = None) -> None:
+        self.all: list[Tampering] = [] if of is None else of
+        self._policy = policy
+
+    def about(self, policy: str) -> Catalogue:
+        """Return the same catalogue, for the records of another policy or shadow."""
+        return Catalogue(policy, self.all)
+
+    def __call__(self, says: str, *runs: str) -> Callable[[Does], Does]:
+        """Keep a function under its name."""
+
+        def kept(does: Does) -> Does:
+            self.add(does.__name__, says, does, *runs)
+            return does
+
+        return kept
+
+    def add(self, name: str, says: str, does: Does, *runs: str) -> None:
+        """Keep what one expression says."""
+        policy = self._policy
+        of_policy = (lambda hand: does(hand.of(policy))) if policy else does
+        self.all.append(Tampering(name, of_policy, says, runs or BOTH))
+
+    def altered(
+        self, name: str, says: str, find: Callable[[Hand], tuple[Message, Any]], /, *runs: str, **fields: Any
+    ) -> None:
+        """Keep a change of a record's fields, to a value or to what a function makes of the record."""
+
+        def does(hand: Hand) -> None:
+            message, record = find(hand)
+            made = {field: value(record) if callable(value) else value for field, value in fields.items()}
+            hand.put(message, replace(record, **made))
+
+        self.add(name, says, does, *runs)
 
 
-def with_recipe(text: str, change: Callable[[dict[str, Any]], object]) -> str:
-    recipe = json.loads(text)
-    change(recipe)
-    return json.dumps(recipe)
+tampering = Catalogue()
+CATALOGUE = tampering.all
 
 
 # --------------------------------------------------------------------------------------------------------------- recipe
@@ -102,16 +135,12 @@ def r3_ended_twice(hand: Hand) -> None:
 
 @tampering("batch")
 def r5_recipe_of_another_batch_size(hand: Hand) -> None:
-    for message, revision in hand.decoded(hand.recipe, RecipeRevision):
-        text = with_recipe(revision.recipe, lambda recipe: recipe["trainer"].update(groups_per_batch=4))
-        hand.put(message, replace(revision, recipe=text))
+    hand.change_recipes(lambda recipe: recipe["trainer"].update(groups_per_batch=4))
 
 
 @tampering("deadline")
 def r6_recipe_of_another_staleness_bound(hand: Hand) -> None:
-    for message, revision in hand.decoded(hand.recipe, RecipeRevision):
-        text = with_recipe(revision.recipe, lambda recipe: recipe["trainer"].update(max_staleness=0))
-        hand.put(message, replace(revision, recipe=text))
+    hand.change_recipes(lambda recipe: recipe["trainer"].update(max_staleness=0))
 
 
 @tampering("schema")
@@ -175,11 +204,6 @@ def j1_trajectory_of_a_trained_group_removed(hand: Hand) -> None:
     hand.remove(*hand.about(hand.trajectories, hand.trained[0].number))
 
 
-@tampering("was curated, and no worker produced it")
-def j1b_trajectory_of_a_dropped_group_removed(hand: Hand) -> None:
-    hand.remove(*hand.about(hand.trajectories, hand.dropped))
-
-
 def better(group: TrajectoryGroup) -> TrajectoryGroup:
     first, *others = group.trajectories
     return replace(group, trajectories=(replace(first, reward=first.reward + 1.0), *others))
@@ -199,14 +223,14 @@ def j3_trajectory_of_a_dropped_group_altered(hand: Hand) -> None:
 
 @tampering("its headers name .*, its value")
 def j4_values_of_two_groups_exchanged(hand: Hand) -> None:
-    one = hand.about(hand.trajectories, hand.trained[0].number)[0]
+    one = hand.delivery()
     other = next(m for m in hand.all(hand.trajectories) if m.partition == one.partition and m.key != one.key)
     hand.exchange(one, other, values=True)
 
 
 @tampering("its headers name .*, its value")
 def j5_trajectory_of_another_run_in_its_value(hand: Hand) -> None:
-    message = hand.about(hand.trajectories, hand.trained[0].number)[0]
+    message = hand.delivery()
     hand.put(message, replace(codec.decode(message.value, TrajectoryGroup), run_id="another"))
 
 
@@ -268,7 +292,7 @@ def j12_oldest_trajectories_gone(hand: Hand) -> None:
 
 @tampering("does not belong on this partition|was curated, and no worker produced it")
 def j13_group_on_another_partition(hand: Hand) -> None:
-    message = hand.about(hand.trajectories, hand.trained[0].number)[0]
+    message = hand.delivery()
     hand.remove(message)
     hand.append(message, partition=(message.partition + 1) % hand.partitions)
 
@@ -309,11 +333,6 @@ def c1_curated_record_of_a_trained_group_removed(hand: Hand) -> None:
     hand.remove(*hand.about(hand.curated, hand.trained[0].number))
 
 
-@tampering("was kept, and there is no curated record of it", FINISHED)
-def c2_curated_record_of_an_evicted_group_removed(hand: Hand) -> None:
-    hand.remove(*hand.about(hand.curated, hand.evicted[2].number))
-
-
 def waiting(hand: Hand) -> int:
     """Return the newest number that was kept and not trained; where the run was stopped with none, there is no case."""
     kept = set(hand.concluded("kept")) - {g.number for _, b in hand.versions.values() for g in b.groups}
@@ -341,37 +360,32 @@ def c5_curated_records_reordered(hand: Hand) -> None:
 
 @tampering("it leaves out 1 trajectories, and outcomes say so of 0")
 def c6_curated_record_keeps_fewer(hand: Hand) -> None:
-    message = hand.about(hand.curated, hand.trained[0].number)[0]
-    curated = codec.decode(message.value, CuratedGroup)
+    message, curated = hand.curated_record()
     hand.put(message, replace(curated, kept=curated.kept[:-1]))
 
 
 @tampering("it keeps")
 def c6b_curated_record_keeps_what_is_not_there(hand: Hand) -> None:
-    message = hand.about(hand.curated, hand.trained[0].number)[0]
-    curated = codec.decode(message.value, CuratedGroup)
+    message, curated = hand.curated_record()
     hand.put(message, replace(curated, kept=(*curated.kept, 99)))
 
 
 @tampering("its deadline is version")
 def c8_deadline_later_than_the_bound(hand: Hand) -> None:
-    message = hand.about(hand.curated, hand.trained[0].number)[0]
-    curated = codec.decode(message.value, CuratedGroup)
+    message, curated = hand.curated_record()
     hand.put(message, replace(curated, deadline_version=curated.deadline_version + 10))
 
 
 @tampering("its tokens are of versions")
 def c9_oldest_version_altered(hand: Hand) -> None:
-    message = hand.about(hand.curated, hand.trained[0].number)[0]
-    curated = codec.decode(message.value, CuratedGroup)
+    message, curated = hand.curated_record()
     made = replace(curated, min_version=curated.min_version + 1, deadline_version=curated.deadline_version + 1)
     hand.put(message, made, headers=hand.renumber(message, min_version=made.min_version, max_version=made.min_version))
 
 
 @tampering("has a curated record whose group is none of those that its workers produced")
 def c10_bytes_of_a_curated_group_altered(hand: Hand) -> None:
-    message = hand.about(hand.curated, hand.trained[0].number)[0]
-    curated = codec.decode(message.value, CuratedGroup)
+    message, curated = hand.curated_record()
     group = better(codec.decode(curated.group, TrajectoryGroup))
     hand.put(message, replace(curated, group=codec.encode(group)))
 
@@ -396,11 +410,6 @@ def c12_use_in_the_header_altered(hand: Hand) -> None:
 @tampering("was kept, and there is no curated record of it")
 def c14_newest_curated_records_gone(hand: Hand) -> None:
     hand.cut_tail(hand.curated, 3)
-
-
-@tampering("before offset .* are gone")
-def c15_oldest_curated_records_gone(hand: Hand) -> None:
-    hand.cut_head(hand.curated, 3)
 
 
 # ------------------------------------------------------------------------------------------------------------- outcomes
@@ -443,10 +452,7 @@ def o5b_kept_became_dropped(hand: Hand) -> None:
     hand.put(message, replace(outcome, verdict="dropped", reason="zero_variance"))
 
 
-@tampering("without a reason")
-def o6_reason_taken_away(hand: Hand) -> None:
-    message, outcome = hand.outcome(hand.dropped)
-    hand.put(message, replace(outcome, reason=""))
+tampering.altered("o6_reason_taken_away", "without a reason", lambda hand: hand.outcome(hand.dropped), reason="")
 
 
 @tampering("was discarded more than once")
@@ -494,11 +500,6 @@ def o14_newest_outcomes_gone(hand: Hand) -> None:
     hand.cut_tail(hand.outcomes, 20)
 
 
-@tampering("before offset .* are gone")
-def o14b_oldest_outcomes_gone(hand: Hand) -> None:
-    hand.cut_head(hand.outcomes, 5)
-
-
 @tampering("another run|another policy|nothing says what became of it")
 def o15_outcome_of_another_run(hand: Hand) -> None:
     message, outcome = hand.outcome(hand.dropped)
@@ -513,9 +514,7 @@ def o17_outcome_that_is_none(hand: Hand) -> None:
 # -------------------------------------------------------------------------------------------------------------- batches
 
 
-@tampering("no batch record names version")
-def b1_batch_removed(hand: Hand) -> None:
-    hand.remove(hand.batch()[0])
+tampering.add("b1_batch_removed", "no batch record names version", lambda hand: hand.remove(hand.batch()[0]))
 
 
 @tampering("no batch record names version")
@@ -525,9 +524,7 @@ def b1b_version_removed_and_the_chain_mended(hand: Hand) -> None:
     hand.put(message, replace(after, base_hash=hand.batch(hand.middle - 1)[1].weights_hash))
 
 
-@tampering("was trained twice")
-def b2_batch_repeated(hand: Hand) -> None:
-    hand.append(hand.batch()[0])
+tampering.add("b2_batch_repeated", "was trained twice", lambda hand: hand.append(hand.batch()[0]))
 
 
 @tampering("was evicted by the trainer more than once", FINISHED)
@@ -558,16 +555,7 @@ def b6_group_trained_twice(hand: Hand) -> None:
     hand.put(message, replace(batch, groups=(hand.trained[0], *batch.groups[1:])))
 
 
-@tampering("was trained more than once")
-def b6b_group_twice_in_a_batch(hand: Hand) -> None:
-    message, batch = hand.batch()
-    hand.put(message, replace(batch, groups=(batch.groups[0], *batch.groups[:-1])))
-
-
-@tampering("was trained from weights")
-def b7_base_of_a_batch_altered(hand: Hand) -> None:
-    message, batch = hand.batch()
-    hand.put(message, replace(batch, base_hash="0" * 64))
+tampering.altered("b7_base_of_a_batch_altered", "was trained from weights", Hand.batch, base_hash="0" * 64)
 
 
 @tampering("is labelled|has weights_hash")
@@ -621,10 +609,7 @@ def b11_group_trained_too_late(hand: Hand) -> None:
     hand.put(other, replace(first, groups=(batch.groups[0], *first.groups[1:])))
 
 
-@tampering("epoch")
-def b12b_epoch_of_a_batch_altered(hand: Hand) -> None:
-    message, batch = hand.batch()
-    hand.put(message, replace(batch, epoch=batch.epoch + 1))
+tampering.altered("b12b_epoch_of_a_batch_altered", "epoch", Hand.batch, epoch=lambda batch: batch.epoch + 1)
 
 
 @tampering("fingerprint")
@@ -633,10 +618,7 @@ def b13_fingerprint_altered(hand: Hand) -> None:
     hand.put(message, replace(batch, fingerprint={**batch.fingerprint, "torch": "0.0"}))
 
 
-@tampering("revision 99")
-def b14_batch_of_an_unknown_revision(hand: Hand) -> None:
-    message, batch = hand.batch()
-    hand.put(message, replace(batch, revision=99))
+tampering.altered("b14_batch_of_an_unknown_revision", "revision 99", Hand.batch, revision=99)
 
 
 @tampering("is not where the batch that trained it says")
@@ -657,16 +639,10 @@ def b17_oldest_batches_gone(hand: Hand) -> None:
     hand.cut_head(hand.batches, 2)
 
 
-@tampering("no batch record names version")
-def b18_batch_that_makes_no_version(hand: Hand) -> None:
-    message, batch = hand.batch()
-    hand.put(message, replace(batch, version=-1))
+tampering.altered("b18_batch_that_makes_no_version", "no batch record names version", Hand.batch, version=-1)
 
 
-@tampering("no batch record names version")
-def b19_batch_of_another_run(hand: Hand) -> None:
-    message, batch = hand.batch()
-    hand.put(message, replace(batch, run_id="another"))
+tampering.altered("b19_batch_of_another_run", "no batch record names version", Hand.batch, run_id="another")
 
 
 @tampering("was concluded, and never issued")
@@ -683,10 +659,9 @@ def w1_last_version_not_published(hand: Hand) -> None:
     hand.remove(hand.event(max(hand.versions))[0])
 
 
-@tampering("final", FINISHED)
-def w1b_last_version_not_marked_as_such(hand: Hand) -> None:
-    message, event = hand.event(max(hand.versions))
-    hand.put(message, replace(event, final=False))
+tampering.altered(
+    "w1b_last_version_not_marked_as_such", "final", lambda hand: hand.event(max(hand.versions)), FINISHED, final=False
+)
 
 
 @tampering("is a delta of epoch|has a checkpoint and is not published")
@@ -696,9 +671,7 @@ def w2_version_removed_on_which_the_next_one_stands(hand: Hand) -> None:
     hand.remove(events[version][0])
 
 
-@tampering("was published twice")
-def w3_event_repeated(hand: Hand) -> None:
-    hand.append(hand.event(0)[0])
+tampering.add("w3_event_repeated", "was published twice", lambda hand: hand.append(hand.event(0)[0]))
 
 
 @tampering("was published after version|is a delta")
@@ -711,10 +684,9 @@ def a_delta(hand: Hand) -> tuple[Any, WeightsPublished]:
     return [(m, e) for m, e in hand.decoded(hand.weights, WeightsPublished) if e.kind == "delta"][1]
 
 
-@tampering("whole weights of version|is not published|is a delta")
-def w5_delta_called_whole(hand: Hand) -> None:
-    message, event = a_delta(hand)
-    hand.put(message, replace(event, kind="whole"))
+tampering.altered(
+    "w5_delta_called_whole", "whole weights of version|is not published|is a delta", a_delta, kind="whole"
+)
 
 
 @tampering("is a delta of epoch|is labelled")
@@ -738,10 +710,9 @@ def w9_file_beside_an_anchor_removed(hand: Hand) -> None:
     hand.put(message, replace(event, files=event.files[1:]))
 
 
-@tampering("anchor")
-def w11_place_of_the_anchor_altered(hand: Hand) -> None:
-    message, event = a_delta(hand)
-    hand.put(message, replace(event, anchor_offset=event.anchor_offset + 1))
+tampering.altered(
+    "w11_place_of_the_anchor_altered", "anchor", a_delta, anchor_offset=lambda event: event.anchor_offset + 1
+)
 
 
 @tampering("merged delta")
@@ -750,15 +721,7 @@ def w12_merged_delta_of_a_version_that_is_not_there(hand: Hand) -> None:
     hand.append(message, replace(event, kind="merged", version=max(hand.versions) + 3, base_version=0))
 
 
-@tampering("before offset .* are gone")
-def w13_first_anchor_gone(hand: Hand) -> None:
-    hand.cut_head(hand.weights, 1)
-
-
-@tampering("epoch")
-def w14_epoch_of_an_event_altered(hand: Hand) -> None:
-    message, event = a_delta(hand)
-    hand.put(message, replace(event, epoch=event.epoch + 1))
+tampering.altered("w14_epoch_of_an_event_altered", "epoch", a_delta, epoch=lambda event: event.epoch + 1)
 
 
 @tampering("no batch record names version", FINISHED)
@@ -774,18 +737,13 @@ def w17_claim_altered(hand: Hand) -> None:
     hand.put(message, replace(event, weights=replace(event.weights, sha256="0" * 64)))
 
 
-@tampering("names no object")
-def w17d_claim_taken_away(hand: Hand) -> None:
-    message, event = hand.event(0)
-    hand.put(message, replace(event, weights=None))
+tampering.altered("w17d_claim_taken_away", "names no object", lambda hand: hand.event(0), weights=None)
 
 
 # ---------------------------------------------------------------------------------------------------------- evaluations
 
 
-@tampering("is answered, and has no result")
-def v1_result_removed(hand: Hand) -> None:
-    hand.remove(hand.all(hand.evals)[0])
+tampering.add("v1_result_removed", "is answered, and has no result", lambda hand: hand.remove(hand.all(hand.evals)[0]))
 
 
 @tampering("has more than one result")
@@ -838,16 +796,6 @@ def v10_answer_among_training_groups(hand: Hand) -> None:
     hand.commit(hand.topics.curate_group("solver"), lambda offset: offset + 1_000)
 
 
-@tampering("not all its answers are there|was issued, and never answered")
-def v11_newest_answers_gone(hand: Hand) -> None:
-    hand.cut_tail(hand.eval_groups, 3)
-
-
-@tampering("is answered, and has no result")
-def v11b_newest_result_gone(hand: Hand) -> None:
-    hand.cut_tail(hand.evals, 1)
-
-
 @tampering("its headers name .*, its value")
 def v12_values_of_two_answers_exchanged(hand: Hand) -> None:
     one, other, *_ = [m for m in hand.all(hand.eval_groups) if m.partition == 0]
@@ -857,41 +805,24 @@ def v12_values_of_two_answers_exchanged(hand: Hand) -> None:
 # --------------------------------------------------------------------------------------------------------- dead letters
 
 
-def forge_dead_letter(hand: Hand, number: int, **fields: Any) -> None:
-    place = ("t", 0)
-    like = hand.all(hand.trajectories)[0]
-    record = DeadLetter(
-        hand.run_id,
-        "curate",
-        hand.trajectories,
-        like.partition,
-        like.offset,
-        "undecodable",
-        "",
-        "solver",
-        "sums",
-        number,
-    )
-    topic = hand.topics.dead_letters
-    hand.run.messages.setdefault((topic, 0), [])
-    hand.append(replace(like, topic=topic, partition=0), replace(record, **fields))
-    assert place
+def forge_letter(hand: Hand, number: int, **fields: Any) -> None:
+    hand.forge_letter(hand.all(hand.trajectories)[0], number, **{"value": b"", **fields})
 
 
 @tampering("is dead, and was trained or discarded too")
 def d5_dead_letter_of_a_trained_group(hand: Hand) -> None:
-    forge_dead_letter(hand, hand.trained[0].number)
+    forge_letter(hand, hand.trained[0].number)
 
 
 @tampering("was concluded, and never issued")
 def d5c_dead_letter_of_a_number_that_was_never_issued(hand: Hand) -> None:
-    forge_dead_letter(hand, hand.end + 3)
+    forge_letter(hand, hand.end + 3)
 
 
 @tampering("dead letter|its bytes")
 def d6_loss_covered_by_a_dead_letter(hand: Hand) -> None:
     hand.remove(hand.outcome(hand.dropped)[0])
-    forge_dead_letter(hand, hand.dropped, value=b"", offset=10**6)
+    forge_letter(hand, hand.dropped, value=b"", offset=10**6)
 
 
 # ---------------------------------------------------------------------------------------------------------------- state
@@ -935,16 +866,12 @@ def s7c_first_pointer_removed(hand: Hand) -> None:
     hand.remove(*(m for m in hand.all(hand.state) if m.key == b"checkpoint|solver|0"))
 
 
-@tampering("by the checkpoint")
-def s8_hash_of_a_pointer_altered(hand: Hand) -> None:
-    message, pointer = hand.pointer(4)
-    hand.put(message, replace(pointer, weights_hash="0" * 64))
+tampering.altered(
+    "s8_hash_of_a_pointer_altered", "by the checkpoint", lambda hand: hand.pointer(4), weights_hash="0" * 64
+)
 
 
-@tampering("checkpoint")
-def s8d_version_of_a_pointer_altered(hand: Hand) -> None:
-    message, pointer = hand.pointer(4)
-    hand.put(message, replace(pointer, version=5))
+tampering.altered("s8d_version_of_a_pointer_altered", "checkpoint", lambda hand: hand.pointer(4), version=5)
 
 
 @tampering("checkpoint")
@@ -954,10 +881,7 @@ def s10_checkpoints_exchanged(hand: Hand) -> None:
     hand.put(other, replace(second, checkpoint=first.checkpoint))
 
 
-@tampering("snapshot")
-def s16_snapshot_of_another_run(hand: Hand) -> None:
-    message, snapshot = hand.newest(b"curate.")
-    hand.put(message, replace(snapshot, run_id="another"))
+tampering.altered("s16_snapshot_of_another_run", "snapshot", lambda hand: hand.newest(b"curate."), run_id="another")
 
 
 @tampering("was concluded, and never issued")
@@ -992,14 +916,7 @@ def k5_commit_past_the_end(hand: Hand) -> None:
 # -------------------------------------------------------------------------------------------------------------- objects
 
 
-@tampering("does not exist in the store")
-def x1_delta_gone(hand: Hand) -> None:
-    hand.lose(a_delta(hand)[1].weights)
-
-
-@tampering("does not exist in the store")
-def x1b_anchor_gone(hand: Hand) -> None:
-    hand.lose(hand.event(0)[1].weights)
+tampering.add("x1_delta_gone", "does not exist in the store", lambda hand: hand.lose(a_delta(hand)[1].weights))
 
 
 @tampering("does not exist in the store")
@@ -1007,19 +924,7 @@ def x1c_checkpoint_gone(hand: Hand) -> None:
     hand.lose(hand.pointer(4)[1].checkpoint)
 
 
-@tampering("does not exist in the store")
-def x1d_file_gone(hand: Hand) -> None:
-    hand.lose(hand.event(0)[1].files[0].claim)
-
-
-@tampering("has sha256")
-def x2_delta_altered(hand: Hand) -> None:
-    hand.flip(a_delta(hand)[1].weights)
-
-
-@tampering("has sha256")
-def x2b_anchor_altered(hand: Hand) -> None:
-    hand.flip(hand.event(0)[1].weights)
+tampering.add("x2_delta_altered", "has sha256", lambda hand: hand.flip(a_delta(hand)[1].weights))
 
 
 @tampering("has sha256")
@@ -1031,9 +936,7 @@ def x3_objects_exchanged(hand: Hand) -> None:
     objects[one.key], objects[other.key] = objects[other.key], objects[one.key]
 
 
-@tampering("has sha256")
-def x4_checkpoint_altered(hand: Hand) -> None:
-    hand.flip(hand.pointer(4)[1].checkpoint)
+tampering.add("x4_checkpoint_altered", "has sha256", lambda hand: hand.flip(hand.pointer(4)[1].checkpoint))
 
 
 # ------------------------------------------------------------------------------------------------------------- compound

@@ -10,8 +10,8 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
-from tampering_hand import Hand
-from tamperings import BOTH, FINISHED, LIVE, Tampering, better, with_recipe
+from tampering_hand import Hand, with_recipe
+from tamperings import FINISHED, LIVE, Catalogue, better
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.weights.delta import encode_delta
@@ -23,7 +23,6 @@ from headrace.schemas.records import (
     BatchTrained,
     ClaimCheck,
     CuratedGroup,
-    DeadLetter,
     EvalResult,
     Eviction,
     GroupUse,
@@ -36,22 +35,9 @@ from headrace.schemas.records import (
 
 OTHER = "solver.other"
 """The shadow."""
-RICH: list[Tampering] = []
-PAIR: list[Tampering] = []
-
-
-def catalogued(in_: list[Tampering]) -> Callable[..., Callable[[Callable[[Hand], object]], Callable[[Hand], object]]]:
-    def tampering(says: str, *runs: str) -> Callable[[Callable[[Hand], object]], Callable[[Hand], object]]:
-        def kept(does: Callable[[Hand], object]) -> Callable[[Hand], object]:
-            in_.append(Tampering(does.__name__, does, says, runs or BOTH))
-            return does
-
-        return kept
-
-    return tampering
-
-
-rich, pair = catalogued(RICH), catalogued(PAIR)
+rich, pair = Catalogue(), Catalogue()
+shadow, verifier = rich.about(OTHER), pair.about("verifier")
+RICH, PAIR = rich.all, pair.all
 
 
 # -------------------------------------------------------------------------------------------------------------- replays
@@ -127,12 +113,6 @@ def rp7_replay_twice_in_a_batch(hand: Hand) -> None:
     change_batch(hand, version, lambda groups: (use, use, *[g for g in groups if g != use][1:]))
 
 
-@rich("use 1, was trained more than once")
-def rp8_replay_in_two_batches(hand: Hand) -> None:
-    version, use = replayed(hand)
-    change_batch(hand, version - 1, lambda groups: (use, *groups[1:]))
-
-
 @rich("was trained more than once|was trained, and discarded too")
 def rp9_replay_trained_as_a_first_use(hand: Hand) -> None:
     version, use = replayed(hand)
@@ -158,10 +138,7 @@ def rp12_oldest_version_of_a_replay_altered(hand: Hand) -> None:
     hand.put(message, made, headers=hand.renumber(message, min_version=made.min_version))
 
 
-@rich("it is a replay of weight 5.0")
-def rp13_weight_of_a_replay_altered(hand: Hand) -> None:
-    message, curated = replay_record(hand)
-    hand.put(message, replace(curated, weight=5.0))
+rich.altered("rp13_weight_of_a_replay_altered", "it is a replay of weight 5.0", replay_record, weight=5.0)
 
 
 @rich("it has its first use .* curated records before it")
@@ -178,10 +155,7 @@ def rp15_replay_with_bytes_of_its_own(hand: Hand) -> None:
     hand.put(message, replace(curated, group=of_first.group, kept=of_first.kept, rewards=of_first.rewards))
 
 
-@rich("it is a replay, and has bytes")
-def rp15b_replay_that_keeps_fewer(hand: Hand) -> None:
-    message, curated = replay_record(hand)
-    hand.put(message, replace(curated, kept=(0,)))
+rich.altered("rp15b_replay_that_keeps_fewer", "it is a replay, and has bytes", replay_record, kept=(0,))
 
 
 @rich("is not where the batch that trained it says")
@@ -236,26 +210,7 @@ def rp23_revision_of_a_replay_altered(hand: Hand) -> None:
 @rich("use 1, is dead, and was trained or discarded too")
 def rp24_dead_letter_of_a_trained_replay(hand: Hand) -> None:
     message, curated = replay_record(hand)
-    forge_letter(hand, message, "solver", curated.number, use=1)
-
-
-def forge_letter(hand: Hand, about: Message, policy: str, number: int, **more: Any) -> None:
-    letter = DeadLetter(
-        run_id=hand.run_id,
-        component="curate",
-        topic=about.topic,
-        partition=about.partition,
-        offset=about.offset,
-        reason="undecodable",
-        policy=policy,
-        stream="sums",
-        number=number,
-        value=about.value,
-        **more,
-    )
-    place = hand.run.messages.setdefault((hand.topics.dead_letters, 0), [])
-    offset = place[-1].offset + 1 if place else 0
-    place.append(Message(hand.topics.dead_letters, 0, offset, about.key, codec.encode(letter), about.headers))
+    hand.forge_letter(message, curated.number, use=1)
 
 
 @rich("use 1, is not where the batch that trained it says")
@@ -276,9 +231,7 @@ def rp27_replay_trained_too_late(hand: Hand) -> None:
 
 @rich("asks for a group 1 times")
 def rp28_chain_that_asks_for_no_replays(hand: Hand) -> None:
-    for message, revision in hand.decoded(hand.recipe, RecipeRevision):
-        text = with_recipe(revision.recipe, lambda recipe: recipe["curate"].update(chain=recipe["curate"]["chain"][:2]))
-        hand.put(message, replace(revision, recipe=text))
+    hand.change_recipes(lambda recipe: recipe["curate"].update(chain=recipe["curate"]["chain"][:2]))
 
 
 @rich("use 1, was trained, and")
@@ -364,11 +317,7 @@ def sw8b_batch_of_a_later_revision_than_after(hand: Hand) -> None:
     hand.put(message, replace(batch, revision=1))
 
 
-@rich("those between are gone")
-def sw9_revision_left_out(hand: Hand) -> None:
-    for message, revision in hand.decoded(hand.recipe, RecipeRevision):
-        if revision.revision == 1:
-            hand.put(message, replace(revision, revision=2))
+rich.add("sw9_revision_left_out", "those between are gone", lambda hand: hand.change_revision(1, revision=2))
 
 
 @rich("revision")
@@ -382,19 +331,12 @@ def sw12_begin_of_a_revision_altered(hand: Hand) -> None:
     hand.change_body(b"feed", lambda body: body["revisions"]["sums"].__setitem__(-1, [1, hand.end - 1]))
 
 
-@rich("revision 1")
-def sw14_second_revision_of_another_run(hand: Hand) -> None:
-    for message, revision in hand.decoded(hand.recipe, RecipeRevision):
-        if revision.revision == 1:
-            hand.put(message, replace(revision, run_id="another"))
+rich.add("sw14_second_revision_of_another_run", "revision 1", lambda hand: hand.change_revision(1, run_id="another"))
 
 
 @rich("does not belong on this partition|no worker produced it|says other things")
 def sw15_partitions_of_another_number(hand: Hand) -> None:
-    for message, revision in hand.decoded(hand.recipe, RecipeRevision):
-        if revision.revision == 1:
-            text = with_recipe(revision.recipe, lambda recipe: recipe["kafka"].update(partitions=8))
-            hand.put(message, replace(revision, recipe=text))
+    hand.change_recipes(lambda recipe: recipe["kafka"].update(partitions=8), only=1)
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
@@ -440,14 +382,10 @@ def behind(hand: Hand, group: TrajectoryGroup) -> TrajectoryGroup:
     return codec.decode(hand.run.objects[group.claim.key], TrajectoryGroup)
 
 
-@rich("does not exist in the store")
-def cl1_group_gone_from_the_store(hand: Hand) -> None:
-    hand.lose(claimed(hand)[1].claim)
+rich.add("cl1_group_gone_from_the_store", "does not exist in the store", lambda hand: hand.lose(claimed(hand)[1].claim))
 
 
-@rich("sha256")
-def cl2_group_altered_in_the_store(hand: Hand) -> None:
-    hand.flip(claimed(hand)[1].claim)
+rich.add("cl2_group_altered_in_the_store", "sha256", lambda hand: hand.flip(claimed(hand)[1].claim))
 
 
 @rich("sha256")
@@ -564,24 +502,12 @@ def mg4_base_of_a_merged_delta_altered(hand: Hand) -> None:
     change_merged(hand, base_hash="0" * 64)
 
 
-@rich("merged delta of versions .* takes version")
-def mg5_base_version_of_a_merged_delta_altered(hand: Hand) -> None:
-    change_merged(hand, base_version=merged(hand)[1].base_version + 1)
-
-
-@rich("merged delta of versions .* takes version")
-def mg6_version_of_a_merged_delta_altered(hand: Hand) -> None:
-    change_merged(hand, version=merged(hand)[1].version - 1)
-
-
 @rich("is not what the record says of it")
 def mg7_object_of_a_delta_called_merged(hand: Hand) -> None:
     change_merged(hand, weights=hand.event(merged(hand)[1].version)[1].weights)
 
 
-@rich("was published twice")
-def mg8_merged_delta_called_a_delta(hand: Hand) -> None:
-    change_merged(hand, kind="delta")
+rich.add("mg8_merged_delta_called_a_delta", "was published twice", lambda hand: change_merged(hand, kind="delta"))
 
 
 @rich("was published twice|names offset")
@@ -600,9 +526,7 @@ def mg11_merged_delta_before_its_versions(hand: Hand) -> None:
     hand.exchange(merged(hand)[0], hand.event(merged(hand)[1].version)[0])
 
 
-@rich("takes version")
-def mg12_epoch_of_a_merged_delta_altered(hand: Hand) -> None:
-    change_merged(hand, epoch=1)
+rich.add("mg12_epoch_of_a_merged_delta_altered", "takes version", lambda hand: change_merged(hand, epoch=1))
 
 
 @rich("names offset 3 as its anchor's")
@@ -615,24 +539,12 @@ def mg14_merged_delta_marked_as_the_last(hand: Hand) -> None:
     change_merged(hand, final=True)
 
 
-@rich("names no object")
-def mg15_claim_of_a_merged_delta_taken_away(hand: Hand) -> None:
-    change_merged(hand, weights=None)
+rich.add("mg15_claim_of_a_merged_delta_taken_away", "names no object", lambda hand: change_merged(hand, weights=None))
 
 
 @rich("whose topic is another")
 def mg16_merged_delta_of_a_policy_that_there_is_not(hand: Hand) -> None:
     change_merged(hand, policy="another")
-
-
-@rich("whose topic is another")
-def mg16b_merged_delta_of_a_shadow(hand: Hand) -> None:
-    change_merged(hand, variant="other")
-
-
-@rich("takes version .* is not published")
-def mg17_merged_delta_of_a_version_that_there_is_not(hand: Hand) -> None:
-    change_merged(hand, version=max(hand.versions) + 100)
 
 
 @rich("is a delta|does not exist|not published")
@@ -664,51 +576,43 @@ def other(hand: Hand) -> Hand:
     return hand.of(OTHER)
 
 
-@rich("of solver.other was read by the curators, and nothing says what became of it|never concluded|nothing says")
-def sh1_outcome_of_a_shadow_removed(hand: Hand) -> None:
-    o = other(hand)
+@shadow("of solver.other was read by the curators, and nothing says what became of it|never concluded|nothing says")
+def sh1_outcome_of_a_shadow_removed(o: Hand) -> None:
     o.remove(o.outcome(o.dropped)[0])
 
 
-@rich("of solver.other .*was kept, and there is no curated record of it")
-def sh2_curated_record_of_a_shadow_removed(hand: Hand) -> None:
-    o = other(hand)
+@shadow("of solver.other .*was kept, and there is no curated record of it")
+def sh2_curated_record_of_a_shadow_removed(o: Hand) -> None:
     o.remove(of_use(o, o.curated, o.trained[0].number, 0)[0])
 
 
-@rich("of solver.other .*has more than one curated record")
-def sh3_curated_record_of_a_shadow_repeated(hand: Hand) -> None:
-    o = other(hand)
+@shadow("of solver.other .*has more than one curated record")
+def sh3_curated_record_of_a_shadow_repeated(o: Hand) -> None:
     o.append(of_use(o, o.curated, o.trained[0].number, 0)[0])
 
 
-@rich("of solver.other .*was kept more than once")
-def sh4_outcome_of_a_shadow_repeated(hand: Hand) -> None:
-    o = other(hand)
+@shadow("of solver.other .*was kept more than once")
+def sh4_outcome_of_a_shadow_repeated(o: Hand) -> None:
     o.append(o.outcome(o.trained[0].number)[0])
 
 
-@rich("of solver.other .*was trained more than once")
-def sh5_group_twice_in_a_batch_of_a_shadow(hand: Hand) -> None:
-    o = other(hand)
+@shadow("of solver.other .*was trained more than once")
+def sh5_group_twice_in_a_batch_of_a_shadow(o: Hand) -> None:
     change_batch(o, o.middle, lambda groups: (*groups[1:], groups[1]))
 
 
-@rich("no batch record names version .* of solver.other|of solver.other was trained from weights")
-def sh6_batch_of_a_shadow_removed(hand: Hand) -> None:
-    o = other(hand)
+@shadow("no batch record names version .* of solver.other|of solver.other was trained from weights")
+def sh6_batch_of_a_shadow_removed(o: Hand) -> None:
     o.remove(o.batch()[0])
 
 
-@rich("of solver.other .*which it names, is not published|of solver.other")
-def sh7_event_of_a_shadow_removed(hand: Hand) -> None:
-    o = other(hand)
+@shadow("of solver.other .*which it names, is not published|of solver.other")
+def sh7_event_of_a_shadow_removed(o: Hand) -> None:
     o.remove(o.event(o.middle)[0])
 
 
-@rich("of solver.other, announced by .* does not exist")
-def sh8_weights_of_a_shadow_gone(hand: Hand) -> None:
-    o = other(hand)
+@shadow("of solver.other, announced by .* does not exist")
+def sh8_weights_of_a_shadow_gone(o: Hand) -> None:
     o.lose(o.event(o.middle)[1].weights)
 
 
@@ -723,18 +627,12 @@ def sh9b_hash_of_a_shadows_pointer_altered(hand: Hand) -> None:
     hand.put(message, replace(pointer, weights_hash="0" * 64))
 
 
-@rich("whose topic is another")
-def sh10_batch_of_a_shadow_that_names_no_variant(hand: Hand) -> None:
-    o = other(hand)
-    message, batch = o.batch()
-    o.put(message, replace(batch, variant=""))
+shadow.altered("sh10_batch_of_a_shadow_that_names_no_variant", "whose topic is another", Hand.batch, variant="")
 
 
-@rich("whose topic is another")
-def sh10b_event_of_a_shadow_that_names_no_variant(hand: Hand) -> None:
-    o = other(hand)
-    message, event = o.event(o.middle)
-    o.put(message, replace(event, variant=""))
+shadow.altered(
+    "sh10b_event_of_a_shadow_that_names_no_variant", "whose topic is another", lambda o: o.event(o.middle), variant=""
+)
 
 
 @rich("variant|solver.other")
@@ -750,11 +648,9 @@ def sh11_batch_of_the_policy_among_the_shadows(hand: Hand) -> None:
     o.append(o.batch()[0], batch, headers=message.headers)
 
 
-@rich("none of those that its workers produced|behind its claim check says other things of itself")
-def sh12_bytes_of_a_shadows_group_altered(hand: Hand) -> None:
-    o = other(hand)
-    message = of_use(o, o.curated, o.trained[0].number, 0)[0]
-    curated = codec.decode(message.value, CuratedGroup)
+@shadow("none of those that its workers produced|behind its claim check says other things of itself")
+def sh12_bytes_of_a_shadows_group_altered(o: Hand) -> None:
+    message, curated = o.curated_record()
     group = replace(codec.decode(curated.group, TrajectoryGroup), worker="another")
     o.put(message, replace(curated, group=codec.encode(group)))
 
@@ -769,9 +665,8 @@ def sh13_shadow_that_begins_from_other_weights(hand: Hand) -> None:
     o.put(message, replace(event, weights_hash=hand.event(1)[1].weights_hash))
 
 
-@rich("of solver.other was discarded by the trainer .* and no batch record says so|window", FINISHED)
-def sh14_evictions_of_a_shadow_emptied(hand: Hand) -> None:
-    o = other(hand)
+@shadow("of solver.other was discarded by the trainer .* and no batch record says so|window", FINISHED)
+def sh14_evictions_of_a_shadow_emptied(o: Hand) -> None:
     for message, batch in o.decoded(o.batches, BatchTrained):
         if batch.evictions:
             o.put(message, replace(batch, evictions=()))
@@ -780,11 +675,6 @@ def sh14_evictions_of_a_shadow_emptied(hand: Hand) -> None:
 @rich("curate.solver.other has committed offset")
 def sh15_commit_of_a_shadows_curator_back(hand: Hand) -> None:
     hand.commit(hand.topics.curate_group(OTHER), lambda offset: offset - 20)
-
-
-@rich("curate.solver.other has committed offset")
-def sh15b_commit_of_a_shadows_curator_past_the_end(hand: Hand) -> None:
-    hand.commit(hand.topics.curate_group(OTHER), lambda offset: offset + 1_000)
 
 
 @rich("curate.solver.other restores")
@@ -796,14 +686,12 @@ def sh15c_commit_of_a_shadows_curator_names_no_snapshot(hand: Hand) -> None:
 def sh16_dead_letter_about_a_shadows_record(hand: Hand) -> None:
     o = other(hand)
     number = o.trained[0].number
-    forge_letter(hand, of_use(o, o.curated, number, 0)[0], "solver", number)
+    hand.forge_letter(of_use(o, o.curated, number, 0)[0], number)
 
 
-@rich("its deadline is version")
-def sh17_deadline_of_a_shadow_altered(hand: Hand) -> None:
-    o = other(hand)
-    message = of_use(o, o.curated, o.trained[0].number, 0)[0]
-    curated = codec.decode(message.value, CuratedGroup)
+@shadow("its deadline is version")
+def sh17_deadline_of_a_shadow_altered(o: Hand) -> None:
+    message, curated = o.curated_record()
     o.put(message, replace(curated, deadline_version=curated.deadline_version + 10))
 
 
@@ -812,15 +700,13 @@ def sh18_outcome_of_a_shadow_of_a_number_never_issued(hand: Hand) -> None:
     other(hand).forge_outcome(hand.end + 40)
 
 
-@rich("of solver.other .*is not where the batch that trained it says")
-def sh19_place_of_a_shadows_group_altered(hand: Hand) -> None:
-    o = other(hand)
+@shadow("of solver.other .*is not where the batch that trained it says")
+def sh19_place_of_a_shadows_group_altered(o: Hand) -> None:
     change_batch(o, o.middle, lambda groups: (replace(groups[0], offset=max(groups[0].offset - 1, 0)), *groups[1:]))
 
 
-@rich("of solver.other was kept, and there is no curated record of it")
-def sh20_dropped_became_kept_in_a_shadow(hand: Hand) -> None:
-    o = other(hand)
+@shadow("of solver.other was kept, and there is no curated record of it")
+def sh20_dropped_became_kept_in_a_shadow(o: Hand) -> None:
     message, outcome = o.outcome(o.dropped)
     o.put(message, replace(outcome, verdict="kept", reason=""))
 
@@ -830,16 +716,14 @@ def sh21_oldest_curated_records_of_a_shadow_gone(hand: Hand) -> None:
     other(hand).cut_head(hand.topics.curated(OTHER), 3)
 
 
-@rich("of solver.other has an outcome that says other things of its group")
-def sh22_facts_of_a_shadows_outcome_altered(hand: Hand) -> None:
-    o = other(hand)
+@shadow("of solver.other has an outcome that says other things of its group")
+def sh22_facts_of_a_shadows_outcome_altered(o: Hand) -> None:
     message, outcome = o.outcome(o.dropped)
     o.put(message, replace(outcome, rewards=tuple(reward + 1 for reward in outcome.rewards)))
 
 
-@rich("solver.other", LIVE)
-def sh23_number_vanished_from_a_shadow(hand: Hand) -> None:
-    o = other(hand)
+@shadow("solver.other", LIVE)
+def sh23_number_vanished_from_a_shadow(o: Hand) -> None:
     number = o.trained[0].number
     change_batch(o, o.middle, lambda groups: tuple(g for g in groups if g.number != number))
     o.remove(*o.about(o.curated, number), *o.about(o.outcomes, number))
@@ -851,24 +735,21 @@ def sh24_snapshot_of_a_shadows_curator_of_another_run(hand: Hand) -> None:
     hand.put(message, replace(snapshot, run_id="another"))
 
 
-@rich("version .* of solver.other was trained under|fingerprint")
-def sh25_fingerprint_of_a_shadow_altered(hand: Hand) -> None:
-    o = other(hand)
+@shadow("version .* of solver.other was trained under|fingerprint")
+def sh25_fingerprint_of_a_shadow_altered(o: Hand) -> None:
     message, batch = o.batch()
     o.put(message, replace(batch, fingerprint={**batch.fingerprint, "torch": "0"}))
 
 
-@rich("the last version of solver.other is not marked as final|solver.other is the last one", FINISHED)
-def sh26_last_version_of_a_shadow_not_marked(hand: Hand) -> None:
-    o = other(hand)
+@shadow("the last version of solver.other is not marked as final|solver.other is the last one", FINISHED)
+def sh26_last_version_of_a_shadow_not_marked(o: Hand) -> None:
     message, event = o.event(max(o.versions))
     assert event.final
     o.put(message, replace(event, final=False))
 
 
-@rich("the trainer's position on .*curated.solver.other")
-def sh27_positions_of_a_shadow_back(hand: Hand) -> None:
-    o = other(hand)
+@shadow("the trainer's position on .*curated.solver.other")
+def sh27_positions_of_a_shadow_back(o: Hand) -> None:
     message, batch = o.batch()
     o.put(message, replace(batch, positions=tuple(replace(p, offset=1) for p in batch.positions)))
 
@@ -892,9 +773,8 @@ def mp1_group_of_one_policy_removed(hand: Hand) -> None:
     j.remove(*j.about(j.trajectories, number))
 
 
-@pair("of verifier")
-def mp1b_all_of_a_number_of_one_policy_removed(hand: Hand) -> None:
-    j = judge(hand)
+@verifier("of verifier")
+def mp1b_all_of_a_number_of_one_policy_removed(j: Hand) -> None:
     number = j.dropped if j.concluded("dropped") else j.evicted[2].number
     j.remove(*j.about(j.trajectories, number), *j.about(j.outcomes, number), *j.about(j.curated, number))
 
@@ -949,20 +829,15 @@ def mp8_weights_of_another_policy(hand: Hand) -> None:
     hand.put(message, replace(event, weights=theirs.weights, weights_hash=theirs.weights_hash))
 
 
-def change_delivered(hand: Hand, number: int, change: Callable[[TrajectoryGroup], TrajectoryGroup]) -> None:
-    """Change a group of the verifier in its delivery and in its curated record."""
-    judge(hand).change_group(number, change)
-
-
 @pair("says other things")
 def mp11_task_of_another_policys_group(hand: Hand) -> None:
-    change_delivered(hand, in_both(hand), lambda g: replace(g, task_id="another"))
+    judge(hand).change_group(in_both(hand), lambda g: replace(g, task_id="another"))
 
 
 @pair("it is of task .* and another record of .* of another")
 def mp11b_task_of_another_policys_group_and_outcome(hand: Hand) -> None:
     j, number = judge(hand), in_both(hand)
-    change_delivered(hand, number, lambda g: replace(g, task_id="another"))
+    j.change_group(number, lambda g: replace(g, task_id="another"))
     message, outcome = j.outcome(number)
     j.put(message, replace(outcome, task_id="another"))
 
@@ -970,40 +845,32 @@ def mp11b_task_of_another_policys_group_and_outcome(hand: Hand) -> None:
 @pair("of verifier is dead, and was trained or discarded too")
 def mp13_dead_letter_of_a_trained_group(hand: Hand) -> None:
     j, number = judge(hand), in_both(hand)
-    forge_letter(hand, j.about(j.trajectories, number)[0], "verifier", number)
+    hand.forge_letter(j.about(j.trajectories, number)[0], number, policy="verifier")
 
 
 @pair("is dead, and was trained or discarded too|dead letter")
 def mp13b_dead_letter_of_the_other_policy(hand: Hand) -> None:
     j, number = judge(hand), in_both(hand)
-    forge_letter(hand, j.about(j.trajectories, number)[0], "solver", number)
+    hand.forge_letter(j.about(j.trajectories, number)[0], number)
 
 
-@pair("evaluation", FINISHED)
-def mp14_result_of_one_policy_removed(hand: Hand) -> None:
-    j = judge(hand)
-    j.remove(j.all(j.evals)[0])
+verifier.add("mp14_result_of_one_policy_removed", "evaluation", lambda j: j.remove(j.all(j.evals)[0]), FINISHED)
 
 
 @pair("evaluation|evals")
 def mp14b_result_filed_under_the_other_policy(hand: Hand) -> None:
     j = judge(hand)
-    message = j.all(j.evals)[0]
-    result = codec.decode(message.value, EvalResult)
-    hand.append(hand.all(hand.evals)[0], result)
+    hand.append(hand.all(hand.evals)[0], j.decoded(j.evals, EvalResult)[0][1])
 
 
-@pair("evaluation")
-def mp14c_result_of_one_policy_altered(hand: Hand) -> None:
-    j = judge(hand)
-    message = j.all(j.evals)[-1]
-    result = codec.decode(message.value, EvalResult)
+@verifier("evaluation")
+def mp14c_result_of_one_policy_altered(j: Hand) -> None:
+    message, result = j.decoded(j.evals, EvalResult)[-1]
     j.put(message, replace(result, avg_at_k=2.0))
 
 
-@pair("the last version of verifier is not marked as final", FINISHED)
-def mp15_last_version_of_one_policy_not_marked(hand: Hand) -> None:
-    j = judge(hand)
+@verifier("the last version of verifier is not marked as final", FINISHED)
+def mp15_last_version_of_one_policy_not_marked(j: Hand) -> None:
     message, event = j.event(max(j.versions))
     j.put(message, replace(event, final=False))
 
@@ -1024,9 +891,8 @@ def mp16b_answers_of_two_policies_exchanged(hand: Hand) -> None:
     j.put(two, value=one.value)
 
 
-@pair("eval.sums:.* of verifier was issued, and never answered")
-def mp16c_answer_of_one_policy_removed(hand: Hand) -> None:
-    j = judge(hand)
+@verifier("eval.sums:.* of verifier was issued, and never answered")
+def mp16c_answer_of_one_policy_removed(j: Hand) -> None:
     j.remove(j.all(j.eval_groups)[0])
 
 
@@ -1035,14 +901,8 @@ def mp18_commit_of_one_policys_curator_back(hand: Hand) -> None:
     hand.commit(hand.topics.curate_group("verifier"), lambda offset: offset - 10)
 
 
-@pair("curate.verifier has committed offset")
-def mp18b_commit_of_one_policys_curator_past_the_end(hand: Hand) -> None:
-    hand.commit(hand.topics.curate_group("verifier"), lambda offset: offset + 1_000)
-
-
-@pair("of verifier")
-def mp20_number_vanished_from_one_policy(hand: Hand) -> None:
-    j = judge(hand)
+@verifier("of verifier")
+def mp20_number_vanished_from_one_policy(j: Hand) -> None:
     number = j.trained[0].number
     change_batch(j, j.middle, lambda groups: tuple(g for g in groups if g.number != number))
     for topic in (j.curated, j.outcomes, j.trajectories):
@@ -1056,7 +916,4 @@ def mp21_files_of_another_policy_beside_an_anchor(hand: Hand) -> None:
     hand.put(message, replace(event, files=j.event(0)[1].files[:1]))
 
 
-@pair("whose topic is another")
-def mp22_batch_that_names_a_variant(hand: Hand) -> None:
-    message, batch = hand.batch()
-    hand.put(message, replace(batch, variant="other"))
+pair.altered("mp22_batch_that_names_a_variant", "whose topic is another", Hand.batch, variant="other")

@@ -7,14 +7,12 @@ a tampering costs one more audit in memory: the same code over the same bytes.
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import TopicPartition
 from recorded_run import Runs
-from tampered_command import WORDS, command, suspended_trainer, wait_for_version
+from tampered_command import WORDS, done, interrupted, suspended_trainer, wait_for_version
 from tampering_hand import Hand
 from tamperings import CATALOGUE, FINISHED, LIVE, STOPPED, Tampering, check, named
 
@@ -30,16 +28,13 @@ SAMPLE = ("c4_", "j10_", "o1_", "b6_", "t3_", "s7_")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     made = Runs(tmp_path_factory.mktemp("tampered") / "data")
-    words = command(*WORDS, "--data", made.data)
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as up:
+    words = (*WORDS, "--data", made.data)
+    with interrupted(*words) as up:
         wait_for_version(made.data, up, 7)
         with suspended_trainer(made.data):
             made.look(LIVE)
-        up.send_signal(signal.SIGINT)
-        up.communicate(timeout=60)
     made.look(STOPPED)
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stdout
+    done(*words)
     made.look(FINISHED)
     return made
 

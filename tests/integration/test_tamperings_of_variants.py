@@ -6,13 +6,11 @@ The other has two policies.
 
 from __future__ import annotations
 
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 from recorded_run import Runs
-from tampered_command import command, suspended_trainer, wait_for_version
+from tampered_command import done, interrupted, suspended_trainer, wait_for_version
 from tamperings import FINISHED, LIVE, STOPPED, Tampering, check, named
 from tamperings_of_variants import OTHER, PAIR, RICH
 
@@ -27,24 +25,17 @@ TWO_POLICIES = (
 pytestmark = [pytest.mark.audit, pytest.mark.timeout(600)]
 
 
-def done(*words: str | Path) -> None:
-    ended = subprocess.run(command(*words), capture_output=True, text=True, check=False, timeout=300)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
 @pytest.fixture(scope="module")
 def replaying(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     made = Runs(tmp_path_factory.mktemp("replaying") / "data")
     words = ("up", HERE / "replaying_run.toml", "--plain", "--data", made.data)
-    with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as up:
+    with interrupted(*words) as up:
         wait_for_version(made.data, up, 4)
         done("swap", "--data", made.data, HERE / "replaying_chain.toml")
         wait_for_version(made.data, up, 5, OTHER)
         with suspended_trainer(made.data):
             done("compact", "--data", made.data, "--once", "--every", "2")
             made.look(LIVE)
-        up.send_signal(signal.SIGINT)
-        up.communicate(timeout=60)
     done(*words)
     made.look(FINISHED)
     return made
@@ -54,12 +45,10 @@ def replaying(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 def of_two(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     made = Runs(tmp_path_factory.mktemp("of-two") / "data")
     words = ("up", *TWO_POLICIES, "--plain", "--data", made.data)
-    with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as up:
+    with interrupted(*words) as up:
         wait_for_version(made.data, up, 3)
         with suspended_trainer(made.data):
             made.look(LIVE)
-        up.send_signal(signal.SIGINT)
-        up.communicate(timeout=60)
     done(*words)
     made.look(FINISHED)
     return made
