@@ -460,7 +460,7 @@ deleted_topics.GONE_S, deleted_topics.LOOK_EVERY_S = 2.0, 0.2
 @pytest.mark.rollout
 @pytest.mark.parametrize(
     "topic",
-    ["trajectories.solver", *(pytest.param(one, marks=pytest.mark.faults) for one in ("tasks.sums", "recipe"))],
+    ["trajectories.solver", "tasks.sums", "recipe"],
 )
 def test_a_worker_whose_topic_was_deleted_ends_and_says_which_and_what_to_do(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn, tmp_path: Path, topic: str
