@@ -6,6 +6,7 @@ from headrace.consumers.curate.revision_chains import chain_of
 from headrace.envs.registry import check_characters, load_environment, load_workflow
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Lora, Recipe, Trainer
+from headrace.producers.engines.contract import EngineError, Sampling, check_sampling
 from headrace.producers.engines.registry import check_engine
 from headrace.schemas.topics import policy_of
 from headrace.trainers.batches.estimator import check_advantage
@@ -22,6 +23,7 @@ def check_names(recipe: Recipe) -> None:
     Raises UsageError, with what there is instead.
     """
     check_engine(recipe)
+    _check_sampling(recipe)
     for policy_variant in recipe.policy_variants:
         chain_of(recipe, policy_variant)
         check_advantage(recipe, policy_variant)
@@ -48,6 +50,20 @@ def check_names(recipe: Recipe) -> None:
                 check_characters(environment, policy, recipe.policies[policy].alphabet)
         except ValueError as error:
             raise UsageError(f"workflows.{name}: {error}") from error
+
+
+def _check_sampling(recipe: Recipe) -> None:
+    """Refuse what every engine would refuse for each episode."""
+    rollout, evaluate = recipe.rollout, recipe.evaluate
+    samplings = {
+        "rollout": Sampling(rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p, rollout.max_tokens),
+        "evaluate": Sampling(evaluate.temperature, evaluate.top_p, max_tokens=rollout.max_tokens),
+    }
+    for table, sampling in samplings.items():
+        try:
+            check_sampling(sampling)
+        except EngineError as error:
+            raise UsageError(f"{table}: {str(error).removeprefix('sampling.')}") from error
 
 
 def _check_processes(policy: str, trainer: Trainer, lora: Lora | None) -> None:

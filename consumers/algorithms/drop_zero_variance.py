@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Result, Stateless
 from headrace.consumers.algorithms.group_statistics import sequence_rewards
+from headrace.consumers.algorithms.sizes import is_single
 from headrace.infra.recipe.ranges import at_least
 
 
@@ -16,7 +17,7 @@ class DropZeroVariance(Stateless):
     Source: DAPO (arXiv 2503.14476). The rewards are the *unshaped* ones, since shaping could give variance to a group
     that is wrong throughout; failed episodes that count are rewards of 0. A member that is left out of the loss and
     still counts is compared too. A sequence with a reward of its own counts with that, and one with a baseline of its
-    own keeps the group: its advantage does not come from a comparison.
+    own keeps the group: its advantage does not come from a comparison. So does a group asked for as one trajectory.
     """
 
     def __init__(self, epsilon: float = 1e-8) -> None:
@@ -26,7 +27,7 @@ class DropZeroVariance(Stateless):
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
         """Compare the largest reward with the smallest."""
         members = candidate.group.trajectories
-        if any(
+        if is_single(candidate.group) or any(
             sequence.baseline is not None
             for reward, member in zip(candidate.rewards, members, strict=False)
             if not math.isnan(reward)

@@ -24,8 +24,7 @@ from headrace.producers.engines.contract import (
     LogprobConvention,
     Sampling,
     TextCodec,
-    check_prompt,
-    check_sampling,
+    check_request,
 )
 from headrace.trainers.batches.batch import TrainingSequence, pad
 from headrace.trainers.learner.learner import Learner
@@ -79,8 +78,7 @@ class GivenAnswers:
             return await self._engine.generate(policy, ids, sampling, seed=seed, version=version, deadline_s=deadline_s)
         limits = self._learners[policy].limits
         context = limits.positions or len(ids) + sampling.max_tokens
-        check_sampling(sampling)
-        prompt = check_prompt(ids, sampling.max_tokens, vocabulary=limits.vocabulary, context=context)
+        prompt, sampling = check_request(ids, sampling, vocabulary=limits.vocabulary, context=context)
         whole = [*next(self._told[policy]), *sampling.stop_ids[:1]]
         said = np.array(whole[: sampling.max_tokens], np.int32)
         logprobs = self._logprobs(policy, prompt, said, sampling.temperature or 1.0)

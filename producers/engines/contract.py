@@ -7,7 +7,7 @@ each and the weight version that made it. Versions are counted per policy.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -29,7 +29,7 @@ __all__ = [
     "Sampling",
     "TextCodec",
     "VersionGone",
-    "check_prompt",
+    "check_request",
     "check_sampling",
 ]
 
@@ -163,8 +163,15 @@ def check_sampling(sampling: Sampling) -> None:
             raise EngineError(f"sampling.{name} is {getattr(sampling, name)}; it must be {allowed}")
 
 
-def check_prompt(ids: Sequence[int], max_tokens: int, *, vocabulary: int, context: int) -> npt.NDArray[np.int32]:
-    """Return `ids` as int32[P]; raise EngineError if empty, outside the vocabulary, or too long for the context."""
+def check_request(
+    ids: Sequence[int], sampling: Sampling, *, vocabulary: int, context: int
+) -> tuple[npt.NDArray[np.int32], Sampling]:
+    """Return `ids` as int32[P] and the sampling, its `max_tokens` cut to what the prompt leaves of the context.
+
+    Raises EngineError for a sampling value outside its range, and for a prompt that is empty, holds ids outside the
+    vocabulary, or leaves no room for one token.
+    """
+    check_sampling(sampling)
     prompt = np.asarray(ids, dtype=np.int64)
     if prompt.ndim != 1 or prompt.size == 0:
         raise EngineError(f"a prompt is one non-empty list of token ids; got shape {prompt.shape}")
@@ -175,12 +182,13 @@ def check_prompt(ids: Sequence[int], max_tokens: int, *, vocabulary: int, contex
             f"token id {prompt[at]} at position {at} is outside the model's vocabulary of {vocabulary}; "
             "encode the prompt with the tokenizer that belongs to the model"
         )
-    if prompt.size + max_tokens > context:
+    room = context - int(prompt.size)
+    if room < 1:
         raise EngineError(
-            f"{prompt.size} prompt tokens and max_tokens {max_tokens} exceed the model's context of {context}; "
-            "shorten the prompt or lower max_tokens"
+            f"the prompt has {prompt.size} tokens, and the model's context of {context} leaves no room for an answer; "
+            "shorten the prompt, or take a model with a longer context"
         )
-    return prompt.astype(np.int32)
+    return prompt.astype(np.int32), replace(sampling, max_tokens=min(sampling.max_tokens, room))
 
 
 class TextCodec(Protocol):

@@ -37,8 +37,7 @@ from headrace.producers.engines.contract import (
     Sampling,
     TextCodec,
     VersionGone,
-    check_prompt,
-    check_sampling,
+    check_request,
 )
 
 SHORTEST = 2
@@ -149,8 +148,7 @@ class ScriptedEngine:
         Of `sampling`, only `max_tokens` and the first stop token count.
         """
         known = self._known(policy)
-        check_sampling(sampling)
-        prompt = check_prompt(ids, sampling.max_tokens, vocabulary=known.vocabulary, context=known.context)
+        prompt, sampling = check_request(ids, sampling, vocabulary=known.vocabulary, context=known.context)
         question = self._question(known.codec.decode(prompt))
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()

@@ -32,8 +32,7 @@ from headrace.producers.engines.contract import (
     KvOnSwap,
     LogprobConvention,
     Sampling,
-    check_prompt,
-    check_sampling,
+    check_request,
 )
 from headrace.producers.engines.weight_set import WeightSet
 from headrace.producers.engines.weight_sets import WeightSets
@@ -117,8 +116,7 @@ class TorchEngine:
     ) -> Generation:
         """See `Engine.generate`."""
         lm = self._sets.served(policy).lm
-        check_sampling(sampling)
-        prompt = check_prompt(ids, sampling.max_tokens, vocabulary=lm.vocabulary, context=lm.context)
+        prompt, sampling = check_request(ids, sampling, vocabulary=lm.vocabulary, context=lm.context)
         loop = asyncio.get_running_loop()
         request = Request(policy, prompt, sampling, seed, version, loop, loop.create_future())
         self._post(_Command(partial(self._admit, request), request.finish), request)

@@ -25,6 +25,8 @@ PROBE = tuple(
     for trajectory in range(2)
 )
 """A batch that every estimator can take."""
+SINGLES = tuple(Member(0, "solver", float(group), length=2, baseline=0.25, group=group) for group in range(2))
+"""A batch of two groups of one trajectory each, of rewards 0 and 1."""
 
 
 class AdvantageError(HeadraceError):
@@ -103,5 +105,11 @@ def _comparison(settings: Trainer, function: Callable[..., Advantages]) -> dict[
 
 
 def check_advantage(recipe: Recipe, policy: str) -> None:
-    """Raise UsageError for an estimator that a policy's trainer cannot have."""
-    estimator_of(recipe.trainer_of(policy))
+    """Raise UsageError for an estimator that a policy's trainer cannot have, or that learns nothing from its groups."""
+    estimator = estimator_of(recipe.trainer_of(policy))
+    if recipe.rollout.group_size == 1 and not any(np.any(each) for each in estimator(SINGLES)):
+        raise UsageError(
+            f"{KEY}: {estimator.name} compares the trajectories of a group, and rollout.group_size is 1: every "
+            "advantage would be 0. Set rollout.group_size to 2 or more, or take an advantage that compares none, as "
+            "reinforce_pp or gae"
+        )
