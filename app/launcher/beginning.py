@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
+from headrace.app.launcher.components import components_of
 from headrace.infra.embedded.data_folder import data_folder_of
 from headrace.infra.embedded.servers import ReportLine, Servers
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import RunAddress
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import first_message, settled, topic_specs_of, write_later, write_revision
+from headrace.infra.run.revisions import (
+    first_message,
+    known_revisions,
+    settled,
+    topic_specs_of,
+    write_later,
+    write_revision,
+)
 from headrace.infra.run.run import Run, join
+from headrace.ops.figures.weights_figures import is_there
+from headrace.ops.lineage.lineage import read_records
 from headrace.ops.recipe_check import check_names
+from headrace.schemas.ids import now_ms
+from headrace.schemas.records import WorkerStatus
 
 
-def begun(servers: Servers, recipe: Recipe, say: ReportLine, *, new_recipe: bool) -> Run:
+class RunOfAnother(UsageError):
+    """A run of that name is on the cluster, and it was begun, or is run now, from somewhere else."""
+
+
+def begin_or_join(
+    servers: Servers,
+    recipe: Recipe,
+    say: ReportLine,
+    *,
+    new_recipe: bool,
+    own_run_id: str | None = None,
+    remember: Callable[[str], None] = lambda _: None,
+) -> Run:
     """Create the topics and write the recipe, where they are not there yet; return the run, joined.
 
     Args:
@@ -23,22 +50,62 @@ def begun(servers: Servers, recipe: Recipe, say: ReportLine, *, new_recipe: bool
         recipe: Of the run.
         say: Reports the address, and which revision was written.
         new_recipe: Whether a recipe that differs from the run's becomes its next revision.
+        own_run_id: Id of the run that the data folder belongs to; None for a new folder, empty where an old one does
+            not say.
+        remember: Called with the id of a new run before anything of it is written.
 
-    Raises UsageError with the keys that differ, otherwise.
+    Raises UsageError with the keys that differ, otherwise; RunOfAnother.
     """
     address = RunAddress(servers.connection, recipe.name)
     first = first_message(address)
+    if first is not None:
+        refuse_run_of_another(join(address), recipe, own_run_id, embedded_store=servers.embedded_store)
     settle = partial(settled, address, recipe, servers.store_address, new_recipe=new_recipe)
     revision = settle()
     ensure_topics(address.connection, topic_specs_of(first, recipe))
     if revision is not None and first is None:
+        remember(own_run_id := revision.run_id)
         write_revision(address.connection, recipe.topics.recipe, revision)
     elif revision is not None:
         revision = write_later(address, settle)
+    run = join(address)
+    if first is None:  # another may have begun it at the same moment: the oldest revision is the run's
+        refuse_run_of_another(run, recipe, own_run_id, embedded_store=servers.embedded_store)
     if revision is not None and revision.revision and new_recipe and not revision.ended:
         say(f"recipe revision {revision.revision} is written")
     say(f"address: [bold]{address}[/]")
-    return join(address)
+    return run
+
+
+def refuse_run_of_another(run: Run, recipe: Recipe, own_run_id: str | None, *, embedded_store: bool) -> None:
+    """Raise RunOfAnother where going on would take a run away from those who run it, or lose its objects.
+
+    A run of this data folder is never refused. Another one is where its objects are not in this folder's embedded
+    store, and where a worker runs that this command would start a second time.
+    """
+    if own_run_id in {"", run.run_id}:
+        return
+    statuses: list[WorkerStatus] = read_records(run, run.topics.workers, WorkerStatus)
+    newest = {status.worker: status for status in statuses}
+    alive = [status for status in newest.values() if is_there(status, now_ms())]
+    started_here = {child.name for child in components_of(recipe, "", Path())}
+    taken = [status for status in alive if status.worker in started_here]
+    if not embedded_store and not taken:
+        return
+    began = datetime.fromtimestamp(known_revisions(run.address)[0].created_ms / 1000, UTC).strftime(
+        "%Y-%m-%d %H:%M:%S UTC"
+    )
+    who = "; ".join(f"{one.worker} is process {one.pid} on {one.host or 'an unknown host'}" for one in taken or alive)
+    why = (
+        f"it is run now: {who}"
+        if who
+        else "nobody runs it now, and its objects are not in the embedded store of this data folder"
+    )
+    raise RunOfAnother(
+        f"run {run.address.run} is on {run.address.connection.bootstrap} already, begun {began} from another data "
+        f"folder; {why}. Begin a run of your own by --set name=ANOTHER-NAME, go on with that one from its own folder, "
+        f"or look at it by `headrace status --run {run.address}`"
+    )
 
 
 def begin(recipe: Recipe, say: ReportLine, *, new_recipe: bool) -> Run:
@@ -56,4 +123,4 @@ def begin(recipe: Recipe, say: ReportLine, *, new_recipe: bool) -> Run:
         )
     check_names(recipe)
     servers.start()
-    return begun(servers, recipe, say, new_recipe=new_recipe)
+    return begin_or_join(servers, recipe, say, new_recipe=new_recipe)

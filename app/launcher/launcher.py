@@ -16,7 +16,7 @@ import structlog
 from rich.console import Console
 from rich.markup import escape
 
-from headrace.app.launcher.beginning import begun
+from headrace.app.launcher.beginning import begin_or_join
 from headrace.app.launcher.components import components_of
 from headrace.app.launcher.drained import Drain, Page
 from headrace.app.launcher.early_imports import new_fork_server
@@ -150,7 +150,14 @@ class Launcher:
         if names := [name for name, embedded in own if embedded]:
             self._say(f"starting {' and '.join(names)}")
         self._servers.start()
-        run = self._run = begun(self._servers, self._recipe, self._say, new_recipe=self._request.new_recipe)
+        run = self._run = begin_or_join(
+            self._servers,
+            self._recipe,
+            self._say,
+            new_recipe=self._request.new_recipe,
+            own_run_id=self._before.run_id if self._before else None,
+            remember=self._remember,
+        )
         self._note(run)
         if run.ended and self._before is not None and self._before.finished:
             self._console.print(f"Run [bold]{self._recipe.name}[/] is finished ({run.ended}).")
@@ -280,6 +287,11 @@ class Launcher:
                 said = True
                 self._servers.revive()
                 time.sleep(AWAY_PAUSE_S)
+
+    def _remember(self, run_id: str) -> None:
+        """Write down which run this folder is of, before anything of it is on the cluster."""
+        own, connection = self._servers.embedded_kafka, self._servers.connection
+        self._folder.write(RunNotes(self._recipe.name, connection.bootstrap, own, run_id))
 
     def _note(self, run: Run, *, finished: bool | None = None) -> None:
         """Write down what is known; a launcher that is killed loses some seconds of accounts, nothing else."""
