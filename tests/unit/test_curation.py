@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_recipes import sums_recipe
 
 from headrace.consumers.algorithms.chain import ChainError
 from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless
@@ -34,14 +35,7 @@ from headrace.schemas.records import (
 )
 from headrace.schemas.topics import Topics
 
-RECIPE = Recipe.model_validate(
-    {
-        "name": "t",
-        "policies": {"solver": {"path": "/models/any"}},
-        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
-        "trainer": {"max_staleness": 2},
-    }
-)
+RECIPE = sums_recipe(trainer={"max_staleness": 2})
 TOPIC = "t.trajectories.solver"
 
 

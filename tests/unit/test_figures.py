@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from made_recipes import sums_recipe
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
@@ -25,13 +26,7 @@ from headrace.schemas.records import (
     WorkerStatus,
 )
 
-RECIPE = Recipe.model_validate(
-    {
-        "name": "t",
-        "policies": {"solver": {"path": "x"}},
-        "workflows": {"sums": {"env": {"use": "a"}, "policies": {"solver": "solver"}}},
-    },
-)
+RECIPE = sums_recipe()
 TOPICS = RECIPE.topics
 NOW = 1_000_000
 

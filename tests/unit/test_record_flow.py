@@ -14,13 +14,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from made_recipes import sums_recipe
 
 from headrace.consumers.curate import curator, issued_numbers
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
 from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.consumers.evaluate import evaluator
 from headrace.infra.kafka.clients import Connection, Message, Outgoing, RunAddress
-from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.run.own_positions import OwnPositions, Role
 from headrace.infra.run.run import Run
@@ -65,13 +65,7 @@ from headrace.trainers.versions.pipeline import Made, PlannedStep, Published
 from headrace.trainers.versions.publisher import Publisher
 
 ROOT = Path(__file__).parents[2]
-RECIPE = Recipe.model_validate(
-    {
-        "name": "t",
-        "policies": {"solver": {"path": "/models/any", "warm_start": {"examples": 1}}},
-        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
-    }
-)
+RECIPE = sums_recipe(policies={"solver": {"path": "/models/any", "warm_start": {"examples": 1}}})
 RUN = Run(RunAddress(Connection("127.0.0.1:1"), "t"), "run-1", (RECIPE,), StoreAddress("127.0.0.1:1", "b", "k", "s"))
 CLAIM = ClaimCheck("main", "weights/a", "a", 1)
 UNREADABLE = Message("t.any", 0, 0, b"", b"no record")
