@@ -171,13 +171,11 @@ def test_groups_versions_and_evaluations() -> None:
     log = Log()
     log.issued(4)
     log.group(0, 0, 1.0, 1.0, verdict="dropped")
-    log.say(TOPICS.weights("solver"), WeightsPublished(run_id="r", policy="solver", version=0))
-    log.say(TOPICS.weights("solver"), WeightsPublished(run_id="r", policy="solver", version=9, kind="merged"))
-    batch = BatchTrained(
-        run_id="r", policy="solver", version=1, groups=(GroupUse("sums", 1),), positions=(Position(2, 7),)
-    )
+    for version, kind in ((0, "anchor"), (9, "merged")):
+        log.say(TOPICS.weights("solver"), WeightsPublished("r", "solver", version=version, kind=kind))
+    batch = BatchTrained("r", "solver", version=1, groups=(GroupUse("sums", 1),), positions=(Position(2, 7),))
     log.say(TOPICS.batches("solver"), batch)
-    log.say(TOPICS.batches("solver"), BatchTrained(run_id="r", policy="solver", positions=(Position(2, 9),)))
+    log.say(TOPICS.batches("solver"), BatchTrained("r", "solver", positions=(Position(2, 9),)))
     log.say(TOPICS.evals("solver"), EvalResult(run_id="r", policy="solver", version=0, avg_at_k=0.3))
     found = log.read()
     assert found.versions == {"solver": 1}
@@ -189,15 +187,12 @@ def test_groups_versions_and_evaluations() -> None:
     json.dumps(plain(found))
 
 
-@pytest.mark.parametrize(
-    "spoilt",
-    [{"mean_length": math.inf}, {"mean_length": 1e308}, {"avg_at_k": math.nan}, {"pass_at_k": {"4": math.nan}}],
-)
-def test_an_evaluation_without_sound_figures_is_passed_over(spoilt: dict[str, Any]) -> None:
-    log = Log()
+def test_an_evaluation_without_sound_figures_is_passed_over() -> None:
+    log, infinite = Log(), ({"mean_length": math.inf}, {"mean_length": 1e308})
     sound = EvalResult(run_id="r", policy="solver", problems=2**40, samples=2, mean_length=3.0)
     log.say(TOPICS.evals("solver"), replace(sound, problems=10))
-    log.say(TOPICS.evals("solver"), replace(sound, **spoilt))
+    for spoilt in (*infinite, {"avg_at_k": math.nan}, {"pass_at_k": {"4": math.nan}}):
+        log.say(TOPICS.evals("solver"), replace(sound, **spoilt))
     found = log.read()
     assert [result.problems for result in found.evals] == [10]
     assert found.delivered_tokens == 60
