@@ -313,13 +313,3 @@ def test_an_episode_whose_judge_cannot_be_reached_is_played_again_with_the_same_
     assert [end.tokens for end in ends] == [4], "those of the episode that came to nothing count too"
     first, again = engine.calls
     assert first["seed"] == again["seed"]
-
-
-def test_the_end_of_the_run_ends_episodes_that_wait_for_their_judge() -> None:
-    class Away(Echo):
-        def score(self, problem: Problem, text: str) -> Score:
-            raise ConnectionRefusedError("the judge")
-
-    groups, ends = play(TASK, replace(spec(), environment=Away()), context(FakeEngine()), ending_after_s=0.1)
-    assert (groups["p"].reason, [f.reason for f in groups["p"].failures]) == ("run_end", ["run_end"] * 3)
-    assert len(ends) == 3

@@ -20,7 +20,7 @@ from headrace.infra.store.object_store import ObjectMissing, StoreUnavailable
 from headrace.infra.weights.tensor_file import write_safetensors
 from headrace.infra.weights.tensors import Tensor, weights_hash
 from headrace.producers.engines.contract import Engine, EngineError, EngineStats, VersionGone
-from headrace.producers.rollout.follower import FIRST_PAUSE_S, RECENT, WeightFollower
+from headrace.producers.rollout.follower import FIRST_PAUSE_S, WeightFollower
 from headrace.producers.rollout.pauses import Pauses
 from headrace.schemas import codec
 from headrace.schemas.records import ClaimCheck, NamedObject, RecipeRevision, WeightsPublished
@@ -135,20 +135,6 @@ def test_a_merged_delta_is_a_way_between_versions_and_none_itself() -> None:
     assert [record.version for record in scene.follower._published["p"].ways()] == [0, 1, 2, 2, 9]
     assert scene.turn() == [2]
     assert scene.pauses.detail == ""
-
-
-def test_merged_deltas_are_forgotten_with_the_versions_that_they_begin_at() -> None:
-    scene = Scene()
-    scene.publish(0)
-    for _ in range(2):
-        scene.publish(1, kind="merged", base_version=0, base_hash="a", weights_hash="b")
-    assert len(scene.follower._published["p"].ways()) == 2
-    for version in range(1, RECENT + 1):
-        scene.publish(version)
-    assert {record.kind for record in scene.follower._published["p"].ways()} == {"anchor"}
-    for version in range(2 * RECENT):
-        scene.publish(1000 + version, kind="merged", base_version=RECENT, base_hash="a", weights_hash="b")
-    assert len(scene.follower._published["p"].ways()) == 2 * RECENT
 
 
 def test_bad_weights_are_never_served_and_the_nearest_good_anchor_heals() -> None:

@@ -231,15 +231,6 @@ def test_killers_that_run_together_cost_fewer_than_three_deaths_each() -> None:
     assert workers.ends[3, "poison"] == workers.ends[7, "poison"] == 1
 
 
-def test_after_one_death_nothing_runs_alone() -> None:
-    made = broker(8)
-    first = Workers(made, frozenset({0}), {}, room=8)
-    assert not first.live()
-    second = Workers(made, frozenset(), dict.fromkeys(range(8), 3), room=8)
-    assert second.live()
-    assert max(beside for _, beside in second.company) == 7
-
-
 def test_a_task_that_must_run_alone_is_not_overtaken_and_nothing_starts_beside_it() -> None:
     made = broker(6)
     made.committed = {(TOPIC, 0): (0, '{"started":"1:2"}')}  # number 2
