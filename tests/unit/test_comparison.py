@@ -184,14 +184,3 @@ def test_seeds_that_share_no_stretch_of_time_are_drawn_one_by_one_and_the_panel_
     assert (drawn_lines(version), version.get_title()) == ([[0, 1, 2]], "")
     assert drawn_lines(seconds) == [[4, 6, 8], [104, 106, 108]]
     assert seconds.get_title() == "thin: each seed of ds by itself, as they have no stretch in common"
-
-
-def test_a_panel_of_which_nothing_was_measured_says_so_and_a_single_point_is_a_dot() -> None:
-    one = summary(0.5, {})
-    one["policies"]["solver"] |= {"eval_curve": [], "reward_curve": [[1, 0.4]]}
-    runs = {"s-ds-1": PlayedRun("ds", 1, result(one), "")}
-
-    axes = figure_of(compared("s", "", runs)).axes
-
-    assert [panel.get_title() for panel in axes] == [""] * 3 + ["empty: no run has measured it"] * 3
-    assert [panel.lines[0].get_marker() for panel in axes[:3]] == ["o"] * 3

@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import inspect
 import json
-import re
 import sys
 import tomllib
 from pathlib import Path
@@ -40,14 +39,6 @@ def test_every_setting_is_on_the_page_with_its_default(use: str) -> None:
             continue
         shown = SHOWN.get(type(default), "{}").format(default).replace("e-0", "e-")
         assert f"`{setting.name}` {shown.lower() if default in (True, False) else shown}" in there, setting
-
-
-def test_replays_share_the_defaults_that_the_page_tells() -> None:
-    fates_of = {name: float(value.replace(",", "")) for name, value in re.findall(r"`(\w+)` \((\d[\d.,]*)\)", PAGE)}
-    for use in ("replay_latest", "replay_uniform", "replay_recency", "replay_prioritised"):
-        module, _, name = ALGORITHMS[use].partition(":")
-        parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
-        assert {one: parameters[one].default for one in REPLAYED} == fates_of
 
 
 def test_the_pages_chain_is_one() -> None:

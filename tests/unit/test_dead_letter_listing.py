@@ -142,20 +142,20 @@ ENDED = Run(
 )
 
 
-@pytest.mark.parametrize("dry_run", [True, False])
 def test_a_run_that_has_ended_takes_nothing_back_and_that_is_no_error_where_there_is_nothing(
-    dry_run: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     letters = fold(record(10), record(11, "poison"), back(0), record(12, "missing_object"))
     monkeypatch.setattr(redrives, "read_dead_letters", lambda run: letters)
-    done = redrive(ENDED, (0, 1), None, dry_run=dry_run)
-    assert (done.redriven, done.already, [one.offset for one in done.refused]) == ((), (0,), [1])
-    with pytest.raises(RunEnded, match="has ended"):
-        redrive(ENDED, (), None, dry_run=dry_run)
-    with pytest.raises(UsageError, match="no dead letter at offset 9"):
-        redrive(ENDED, (9,), None, dry_run=dry_run)
-    with pytest.raises(UsageError, match="no dead letter has reason"):
-        redrive(ENDED, (), "typo", dry_run=dry_run)
+    for dry_run in (True, False):
+        done = redrive(ENDED, (0, 1), None, dry_run=dry_run)
+        assert (done.redriven, done.already, [one.offset for one in done.refused]) == ((), (0,), [1])
+        with pytest.raises(RunEnded, match="has ended"):
+            redrive(ENDED, (), None, dry_run=dry_run)
+        with pytest.raises(UsageError, match="no dead letter at offset 9"):
+            redrive(ENDED, (9,), None, dry_run=dry_run)
+        with pytest.raises(UsageError, match="no dead letter has reason"):
+            redrive(ENDED, (), "typo", dry_run=dry_run)
 
 
 def read(value: bytes) -> dict[str, Any]:

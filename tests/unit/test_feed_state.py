@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import pytest
+from made_recipes import sums_recipe
 from structlog.testing import capture_logs
 
 from headrace.envs.contract import Problem, Score, Split
@@ -67,19 +67,17 @@ class Watching(AcceptAll):
 
 
 def recipe(**trainer: Any) -> Recipe:
-    return Recipe.model_validate(
-        {
-            "name": "t",
-            "policies": {"solver": {"path": "x"}, "judge": {"path": "y"}},
-            "workflows": {
-                "sums": {"env": {"use": "counting"}, "policies": {"solver": "solver"}},
-                "debate": {"env": {"use": "counting"}, "policies": {"s": "solver", "j": "judge"}},
-            },
-            "trainer": {"groups_per_batch": 4, "minibatches": 1, "max_staleness": 1, "steps": 3, **trainer},
-            "evaluate": {"every": 2, "problems": 3, "samples": 2},
-            "rollout": {"group_size": 5},
-            "kafka": {"partitions": 2},
+    env = {"use": "arithmetic"}
+    return sums_recipe(
+        policies={"solver": {"path": "x"}, "judge": {"path": "y"}},
+        workflows={
+            "sums": {"env": env, "policies": {"solver": "solver"}},
+            "debate": {"env": env, "policies": {"s": "solver", "j": "judge"}},
         },
+        trainer={"groups_per_batch": 4, "minibatches": 1, "max_staleness": 1, "steps": 3, **trainer},
+        evaluate={"every": 2, "problems": 3, "samples": 2},
+        rollout={"group_size": 5},
+        kafka={"partitions": 2},
     )
 
 
@@ -357,16 +355,16 @@ def _same(planned: Planned) -> tuple[Any, ...]:
     return task.stream, task.number, task.payload, task.seed, task.versions, planned.open.partition
 
 
-@pytest.mark.parametrize("ended", ["", "steps"])
-def test_a_run_that_ended_stays_ended_unless_a_later_revision_goes_on(ended: str) -> None:
+def test_a_run_that_ended_stays_ended_unless_a_later_revision_goes_on() -> None:
     first = state()
     for policy in ("solver", "judge"):
         first.take_weights(version(policy, 3))
     first.plan()
     assert first.end() == "steps"
-    again = state(ended=ended, steps=5)
-    restore(again, first)
-    assert bool(again.plan()) == (not ended)
+    for ended in ("", "steps"):
+        again = state(ended=ended, steps=5)
+        restore(again, first)
+        assert bool(again.plan()) == (not ended)
 
 
 def test_a_skipped_version_is_evaluated_at_the_next_published_one() -> None:

@@ -160,8 +160,7 @@ def test_the_pulse_counts_groups_once_and_other_runs_never(recipe: Recipe) -> No
 @pytest.fixture
 def moment(recipe: Recipe) -> Moment:
     figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
-    log = Log(figures, pulse)
-    topics = recipe.topics
+    log, topics = Log(figures, pulse), recipe.topics
     for number in range(40):
         log.say(topics.outcomes("solver"), outcome(number, (0.4, 0.4), version=number // 2, lengths=(3, 4)))
     metrics = {"staleness_mean": 0.75, "staleness_max": 1.0, "logprob_gap_mean": 3e-6}
@@ -169,27 +168,15 @@ def moment(recipe: Recipe) -> Moment:
     log.say(topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=20))
     log.say(topics.evals("solver"), EvalResult(run_id=RUN_ID, policy="solver", workflow="sums", avg_at_k=0.31))
     worker = WorkerStatus(
-        run_id=RUN_ID,
-        worker="rollout-sums-0",
-        state="behind",
-        detail="two versions",
-        tokens=200,
-        wasted_tokens=5,
+        run_id=RUN_ID, worker="rollout-sums-0", state="behind", detail="two versions", tokens=200, wasted_tokens=5,
         updated_ms=NOW_MS,
-    )
+    )  # fmt: skip
     log.say(topics.workers, worker, key=b"rollout-sums-0")
-    return Moment(
-        recipe=recipe,
-        figures=figures.figures({f"{recipe.name}.tasks.sums": 12}, NOW_MS),
-        pulse=pulse,
-        rates=pulse.rates(NOW_MS),
-        elapsed_s=75,
-        now_ms=NOW_MS,
-        processes={
-            "feed": ChildState("running", 1, 1, None),
-            "train-solver": ChildState("running", 2, 3, -9, "KeyError: 'x' at own.py:5 in loss"),
-        },
-    )
+    lasting = ChildState("running", 1, 1, None)
+    restarted = ChildState("running", 2, 3, -9, "KeyError: 'x' at own.py:5 in loss")
+    found = figures.figures({f"{recipe.name}.tasks.sums": 12}, NOW_MS)
+    processes = {"feed": lasting, "train-solver": restarted}
+    return Moment(recipe, found, pulse, pulse.rates(NOW_MS), 75, NOW_MS, processes)
 
 
 def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:

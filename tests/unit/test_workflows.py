@@ -119,11 +119,3 @@ def test_a_verdict_is_the_last_tag_or_the_only_word() -> None:
 def test_solver_verifier_refuses_other_roles() -> None:
     with pytest.raises(ValueError, match=r"roles solver and verifier, not \['solver'\]"):
         asyncio.run(solver_verifier(PROBLEM, ENV, {"solver": Scripted([])}))
-
-
-def test_what_an_actor_raises_reaches_the_worker() -> None:
-    def fail(line: str) -> str:
-        raise TimeoutError(line)
-
-    with pytest.raises(TimeoutError, match="no engine"):
-        asyncio.run(single_turn(PROBLEM, ENV, {"solver": Scripted(map(fail, ["no engine"]))}))
