@@ -254,15 +254,6 @@ def test_after_a_rebalance_the_next_owner_skips_what_is_done_and_blames_nothing_
     assert {before for before, _ in second.company} == {0}
 
 
-def test_a_commit_of_an_earlier_run_of_the_same_name_passes_over_no_task() -> None:
-    made = broker(8)
-    made.committed = {(TOPIC, 0): (3, '{"done":"0-9","started":"0:3","run":"an earlier one"}'), (TOPIC, 1): (1, "")}
-    workers = Workers(made, frozenset(), {}, room=8)
-    assert workers.live()
-    assert workers.ends == {(number, "play"): 1 for number in (0, 2, 3, 4, 5, 6, 7)}, "1 was done by an older build"
-    assert all('"run":"r"' in metadata for _, metadata in made.committed.values())
-
-
 def test_the_end_of_a_task_counts_in_the_ownership_of_its_start_and_in_no_later_one() -> None:
     made = broker(4)
     workers = Workers(made, frozenset(), dict.fromkeys(range(4), 900), room=8)

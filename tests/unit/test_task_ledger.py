@@ -101,14 +101,6 @@ def test_an_owner_that_leaves_in_good_order_takes_its_own_starts_back_and_no_oth
     assert ledger.commit() == (2, ""), "once all is finished, the next offset"
 
 
-def test_marks_of_tasks_not_received_yet_survive_a_commit() -> None:
-    ledger = TaskLedger(10, '{"done":"2-4","started":"1:2"}')
-    ledger.receive(10)
-    heir = TaskLedger(*ledger.commit())
-    assert [heir.receive(offset) for offset in range(10, 16)] == [True, True, False, False, False, True]
-    assert [heir.starts_before(offset) for offset in range(10, 16)] == [0, 2, 0, 0, 0, 0]
-
-
 def test_a_commit_that_names_another_run_counts_as_none_and_one_that_names_no_run_as_ours() -> None:
     earlier = TaskLedger(4, '{"done":"2","started":"0:2"}', "earlier")
     offset, metadata = earlier.commit()
