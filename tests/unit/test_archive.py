@@ -7,17 +7,15 @@ import io
 import itertools
 import json
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fastavro
-import numpy as np
 import pytest
+from made_groups import group as small_group
 
 from headrace.infra.archive import writing
 from headrace.infra.archive.locations import ArchiveBusy, InFolder
@@ -30,7 +28,7 @@ from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
 from headrace.schemas.avro import Plain
 from headrace.schemas.headers import Stamp
-from headrace.schemas.records import ClaimCheck, Sampling, Sequence, Snapshot, Span, Task, Trajectory, TrajectoryGroup
+from headrace.schemas.records import ClaimCheck, Snapshot, Task, TrajectoryGroup
 
 TOPIC = "t.trajectories.solver"
 PLACE = (TOPIC, 0)
@@ -39,14 +37,8 @@ CLAIM = ClaimCheck("main", "run-1/groups/" + hashlib.sha256(OBJECT).hexdigest(),
 
 
 def group(number: int, claim: ClaimCheck | None = None) -> TrajectoryGroup:
-    sequence = Sequence(
-        ids=np.arange(40, dtype=np.int32) + number,
-        logprobs=np.linspace(-1, 0, 40, dtype=np.float32),
-        version_runs=np.array([-1, 2, 3, 38], np.int32),
-        spans=(Span("prompt", 2), Span("generated", 38, finish_reason="stop", sampling=Sampling())),
-    )
-    members = tuple(Trajectory(f"sums:{number}:{i}", float(i), {"exact": 0.5}, (sequence,)) for i in range(2))
-    return TrajectoryGroup("run-1", "sums", number, policy="solver", trajectories=members, claim=claim)
+    made = small_group([0.0, 1.0], [38, 38], number=number)
+    return replace(made, run_id="run-1", claim=claim)
 
 
 def message(offset: int, value: bytes | None = None, **more: object) -> Message:
@@ -103,10 +95,11 @@ def test_every_message_comes_back_as_it_was(tmp_path: Path) -> None:
     there = [*(message(offset) for offset in range(5)), *odd_messages()]
     there[-3] = replace(there[-3], value=b"")
 
-    found = archive(tmp_path, there)
+    found, other = (archive(tmp_path / name, there) for name in ("one", "other"))
 
     assert list(found.messages(PLACE)) == there
     assert list(found.messages((TOPIC, 1))) == []
+    assert found.manifest == other.manifest, "the same records make the same files"
 
 
 def test_a_body_that_a_writer_could_have_encoded_otherwise_keeps_its_bytes(tmp_path: Path) -> None:
@@ -155,11 +148,12 @@ def test_a_value_in_another_schema_begins_a_file(tmp_path: Path) -> None:
     assert [one.value for one in found.messages(PLACE)] == values
 
 
-def test_a_file_brings_the_schema_that_its_values_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_brings_the_schema_that_its_values_need(tmp_path: Path) -> None:
     newer = json.loads(codec.schema_texts()["Task"])
     newer["fields"].append({"name": "colour", "type": "string", "default": ""})
     body = io.BytesIO()
-    fastavro.schemaless_writer(body, newer, {**_plain_task(), "colour": "red"})
+    plain = codec.decode_plain(codec.encode(Task(number=7)), Task)
+    fastavro.schemaless_writer(body, newer, {**plain, "colour": "red"})
     value = codec.MAGIC + codec.fingerprint_of(newer) + body.getvalue()
     codec.learn({"Task": json.dumps(newer)})
     found = archive(tmp_path, [message(0, value)])
@@ -170,67 +164,39 @@ def test_a_file_brings_the_schema_that_its_values_need(tmp_path: Path, monkeypat
     assert codec.decode(there.value, Task).number == 7
 
 
-def _plain_task() -> Plain:
-    return codec.decode_plain(codec.encode(Task(number=7)), Task)
-
-
 def test_a_second_time_adds_only_what_is_new(tmp_path: Path) -> None:
-    first = [message(offset) for offset in range(5)]
-    archive(tmp_path, first, end=7)
+    archive(tmp_path, [message(offset) for offset in range(5)], end=7)
     before = {file: file.read_bytes() for file in files_of(tmp_path)}
+    note = files_of(tmp_path)[0].with_name("notes.txt")
+    note.write_text("mine")
     with writer(tmp_path) as made:
         assert made.next_offset(PLACE) == 7
+        with pytest.raises(ArchiveBusy):
+            writer(tmp_path)
 
     found = archive(tmp_path, [message(9)], end=10)
 
     assert [one.offset for one in found.messages(PLACE)] == [0, 1, 2, 3, 4, 9]
     assert {file: file.read_bytes() for file in before} == before
     assert archive(tmp_path, []).manifest == found.manifest
+    assert note.read_text() == "mine", "what lies beside the files stays"
 
 
-def test_the_same_records_make_the_same_files(tmp_path: Path) -> None:
-    there = [message(offset) for offset in range(5)]
-
-    one, other = (archive(tmp_path / name, there).manifest for name in ("one", "other"))
-
-    assert one == other
-
-
-def test_a_file_is_cut_when_it_is_large_and_then_belongs_to_the_archive(
+def test_a_file_is_cut_when_it_is_large_or_old_and_then_belongs_to_the_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "FILE_BYTES", 12_000)
-    with writer(tmp_path) as made:
-        for offset in range(41):
-            made.write(message(offset))
-        whole = [one.offset for one in Archive(tmp_path).messages(PLACE)]
-
-    assert len(files_of(tmp_path)) > 3
-    assert whole == list(range(whole[-1] + 1)), "without a last save nothing of the last file"
-    assert 20 < len(whole) < 41
-
-
-def test_files_are_cut_when_the_manifest_was_not_written_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "SAVE_EVERY_S", -1.0)
-    with writer(tmp_path) as made:
-        for offset in range(3):
-            made.write(message(offset))
-
-        assert [one.offset for one in Archive(tmp_path).messages(PLACE)] == [0, 1, 2]
+    for limit, value, most in (("FILE_BYTES", 12_000, 40), ("SAVE_EVERY_S", -1.0, 41)):
+        with monkeypatch.context() as patch, writer(tmp_path / limit) as made:
+            patch.setattr(writing, limit, value)
+            for offset in range(41):
+                made.write(message(offset))
+            whole = [one.offset for one in Archive(tmp_path / limit).messages(PLACE)]
+        assert len(files_of(tmp_path / limit)) > 3
+        assert whole == list(range(whole[-1] + 1)), "without a last save nothing of the last file"
+        assert 20 < len(whole) <= most
 
 
 # ---------------------------------------------------------------------------------------------------------------- kills
-
-KILLED = """
-import sys
-from pathlib import Path
-from headrace.infra.archive import writing
-import test_archive
-writing.FILE_BYTES = 12_000
-test_archive.archive(Path(sys.argv[1]), test_archive.many())
-"""
 
 
 def many() -> list[Message]:
@@ -252,20 +218,6 @@ def assert_completed(root: Path) -> None:
     assert found.get(CLAIM) == OBJECT
     listed = {file.name for topic in found.manifest.topics.values() for one in topic.partitions for file in one.files}
     assert {str(file.relative_to(root)) for file in (root / "topics").rglob("*") if file.is_file()} == listed
-
-
-@pytest.mark.parametrize(("point", "count"), [("object", 1), ("written", 7), ("cut", 3), ("saved", 2)])
-def test_a_killed_writer_leaves_what_the_next_one_completes(tmp_path: Path, point: str, count: int) -> None:
-    points, root = tmp_path / "points", tmp_path / "archive"
-    points.mkdir()
-    (points / f"archive.{point}").write_text(f"kill {count}")
-    path = str(Path(__file__).parent)
-    environment = {**os.environ, "HEADRACE_FAILPOINTS": str(points), "PYTHONPATH": path}
-
-    done = subprocess.run([sys.executable, "-c", KILLED, root], env=environment, capture_output=True, check=False)
-
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert_completed(root)
 
 
 def test_a_file_that_a_killed_writer_had_not_listed_is_removed_by_the_next(tmp_path: Path) -> None:
@@ -318,30 +270,23 @@ def whole(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def flips(size: int) -> Iterator[int]:
-    yield from (0, 5, size // 3, size // 2, size - 1)
-
-
 def test_a_changed_byte_is_told_with_the_file_and_nothing_of_it_is_handed_out(whole: Path) -> None:
     [file] = files_of(whole)
     data = file.read_bytes()
-    for at in flips(len(data)):
+    for at in (0, 5, len(data) // 3, len(data) // 2, len(data) - 1):
         file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        found = []
         with pytest.raises(ArchiveCorrupt, match=file.name):
-            found += [Archive(whole).messages(PLACE).__next__()]
-        assert not found
+            next(Archive(whole).messages(PLACE))
 
 
-@pytest.mark.parametrize("act", [lambda f: f.unlink(), lambda f: f.write_bytes(f.read_bytes()[:-1])])
-def test_a_file_that_is_gone_or_cut_is_told_by_reader_and_writer(whole: Path, act: Callable[[Path], object]) -> None:
+def test_a_file_that_is_gone_or_cut_is_told_by_reader_and_writer(whole: Path) -> None:
     [file] = files_of(whole)
-    act(file)
-
-    with pytest.raises(ArchiveCorrupt, match=file.name):
-        list(Archive(whole).messages(PLACE))
-    with pytest.raises(ArchiveCorrupt, match=file.name):
-        writer(whole)
+    for act in (lambda: file.write_bytes(file.read_bytes()[:-1]), file.unlink):
+        act()
+        with pytest.raises(ArchiveCorrupt, match=file.name):
+            list(Archive(whole).messages(PLACE))
+        with pytest.raises(ArchiveCorrupt, match=file.name):
+            writer(whole)
 
 
 def test_a_changed_manifest_is_told(whole: Path) -> None:
@@ -383,17 +328,15 @@ def test_an_object_that_changed_is_told_and_is_no_missing_one(whole: Path) -> No
 # ------------------------------------------------------------------------------------------------------------- objects
 
 
-@pytest.mark.parametrize("key", ["run-1/groups/none", "../../etc/passwd", "/etc/passwd", "run-1/../../x"])
-def test_an_object_that_cannot_be_had_is_noted_and_nothing_is_written_elsewhere(tmp_path: Path, key: str) -> None:
-    there = message(0, codec.encode(group(0, replace(CLAIM, key=key))))
-
-    found = archive(tmp_path / "a" / "b", [there])
-
-    assert list(found.messages(PLACE)) == [there]
-    assert list(found.manifest.missing) == [key]
-    [file] = files_of(tmp_path / "a" / "b")
-    everything = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert everything == {"archive.lock", "manifest.json", file.name}
+def test_an_object_that_cannot_be_had_is_noted_and_nothing_is_written_elsewhere(tmp_path: Path) -> None:
+    for at, key in enumerate(("run-1/groups/none", "../../etc/passwd", "/etc/passwd", "run-1/../../x")):
+        there, root = message(0, codec.encode(group(0, replace(CLAIM, key=key)))), tmp_path / str(at)
+        found = archive(root / "a" / "b", [there])
+        assert list(found.messages(PLACE)) == [there]
+        assert list(found.manifest.missing) == [key]
+        [file] = files_of(root / "a" / "b")
+        everything = {path.name for path in root.rglob("*") if path.is_file()}
+        assert everything == {"archive.lock", "manifest.json", file.name}
 
 
 def test_a_missing_object_is_looked_for_again(tmp_path: Path) -> None:
@@ -417,37 +360,16 @@ def test_a_missing_object_is_looked_for_again(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
-def test_an_archive_of_another_run_is_left_alone(whole: Path) -> None:
+def test_a_folder_of_another_run_or_of_other_things_is_left_alone(whole: Path, tmp_path_factory: Any) -> None:
     before = (whole / "manifest.json").read_bytes()
-
     with pytest.raises(UsageError, match=r"id run-1.*id run-2"):
         writer(whole, "run-2")
-
     assert (whole / "manifest.json").read_bytes() == before
-
-
-def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-
+    (other := tmp_path_factory.mktemp("other") / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match=r"thesis\.tex"):
-        writer(tmp_path)
+        writer(other.parent)
     with pytest.raises(UsageError, match=r"no archive"):
-        Archive(tmp_path)
-
-
-def test_what_lies_beside_the_files_stays(whole: Path) -> None:
-    note = files_of(whole)[0].with_name("notes.txt")
-    note.write_text("mine")
-
-    archive(whole, [message(20)])
-
-    assert note.read_text() == "mine"
-
-
-def test_only_one_writes_at_a_time(whole: Path) -> None:
-    with writer(whole), pytest.raises(ArchiveBusy):
-        writer(whole)
-    writer(whole).__exit__(None, None, None)
+        Archive(other.parent)
 
 
 def test_a_topic_of_other_partitions_or_another_id_is_another_topic(whole: Path) -> None:

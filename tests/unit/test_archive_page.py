@@ -7,9 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from headrace.app.views.offline_page import archive_page, offline_page
+from headrace.app.views.offline_page import archive_page
 from headrace.ops.offline.archiver import Archived, ArchivedObjects, Gone
-from headrace.ops.offline.offline_curator import Curated, CuratedPolicy
 
 NO_OBJECTS = ArchivedObjects(0, 0, 0, {})
 
@@ -27,11 +26,3 @@ def test_what_was_deleted_before_it_was_archived_is_told_by_topic() -> None:
     assert "tasks.sums: what stood at 48 offsets had been deleted before it was archived, as tasks are that" in said
     assert "outcomes.solver: what stood at 3 offsets had been deleted before it was archived.\n" in said
     assert said.count("deleted") == 2
-
-
-def test_single_trajectories_that_a_chain_left_out_of_kept_groups_are_shown() -> None:
-    counts = CuratedPolicy(309, 300, {"zero_variance": 9}, {"pods": 1200}, {}, 0, {}, 0, "ab")
-    said = told(offline_page(Curated("a", "o", None, {"solver": counts})))
-    assert "of those kept" in said
-    assert "9 zero_variance" in said
-    assert "1,200 pods" in said

@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import pytest
-
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.group_offsets import Commit
 from headrace.ops.audit import commits
@@ -47,43 +45,20 @@ def of(case: Case, **changes: object) -> Case:
     return replace(case, snapshot=replace(case.snapshot, **changes))  # type: ignore[arg-type]
 
 
-HELD = f"group t.curate.solver has committed offset {{}} of {TOPIC}[0], which holds 2 to 9"
-SAYS: dict[str, tuple[Callable[[Case], Case], list[str]]] = {
-    "past the end": (lambda case: moved(case, 10), [HELD.format(10)]),
-    "before the begin": (
+COMMITTED = f"group t.curate.solver has committed offset {{}} of {TOPIC}[0], "
+SAYS: list[tuple[Callable[[Case], Case], str]] = [
+    (lambda case: moved(case, 10), COMMITTED.format(10) + "which holds 2 to 9"),
+    (
         lambda case: of(moved(case, 1), positions={f"{TOPIC}[0]": 1}),
-        [HELD.format(1)],
+        COMMITTED.format(1) + "which holds 2 to 9",
     ),
-    "behind its snapshot": (
-        lambda case: moved(case, 5),
-        [f"group t.curate.solver has committed offset 5 of {TOPIC}[0], and its snapshot t.state[0]@5 is of 6"],
-    ),
-    "lost": (
-        lambda case: replace(case, commit=None),
-        [f"group t.curate.solver has lost its offset of {TOPIC}[0], where it has been up to 6"],
-    ),
-    "without its snapshot": (
-        lambda case: replace(case, snapshot=None),
-        [f"group t.curate.solver restores {TOPIC}[0] from snapshot 5, and there is none in state"],
-    ),
-    "older than the newest snapshot": (
-        lambda case: replace(case, at=7),
-        [
-            (
-                f"group t.curate.solver restores {TOPIC}[0] from snapshot 5, and t.state[0]@7 is newer: written "
-                "without the offset that belongs to it"
-            ),
-        ],
-    ),
-    "snapshot of another run": (
-        lambda case: of(case, run_id="other"),
-        [f"the snapshot t.state[0]@5 of {TOPIC}[0] is of run 'other'"],
-    ),
-    "snapshot of another place": (
-        lambda case: of(case, positions={}),
-        [f"the snapshot t.state[0]@5 of {TOPIC}[0] cannot be read: '{TOPIC}[0]'"],
-    ),
-}
+    (lambda case: moved(case, 5), COMMITTED.format(5) + "and its snapshot t.state[0]@5 is of 6"),
+    (lambda case: replace(case, commit=None), f"has lost its offset of {TOPIC}[0], where it has been up to 6"),
+    (lambda case: replace(case, snapshot=None), f"restores {TOPIC}[0] from snapshot 5, and there is none in state"),
+    (lambda case: replace(case, at=7), f"restores {TOPIC}[0] from snapshot 5, and t.state[0]@7 is newer"),
+    (lambda case: of(case, run_id="other"), f"the snapshot t.state[0]@5 of {TOPIC}[0] is of run 'other'"),
+    (lambda case: of(case, positions={}), f"the snapshot t.state[0]@5 of {TOPIC}[0] cannot be read: '{TOPIC}[0]'"),
+]
 
 
 def test_of_a_commit_that_its_group_can_go_on_from_nothing_is_said() -> None:
@@ -91,7 +66,7 @@ def test_of_a_commit_that_its_group_can_go_on_from_nothing_is_said() -> None:
     assert replace(Case(), commit=Commit(8), snapshot=None).said() == [], "it may have written none yet"
 
 
-@pytest.mark.parametrize("case", SAYS)
-def test_a_commit_that_its_group_cannot_go_on_from_is_named(case: str) -> None:
-    change, says = SAYS[case]
-    assert change(Case()).said() == says
+def test_a_commit_that_its_group_cannot_go_on_from_is_named() -> None:
+    for change, sentence in SAYS:
+        [what] = change(Case()).said()
+        assert sentence in what

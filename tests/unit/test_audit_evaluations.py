@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from made_groups import group
+from made_recipes import sums_recipe
 
 from headrace.consumers.evaluate.evaluation import EvaluationFold
 from headrace.infra.kafka.clients import Message
@@ -17,14 +19,7 @@ from headrace.schemas import codec
 from headrace.schemas.headers import HeaderError, Stamp
 from headrace.schemas.records import DeadLetter, EvalResult, Snapshot, TrajectoryGroup
 
-RECIPE = Recipe.model_validate(
-    {
-        "name": "t",
-        "policies": {"solver": {"path": "x"}},
-        "workflows": {"sums": {"env": {"use": "a"}, "policies": {"solver": "solver"}}},
-        "evaluate": {"problems": 2},
-    },
-)
+RECIPE = sums_recipe(evaluate={"problems": 2})
 TOPICS = RECIPE.topics
 STREAM, TASKS, ANSWERS = "eval.sums", TOPICS.tasks("eval.sums"), TOPICS.eval_groups("solver")
 
@@ -72,62 +67,56 @@ def unanswered(scene: Scene) -> None:
     del scene.answers[3], scene.results[1]
 
 
-def nowhere(scene: Scene) -> None:
-    unanswered(scene)
-    scene.tasks.pop()
-
-
-def never_issued(scene: Scene) -> None:
-    scene.answers[9] = answer(9, 1.0, 0.0)
-
-
-def dead_and_never_issued(scene: Scene) -> None:
-    scene.letters = [DeadLetter("r", policy="solver", stream=STREAM, number=9)]
-
-
-def unknown_task(scene: Scene) -> None:
-    scene.tasks.append(9)
-
-
-def result_gone(scene: Scene) -> None:
-    del scene.results[1]
-
-
-def result_twice(scene: Scene) -> None:
-    scene.results.append(scene.results[0])
-
-
-def other_result(scene: Scene) -> None:
-    scene.results[1] = replace(scene.results[1], avg_at_k=1.0)
-
-
-def impossible_result(scene: Scene) -> None:
-    scene.results[1] = replace(scene.results[1], avg_at_k=2.0)
-
-
-def result_of_nothing(scene: Scene) -> None:
-    scene.results.append(replace(scene.results[1], version=7))
-
-
-def result_that_is_none(scene: Scene) -> None:
-    scene.results.append(EvalResult("other"))
-    scene.results[1] = replace(scene.results[1], run_id="other")
-
-
 NAME = "the evaluation of version {} of solver on sums"
-SAYS: dict[Callable[[Scene], None], list[str]] = {
-    unanswered: ["eval.sums:3 of solver was issued, and never answered"],
-    nowhere: ["eval.sums:3 of solver was issued, and never answered"],
-    never_issued: ["eval.sums:9 of solver was answered, and never issued"],
-    dead_and_never_issued: ["eval.sums:9 of solver was answered, and never issued"],
-    unknown_task: ["eval.sums:9 is a task, and the feeder does not know that it was issued"],
-    result_gone: ["2 evaluations of sums are answered, and there are results of 1", f"{NAME.format(1)} is answered"],
-    result_twice: [f"{NAME.format(0)} has more than one result: t.evals.solver[0]@2"],
-    impossible_result: [f"{NAME.format(1)} has a mean success of 2.0, which is between 0 and 1"],
-    other_result: [f"{NAME.format(1)} has another result than its answers give: avg_at_k 0.5 -> 1.0"],
-    result_of_nothing: [f"{NAME.format(7)} has a result, and not all its answers are there"],
-    result_that_is_none: ["2 evaluations of sums are answered", f"{NAME.format(1)} is answered, and has no result"],
-}
+
+
+def result(scene: Scene, number: int, **changes: Any) -> None:
+    scene.results[number] = replace(scene.results[number], **changes)
+
+
+SAYS: list[tuple[Callable[[Scene], object], list[str]]] = [
+    (unanswered, ["eval.sums:3 of solver was issued, and never answered"]),
+    (
+        lambda scene: (unanswered(scene), scene.tasks.pop()),
+        ["eval.sums:3 of solver was issued, and never answered"],
+    ),
+    (
+        lambda scene: scene.answers.update({9: answer(9, 1.0, 0.0)}),
+        ["eval.sums:9 of solver was answered, and never issued"],
+    ),
+    (
+        lambda scene: scene.letters.append(DeadLetter("r", policy="solver", stream=STREAM, number=9)),
+        ["eval.sums:9 of solver was answered, and never issued"],
+    ),
+    (
+        lambda scene: scene.tasks.append(9),
+        ["eval.sums:9 is a task, and the feeder does not know that it was issued"],
+    ),
+    (
+        lambda scene: scene.results.pop(),
+        ["2 evaluations of sums are answered, and there are results of 1", f"{NAME.format(1)} is answered"],
+    ),
+    (
+        lambda scene: scene.results.append(scene.results[0]),
+        [f"{NAME.format(0)} has more than one result: t.evals.solver[0]@2"],
+    ),
+    (
+        lambda scene: result(scene, 1, avg_at_k=2.0),
+        [f"{NAME.format(1)} has a mean success of 2.0, which is between 0 and 1"],
+    ),
+    (
+        lambda scene: result(scene, 1, avg_at_k=1.0),
+        [f"{NAME.format(1)} has another result than its answers give: avg_at_k 0.5 -> 1.0"],
+    ),
+    (
+        lambda scene: scene.results.append(replace(scene.results[1], version=7)),
+        [f"{NAME.format(7)} has a result, and not all its answers are there"],
+    ),
+    (
+        lambda scene: (scene.results.append(EvalResult("other")), result(scene, 1, run_id="other")),
+        ["2 evaluations of sums are answered", f"{NAME.format(1)} is answered, and has no result"],
+    ),
+]
 
 
 def test_of_evaluations_that_are_whole_nothing_is_said() -> None:
@@ -136,13 +125,13 @@ def test_of_evaluations_that_are_whole_nothing_is_said() -> None:
     assert scene.taken().counts(drained=True) == {"sums.solver": EvaluationCounts(4, 4, 0, 0, 0, 2)}
 
 
-@pytest.mark.parametrize("flaw", SAYS, ids=lambda flaw: flaw.__name__)
-def test_an_evaluation_that_is_not_as_it_should_be_is_named(flaw: Callable[[Scene], None]) -> None:
-    scene = Scene()
-    flaw(scene)
-    said = scene.said()
-    assert len(said) == len(SAYS[flaw])
-    assert all(what.startswith(begin) for what, begin in zip(said, SAYS[flaw], strict=True)), said
+def test_an_evaluation_that_is_not_as_it_should_be_is_named() -> None:
+    for flaw, begins in SAYS:
+        scene = Scene()
+        flaw(scene)
+        said = scene.said()
+        assert len(said) == len(begins), said
+        assert all(what.startswith(begin) for what, begin in zip(said, begins, strict=True)), said
 
 
 def test_while_a_run_goes_on_an_evaluation_is_lost_once_the_workers_are_past_its_task() -> None:
@@ -156,7 +145,7 @@ def test_while_a_run_goes_on_an_evaluation_is_lost_once_the_workers_are_past_its
 
 def test_a_result_may_come_until_the_evaluator_has_read_all_answers() -> None:
     scene = Scene()
-    result_gone(scene)
+    scene.results.pop()
     scene.read = 3
     assert scene.said(drained=False) == []
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import pytest
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.run.retired import Retired
@@ -87,50 +86,40 @@ class Scene:
         return [*at_once, *self.audit.not_retired(lambda: Retired("run", ["p"]))]
 
 
-def missing(scene: Scene) -> str:
-    del scene.objects["2"]
-    return "2 does not exist"
-
-
-def flipped(scene: Scene) -> str:
+def flipped(scene: Scene) -> None:
     data = bytearray(scene.objects["2"])
     data[len(data) // 2] ^= 1
     scene.objects["2"] = bytes(data)
-    return "2 has sha256 of other bytes"
 
 
-def swapped(scene: Scene) -> str:
-    scene.objects["2"] = scene.objects["3"]
-    return "2 has sha256 of other bytes"
+def redone(data: Callable[[Scene], bytes]) -> Callable[[Scene], object]:
+    """Put another delta in the place of that of version 2, recorded as it is."""
+    return lambda scene: scene.events.update({2: scene.delta(1, 2, data(scene))})
 
 
-def recorded_torn(scene: Scene) -> str:
-    scene.events[2] = scene.delta(1, 2, scene.objects["2"][:-9])
-    return "the delta object is torn or was altered"
-
-
-def of_another_base(scene: Scene) -> str:
-    scene.events[2] = scene.delta(1, 2, encode_delta(weights(0), weights(2), Label("p", 0, 1, 2)))
-    return "is not what the record says of it"
-
-
-def mislabelled(scene: Scene) -> str:
-    scene.events[2] = scene.delta(1, 2, encode_delta(weights(1), weights(2), Label("p", 0, 1, 3)))
-    return "its delta is labelled Label(policy='p', epoch=0, base_version=1, version=3)"
-
-
-def of_an_older_epoch(scene: Scene) -> str:
-    scene.events[2] = replace(scene.events[2], epoch=1)
-    return "its delta is labelled Label(policy='p', epoch=0, base_version=1, version=2)"
-
-
-def of_other_contents(scene: Scene) -> str:
-    hashes = (weights_hash(weights(1)), weights_hash(weights(2)))
-    scene.events[2] = scene.delta(1, 2, encode_delta(weights(1), weights(9), Label("p", 0, 1, 2), hashes=hashes))
-    return "the delta gives weights that hash to"
-
-
-DAMAGE = (missing, flipped, swapped, recorded_torn, of_another_base, mislabelled, of_an_older_epoch, of_other_contents)
+HASHES = (weights_hash(weights(1)), weights_hash(weights(2)))
+DAMAGE: list[tuple[Callable[[Scene], object], str]] = [
+    (lambda scene: scene.objects.pop("2"), "2 does not exist"),
+    (flipped, "2 has sha256 of other bytes"),
+    (lambda scene: scene.objects.update({"2": scene.objects["3"]}), "2 has sha256 of other bytes"),
+    (redone(lambda scene: scene.objects["2"][:-9]), "the delta object is torn or was altered"),
+    (
+        redone(lambda _: encode_delta(weights(0), weights(2), Label("p", 0, 1, 2))),
+        "is not what the record says of it",
+    ),
+    (
+        redone(lambda _: encode_delta(weights(1), weights(2), Label("p", 0, 1, 3))),
+        "its delta is labelled Label(policy='p', epoch=0, base_version=1, version=3)",
+    ),
+    (
+        lambda scene: scene.events.update({2: replace(scene.events[2], epoch=1)}),
+        "its delta is labelled Label(policy='p', epoch=0, base_version=1, version=2)",
+    ),
+    (
+        redone(lambda _: encode_delta(weights(1), weights(9), Label("p", 0, 1, 2), hashes=HASHES)),
+        "the delta gives weights that hash to",
+    ),
+]
 
 
 def test_of_objects_that_are_whole_nothing_is_said(tmp_path: Path) -> None:
@@ -139,16 +128,14 @@ def test_of_objects_that_are_whole_nothing_is_said(tmp_path: Path) -> None:
     assert scene.audit.count == 6
 
 
-@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
-def test_a_damaged_delta_is_named_and_what_is_not_checked_for_it_is_said_once(
-    tmp_path: Path, damage: Callable[[Scene], str]
-) -> None:
-    scene = Scene(tmp_path)
-    why = damage(scene)
-    first, then = scene.said()
-    assert first.startswith("version 2 of p, announced by t[0]@2: ")
-    assert why in first
-    assert then.startswith(f"version 3 of p, announced by t[0]@3: {STRETCH}")
+def test_a_damaged_delta_is_named_and_what_is_not_checked_for_it_is_said_once(tmp_path: Path) -> None:
+    for damage, why in DAMAGE:
+        scene = Scene(tmp_path)
+        damage(scene)
+        first, then = scene.said()
+        assert first.startswith("version 2 of p, announced by t[0]@2: ")
+        assert why in first
+        assert then.startswith(f"version 3 of p, announced by t[0]@3: {STRETCH}")
 
 
 def test_every_stretch_of_deltas_that_are_not_applied_is_said(tmp_path: Path) -> None:
@@ -162,21 +149,18 @@ def test_every_stretch_of_deltas_that_are_not_applied_is_said(tmp_path: Path) ->
 def test_a_missing_part_of_a_checkpoint_is_told(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     pointer = scene.checkpoint()
-    assert scene.said_of(pointer) == []
-    assert scene.audit.count == 3
+    assert (scene.said_of(pointer), scene.audit.count) == ([], 3)
     del scene.objects["part 1"]
-    assert scene.said_of(pointer) == [
-        "the checkpoint of version 3 of p, named by state[0]@9: part 1 does not exist in the store"
-    ]
+    [what] = scene.said_of(pointer)
+    assert what.endswith("checkpoint of version 3 of p, named by state[0]@9: part 1 does not exist in the store")
 
 
 def test_a_deep_audit_reads_the_parts_of_a_checkpoint(tmp_path: Path) -> None:
     scene = Scene(tmp_path, deep=True)
     pointer = scene.checkpoint()
     scene.objects["part 1"] = b"other"
-    assert scene.said_of(pointer) == [
-        "the checkpoint of version 3 of p, named by state[0]@9: part 1 has sha256 of other bytes"
-    ]
+    [what] = scene.said_of(pointer)
+    assert what.endswith("named by state[0]@9: part 1 has sha256 of other bytes")
 
 
 def test_config_and_tokenizer_are_beside_an_anchor(tmp_path: Path) -> None:

@@ -5,21 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
+from made_recipes import sums_recipe
 
-from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.batch_records import BatchFacts, BatchRecords
 from headrace.ops.audit.recipe_records import end_problems, recipe_problems, schema_problems
 from headrace.schemas import codec
 from headrace.schemas.records import RecipeRevision
 
-RECIPE = Recipe.model_validate(
-    {
-        "name": "t",
-        "policies": {"solver": {"path": "x"}},
-        "workflows": {"sums": {"env": {"use": "a"}, "policies": {"solver": "solver"}}},
-    }
-)
+RECIPE = sums_recipe()
 FIRST = RecipeRevision("r", 0, RECIPE.to_json(), plug_ins={"mine": "a" * 64})
 OTHER = RECIPE.model_copy(update={"seed": 7}).to_json()
 
@@ -28,29 +21,24 @@ def placed(*revisions: RecipeRevision) -> list[tuple[str, RecipeRevision]]:
     return [(f"@{at}", revision) for at, revision in enumerate(revisions)]
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
+def test_a_revision_has_one_content() -> None:
+    two = "recipe revision 0 has two contents"
+    for more, says in (
         ([replace(FIRST, ended="steps"), replace(FIRST, store="elsewhere")], []),
         ([replace(FIRST, plug_ins={"mine": "a" * 64, "new": "b" * 64})], []),
         ([replace(FIRST, revision=1, recipe=OTHER)], []),
-        ([replace(FIRST, recipe=OTHER)], ["recipe revision 0 has two contents (seed: 1 -> 7): @0 and @1"]),
+        ([replace(FIRST, recipe=OTHER)], [f"{two} (seed: 1 -> 7): @0 and @1"]),
         (
             [replace(FIRST, plug_ins={"mine": "c" * 64})],
-            [f"recipe revision 0 has two contents (plug-in mine: source {'a' * 12} -> {'c' * 12}): @0 and @1"],
+            [f"{two} (plug-in mine: source {'a' * 12} -> {'c' * 12}): @0 and @1"],
         ),
         (
             [replace(FIRST, plug_ins={"new": "b" * 64}), replace(FIRST, plug_ins={"new": "d" * 64})],
-            [f"recipe revision 0 has two contents (plug-in new: source {'b' * 12} -> {'d' * 12}): @0 and @2"],
+            [f"{two} (plug-in new: source {'b' * 12} -> {'d' * 12}): @0 and @2"],
         ),
-        (
-            [replace(FIRST, revision=2)],
-            ["recipe revision 2 follows revision 0, and those between are gone: @1"],
-        ),
-    ],
-)
-def test_a_revision_has_one_content(more: list[RecipeRevision], says: list[str]) -> None:
-    assert list(recipe_problems(placed(FIRST, *more), {"sums": [[0, 0]]})) == says
+        ([replace(FIRST, revision=2)], ["recipe revision 2 follows revision 0, and those between are gone: @1"]),
+    ):
+        assert list(recipe_problems(placed(FIRST, *more), {"sums": [[0, 0]]})) == says
 
 
 def test_a_revision_under_which_numbers_were_issued_is_there() -> None:
@@ -85,22 +73,19 @@ def batches(*facts: dict[str, Any]) -> BatchRecords:
     return found
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ({"version": 2}, []),
-        ({"version": 2, "groups": 16}, []),
-        ({"version": 2, "epoch": 1, "fingerprint": {"torch": "3"}}, []),
-        ({"version": 2, "fingerprint": {"torch": "3"}}, ["has another fingerprint than the version before"]),
-        ({"version": 2, "revision": 9}, ["was trained under recipe revision 9, which is not there"]),
-        ({"version": 2, "groups": 33}, ["was trained from a batch of 33 groups, and recipe revision 0 has 32"]),
-        ({"version": RECIPE.trainer.checkpoint_every}, ["has no checkpoint, and its recipe asks for one"]),
-    ],
-)
-def test_a_batch_is_as_its_recipe_has_it(more: dict[str, Any], says: list[str]) -> None:
-    found = list(batches({}, more).problems([0]))
-    assert len(found) == len(says)
-    assert all(word in what for word, what in zip(says, found, strict=True))
+def test_a_batch_is_as_its_recipe_has_it() -> None:
+    for more, *says in (
+        ({"version": 2},),
+        ({"version": 2, "groups": 16},),
+        ({"version": 2, "epoch": 1, "fingerprint": {"torch": "3"}},),
+        ({"version": 2, "fingerprint": {"torch": "3"}}, "has another fingerprint than the version before"),
+        ({"version": 2, "revision": 9}, "was trained under recipe revision 9, which is not there"),
+        ({"version": 2, "groups": 33}, "was trained from a batch of 33 groups, and recipe revision 0 has 32"),
+        ({"version": RECIPE.trainer.checkpoint_every}, "has no checkpoint, and its recipe asks for one"),
+    ):
+        found = list(batches({}, more).problems([0]))
+        assert len(found) == len(says), more
+        assert all(word in what for word, what in zip(says, found, strict=True))
 
 
 def test_no_version_is_trained_under_an_older_revision_than_the_one_before() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import pytest
+from made_groups import group as small_group
+from made_recipes import sums_recipe
 
 from headrace.consumers.algorithms.chain import ChainError
 from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless
@@ -26,78 +28,55 @@ from headrace.schemas.records import (
     EpisodeError,
     Failure,
     Outcome,
-    Sampling,
-    Sequence,
-    Span,
-    Trajectory,
     TrajectoryGroup,
 )
 from headrace.schemas.topics import Topics
 
-RECIPE = Recipe.model_validate(
-    {
-        "name": "t",
-        "policies": {"solver": {"path": "/models/any"}},
-        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
-        "trainer": {"max_staleness": 2},
-    }
-)
+RECIPE = sums_recipe(trainer={"max_staleness": 2})
 TOPIC = "t.trajectories.solver"
 
 
-def sequence(version: int) -> Sequence:
-    return Sequence(
-        ids=np.array([5, 6, 7, 1], np.int32),
-        logprobs=np.array([0, 0, -0.5, -0.25], np.float32),
-        version_runs=np.array([-1, 2, version, 2], np.int32),
-        spans=(Span("prompt", 2), Span("generated", 2, finish_reason="stop", sampling=Sampling())),
-    )
-
-
 def group(number: int, rewards: tuple[float, ...] = (1.0, 0.0), version: int = 3, **more: object) -> TrajectoryGroup:
-    trajectories = tuple(Trajectory(f"sums:{number}:{i}", r, {}, (sequence(version),)) for i, r in enumerate(rewards))
-    made = TrajectoryGroup(
-        run_id="run-1",
-        stream="sums",
-        number=number,
-        policy="solver",
-        n_asked=len(rewards),
-        trajectories=trajectories,
-        head_version=version,
-    )
-    return replace(made, **more)  # type: ignore[arg-type]
+    made = small_group(rewards, [2] * len(rewards), number=number, version=version)
+    return replace(made, **{"run_id": "run-1", **more})  # type: ignore[arg-type]
 
 
 def message(made: TrajectoryGroup, value: bytes | None = None, offset: int = 0) -> Message:
     stamp = Stamp(
-        made.run_id,
-        made.stream,
-        made.number,
-        revision=made.revision,
-        policy=made.policy,
+        made.run_id, made.stream, made.number, revision=made.revision, policy=made.policy,
         head_version=made.head_version,
-    )
+    )  # fmt: skip
     data = codec.encode(made) if value is None else value
     return Message(TOPIC, 0, offset, stamp.key, data, stamp.to_headers())
 
 
-def partition(fetch: object = None) -> CuratorPartition:
-    context = CuratorContext("run-1", "solver", Topics("t"), lambda _: RECIPE, fetch or pytest.fail)  # type: ignore[arg-type]
+def partition(fetch: Any = pytest.fail, policy: str = "solver", recipe: Recipe | None = None, **more: Any) -> Any:
+    """One partition of four of a curator."""
+    context = CuratorContext("run-1", policy, Topics("t"), lambda _: recipe or RECIPE, fetch, **more)
     return CuratorPartition(context, (TOPIC, 0), 4)
+
+
+def handled(state: CuratorPartition, made: TrajectoryGroup) -> Any:
+    """Return the first record of a group: its outcome, or its dead letter."""
+    return read(list(state.handle(message(made))))[0]
 
 
 def read(outgoing: list[Outgoing]) -> list[object]:
     return [codec.decode_any(record.value) for record in outgoing]
 
 
-def test_a_group_with_signal_is_kept_with_its_bytes_unchanged() -> None:
+def test_a_group_with_signal_is_kept_with_its_bytes_unchanged_and_one_without_is_dropped() -> None:
     sent = message(group(0))
-    outcome, curated = read(list(partition().handle(sent)))
+    outgoing = list(partition().handle(sent))
+    outcome, curated = read(outgoing)
     assert isinstance(outcome, Outcome)
     assert isinstance(curated, CuratedGroup)
+    assert [(r.topic, r.partition) for r in outgoing] == [("t.outcomes.solver", 0), ("t.curated.solver", 0)]
     assert (outcome.verdict, outcome.rewards, outcome.lengths) == ("kept", (1.0, 0.0), (2, 2))
     assert curated.group == sent.value
     assert (curated.min_version, curated.deadline_version, curated.kept) == (3, 5, (0, 1))
+    equal = handled(partition(), group(0, rewards=(1.0, 1.0)))
+    assert (equal.verdict, equal.reason, equal.rewards) == ("dropped", "zero_variance", (1.0, 1.0))
 
 
 def test_the_outcome_of_a_group_whose_episodes_failed_tells_how() -> None:
@@ -108,18 +87,6 @@ def test_the_outcome_of_a_group_whose_episodes_failed_tells_how() -> None:
         "failed",
         (EpisodeError("error", "KeyError: 'x'", "own.py:5 in judge", "solver", 1, 2),),
     )
-
-
-def test_records_go_to_the_partition_that_they_came_from() -> None:
-    context = CuratorContext("run-1", "solver", Topics("t"), lambda _: RECIPE, pytest.fail)
-    outgoing = list(CuratorPartition(context, (TOPIC, 2), 4).handle(message(group(6))))
-    assert [(r.topic, r.partition) for r in outgoing] == [("t.outcomes.solver", 2), ("t.curated.solver", 2)]
-
-
-def test_equal_rewards_are_dropped_with_an_outcome_that_still_tells_them() -> None:
-    (outcome,) = read(list(partition().handle(message(group(0, rewards=(1.0, 1.0))))))
-    assert isinstance(outcome, Outcome)
-    assert (outcome.verdict, outcome.reason, outcome.rewards) == ("dropped", "zero_variance", (1.0, 1.0))
 
 
 def test_a_repetition_gives_nothing_even_after_a_restore() -> None:
@@ -133,35 +100,32 @@ def test_a_repetition_gives_nothing_even_after_a_restore() -> None:
 def test_staleness_is_measured_by_the_newest_head_version_of_the_partition() -> None:
     state = partition()
     state.handle(message(group(0, version=9)))
-    (outcome,) = read(list(state.handle(message(group(4, version=6)))))
-    assert isinstance(outcome, Outcome)
+    outcome = handled(state, group(4, version=6))
     assert (outcome.verdict, outcome.reason) == ("dropped", "stale")
     assert len(list(state.handle(message(group(8, version=7))))) == 2
 
 
-@pytest.mark.parametrize(
-    ("sent", "reason", "number"),
-    [
+def test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes() -> None:
+    for sent, reason, number in (
         (message(group(0), value=codec.encode(group(0))[:-5]), "undecodable", 0),
         (message(group(0), value=b"\xc3\x01unknown!" + b"x" * 20), "undecodable", 0),
         (replace(message(group(0)), headers=[]), "undecodable", -1),
         (message(group(0, run_id="run-0")), "other_run", -1),
         (message(group(1)), "misrouted", -1),
+        (message(group(0, policy="judge")), "misrouted", -1),
         (message(group(0), value=codec.encode(group(4))), "undecodable", 0),
-    ],
-)
-def test_what_cannot_be_read_becomes_a_dead_letter_with_its_bytes(sent: Message, reason: str, number: int) -> None:
-    (letter,) = read(list(partition().handle(sent)))
-    assert isinstance(letter, DeadLetter)
-    assert (letter.reason, letter.number, letter.value) == (reason, number, sent.value)
+    ):
+        state = partition()
+        (letter,) = read(list(state.handle(sent)))
+        assert isinstance(letter, DeadLetter)
+        assert (letter.reason, letter.number, letter.value) == (reason, number, sent.value)
+        assert bool(list(state.handle(message(group(0))))) == (number < 0), "what names no number concludes none"
 
 
 def test_a_head_version_from_far_ahead_is_dead_and_moves_nothing() -> None:
     state = partition()
     state.handle(message(group(0, version=1)))
-    (letter,) = read(list(state.handle(message(group(4, version=5000)))))
-    assert isinstance(letter, DeadLetter)
-    assert letter.reason == "time_travel"
+    assert handled(state, group(4, version=5000)).reason == "time_travel"
     assert len(list(state.handle(message(group(8, version=1))))) == 2, "the clock did not move"
 
 
@@ -172,11 +136,9 @@ def test_a_group_of_a_version_that_is_not_published_is_dead_and_moves_nothing() 
         asked.append(one.head_version)
         return one.head_version <= 3
 
-    context = CuratorContext("run-1", "solver", Topics("t"), lambda _: RECIPE, pytest.fail, is_published)
-    state = CuratorPartition(context, (TOPIC, 0), 4)
+    state = partition(is_published=is_published)
     state.handle(message(group(0, version=3)))
-    (letter,) = read(list(state.handle(message(group(4, version=904)))))
-    assert isinstance(letter, DeadLetter)
+    letter = handled(state, group(4, version=904))
     assert (letter.reason, letter.number) == ("time_travel", 4)
     assert "904, and no such version is published" in letter.detail
     assert state.was_unread, "a snapshot follows, so that a restore does not decide anew"
@@ -185,34 +147,23 @@ def test_a_group_of_a_version_that_is_not_published_is_dead_and_moves_nothing() 
 
 
 def test_a_published_version_moves_the_clock_however_far_ahead_it_is() -> None:
-    context = CuratorContext("run-1", "solver", Topics("t"), lambda _: RECIPE, pytest.fail, lambda *_: True)
-    state = CuratorPartition(context, (TOPIC, 0), 4)
+    state = partition(is_published=lambda *_: True)
     state.handle(message(group(0, version=1)))
     assert len(list(state.handle(message(group(4, version=5000))))) == 2
-    (outcome,) = read(list(state.handle(message(group(8, version=1)))))
-    assert isinstance(outcome, Outcome)
-    assert outcome.reason == "stale"
+    assert handled(state, group(8, version=1)).reason == "stale"
 
 
-@pytest.mark.parametrize("variant", ["solver", "solver.free"])
-def test_a_group_of_a_number_that_was_never_issued_concludes_nothing_and_is_no_first_of_its_number(
-    variant: str,
-) -> None:
-    issued = {0, 4}
-
-    def is_issued(_: Message, stamp: Stamp) -> bool:
-        return stamp.number in issued
-
-    context = CuratorContext("run-1", variant, Topics("t"), lambda _: SHADOWED, pytest.fail, is_issued=is_issued)
-    state = CuratorPartition(context, (TOPIC, 0), 4)
-    state.handle(message(group(0)))
-    (letter,) = read(list(state.handle(message(group(8)))))
-    assert isinstance(letter, DeadLetter)
-    assert (letter.reason, letter.number, letter.stream, letter.headers) == ("not_issued", -1, "", {})
-    assert (letter.topic, letter.partition, letter.offset) == (TOPIC, 0, 0), "a replay finds what was refused by that"
-    assert state.was_unread, "a snapshot follows, so that a restore does not decide anew"
-    issued.add(8)
-    assert len(list(state.handle(message(group(8))))) == 2, "what was forged before is no repetition of it"
+def test_a_group_of_a_number_that_was_never_issued_concludes_nothing_and_is_no_first_of_its_number() -> None:
+    for variant in ("solver", "solver.free"):
+        issued = {0, 4}
+        state = partition(policy=variant, recipe=SHADOWED, is_issued=lambda _, stamp, all_=issued: stamp.number in all_)
+        state.handle(message(group(0)))
+        letter = handled(state, group(8))
+        assert (letter.reason, letter.number, letter.stream, letter.headers) == ("not_issued", -1, "", {})
+        assert (letter.topic, letter.partition, letter.offset) == (TOPIC, 0, 0), "a replay finds by that what it was"
+        assert state.was_unread, "a snapshot follows, so that a restore does not decide anew"
+        issued.add(8)
+        assert len(list(state.handle(message(group(8))))) == 2, "what was forged before is no repetition of it"
 
 
 def test_a_group_behind_a_claim_check_is_fetched_and_a_missing_one_is_dead() -> None:
@@ -227,9 +178,7 @@ def test_a_group_behind_a_claim_check_is_fetched_and_a_missing_one_is_dead() -> 
     def missing(_: ClaimCheck) -> bytes:
         raise ObjectMissing("groups/x is not there")
 
-    (letter,) = read(list(partition(missing).handle(message(claimed))))
-    assert isinstance(letter, DeadLetter)
-    assert letter.reason == "missing_object"
+    assert handled(partition(missing), claimed).reason == "missing_object"
 
 
 def test_the_same_records_give_the_same_bytes_whether_live_or_restored_half_way() -> None:
@@ -285,55 +234,22 @@ def test_a_dead_group_that_was_forgotten_becomes_a_letter_again_when_it_is_sent_
     assert len(list(second.handle(sent_back(remembered)))) == 2
 
 
-def test_a_group_that_was_read_is_not_read_again_because_a_header_says_so() -> None:
-    state = partition()
-    assert list(state.handle(message(group(0))))
-    assert list(state.handle(sent_back(message(group(0))))) == []
-
-
-def test_a_group_of_another_policy_concludes_nothing() -> None:
-    state = partition()
-    (letter,) = read(list(state.handle(message(group(0, policy="judge")))))
-    assert isinstance(letter, DeadLetter)
-    assert (letter.reason, letter.number) == ("misrouted", -1)
-    assert list(state.handle(message(group(0))))
-
-
 def test_what_an_algorithm_only_watches_is_counted_over_a_restore_and_nothing_else_changes() -> None:
-    watch = {"use": "repetition", "run": 2, "probability": 0.85}
-    watched, other = (partition_of([use]) for use in ({**watch, "monitor": True}, {**watch, "run": 3, "monitor": True}))
-    flagged = replace(sequence(3), logprobs=np.array([0, 0, -0.1, -0.1], np.float32))
+    watch = {"use": "repetition", "run": 2, "probability": 0.5, "monitor": True}
+    watched, other, twice = (partition_of(chain) for chain in ([watch], [{**watch, "run": 3}], [watch, watch]))
     for number in (0, 4):
-        made = group(number)
-        one = replace(made.trajectories[0], sequences=(flagged,))
-        sent = message(replace(made, trajectories=(one, *made.trajectories[1:])))
-        assert list(watched.handle(sent)) == list(other.handle(sent))
-    again = partition_of([{**watch, "monitor": True}])
+        sent = message(group(number))
+        assert list(watched.handle(sent)) == list(other.handle(sent)) == list(twice.handle(sent))
+    again = partition_of([watch])
     again.restore(watched.snapshot())
-    assert (watched.flagged, again.flagged, other.flagged) == ({"repetition": 2}, {"repetition": 2}, {"repetition": 0})
-
-
-def test_an_algorithm_that_stands_twice_counts_what_both_flagged() -> None:
-    watch = {"use": "repetition", "run": 2, "probability": 0.3, "monitor": True}
-    state = partition_of([watch, {**watch, "run": 3}])
-    list(state.handle(message(group(0))))
-    assert state.flagged == {"repetition": 2}
+    flagged = [one.flagged["repetition"] for one in (watched, again, other, twice)]
+    assert flagged == [4, 4, 0, 8]
 
 
 def test_a_trajectory_that_is_dropped_is_named_as_it_is_where_an_episode_failed_before_it() -> None:
-    whole, long = sequence(3), replace(sequence(3), ids=np.array([5, 6, 7, 7, 1], np.int32))
-    long = replace(
-        long,
-        logprobs=np.array([0, 0, -0.5, -0.5, -0.5], np.float32),
-        version_runs=np.array([-1, 2, 3, 3], np.int32),
-        spans=(Span("prompt", 2), Span("generated", 3, finish_reason="stop", sampling=Sampling())),
-    )
-    members = tuple(
-        Trajectory(f"sums:0:{sample}", reward, {}, (played,))
-        for sample, reward, played in ((0, 1.0, whole), (2, 0.0, whole), (3, 0.0, long))
-    )
+    made = small_group([1.0, 0.0, 0.0], [2, 2, 3], number=0, ids=["sums:0:0", "sums:0:2", "sums:0:3"], failed=1)
     state = partition_of([{"use": "length_bounds", "longest": 2}])
-    found = read(list(state.handle(message(group(0, trajectories=members, n_asked=4)))))
+    found = read(list(state.handle(message(replace(made, run_id="run-1")))))
     dropped = [one for one in found if isinstance(one, Outcome) and one.level == "trajectory"]
     assert [one.trajectory_id for one in dropped] == ["sums:0:3"]
 
@@ -355,31 +271,24 @@ def picky(*refused: int) -> CuratorPartition:
 
 
 def test_a_group_over_which_an_algorithm_fails_is_dead_and_the_next_one_is_kept() -> None:
-    state = picky(4)
+    state, mended = picky(4), picky()
     [dead] = read(list(state.handle(message(group(4)))))
     assert isinstance(dead, DeadLetter)
     assert (dead.reason, dead.number, dead.component) == ("algorithm_failed", 4, "curate.solver")
     assert "Picky failed: ZeroDivisionError: rewards of nobody (" in dead.detail
     assert "test_curation.py:" in dead.detail
     assert state.was_unread, "a snapshot follows: what it did before it failed is not done again otherwise"
-    outcome, _ = read(list(state.handle(message(group(0), offset=1))))
-    assert isinstance(outcome, Outcome)
-    assert outcome.verdict == "kept"
-
-
-def test_a_group_over_which_an_algorithm_failed_is_curated_once_it_is_sent_back_after_the_fix() -> None:
-    state = picky(4)
-    list(state.handle(message(group(4))))
-    mended = picky()
     mended.restore(state.snapshot())
-    outcome, curated = read(list(mended.handle(sent_back(message(group(4), offset=1)))))
+    assert handled(state, group(0)).verdict == "kept"
+    outcome, _ = read(list(mended.handle(sent_back(message(group(4), offset=1)))))
     assert isinstance(outcome, Outcome)
-    assert isinstance(curated, CuratedGroup)
-    assert (outcome.verdict, outcome.number) == ("kept", 4)
+    assert (outcome.verdict, outcome.number) == ("kept", 4), "it was sent back after the fix"
 
 
 def test_an_algorithm_that_fails_over_one_group_after_the_other_ends_the_curator_with_its_words() -> None:
-    state = picky(*range(0, 400, 4))
+    state, now_and_then = picky(*range(0, 400, 4)), picky(*range(0, 400, 8))
+    for place in range(4 * MOST_FAILURES):
+        list(now_and_then.handle(message(group(4 * place), offset=place)))  # which ends nothing
     for place in range(MOST_FAILURES - 1):
         assert len(list(state.handle(message(group(4 * place), offset=place)))) == 1
     with pytest.raises(ChainError, match=r"8 groups in a row are dead, the last as .*rewards of nobody") as caught:
@@ -387,25 +296,15 @@ def test_an_algorithm_that_fails_over_one_group_after_the_other_ends_the_curator
     assert caught.value.exit_code == 2, "the supervisor does not start it again"
 
 
-def test_failures_between_which_groups_are_curated_end_nothing() -> None:
-    state = picky(*range(0, 400, 8))
-    for place in range(4 * MOST_FAILURES):
-        list(state.handle(message(group(4 * place), offset=place)))
-
-
 def partition_of(chain: list[object]) -> CuratorPartition:
-    recipe = Recipe.model_validate({**RECIPE.model_dump(mode="json"), "curate": {"chain": chain}})
-    return CuratorPartition(
-        CuratorContext("run-1", "solver", Topics("t"), lambda _: recipe, pytest.fail), (TOPIC, 0), 4
-    )
+    return partition(recipe=Recipe.model_validate({**RECIPE.model_dump(mode="json"), "curate": {"chain": chain}}))
 
 
 SHADOWED = Recipe.model_validate({**RECIPE.model_dump(), "shadows": {"free": {"chain": ["validate"]}, "twin": {}}})
 
 
 def shadow(line: str = "solver.free") -> CuratorPartition:
-    context = CuratorContext("run-1", line, Topics("t"), lambda _: SHADOWED, pytest.fail)
-    return CuratorPartition(context, (TOPIC, 0), 4)
+    return partition(policy=line, recipe=SHADOWED)
 
 
 def test_a_shadow_decides_by_its_own_chain_and_writes_to_its_own_topics() -> None:
@@ -417,28 +316,23 @@ def test_a_shadow_decides_by_its_own_chain_and_writes_to_its_own_topics() -> Non
     assert values[0] == values[1], "the same chain gives the same bytes"
 
 
-@pytest.mark.parametrize(
-    ("sent", "reasons"),
-    [
+def test_what_a_shadow_cannot_read_it_concludes_as_the_policy_does_and_without_a_letter() -> None:
+    for sent, reasons in (
         (message(group(0), value=b"no record"), ["undecodable"]),
         (message(group(0, version=5000)), ["time_travel"]),
         (replace(message(group(0)), headers=[]), []),
         (message(group(1)), []),
         (message(group(0, run_id="run-0")), []),
-    ],
-)
-def test_what_a_shadow_cannot_read_it_concludes_as_the_policy_does_and_without_a_letter(
-    sent: Message, reasons: list[str]
-) -> None:
-    state, beside = shadow(), partition()
-    found = [one for one in read(list(state.handle(sent))) if isinstance(one, Outcome)]
-    assert [(one.verdict, one.reason, one.number) for one in found] == [("dropped", why, 0) for why in reasons]
-    (letter,) = read(list(beside.handle(sent)))
-    assert isinstance(letter, DeadLetter)
-    assert (letter.number >= 0) == bool(reasons), "what concludes a number here concludes it there"
-    assert (state.was_unread, beside.was_unread) == (True, True)
-    state.handle(message(group(4)))
-    assert not state.was_unread
+    ):
+        state, beside = shadow(), partition()
+        found = [one for one in read(list(state.handle(sent))) if isinstance(one, Outcome)]
+        assert [(one.verdict, one.reason, one.number) for one in found] == [("dropped", why, 0) for why in reasons]
+        (letter,) = read(list(beside.handle(sent)))
+        assert isinstance(letter, DeadLetter)
+        assert (letter.number >= 0) == bool(reasons), "what concludes a number here concludes it there"
+        assert (state.was_unread, beside.was_unread) == (True, True)
+        state.handle(message(group(4)))
+        assert not state.was_unread
 
 
 def test_what_is_sent_back_is_a_repetition_to_a_shadow() -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import inspect
 import json
-import re
 import sys
 import tomllib
 from pathlib import Path
@@ -17,9 +16,6 @@ from made_groups import candidate
 
 from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, UnknownAlgorithm, load_chain
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep
-from headrace.ops.discards import Ledger, policy_discards
-from headrace.ops.plain_json import plain
-from headrace.schemas.records import BatchTrained, GroupUse, Outcome
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data-algorithms.md").read_text()
 EXAMPLES = [block.partition("```")[0] for block in PAGE.split("```python\n")[1:]]
@@ -43,14 +39,6 @@ def test_every_setting_is_on_the_page_with_its_default(use: str) -> None:
             continue
         shown = SHOWN.get(type(default), "{}").format(default).replace("e-0", "e-")
         assert f"`{setting.name}` {shown.lower() if default in (True, False) else shown}" in there, setting
-
-
-def test_replays_share_the_defaults_that_the_page_tells() -> None:
-    fates_of = {name: float(value.replace(",", "")) for name, value in re.findall(r"`(\w+)` \((\d[\d.,]*)\)", PAGE)}
-    for use in ("replay_latest", "replay_uniform", "replay_recency", "replay_prioritised"):
-        module, _, name = ALGORITHMS[use].partition(":")
-        parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
-        assert {one: parameters[one].default for one in REPLAYED} == fates_of
 
 
 def test_the_pages_chain_is_one() -> None:
@@ -98,18 +86,3 @@ def test_the_pages_own_algorithm_refuses_what_cannot_be() -> None:
 
 def test_the_pages_example_from_python_works() -> None:
     exec(EXAMPLES[1], {})  # noqa: S102 - ours
-
-
-def test_every_field_of_discards_is_on_the_page() -> None:
-    ledger = Ledger()
-    for number in range(4):
-        reason = "stale" if number > 1 else ""
-        verdict = "dropped" if reason else "kept"
-        ledger.outcome(
-            Outcome(number=number, verdict=verdict, reason=reason, component="curate", lengths=(5 + number,))
-        )
-    ledger.batch(BatchTrained(version=1, groups=(GroupUse(number=0), GroupUse(number=1))))
-    found = plain(policy_discards(ledger))
-    there = PAGE.partition("With `--json` it prints")[2].partition("\n\nHow much")[0]
-    for field in {*found, *found["before_end"], *found["discarded"]["stale"], *found["bias"]}:
-        assert f"`{field}`" in there, field

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from headrace.app.views.dead_letters import MOST_ROWS, dead_letter_view, dead_letters_table, redrive_table, unnumbered
+from headrace.app.views.dead_letters import MOST_ROWS, dead_letter_view, dead_letters_table, redrive_table
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
-from headrace.infra.kafka.dead_letters import MOST_BYTES, REASONS, REDRIVEN, dead_letter, was_sent_back
+from headrace.infra.kafka.dead_letters import MOST_BYTES, REDRIVEN, dead_letter, was_sent_back
 from headrace.infra.run.run import Run, RunEnded
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.dead_letters import redrive as redrives
@@ -26,7 +25,7 @@ from headrace.ops.dead_letters.listing import (
 )
 from headrace.ops.dead_letters.redrive import Redriven, Refused, SentBack, choose, redrive, why_not
 from headrace.ops.plain_json import plain
-from headrace.schemas import codec, run_records
+from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import DeadLetter, Task
 from headrace.schemas.topics import Topics
@@ -80,16 +79,11 @@ def test_what_fails_again_is_a_new_letter_and_each_names_the_next() -> None:
         (3, 0, 4, 5),
         (5, 3, None, None),
     ]
-    assert [(one.offset, one.redrives, one.source_offset, one.failed_again) for one in found.notices()] == [
-        (1, 0, 900, 3),
-        (4, 3, 903, 5),
-    ]
+    notices = [(one.offset, one.redrives, one.source_offset, one.failed_again) for one in found.notices()]
+    assert notices == [(1, 0, 900, 3), (4, 3, 903, 5)]
     assert [about[0].offset for about in choose(found.all(), set(), None).send.values()] == [2, 5]
-
-
-def test_the_word_that_a_letter_was_sent_back_which_is_not_there_links_nothing() -> None:
-    [found] = fold(back(-1), back(7), record(899))
-    assert (found.redriven, found.failed_again, found.copy_of) == (None, None, None)
+    [unlinked] = fold(back(-1), back(7), record(899))
+    assert (unlinked.redriven, unlinked.failed_again, unlinked.copy_of) == (None, None, None), "no such letter"
 
 
 def test_a_reason_that_there_is_not_is_refused_with_those_that_there_are() -> None:
@@ -99,12 +93,6 @@ def test_a_reason_that_there_is_not_is_refused_with_those_that_there_are() -> No
     for ask in (of_reason, lambda letters, reason: choose(letters, set(), reason)):
         with pytest.raises(UsageError, match="'undecodible'; the reasons are undecodable, other_run"):
             ask(letters, "undecodible")
-
-
-def test_the_reasons_are_those_that_the_record_documents() -> None:
-    source = inspect.getsource(run_records)
-    said = source.partition('    reason: str = ""\n    """undecodable')[2].partition('"""')[0]
-    assert tuple(word.strip(" .\n") for word in f"undecodable{said}".split("|")) == REASONS
 
 
 def test_two_letters_about_one_record_are_sent_back_as_one() -> None:
@@ -126,9 +114,8 @@ def test_offsets_and_a_reason_choose_and_what_was_sent_back_is_not_chosen_again(
         choose(letters, {0, 2, 77}, None)
 
 
-@pytest.mark.parametrize(
-    ("letter", "says"),
-    [
+def test_what_no_second_reading_could_mend_is_refused_and_says_why() -> None:
+    for letter, says in (
         (record(1, "poison", topic="t.tasks.sums"), "poison"),
         (record(1, "other_run"), "another run"),
         (record(1, "misrouted"), "partition"),
@@ -137,23 +124,17 @@ def test_offsets_and_a_reason_choose_and_what_was_sent_back_is_not_chosen_again(
         (record(1, topic="t.outcomes.solver"), "count twice"),
         (record(1, topic="t.batches.solver"), "count twice"),
         (record(1, value=b"x", cut_bytes=9), "lacks 9 of its bytes"),
-    ],
-)
-def test_what_no_second_reading_could_mend_is_refused_and_says_why(letter: DeadLetter, says: str) -> None:
-    [found] = fold(letter)
-    assert says in why_not(found)
-    assert [one.offset for one, _ in choose([found], set(), None).refused] == [0]
+    ):
+        [found] = fold(letter)
+        assert says in why_not(found)
+        assert [one.offset for one, _ in choose([found], set(), None).refused] == [0]
 
 
-@pytest.mark.parametrize("topic", ["tasks.sums", "eval-tasks.sums", "trajectories.p", "eval-groups.p", "curated.p"])
-def test_what_one_consumer_works_off_can_be_sent_back(topic: str) -> None:
-    [found] = fold(record(1, "missing_object", topic=f"t.{topic}"))
-    assert why_not(found) == ""
-
-
-def test_a_group_of_an_evaluation_that_still_waits_for_it_can_be_sent_back() -> None:
-    [found] = fold(evaluated())
-    assert why_not(found) == ""
+def test_what_one_consumer_works_off_can_be_sent_back() -> None:
+    topics = ("tasks.sums", "eval-tasks.sums", "trajectories.p", "eval-groups.p", "curated.p")
+    for letter in (evaluated(), *(record(1, "missing_object", topic=f"t.{topic}") for topic in topics)):
+        [found] = fold(letter)
+        assert why_not(found) == "", letter.topic
 
 
 ENDED = Run(
@@ -161,20 +142,20 @@ ENDED = Run(
 )
 
 
-@pytest.mark.parametrize("dry_run", [True, False])
 def test_a_run_that_has_ended_takes_nothing_back_and_that_is_no_error_where_there_is_nothing(
-    dry_run: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     letters = fold(record(10), record(11, "poison"), back(0), record(12, "missing_object"))
     monkeypatch.setattr(redrives, "read_dead_letters", lambda run: letters)
-    done = redrive(ENDED, (0, 1), None, dry_run=dry_run)
-    assert (done.redriven, done.already, [one.offset for one in done.refused]) == ((), (0,), [1])
-    with pytest.raises(RunEnded, match="has ended"):
-        redrive(ENDED, (), None, dry_run=dry_run)
-    with pytest.raises(UsageError, match="no dead letter at offset 9"):
-        redrive(ENDED, (9,), None, dry_run=dry_run)
-    with pytest.raises(UsageError, match="no dead letter has reason"):
-        redrive(ENDED, (), "typo", dry_run=dry_run)
+    for dry_run in (True, False):
+        done = redrive(ENDED, (0, 1), None, dry_run=dry_run)
+        assert (done.redriven, done.already, [one.offset for one in done.refused]) == ((), (0,), [1])
+        with pytest.raises(RunEnded, match="has ended"):
+            redrive(ENDED, (), None, dry_run=dry_run)
+        with pytest.raises(UsageError, match="no dead letter at offset 9"):
+            redrive(ENDED, (9,), None, dry_run=dry_run)
+        with pytest.raises(UsageError, match="no dead letter has reason"):
+            redrive(ENDED, (), "typo", dry_run=dry_run)
 
 
 def read(value: bytes) -> dict[str, Any]:
@@ -220,23 +201,19 @@ def test_the_letter_of_a_replay_concludes_that_use_alone() -> None:
 WHOLE = Message(SOURCE, 0, 5, b"sums:4", b"x" * 100, Stamp("run-1", "sums", 4, policy="solver").to_headers())
 
 
-@pytest.mark.parametrize(
-    ("message", "is_cut"),
-    [
+def test_a_message_of_which_a_letter_lacks_a_part_is_never_sent_back() -> None:
+    for message, is_cut in (
         (WHOLE, False),
         (replace(WHOLE, value=b"x" * (MOST_BYTES - 500)), False),
         (replace(WHOLE, value=b"x" * MOST_BYTES), True),
         (replace(WHOLE, key=b"k" * (MOST_BYTES + 1), value=b"v"), True),
         (replace(WHOLE, headers=[*WHOLE.headers, ("large", b"z" * MOST_BYTES)], value=b"v"), True),
         (replace(WHOLE, headers=[("twice", b"first"), ("twice", b"last")]), True),
-    ],
-    ids=["small", "all but too large", "value", "key", "headers", "two headers of one name"],
-)
-def test_a_message_of_which_a_letter_lacks_a_part_is_never_sent_back(message: Message, is_cut: bool) -> None:
-    out = dead_letter(Topics("t"), "run-1", "curate.solver", message, ("undecodable", ""))
-    choice = choose(fold(codec.decode(out.value, DeadLetter)), {0}, None)
-    assert len(choice.send) == (not is_cut)
-    assert [f"{SOURCE}[0]@5" in why for _, why in choice.refused] == [True] * is_cut
+    ):
+        out = dead_letter(Topics("t"), "run-1", "curate.solver", message, ("undecodable", ""))
+        choice = choose(fold(codec.decode(out.value, DeadLetter)), {0}, None)
+        assert len(choice.send) == (not is_cut)
+        assert [f"{SOURCE}[0]@5" in why for _, why in choice.refused] == [True] * is_cut
 
 
 def test_only_the_header_of_a_redrive_tells_that_a_message_was_sent_back() -> None:
@@ -261,38 +238,22 @@ def shown(letter: ListedDeadLetter, **more: Any) -> DeadLetterDetail:
 
 def test_people_see_where_a_letter_is_from_and_what_became_of_it() -> None:
     table = drawn(dead_letters_table([row(), row(offset=4, redriven=7, failed_again=8, number=-1)], None))
-    assert "t.trajectories.solver[2]@40" in table
-    assert "sums:6" in table
-    assert "yes, see 7; failed again as 8" in table
-    assert "no number" in table
-    assert "2 dead letters: 2 missing_object" in table
-    assert "2 x missing_object: gone" in table
-    single = drawn(dead_letters_table([row(copy_of=2)], None))
-    assert "copy of 2" in single
-    assert "1 dead letter: 1 missing_object" in single
+    for words in (
+        "t.trajectories.solver[2]@40",
+        "sums:6",
+        "yes, see 7; failed again as 8",
+        "no number",
+        "2 dead letters: 2 missing_object",
+    ):
+        assert words in table
     assert "everything that was written could be read" in drawn(dead_letters_table([], None))
     assert "of reason other" in drawn(dead_letters_table([], "other"))
     assert f"newest {MOST_ROWS}" in drawn(dead_letters_table([row()] * (MOST_ROWS + 1), None))
     one = shown(row(), key="sums:6", headers={"run_id": "run-1"}, hex="c3 01", decoded=DecodedText("[bold]"))
     assert "[bold]" in drawn(dead_letter_view(one)), "bytes are no markup"
-    assert "run_id: run-1" in drawn(dead_letter_view(one))
     assert "7 bytes, so it cannot be sent back" in drawn(dead_letter_view(replace(one, cut_bytes=7)))
-
-
-def test_people_see_that_a_letter_was_sent_back_and_where_it_stands_now() -> None:
-    notice = row(offset=7, reason=REDRIVEN, redrives=4, failed_again=8, value_bytes=0)
-    view = drawn(dead_letter_view(shown(notice)))
-    assert "letter 4; failed again as 8" in view
-    assert "stands at  t.trajectories.solver[2]@40" in " ".join(view.split(" " * 3))
-    assert "hex" not in view
-    empty = shown(row(value_bytes=0))
-    assert "0 bytes" in drawn(dead_letter_view(empty))
-
-
-def test_people_are_told_of_letters_that_no_count_of_groups_holds() -> None:
-    assert unnumbered({}) == ""
-    assert unnumbered({"poison": 1}).startswith("1 dead letter of no training number (1 poison)")
-    assert unnumbered({"poison": 1, "undecodable": 2}).startswith("3 dead letters of")
+    notice = shown(row(offset=7, reason=REDRIVEN, redrives=4, failed_again=8, value_bytes=0))
+    assert "letter 4; failed again as 8" in drawn(dead_letter_view(notice))
 
 
 def test_people_see_what_a_redrive_did() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -19,35 +20,30 @@ OURS = Task(run_id="one", stream="sums", number=3)
 MESSAGE = Message("r.tasks.sums", 0, 7, b"sums:3", codec.encode(OURS), task_stamp(OURS).to_headers())
 
 
-def test_a_record_of_this_run_is_returned() -> None:
-    assert decode_own(MESSAGE.value, Task, "one") == OURS
-
-
-@pytest.mark.parametrize("value", [b"", b"no message", codec.encode(OURS)[:-1], codec.encode(Outcome(run_id="one"))])
-def test_bytes_that_are_no_such_record_are_undecodable(value: bytes) -> None:
+def why(call: Callable[[], object]) -> tuple[str, str]:
     with pytest.raises(Rejected) as caught:
-        decode_own(value, Task, "one")
-    assert caught.value.why == ("undecodable", caught.value.detail)
-    assert caught.value.detail
+        call()
+    return caught.value.why
+
+
+def test_bytes_that_are_no_such_record_are_undecodable() -> None:
+    assert decode_own(MESSAGE.value, Task, "one") == OURS
+    for value in (b"", b"no message", codec.encode(OURS)[:-1], codec.encode(Outcome(run_id="one"))):
+        reason, detail = why(lambda value=value: decode_own(value, Task, "one"))  # type: ignore[misc]
+        assert (reason, bool(detail)) == ("undecodable", True)
 
 
 def test_a_record_of_another_run_is_rejected_with_the_worker_s_own_words() -> None:
-    with pytest.raises(Rejected) as caught:
-        decode_own(MESSAGE.value, Task, "two")
-    assert caught.value.why == ("other_run", "run id 'one', this run is 'two'")
-    with pytest.raises(Rejected) as caught:
-        decode_own(MESSAGE.value, Task, "two", lambda task: f"the task is of run {task.run_id}")
-    assert caught.value.why == ("other_run", "the task is of run one")
+    plain = why(lambda: decode_own(MESSAGE.value, Task, "two"))
+    own = why(lambda: decode_own(MESSAGE.value, Task, "two", lambda task: f"the task is of run {task.run_id}"))
+    assert plain == ("other_run", "run id 'one', this run is 'two'")
+    assert own == ("other_run", "the task is of run one")
 
 
 def test_the_headers_of_a_message_of_another_run_are_rejected() -> None:
     assert stamp_own(MESSAGE, "one").number == 3
-    with pytest.raises(Rejected) as caught:
-        stamp_own(MESSAGE, "two")
-    assert caught.value.why == ("other_run", "run one wrote to a topic of run two")
-    with pytest.raises(Rejected) as caught:
-        stamp_own(replace(MESSAGE, headers=[]), "one")
-    assert caught.value.reason == "undecodable"
+    assert why(lambda: stamp_own(MESSAGE, "two")) == ("other_run", "run one wrote to a topic of run two")
+    assert why(lambda: stamp_own(replace(MESSAGE, headers=[]), "one"))[0] == "undecodable"
 
 
 def test_an_event_that_is_not_ours_is_passed_over_with_a_warning() -> None:
@@ -62,15 +58,17 @@ def test_a_group_behind_a_claim_check_is_fetched_or_rejected_with_what_is_wrong_
     whole, claim = TrajectoryGroup(run_id="one", number=3, n_asked=2), ClaimCheck("main", "groups/a", "a", 1)
     short = replace(whole, claim=claim)
 
-    def fails(error: Exception) -> bytes:
-        raise error
+    def fetch(found: bytes | Exception) -> Callable[[ClaimCheck], bytes]:
+        def fetched(asked: ClaimCheck) -> bytes:
+            assert asked == claim
+            if isinstance(found, Exception):
+                raise found
+            return found
 
-    assert with_trajectories(whole, lambda _: fails(AssertionError())) is whole
-    assert with_trajectories(short, lambda asked: codec.encode(whole) if asked == claim else b"") == whole
+        return fetched
+
+    assert with_trajectories(whole, fetch(AssertionError())) is whole
+    assert with_trajectories(short, fetch(codec.encode(whole))) == whole
     for error in (ObjectMissing("gone"), ObjectCorrupt("torn")):
-        with pytest.raises(Rejected) as caught:
-            with_trajectories(short, lambda _, error=error: fails(error))  # type: ignore[misc]
-        assert caught.value.why == ("missing_object", str(error))
-    with pytest.raises(Rejected) as caught:
-        with_trajectories(short, lambda _: b"no message")
-    assert caught.value.reason == "undecodable"
+        assert why(lambda error=error: with_trajectories(short, fetch(error))) == ("missing_object", str(error))  # type: ignore[misc]
+    assert why(lambda: with_trajectories(short, fetch(b"no message")))[0] == "undecodable"

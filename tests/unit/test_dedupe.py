@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,17 +44,12 @@ def test_numbers_that_somebody_invents_fill_no_memory() -> None:
     assert dedupe.has_room("a", taken[-1] + 1), "numbers beside known ones still are remembered"
 
 
-@pytest.mark.parametrize("runs", [None, {}, [[3, 2]], [[0, 2], [1, 4]], [[0, "1"]], [[0]], [3]])
-def test_what_is_no_snapshot_is_refused(runs: Any) -> None:
-    for state in (runs, {"a": runs}, {"a": {"runs": runs, "dead": []}}, {"a": {"runs": [[0, 1]], "dead": ["1"]}}):
-        if state:
-            with pytest.raises(ValueError, match="dedupe snapshot"):
-                Dedupe(0, 1).restore(state)
-
-
-def test_a_number_of_another_partition_does_not_belong() -> None:
-    dedupe = Dedupe(1, 4)
-    assert [n for n in range(-4, 12) if dedupe.belongs(n)] == [1, 5, 9]
+def test_what_is_no_snapshot_is_refused() -> None:
+    for runs in (None, {}, [[3, 2]], [[0, 2], [1, 4]], [[0, "1"]], [[0]], [3]):
+        for state in (runs, {"a": runs}, {"a": {"runs": runs, "dead": []}}, {"a": {"runs": [[0, 1]], "dead": ["1"]}}):
+            if state:
+                with pytest.raises(ValueError, match="dedupe snapshot"):
+                    Dedupe(0, 1).restore(state)  # type: ignore[arg-type]
 
 
 def test_a_dead_number_is_new_once_more_and_that_survives_a_restore() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumers.evaluate.evaluation import EvaluationFold, workflow_of
+from headrace.consumers.evaluate.evaluation import EvaluationFold
 from headrace.schemas.records import EvalResult, Sequence, Span, Trajectory, TrajectoryGroup
 
 
@@ -68,12 +68,6 @@ def test_one_version_gives_one_result() -> None:
     assert fold.take(group(1, 1, policy="judge")) is not None
 
 
-def test_a_single_sample_gives_pass_at_1_alone() -> None:
-    result = EvaluationFold("r", 1).take(group(0, 1.0))
-    assert result is not None
-    assert result.pass_at_k == {"1": 1.0}
-
-
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.4, 1.0]), min_size=4, max_size=4), min_size=4, max_size=4), st.data())
 def test_order_repetition_and_restarts_change_nothing(rewards: list[list[float]], data: st.DataObject) -> None:
     groups = [group(n, *values, version=v) for v in (0, 20) for n, values in enumerate(rewards)]
@@ -89,14 +83,3 @@ def test_order_repetition_and_restarts_change_nothing(rewards: list[list[float]]
     for result in results:
         assert result.avg_at_k == pytest.approx(expected[result.version].avg_at_k)
         assert result.pass_at_k == pytest.approx(expected[result.version].pass_at_k)
-
-
-def test_mean_length_of_no_trajectory_is_zero() -> None:
-    result = EvaluationFold("r", 1).take(group(4, n_asked=2))
-    assert result is not None
-    assert result.mean_length == 0
-
-
-@pytest.mark.parametrize(("stream", "workflow"), [("eval.sums", "sums"), ("sums", "sums"), ("eval.sums.east", "sums")])
-def test_a_stream_names_its_workflow(stream: str, workflow: str) -> None:
-    assert workflow_of(stream) == workflow

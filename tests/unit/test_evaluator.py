@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from made_groups import group
+from made_recipes import sums_recipe
 
 from headrace.consumers.evaluate import evaluator as evaluators
 from headrace.consumers.evaluate.evaluator import Evaluator
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
-from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run import own_positions
 from headrace.infra.run.own_positions import OwnPositions
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
-from headrace.schemas.records import EvalResult, Trajectory, TrajectoryGroup
+from headrace.schemas.records import EvalResult
 from headrace.schemas.topics import Topics
 
 
@@ -51,31 +53,14 @@ def test_an_evaluator_fences_any_other_before_it_reads_where_that_one_was(monkey
 
 def test_a_result_and_the_positions_that_it_follows_from_are_written_in_one_turn() -> None:
     """A result without them would come again after a restart."""
-    workflow = {"env": {"use": "arithmetic"}, "policies": {"solver": "p"}}
-    recipe = Recipe.model_validate(
-        {
-            "name": "r",
-            "policies": {"p": {"path": "x"}},
-            "workflows": {"sums": workflow},
-            "evaluate": {"every": 1, "problems": 2, "samples": 1},
-        }
-    )
+    recipe = sums_recipe(evaluate={"every": 1, "problems": 2, "samples": 1})
     run = SimpleNamespace(run_id="one", recipe=recipe, topics=Topics("r"), get_group=None)
     own = SimpleNamespace(restored=None, snapshot=lambda body: [Outgoing("r.state", body)])
     found = Evaluator(cast("Run", run), cast("OwnPositions", own))
 
     def take(number: int) -> list[Outgoing]:
-        group = TrajectoryGroup(
-            run_id="one",
-            stream="eval.sums",
-            number=number,
-            purpose="eval",
-            policy="p",
-            n_asked=1,
-            asked_version=1,
-            trajectories=(Trajectory(reward=1.0),),
-        )
-        return list(found.handle(Message("r.eval-groups.p", 0, number, b"", codec.encode(group))))
+        made = replace(group([1.0], number=number), run_id="one", stream="eval.sums", purpose="eval", asked_version=1)
+        return list(found.handle(Message("r.eval-groups.solver", 0, number, b"", codec.encode(made))))
 
     assert take(0) == []
     assert [record.topic for record in found.tick()] == ["r.state"]

@@ -23,14 +23,11 @@ def late() -> Evictions[None]:
 def test_evictions_wait_for_the_version_that_is_on_its_way(late: Evictions[None]) -> None:
     assert not late.are_due(is_idle=False, batch_waits=True)
     assert late.are_due(is_idle=True, batch_waits=False)
-
-
-def test_without_a_version_on_its_way_evictions_wait_for_a_moment_or_for_the_next_batch() -> None:
-    evictions = Evictions[None]()
-    assert not evictions.are_due(is_idle=True, batch_waits=True), "there are none"
-    evictions.add([LEFT])
-    assert not evictions.are_due(is_idle=True, batch_waits=False)
-    assert evictions.are_due(is_idle=True, batch_waits=True)
+    young = Evictions[None]()
+    assert not young.are_due(is_idle=True, batch_waits=True), "there are none"
+    young.add([LEFT])
+    assert not young.are_due(is_idle=True, batch_waits=False), "they wait for a moment"
+    assert young.are_due(is_idle=True, batch_waits=True), "or for the next batch"
 
 
 def test_what_is_taken_is_reported_once_and_what_is_left_at_the_end_of_the_run_too(late: Evictions[None]) -> None:

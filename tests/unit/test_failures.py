@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
-import json
 import socket
 import sys
 import textwrap
@@ -17,21 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from structlog.testing import capture_logs
 
-from headrace.app.views.lineage_page import group_page
-from headrace.app.views.tables import status_table
-from headrace.infra.kafka.clients import Message as KafkaMessage
 from headrace.infra.own_frames import is_own_file, place_among, place_of, with_place
-from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.unreachable import OutOfTime, is_unreachable
-from headrace.ops.discards import Ledger, policy_discards
 from headrace.ops.episode_errors import ErrorsFold
-from headrace.ops.figures.figures import Figures
-from headrace.ops.figures.status import Status
-from headrace.ops.lineage.group_fate import Attempt, GroupFate, GroupLineage
-from headrace.ops.plain_json import plain
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.rollout.actor import EngineActor
 from headrace.producers.rollout.failures import FailureLog, failure_of
@@ -147,13 +135,6 @@ def test_an_error_stands_once_with_its_traceback_in_log_and_records_and_then_its
     ]
 
 
-def test_the_groups_of_several_policies_hold_the_same_failures_which_count_once(own: Any) -> None:
-    log, same = FailureLog(), failures(raised(own.judge, "7"), 2)
-    groups = log.noted(TASK, {"p": TrajectoryGroup(failures=same), "q": TrajectoryGroup(failures=same)})
-    assert list(log.counts.values()) == [2]
-    assert groups["p"].failures == groups["q"].failures
-
-
 def test_the_end_of_a_run_is_no_error() -> None:
     with capture_logs() as lines:
         FailureLog().noted(TASK, {"p": TrajectoryGroup(failures=(Failure(0, "run_end", "the run is over"),))})
@@ -216,30 +197,6 @@ def test_dead_letters_are_told_by_reason_with_the_error_of_the_users_own_algorit
     )
 
 
-def shown(page: Any) -> str:
-    console = Console(width=300, record=True, file=io.StringIO())
-    console.print(page)
-    return console.export_text()
-
-
-def test_status_discards_and_lineage_tell_the_error_with_its_place() -> None:
-    recipe = load_recipe("arithmetic")
-    fold, ledger = Figures("r", recipe), Ledger()
-    fold.take(KafkaMessage(recipe.topics.outcomes("solver"), 0, 0, b"", codec.encode(outcome(0))))
-    found = fold.figures({}, 0)
-    assert "8 episodes failed: KeyError: '7' at own.py:5 in judge" in shown(status_table(Status(found, (), True)))
-    assert json.loads(json.dumps(plain(found)))["errors"][0]["detail"] == "KeyError: '7'"
-    ledger.outcome(outcome(0))
-    assert [error.detail for error in policy_discards(ledger).errors] == ["KeyError: '7'"]
-    attempt = Attempt(
-        1, 5, 0, True, "w-1", "eu", 0, ("error",) * 8, "failed", 4, 3, 4, 1, 2, "", (ERROR,), "Traceback\n  [b]here\n"
-    )
-    way = GroupLineage("demo", "solver", "sums", 9, "dropped", "failed", 40, (0,), (attempt,), (), (), ())
-    page = shown(group_page(GroupFate("demo", "sums:9", {"solver": way})))
-    assert "8 by KeyError: '7' at own.py:5 in judge (solver, turn 1)" in page
-    assert "[b]here" in page
-
-
 def raised_from(error: Exception, cause: BaseException) -> Exception:
     def both() -> None:
         raise error from cause
@@ -260,29 +217,23 @@ def within(error: Exception, earlier: Exception) -> Exception:
 REFUSED = ConnectionRefusedError(111, "Connection refused")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_an_error_that_says_that_a_server_cannot_be_reached_is_nobodys_fault() -> None:
+    for error in (
         REFUSED,
         TimeoutError("timed out"),
         socket.gaierror(-2, "Name or service not known"),
         OSError(errno.EHOSTUNREACH, "No route to host"),
-        urllib.error.URLError(REFUSED),
+        raised_from(urllib.error.URLError(REFUSED), REFUSED),
         raised_from(RuntimeError("the judge"), REFUSED),
         within(RuntimeError("Max retries exceeded"), REFUSED),
         ExceptionGroup("all judges", [REFUSED, TimeoutError()]),
-    ],
-    ids=str,
-)
-def test_an_error_that_says_that_a_server_cannot_be_reached_is_nobodys_fault(error: Exception) -> None:
-    caught = raised_from(error, REFUSED) if isinstance(error, urllib.error.URLError) else error
-    assert is_unreachable(caught)
-    assert failure_of(0, caught).reason == "unreachable"
+    ):
+        assert is_unreachable(error), error
+        assert failure_of(0, error).reason == "unreachable"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_other_errors_are_failures() -> None:
+    for error in (
         OutOfTime("the episode's time was over"),
         ScoreTimeLimit("the environment did not score within 5 s"),
         raised_from(TimeoutError(), asyncio.CancelledError()),
@@ -292,8 +243,5 @@ def test_an_error_that_says_that_a_server_cannot_be_reached_is_nobodys_fault(err
         urllib.error.HTTPError("http://judge", 500, "Internal Server Error", Message(), None),
         ExceptionGroup("judges", [REFUSED, KeyError("x")]),
         raised_from(EngineError("the engine died"), REFUSED),
-    ],
-    ids=repr,
-)
-def test_other_errors_are_failures(error: Exception) -> None:
-    assert failure_of(0, error).reason != "unreachable"
+    ):
+        assert failure_of(0, error).reason != "unreachable", error

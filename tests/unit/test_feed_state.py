@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import pytest
+from made_recipes import sums_recipe
 from structlog.testing import capture_logs
 
 from headrace.envs.contract import Problem, Score, Split
@@ -67,19 +67,17 @@ class Watching(AcceptAll):
 
 
 def recipe(**trainer: Any) -> Recipe:
-    return Recipe.model_validate(
-        {
-            "name": "t",
-            "policies": {"solver": {"path": "x"}, "judge": {"path": "y"}},
-            "workflows": {
-                "sums": {"env": {"use": "counting"}, "policies": {"solver": "solver"}},
-                "debate": {"env": {"use": "counting"}, "policies": {"s": "solver", "j": "judge"}},
-            },
-            "trainer": {"groups_per_batch": 4, "minibatches": 1, "max_staleness": 1, "steps": 3, **trainer},
-            "evaluate": {"every": 2, "problems": 3, "samples": 2},
-            "rollout": {"group_size": 5},
-            "kafka": {"partitions": 2},
+    env = {"use": "arithmetic"}
+    return sums_recipe(
+        policies={"solver": {"path": "x"}, "judge": {"path": "y"}},
+        workflows={
+            "sums": {"env": env, "policies": {"solver": "solver"}},
+            "debate": {"env": env, "policies": {"s": "solver", "j": "judge"}},
         },
+        trainer={"groups_per_batch": 4, "minibatches": 1, "max_staleness": 1, "steps": 3, **trainer},
+        evaluate={"every": 2, "problems": 3, "samples": 2},
+        rollout={"group_size": 5},
+        kafka={"partitions": 2},
     )
 
 
@@ -159,15 +157,19 @@ def test_a_number_that_is_sent_back_is_open_again_for_its_policy_or_for_all() ->
     assert (feed.pacing.tasks["debate", 3].partition, feed.pacing.tasks["debate", 3].offset) == (1, 70)
 
 
-def test_a_dead_number_is_asked_again_with_its_problem_over_a_restart() -> None:
+def test_a_lost_or_dead_number_is_asked_again_with_its_problem_and_seed_over_a_restart() -> None:
     first, second = state(), state()
     before = {(one.task.stream, one.task.number): one.task for one in first.plan()}
     letter = DeadLetter(stream="debate", number=3)
     first.take_dead_letter(letter)
     restore(second, first)
     second.take_dead_letter(replace(letter, reason="redriven"))
-    again = second.again([GroupId("debate", 3)])[0].task
-    assert (again.attempt, again.payload) == (1, before["debate", 3].payload)
+    with capture_logs() as logs:
+        again = [one.task for one in second.again([GroupId("debate", 3), GroupId("debate", 4)])]
+    for number, task in zip((3, 4), again, strict=True):
+        old = before["debate", number]
+        assert (task.attempt, task.seed, task.payload, task.n_asked) == (1, old.seed, old.payload, 5)
+    assert [line["event"] for line in logs] == ["task.reissued"] * 2
 
 
 def test_replays_and_single_trajectories_make_no_room() -> None:
@@ -181,16 +183,6 @@ def test_replays_and_single_trajectories_make_no_room() -> None:
     feed.take_outcome(Outcome(stream="eval.debate", number=1, policy="judge", verdict="dropped"))
     assert feed.pacing.open("judge") == before
     assert feed.plan() == []
-
-
-def test_a_lost_number_is_asked_again_with_the_same_problem_and_seed() -> None:
-    feed = state()
-    first = {(one.task.stream, one.task.number): one.task for one in feed.plan()}
-    with capture_logs() as logs:
-        again = feed.again([GroupId("debate", 3)])[0].task
-    before = first["debate", 3]
-    assert (again.attempt, again.seed, again.payload, again.n_asked) == (1, before.seed, before.payload, 5)
-    assert [line["event"] for line in logs] == ["task.reissued"]
 
 
 def test_the_selector_sees_every_finished_group_once_and_every_new_version() -> None:
@@ -301,14 +293,10 @@ def test_solved_tasks_close_their_stream_and_in_the_end_the_run() -> None:
     assert feed.end() == "solved"
 
 
-def test_solved_tasks_close_their_stream_unless_the_recipe_asks_for_harder_ones() -> None:
-    feed = state(Tiered)
-    answer_all(feed, "sums", 1.0)
-    assert "sums" in feed.pacing.closed
-
-
 def test_solved_tasks_raise_the_tier_where_there_is_one_and_the_recipe_asks_for_it() -> None:
-    feed = climbing()
+    unasked, feed = state(Tiered), climbing()
+    answer_all(unasked, "sums", 1.0)
+    assert "sums" in unasked.pacing.closed
     answer_all(feed, "sums", 1.0)
     answer_all(feed, "debate", 1.0)
     assert {one.task.tier for one in feed.plan()} == {"high"}
@@ -334,10 +322,13 @@ def answer_all(feed: FeedState, stream: str, reward: float, **more: Any) -> None
             feed.pacing.conclude(GroupId(name, number))
 
 
-def test_tasks_that_nobody_solves_are_warned_of_once() -> None:
-    watch = SolvedWatch(0.95)
+def test_tasks_that_nobody_solves_are_warned_of_once_over_a_restart() -> None:
+    watch, again = SolvedWatch(0.95), SolvedWatch(0.95)
     verdicts = [watch.observe(dropped("sums", n, 0.0)) for n in range(WINDOW + 20)]
     assert verdicts == [""] * (WINDOW - 1) + ["too_hard"] + [""] * 20
+    again.restore(watch.snapshot())
+    assert again.observe(dropped("sums", 0, 0.0)) == ""
+    assert again.snapshot() == watch.snapshot()
 
 
 def test_a_share_below_the_limit_is_no_verdict_and_above_it_is() -> None:
@@ -347,16 +338,6 @@ def test_a_share_below_the_limit_is_no_verdict_and_above_it_is() -> None:
     verdicts = [watch.observe(dropped("sums", number, 1.0)) for number in range(WINDOW)]
     assert verdicts.index("solved") == WINDOW - 25  # the first kept group has left the window: 476 of 500
     assert watch.observe(dropped("sums", 0, 1.0)) == "solved"
-
-
-def test_a_watch_goes_on_where_its_snapshot_was_taken() -> None:
-    watch = SolvedWatch(0.95)
-    for number in range(WINDOW):
-        watch.observe(dropped("sums", number, 0.0))
-    again = SolvedWatch(0.95)
-    again.restore(watch.snapshot())
-    assert again.observe(dropped("sums", 0, 0.0)) == ""
-    assert again.snapshot() == watch.snapshot()
 
 
 def test_a_restored_feeder_plans_what_the_first_one_would_have() -> None:
@@ -374,16 +355,16 @@ def _same(planned: Planned) -> tuple[Any, ...]:
     return task.stream, task.number, task.payload, task.seed, task.versions, planned.open.partition
 
 
-@pytest.mark.parametrize("ended", ["", "steps"])
-def test_a_run_that_ended_stays_ended_unless_a_later_revision_goes_on(ended: str) -> None:
+def test_a_run_that_ended_stays_ended_unless_a_later_revision_goes_on() -> None:
     first = state()
     for policy in ("solver", "judge"):
         first.take_weights(version(policy, 3))
     first.plan()
     assert first.end() == "steps"
-    again = state(ended=ended, steps=5)
-    restore(again, first)
-    assert bool(again.plan()) == (not ended)
+    for ended in ("", "steps"):
+        again = state(ended=ended, steps=5)
+        restore(again, first)
+        assert bool(again.plan()) == (not ended)
 
 
 def test_a_skipped_version_is_evaluated_at_the_next_published_one() -> None:
@@ -392,11 +373,3 @@ def test_a_skipped_version_is_evaluated_at_the_next_published_one() -> None:
         schedule.published("solver", number)
     assert [one.versions["solver"] for one in schedule.ready()] == [0, 5, 8, 10]
     assert schedule.ready() == []
-
-
-def test_no_evaluations_are_due_when_none_are_asked_for() -> None:
-    schedule = EvaluationSchedule({"sums": ("solver",)}, {"solver": 1}, 0)
-    schedule.published("solver", 0)
-    schedule.published("solver", 1)
-    schedule.close()
-    assert (schedule.ready(), schedule.complete("solver")) == ([], True)

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from made_recipes import sums_recipe
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
@@ -25,13 +27,7 @@ from headrace.schemas.records import (
     WorkerStatus,
 )
 
-RECIPE = Recipe.model_validate(
-    {
-        "name": "t",
-        "policies": {"solver": {"path": "x"}},
-        "workflows": {"sums": {"env": {"use": "a"}, "policies": {"solver": "solver"}}},
-    },
-)
+RECIPE = sums_recipe()
 TOPICS = RECIPE.topics
 NOW = 1_000_000
 
@@ -42,36 +38,27 @@ class Log:
     def __init__(self) -> None:
         self.figures = Figures("r", RECIPE)
         self.messages: list[Message] = []
-        self._ends: dict[str, int] = {}
+        self._ends = Counter[str]()
 
     def say(self, topic: str, record: Any, key: bytes = b"", at_ms: int = 0) -> None:
-        offset = self._ends.get(topic, 0)
-        self._ends[topic] = offset + 1
         value = b"" if record is None else codec.encode(record)
-        self.messages.append(Message(topic, 0, offset, key, value, timestamp_ms=at_ms))
+        self.messages.append(Message(topic, 0, self._ends[topic], key, value, timestamp_ms=at_ms))
+        self._ends[topic] += 1
         self.figures.take(self.messages[-1])
 
     def read(self, now_ms: int = NOW) -> RunFigures:
         return self.figures.figures({}, now_ms)
 
-    def issued(self, number: int) -> None:
-        self.say(TOPICS.state, Snapshot(run_id="r", body=json.dumps({"next": {"sums": number}}).encode()), b"feed")
+    def fed(self, **body: Any) -> None:
+        self.say(TOPICS.state, Snapshot(run_id="r", body=json.dumps(body).encode()), b"feed")
 
-    def group(self, number: int, head: int, *rewards: float, verdict: str = "kept") -> None:
-        self.say(
-            TOPICS.outcomes("solver"),
-            Outcome(
-                run_id="r",
-                stream="sums",
-                number=number,
-                policy="solver",
-                verdict=verdict,
-                reason="" if verdict == "kept" else "zero_variance",
-                component="curate",
-                rewards=rewards,
-                head_version=head,
-            ),
-        )
+    def issued(self, number: int) -> None:
+        self.fed(next={"sums": number})
+
+    def group(self, number: int, head: int, *rewards: float, verdict: str = "kept", **more: Any) -> None:
+        reason = "" if verdict == "kept" else "zero_variance"
+        made = Outcome("r", "sums", number, policy="solver", verdict=verdict, reason=reason, component="curate", **more)
+        self.say(TOPICS.outcomes("solver"), replace(made, rewards=rewards, head_version=head))
 
     def worker(self, name: str, state: str, updated_ms: int) -> None:
         status = WorkerStatus(run_id="r", worker=name, state=state, updated_ms=updated_ms)
@@ -87,23 +74,18 @@ def test_rewards_are_of_every_group_before_any_filter_by_head_version() -> None:
     assert log.read().rewards == {"solver": (RewardPoint(0, 0.25, 2, 4), RewardPoint(1, 1.0, 1, 1))}
 
 
-def test_first_and_last_reward_are_over_five_versions_each() -> None:
-    log = Log()
+def test_first_and_last_reward_are_over_five_versions_each_and_none_counts_as_both() -> None:
+    log, ends = Log(), []
     for version in (10, 0, 1, 2, 3, 4, 5, 9, 7, 6, 8):  # as workers finish, in any order
         log.group(version, version, float(version), float(version))
     log.group(11, 0, 10.0, 10.0, 10.0)
     found = log.read()
     assert found.reward_first == {"solver": pytest.approx((30 + 2 * (0 + 1 + 2 + 3 + 4)) / 13)}
     assert found.reward_last == {"solver": pytest.approx(8.0)}
-
-
-def test_no_version_counts_as_both_first_and_last() -> None:
     log = Log()
-    ends = []
     for version in range(7):
         log.group(version, version, float(version))
-        found = log.read()
-        ends.append((found.reward_first.get("solver"), found.reward_last["solver"]))
+        ends.append((log.read().reward_first.get("solver"), log.read().reward_last["solver"]))
     assert ends == [(None, 0.0), (None, 0.5), (None, 1.0), (None, 1.5), (None, 2.0), (0.0, 3.0), (0.5, 4.0)]
 
 
@@ -118,20 +100,13 @@ def test_a_revision_is_in_force_once_the_feeder_issues_under_it() -> None:
     assert log.read().in_force is None
     for begins, in_force in (([[0, 0]], 0), ([[0, 0], [1, 12]], 1), ([[0, 0], [1, 12], [3, 40]], 3)):
         log.say(TOPICS.recipe, chained(in_force + 1, {"use": "replay_latest", "ratio": 0.5, "max_uses": 2}))
-        body = {"next": {"sums": 50}, "revisions": {"sums": begins}}
         log.say(TOPICS.recipe, chained(in_force, {"use": "pods", "m": 4}))
-        log.say(TOPICS.state, Snapshot(run_id="r", body=json.dumps(body).encode()), b"feed")
+        log.fed(next={"sums": 50}, revisions={"sums": begins})
         found = log.read().in_force
         assert found is not None
         assert (found.revision, found.begins) == (in_force, {"sums": begins[-1][1]})
-    told = [(one.revision, one.begins, one.in_force) for one in log.read().revisions]
-    assert told == [
-        (0, {"sums": 0}, False),
-        (1, {"sums": 12}, False),
-        (2, {}, False),
-        (3, {"sums": 40}, True),
-        (4, {}, False),
-    ]
+    told = [(one.begins.get("sums"), one.in_force) for one in log.read().revisions]
+    assert told == [(0, False), (12, False), (None, False), (40, True), (None, False)]
     assert log.read().revisions[1].chain == ("replay_latest ratio=0.5 max_uses=2",), "settings in the recipe's order"
     json.dumps(plain(log.read()))
 
@@ -155,8 +130,7 @@ def test_what_a_selector_said_is_told_and_of_what_it_remembers_how_much_that_is(
     assert log.read().selection == {}
     remembers = {"greso": {"p_easy": 0.4, "counts": [1, 2, 3], "streaks": dict.fromkeys(map(str, range(17)), 1)}}
     source = {"cursors": {"": 9}, "selected": 5, "rejected": 3, "forced": 1, "selector": remembers}
-    body = {"next": {"sums": 6}, "sources": {"sums": source}}
-    log.say(TOPICS.state, Snapshot(run_id="r", body=json.dumps(body).encode()), b"feed")
+    log.fed(next={"sums": 6}, sources={"sums": source})
     told = {"greso": {"p_easy": 0.4, "counts": [1, 2, 3], "streaks": 17}}
     assert log.read().selection == {"sums": Selection(5, 3, 1, told)}
 
@@ -176,13 +150,11 @@ def test_groups_versions_and_evaluations() -> None:
     log = Log()
     log.issued(4)
     log.group(0, 0, 1.0, 1.0, verdict="dropped")
-    log.say(TOPICS.weights("solver"), WeightsPublished(run_id="r", policy="solver", version=0))
-    log.say(TOPICS.weights("solver"), WeightsPublished(run_id="r", policy="solver", version=9, kind="merged"))
-    batch = BatchTrained(
-        run_id="r", policy="solver", version=1, groups=(GroupUse("sums", 1),), positions=(Position(2, 7),)
-    )
+    for version, kind in ((0, "anchor"), (9, "merged")):
+        log.say(TOPICS.weights("solver"), WeightsPublished("r", "solver", version=version, kind=kind))
+    batch = BatchTrained("r", "solver", version=1, groups=(GroupUse("sums", 1),), positions=(Position(2, 7),))
     log.say(TOPICS.batches("solver"), batch)
-    log.say(TOPICS.batches("solver"), BatchTrained(run_id="r", policy="solver", positions=(Position(2, 9),)))
+    log.say(TOPICS.batches("solver"), BatchTrained("r", "solver", positions=(Position(2, 9),)))
     log.say(TOPICS.evals("solver"), EvalResult(run_id="r", policy="solver", version=0, avg_at_k=0.3))
     found = log.read()
     assert found.versions == {"solver": 1}
@@ -194,15 +166,12 @@ def test_groups_versions_and_evaluations() -> None:
     json.dumps(plain(found))
 
 
-@pytest.mark.parametrize(
-    "spoilt",
-    [{"mean_length": math.inf}, {"mean_length": 1e308}, {"avg_at_k": math.nan}, {"pass_at_k": {"4": math.nan}}],
-)
-def test_an_evaluation_without_sound_figures_is_passed_over(spoilt: dict[str, Any]) -> None:
-    log = Log()
+def test_an_evaluation_without_sound_figures_is_passed_over() -> None:
+    log, infinite = Log(), ({"mean_length": math.inf}, {"mean_length": 1e308})
     sound = EvalResult(run_id="r", policy="solver", problems=2**40, samples=2, mean_length=3.0)
     log.say(TOPICS.evals("solver"), replace(sound, problems=10))
-    log.say(TOPICS.evals("solver"), replace(sound, **spoilt))
+    for spoilt in (*infinite, {"avg_at_k": math.nan}, {"pass_at_k": {"4": math.nan}}):
+        log.say(TOPICS.evals("solver"), replace(sound, **spoilt))
     found = log.read()
     assert [result.problems for result in found.evals] == [10]
     assert found.delivered_tokens == 60
@@ -260,23 +229,14 @@ def test_what_no_group_brought_to_its_reader_was_wasted_once_the_run_has_drained
     log = Log()
     log.issued(1)
     for started_ms, tokens, wasted in ((1, 60, 0), (2, 50, 3)):  # of the first life nobody told what it had under way
-        log.say(
-            TOPICS.workers,
-            WorkerStatus(run_id="r", worker="a", started_ms=started_ms, tokens=tokens, wasted_tokens=wasted),
-            b"a",
-        )
-    log.say(
-        TOPICS.evals("solver"),
-        EvalResult(run_id="r", policy="solver", problems=3, samples=2, failures=1, mean_length=4.0),
-    )
+        status = WorkerStatus(run_id="r", worker="a", started_ms=started_ms, tokens=tokens, wasted_tokens=wasted)
+        log.say(TOPICS.workers, status, b"a")
+    result = EvalResult(run_id="r", policy="solver", problems=3, samples=2, failures=1, mean_length=4.0)
+    log.say(TOPICS.evals("solver"), result)
     assert (log.read().delivered_tokens, log.read().wasted()) == (20, 3), "the run goes on: some may be on its way"
     log.say(TOPICS.recipe, RecipeRevision(run_id="r", ended="steps"))
     assert log.read().wasted() == 3, "a group is in flight"
-    outcome = Outcome(
-        run_id="r", stream="sums", number=0, policy="solver", verdict="dropped", reason="zero_variance",
-        component="curate", rewards=(1.0, 1.0), lengths=(30, 40),
-    )  # fmt: skip
-    log.say(TOPICS.outcomes("solver"), outcome)
+    log.group(0, 0, 1.0, 1.0, verdict="dropped", lengths=(30, 40))
     assert (log.read().delivered_tokens, log.read().wasted()) == (90, 20)
 
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pytest
 from made_groups import candidate, dropped, group, kept, sequence
 
 from headrace.consumers.algorithms.chain import load_chain
-from headrace.consumers.algorithms.contract import Candidate, Drop, Keep
-from headrace.consumers.algorithms.drop_zero_variance import DropZeroVariance
+from headrace.consumers.algorithms.contract import Candidate, Drop
 from headrace.consumers.algorithms.failures import Failures
 from headrace.consumers.algorithms.gibberish import Gibberish
 from headrace.consumers.algorithms.length_bounds import LengthBounds
@@ -27,56 +22,33 @@ from headrace.schemas.records import Failure, Sequence, Span, Trajectory, Trajec
 # ------------------------------------------------------------------------------------------------------------- failures
 
 
-def test_survivors_alone_count_unless_told_otherwise() -> None:
-    whole = candidate(1.0, 0.0, failed=2)
-    assert list(Failures().process(whole, 3)) == [Keep(whole)]
-
-
-def test_a_single_survivor_is_no_group_and_its_reason_is_the_failures() -> None:
-    for policy in ("keep_survivors", "drop_group"):
-        assert dropped(Failures(policy).process(candidate(1.0, failed=1), 3)) == "failures"
+def test_what_a_failed_episode_counts_is_a_setting() -> None:
+    """`verdict` is that of the algorithm alone, then of it and another one."""
+    for policy, rewards, failed, then, verdict in (
+        ("keep_survivors", (1.0, 0.0), 2, "", "kept"),
+        ("keep_survivors", (1.0,), 1, "", "failures"),
+        ("keep_survivors", (1.0, 1.0), 1, "drop_zero_variance", "zero_variance"),
+        ("drop_group", (1.0, 0.0), 0, "", "kept"),
+        ("drop_group", (1.0, 0.0), 1, "", "failures"),
+        ("drop_group", (1.0,), 1, "", "failures"),
+        ("count_as_zero", (1.0,), 1, "validate", "kept"),
+        ("count_as_zero", (1.0,), 0, "validate", "too_few"),
+        ("count_as_zero", (1.0, 1.0), 1, "drop_zero_variance", "kept"),
+        ("count_as_zero", (0.0, 0.0), 1, "drop_zero_variance", "zero_variance"),
+    ):
+        uses = [("failures", {"policy": policy}), *([(then, {})] if then else [])]
+        [one] = load_chain(uses).process(candidate(*rewards, failed=failed), 3)
+        assert (one.reason if isinstance(one, Drop) else "kept") == verdict, (policy, rewards, failed, then)
     assert dropped(Validate().process(candidate(1.0, failed=3), 3)) == "failures"
-
-
-def test_one_failure_may_drop_the_group() -> None:
-    assert dropped(Failures("drop_group").process(candidate(1.0, 0.0, failed=1), 3)) == "failures"
-    whole = candidate(1.0, 0.0)
-    assert list(Failures("drop_group").process(whole, 3)) == [Keep(whole)]
-
-
-def test_failures_may_count_as_zeros_that_nobody_trains_on() -> None:
-    counted = kept(Failures("count_as_zero").process(candidate(1.0, 0.5, failed=2), 3))
-    assert (counted.rewards, counted.kept) == ((1.0, 0.5, 0.0, 0.0), (0, 1))
-
-
-def through(policy: str, *rewards: float, failed: int, then: str = "validate") -> Keep | Drop:
-    chain = load_chain([("failures", {"policy": policy}), (then, {})])
-    [verdict] = chain.process(candidate(*rewards, failed=failed), 3)
-    assert isinstance(verdict, Keep | Drop)
-    return verdict
-
-
-def test_a_failure_that_counts_makes_a_pair_with_a_single_survivor() -> None:
-    assert isinstance(through("count_as_zero", 1.0, failed=1), Keep)
-    assert isinstance(through("keep_survivors", 1.0, failed=1), Drop)
-    assert isinstance(through("count_as_zero", 1.0, failed=0), Drop)
-
-
-def test_a_failure_that_counts_is_a_reward_unlike_the_others() -> None:
-    assert isinstance(through("count_as_zero", 1.0, 1.0, failed=1, then="drop_zero_variance"), Keep)
-    assert isinstance(through("count_as_zero", 0.0, 0.0, failed=1, then="drop_zero_variance"), Drop)
-    assert isinstance(through("keep_survivors", 1.0, 1.0, failed=1, then="drop_zero_variance"), Drop)
-
-
-@pytest.mark.parametrize("policy", ["drop_group", "keep_survivors", "count_as_zero"])
-def test_a_group_without_a_survivor_is_dropped_for_its_own_reason(policy: str) -> None:
-    empty = TrajectoryGroup(n_asked=2, reason="failed", failures=(Failure(), Failure()))
-    assert list(Failures(policy).process(Candidate.of(empty), 3)) == [Drop("failed", "2 of 2 failed")]
-
-
-def test_zeros_of_failures_come_after_shaping() -> None:
     chain = load_chain([("failures", {"policy": "count_as_zero"}), ("scale_rewards", {"bias": 1.0})])
-    assert kept(chain.process(candidate(1.0, 0.0, failed=1), 3)).rewards == (2.0, 1.0, 0.0)
+    counted = kept(chain.process(candidate(1.0, 0.5, failed=2), 3))
+    assert (counted.rewards, counted.kept) == ((2.0, 1.5, 0.0, 0.0), (0, 1)), "nobody trains on them or shapes them"
+
+
+def test_a_group_without_a_survivor_is_dropped_for_its_own_reason() -> None:
+    empty = TrajectoryGroup(n_asked=2, reason="failed", failures=(Failure(), Failure()))
+    for policy in ("drop_group", "keep_survivors", "count_as_zero"):
+        assert list(Failures(policy).process(Candidate.of(empty), 3)) == [Drop("failed", "2 of 2 failed")]
 
 
 # ------------------------------------------------------------------------------------------------------------- validate
@@ -146,15 +118,12 @@ def test_the_look_at_a_whole_group_lets_nothing_pass_that_the_closer_look_finds(
     assert all_sound(sound[:1], 3, 10)
 
 
-@pytest.mark.parametrize("made", [lambda array: np.repeat(array, 2)[::2], lambda array: array.astype(np.float64)])
-def test_a_group_made_by_hand_of_other_arrays_is_sound_by_the_closer_look(
-    made: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
-) -> None:
+def test_a_group_made_by_hand_of_other_arrays_is_sound_by_the_closer_look() -> None:
     one = sequence(4)
-    other = dataclasses.replace(one, logprobs=made(one.logprobs))
-    whole = Candidate.of(group((1.0, 0.0), sequences=(one, other)))
-    assert not all_sound(whole.group.trajectories, 3, 10)
-    assert kept(Validate(10).process(whole, 3)).kept == (0, 1)
+    for array in (np.repeat(one.logprobs, 2)[::2], one.logprobs.astype(np.float64)):
+        whole = Candidate.of(group((1.0, 0.0), sequences=(one, dataclasses.replace(one, logprobs=array))))
+        assert not all_sound(whole.group.trajectories, 3, 10)
+        assert kept(Validate(10).process(whole, 3)).kept == (0, 1)
 
 
 def test_run_lengths_that_tell_of_more_than_memory_are_refused_and_not_made() -> None:
@@ -167,20 +136,14 @@ def test_run_lengths_that_tell_of_more_than_memory_are_refused_and_not_made() ->
 
 
 def test_bounds_of_length_are_inclusive_and_what_is_outside_does_not_count() -> None:
-    left = kept(LengthBounds(2, 4).process(candidate(1.0, 0.0, 1.0, 0.0, lengths=(1, 2, 4, 5)), 3))
+    whole = candidate(1.0, 0.0, 1.0, 0.0, lengths=(1, 2, 4, 5))
+    left = kept(LengthBounds(2, 4).process(whole, 3))
     assert left.kept == (1, 2)
     assert [(r.index, r.reason) for r in left.rejected] == [(0, "too_short"), (3, "too_long")]
     assert [math.isnan(reward) for reward in left.rewards] == [True, False, False, True]
-
-
-def test_one_bound_may_be_missing() -> None:
-    whole = candidate(1.0, 0.0, 1.0, lengths=(1, 50, 100))
-    assert kept(LengthBounds(shortest=50).process(whole, 3)).kept == (1, 2)
-    assert kept(LengthBounds(longest=50).process(whole, 3)).kept == (0, 1)
-
-
-def test_a_single_member_within_bounds_is_no_group() -> None:
-    assert dropped(LengthBounds(longest=3).process(candidate(1.0, 0.0, lengths=(1, 9)), 3)) == "length"
+    assert kept(LengthBounds(shortest=4).process(whole, 3)).kept == (2, 3)
+    assert kept(LengthBounds(longest=2).process(whole, 3)).kept == (0, 1)
+    assert dropped(LengthBounds(longest=1).process(whole, 3)) == "length"
 
 
 # ------------------------------------------------------------------------------------------------------- mask_truncated
@@ -196,13 +159,10 @@ def test_a_truncated_completion_is_not_trained_on_and_still_counts() -> None:
     assert [(r.index, r.reason) for r in left.rejected] == [(1, "truncated"), (2, "truncated")]
 
 
-def test_survivors_statistics_and_cancelled_generations_are_settings() -> None:
+def test_one_that_is_left_is_compared_with_those_that_are_masked_unless_they_count_no_more() -> None:
     assert kept(MaskTruncated(cancelled=False).process(cut("stop", "length", "cancelled"), 3)).kept == (0, 2)
     left = kept(MaskTruncated(counted=False).process(cut("stop", "length", "stop"), 3))
     assert [math.isnan(reward) for reward in left.rewards] == [False, True, False]
-
-
-def test_one_that_is_left_is_compared_with_those_that_are_masked() -> None:
     assert kept(MaskTruncated().process(cut("length", "stop"), 3)).kept == (1,)
     assert dropped(MaskTruncated(counted=False).process(cut("length", "stop"), 3)) == "truncated"
     assert dropped(MaskTruncated().process(cut("length", "length"), 3)) == "truncated"
@@ -227,37 +187,29 @@ def sure(*stretches: tuple[str, list[float]]) -> Sequence:
     )
 
 
-@pytest.mark.parametrize(
-    ("one", "flagged"),
-    [
-        (sure(("prompt", [1.0]), ("generated", [0.5, 0.999, 0.999, 0.999])), True),
-        (sure(("prompt", [1.0]), ("generated", [0.999, 0.999, 0.5, 0.999])), False),
-        (sure(("prompt", [1.0]), ("generated", [0.999] * 2), ("generated", [0.999])), True),
-        (sure(("prompt", [1.0]), ("generated", [0.999] * 2), ("observation", [1.0]), ("generated", [0.999])), False),
-        (sure(("prompt", [1.0] * 9), ("generated", [0.999] * 2)), False),
-        (sure(("prompt", [1.0]), ("generated", [0.98] * 5)), False),
-    ],
-)
-def test_so_many_consecutive_sure_tokens_are_a_repetition(one: Sequence, *, flagged: bool) -> None:
-    """An observation breaks a run; a turn alone does not."""
-    assert bool(Repetition(run=3).fault(Trajectory(sequences=(sequence(), one)))) is flagged
+def test_so_many_consecutive_sure_tokens_are_a_repetition() -> None:
+    """An observation breaks a run; a turn alone does not. By itself it looks for 3,000."""
+    prompt, made = ("prompt", [1.0]), "generated"
+    for one, run, flagged in (
+        (sure(prompt, (made, [0.5, 0.999, 0.999, 0.999])), 3, True),
+        (sure(prompt, (made, [0.999, 0.999, 0.5, 0.999])), 3, False),
+        (sure(prompt, (made, [0.999] * 2), (made, [0.999])), 3, True),
+        (sure(prompt, (made, [0.999] * 2), ("observation", [1.0]), (made, [0.999])), 3, False),
+        (sure(("prompt", [1.0] * 9), (made, [0.999] * 2)), 3, False),
+        (sure(prompt, (made, [0.98] * 5)), 3, False),
+        (sure(prompt, (made, [0.999] * 2999)), None, False),
+        (sure(prompt, (made, [0.999] * 3000)), None, True),
+    ):
+        algorithm = Repetition(run=run) if run else Repetition()
+        assert bool(algorithm.fault(Trajectory(sequences=(sequence(), one)))) is flagged, one.spans
 
 
-def test_three_thousand_is_where_a_repetition_begins() -> None:
-    for tokens, flagged in ((2999, False), (3000, True)):
-        one = sure(("prompt", [1.0]), ("generated", [0.999] * tokens))
-        assert bool(Repetition().fault(Trajectory(sequences=(one,)))) is flagged
-
-
-@pytest.mark.parametrize(
-    ("token", "logprob", "flagged"), [(90, -7.0, True), (90, -6.0, False), (89, -7.0, False), (91, -100.0, True)]
-)
-def test_a_token_that_is_rare_and_was_unlikely_is_gibberish(token: int, logprob: float, *, flagged: bool) -> None:
+def test_a_token_that_is_rare_and_was_unlikely_is_gibberish() -> None:
     """Of 100 ids: -log 100 - 2 = -6.605."""
-    one = dataclasses.replace(
-        sequence(2), ids=np.array([95, 95, 1, token], np.int32), logprobs=np.array([0, 0, -1, logprob], np.float32)
-    )
-    assert bool(Gibberish(vocabulary=100, rare_id=89).fault(Trajectory(sequences=(one,)))) is flagged
+    for token, logprob, flagged in ((90, -7.0, True), (90, -6.0, False), (89, -7.0, False), (91, -100.0, True)):
+        ids, logprobs = np.array([95, 95, 1, token], np.int32), np.array([0, 0, -1, logprob], np.float32)
+        one = dataclasses.replace(sequence(2), ids=ids, logprobs=logprobs)
+        assert bool(Gibberish(vocabulary=100, rare_id=89).fault(Trajectory(sequences=(one,)))) is flagged
 
 
 def repeating() -> Candidate:
@@ -280,23 +232,3 @@ def test_a_monitor_only_counts() -> None:
     again.restore(monitor.snapshot())
     again.process(repeating(), 3)
     assert again.flagged == 2
-
-
-@pytest.mark.parametrize(
-    ("build", "settings", "sentence"),
-    [
-        (Failures, {"policy": "drop"}, "policy is one of drop_group, keep_survivors, count_as_zero; got 'drop'"),
-        (DropZeroVariance, {"epsilon": math.inf}, "epsilon is a finite number; got inf"),
-        (LengthBounds, {}, "give shortest, longest or both"),
-        (LengthBounds, {"shortest": 5, "longest": 4}, "longest 4 is below shortest 5"),
-        (LengthBounds, {"shortest": -1}, "shortest is 0 or more; got -1"),
-        (Repetition, {"run": 0}, "run is 1 or more; got 0"),
-        (Repetition, {"probability": 1.0}, "probability is between 0 and 1"),
-        (Gibberish, {"vocabulary": 100}, "no id of a vocabulary of 100 is above rare_id 100000"),
-        (Gibberish, {"vocabulary": 1}, "vocabulary is 2 or more"),
-        (Gibberish, {"vocabulary": 10**6, "offset": math.nan}, "offset is a finite number"),
-    ],
-)
-def test_a_setting_that_cannot_be_is_refused(build: Any, settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        build(**settings)

@@ -72,8 +72,8 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "whole_topics", lambda _connection, topics: dict.fromkeys(((t, 0) for t in topics), 0))
 
 
-def past(monkeypatch: pytest.MonkeyPatch, *said: tuple[str, Any]) -> None:
-    """Let records stand on the topics before the page begins."""
+def past(monkeypatch: pytest.MonkeyPatch, *said: tuple[str, Any], all_new: bool = False) -> None:
+    """Let records stand on the topics before the page begins; `all_new` shows each as one that came after that."""
     ends: dict[str, int] = {}
     messages = []
     for topic, record in said:
@@ -81,6 +81,16 @@ def past(monkeypatch: pytest.MonkeyPatch, *said: tuple[str, Any]) -> None:
         messages.append(Message(topic, 0, ends.setdefault(topic, 0), key, codec.encode(record)))
         ends[topic] += 1
     monkeypatch.setattr(MadeUpTopics, "messages", messages)
+    if all_new:
+        monkeypatch.setattr(MadeUpTopics, "ends", lambda _: {})
+
+
+@pytest.fixture
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw a page or a line after every turn."""
+    for name in ("REFRESH_S", "LINE_S"):
+        monkeypatch.setattr(live, name, 0.0)
+    monkeypatch.setattr(live, "BUSY_SHARE", math.inf)
 
 
 def published(version: int) -> tuple[str, WeightsPublished]:
@@ -135,15 +145,13 @@ def issued(*begins: list[int]) -> tuple[str, Snapshot]:
     return RECIPE.topics.state, Snapshot(run_id="run-1", component="feed", body=json.dumps(body).encode())
 
 
+@pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_swap_is_told_once_when_the_feeder_issues_under_it(
     monkeypatch: pytest.MonkeyPatch, *, terminal: bool
 ) -> None:
-    monkeypatch.setattr(live, "REFRESH_S", 0.0)
-    monkeypatch.setattr(live, "BUSY_SHARE", math.inf)
     said = [revision(0), issued([0, 0]), revision(1), issued([0, 0], [1, 12]), issued([0, 0], [1, 12])]
-    past(monkeypatch, *said)
-    monkeypatch.setattr(MadeUpTopics, "ends", lambda _: {})
+    past(monkeypatch, *said, all_new=True)
     screen = Screen(terminal=terminal)
     assert "revision" not in screen.shown_after(3), "it is written, and no task is issued under it yet"
     shown = screen.shown_after(2)
@@ -151,68 +159,28 @@ def test_a_swap_is_told_once_when_the_feeder_issues_under_it(
     assert shown.replace("\n", "").count(told) == 1
 
 
-def test_a_run_that_goes_on_tells_no_swap_of_its_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    past(monkeypatch, revision(0), revision(1), issued([0, 0], [1, 12]))
-    assert "revision" not in Screen(terminal=False).shown_after(4)
-
-
-def test_a_new_run_is_shown_at_once_and_is_not_resumed() -> None:
-    [line] = Screen(terminal=False).shown_after(1).splitlines()
-
-    assert "version -/80 (components start" in line
-
-
+@pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize("terminal", [True, False])
 def test_what_a_run_stands_still_for_is_on_the_page_or_told_once_beside_the_lines(
     monkeypatch: pytest.MonkeyPatch, *, terminal: bool
 ) -> None:
-    for name in ("REFRESH_S", "LINE_S"):
-        monkeypatch.setattr(live, name, 0.0)
-    monkeypatch.setattr(live, "BUSY_SHARE", math.inf)
     past(monkeypatch, (WEIGHTS, WeightsPublished(run_id="run-1", policy="solver", created_ms=1)))
     screen = Screen(terminal=terminal, around=Surroundings(began_ms=1))
     shown = screen.shown_after(3)
     flat = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|│", " ", shown).split())
     assert "solver has not made its first version since 1970-01-01 00:00:00 UTC: no worker is alive" in flat
-    assert "What you can do: " in flat
     if not terminal:
         assert shown.count("What you can do: ") == 1
         assert shown.count("stands still (no_worker)") == 3
     assert "no worker is alive" in screen.page.standstill, "for whoever gives the run up"
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_an_error_of_episodes_is_on_the_page_or_told_once_beside_the_lines(
-    monkeypatch: pytest.MonkeyPatch, *, terminal: bool
-) -> None:
-    for name in ("REFRESH_S", "LINE_S"):
-        monkeypatch.setattr(live, name, 0.0)
-    monkeypatch.setattr(live, "BUSY_SHARE", math.inf)
-    error = EpisodeError("error", "KeyError: '[7]'", "own.py:5 in judge", "solver", 1, 8)
-    failed = Outcome(
-        run_id="run-1", stream="sums", policy="solver", component="curate", verdict="dropped", errors=(error,)
-    )
-    topic = RECIPE.topics.outcomes("solver")
-    past(monkeypatch, *((topic, replace(failed, number=number)) for number in range(3)))
-    monkeypatch.setattr(MadeUpTopics, "ends", lambda _: {})
-    shown = Screen(terminal=terminal).shown_after(3)
-    flat = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|│", " ", shown).split())
-    assert "8 episodes failed: KeyError: '[7]' at own.py:5 in judge (solver, turn 1); the first in" in flat
-    assert terminal == ("24 episodes failed: " in flat)
-    if not terminal:
-        assert shown.count("own.py:5") == 1
-        assert "24 episodes failed" in shown
-
-
+@pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize("terminal", [True, False])
 def test_that_every_episode_fails_is_said_in_red(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> None:
-    for name in ("REFRESH_S", "LINE_S"):
-        monkeypatch.setattr(live, name, 0.0)
-    monkeypatch.setattr(live, "BUSY_SHARE", math.inf)
     error = EpisodeError("error", "KeyError: '[7]'", "own.py:5 in judge", "solver", 1, 32)
     at_ms = now_ms()
-    failed = Outcome(run_id="run-1", stream="sums", policy="solver", component="curate", errors=(error,))
-    value = codec.encode(failed)
+    value = codec.encode(Outcome("run-1", stream="sums", policy="solver", component="curate", errors=(error,)))
     message = Message(RECIPE.topics.outcomes("solver"), 0, 0, b"", value, timestamp_ms=at_ms)
     monkeypatch.setattr(MadeUpTopics, "messages", [message])
     screen = Screen(terminal=terminal, colours=True, around=Surroundings(began_ms=at_ms - 10_000))
@@ -227,43 +195,30 @@ def test_that_every_episode_fails_is_said_in_red(monkeypatch: pytest.MonkeyPatch
     assert "none has ever succeeded" in screen.page.hopeless
 
 
-def test_advice_is_told_once_beside_the_lines_and_not_of_a_run_that_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REFRESH_S", "LINE_S"):
-        monkeypatch.setattr(live, name, 0.0)
-    monkeypatch.setattr(live, "BUSY_SHARE", math.inf)
-    same = Outcome(
-        run_id="run-1", stream="sums", policy="solver", component="curate", verdict="kept", rewards=(0.0,) * 4
-    )
+@pytest.mark.usefixtures("_at_once")
+def test_errors_and_advice_are_told_once_beside_the_lines_and_not_of_a_run_that_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = EpisodeError("error", "KeyError: '[7]'", "own.py:5 in judge", "solver", 1, 8)
+    same = Outcome("run-1", stream="sums", policy="solver", component="curate", verdict="kept", rewards=(0.0,) * 4)
     topic = RECIPE.topics.outcomes("solver")
-    groups = [(topic, replace(same, number=number)) for number in range(20)]
-    past(monkeypatch, *groups)
-    monkeypatch.setattr(MadeUpTopics, "ends", lambda _: {})
-    assert Screen(terminal=False).shown_after(22).count("have reward 0") == 1
-    past(monkeypatch, (RECIPES, RecipeRevision(run_id="run-1", ended="steps")), *groups)
+    groups = [(topic, replace(same, number=number, errors=(error,))) for number in range(20)]
+    past(monkeypatch, *groups, all_new=True)
+    shown = Screen(terminal=False).shown_after(22)
+    assert (shown.count("have reward 0"), shown.count("own.py:5 in judge (solver, turn 1)")) == (1, 1)
+    past(monkeypatch, (RECIPES, RecipeRevision(run_id="run-1", ended="steps")), *groups, all_new=True)
     assert "have reward 0" not in Screen(terminal=False).shown_after(22)
 
 
-def test_a_page_that_ends_before_it_began_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    past(monkeypatch, published(0), published(1))
-    screen = Screen(terminal=True)
-    screen.shown_after(1)
-
-    assert "version" not in screen.shown_at_the_end()
-
-
-@pytest.mark.parametrize("over", [True, False])
-def test_the_last_page_of_a_run_that_is_over_gives_way_to_the_closing_page(
-    monkeypatch: pytest.MonkeyPatch, *, over: bool
-) -> None:
-    ended = [(RECIPES, RecipeRevision(run_id="run-1", ended="steps"))] if over else []
-    past(monkeypatch, published(0), *ended)
-    screen = Screen(terminal=True)
-    screen.shown_after(3)
-
-    shown = screen.shown_at_the_end()
-
-    assert "0/80" in shown
-    assert shown.endswith("\x1b[1A\x1b[2K") == over, "erased, line by line"
+def test_the_last_page_of_a_run_that_is_over_gives_way_to_the_closing_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    for over in (True, False):
+        ended = [(RECIPES, RecipeRevision(run_id="run-1", ended="steps"))] if over else []
+        past(monkeypatch, published(0), *ended)
+        screen = Screen(terminal=True)
+        screen.shown_after(3)
+        shown = screen.shown_at_the_end()
+        assert "0/80" in shown
+        assert shown.endswith("\x1b[1A\x1b[2K") == over, "erased, line by line"
 
 
 def test_a_run_is_not_drained_while_a_shadow_holds_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,16 +226,10 @@ def test_a_run_is_not_drained_while_a_shadow_holds_groups(monkeypatch: pytest.Mo
     run = replace(RUN, revisions=(recipe,))
     issued = Snapshot(run_id="run-1", component="feed", body=json.dumps({"next": {"sums": 1}}).encode())
     dropped = Outcome(run_id="run-1", stream="sums", number=0, policy="solver", verdict="dropped", component="curate")
-    past(monkeypatch, (recipe.topics.state, issued), (recipe.topics.outcomes("solver"), dropped))
-    screen = Screen(terminal=False, run=run)
-    assert "shadow solver.unfiltered has not begun" in screen.shown_after(2)
-    assert screen.page.in_flight == 1
-    past(
-        monkeypatch,
-        (recipe.topics.state, issued),
-        (recipe.topics.outcomes("solver"), dropped),
-        (recipe.topics.outcomes("solver.unfiltered"), dropped),
-    )
-    screen = Screen(terminal=False, run=run)
-    screen.shown_after(3)
-    assert screen.page.in_flight == 0
+    said = [(recipe.topics.state, issued), (recipe.topics.outcomes("solver"), dropped)]
+    for in_flight in (1, 0):
+        past(monkeypatch, *said)
+        screen = Screen(terminal=False, run=run)
+        screen.shown_after(len(said))
+        assert screen.page.in_flight == in_flight
+        said.append((recipe.topics.outcomes("solver.unfiltered"), dropped))

@@ -6,18 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_recipes import sums_recipe
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Recipe
 from headrace.ops.offline.offline_run import CuratedStep, OfflineRequest, TrainedStep, _summary, run_offline
 
-RECIPE = Recipe.model_validate(
-    {
-        "name": "t",
-        "policies": {"solver": {"path": "/models/any"}},
-        "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
-    }
-)
+RECIPE = sums_recipe()
 CURATED = CuratedStep(read=40, kept=30, again=0, dropped={"zero_variance": 9}, dead={"undecodable": 1})
 NOTHING_LOST: dict[str, dict[str, int]] = {"evicted": {}, "unusable": {}, "replays_lost": {}}
 

@@ -77,16 +77,18 @@ def curated(number: int, head: int = 0, lag: int = 1, use: int = 0, back: int = 
     return Message(TOPIC, 0, 0, stamp.key, codec.encode(record), stamp.to_headers(), 0)
 
 
-def archive(root: Path, partitions: Sequence[Sequence[Message]], **trainer: Any) -> Archive:
-    """An archive of these curated records; a file for every three, offsets with gaps as markers leave them."""
-    told = RecipeRevision(run_id="run-1", recipe=recipe(**trainer).to_json(), schemas=codec.schema_texts())
+def archive(
+    root: Path, partitions: Sequence[Sequence[Message]], told: Recipe | None = None, topic: str = TOPIC
+) -> Archive:
+    """An archive of these records; a file for every three, offsets with gaps as markers leave them."""
+    begun = RecipeRevision(run_id="run-1", recipe=(told or recipe()).to_json(), schemas=codec.schema_texts())
     with ArchiveWriter(root, "t", "run-1", lambda *_: None, lambda *_: []) as writer:
         writer.add_topic("t.recipe", 1, {})
-        writer.add_topic(TOPIC, len(partitions), {})
-        writer.write(Message("t.recipe", 0, 0, b"", codec.encode(told)))
+        writer.add_topic(topic, len(partitions), {})
+        writer.write(Message("t.recipe", 0, 0, b"", codec.encode(begun)))
         for partition, messages in enumerate(partitions):
             for place, message in enumerate(messages):
-                writer.write(replace(message, partition=partition, offset=2 * place))
+                writer.write(replace(message, topic=topic, partition=partition, offset=2 * place))
                 if place % 3 == 2:
                     writer.save()
         writer.save()
@@ -185,15 +187,6 @@ def test_what_cannot_be_trained_on_is_counted_by_reason(tmp_path: Path) -> None:
     assert (found["evicted"], found["trained"]) == ({"missing": 1}, 4)
 
 
-def test_it_ends_at_the_last_step_and_what_it_did_not_read_is_told(tmp_path: Path) -> None:
-    archive(tmp_path / "a", [[curated(number) for number in range(12)]])
-
-    found = plain(train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest(steps=2)))
-
-    assert (len(found["versions"]), found["read"], found["unread"]) == (2, 8, 4)
-    assert found["settings"] == ["trainer.steps: 50 -> 2"]
-
-
 def test_a_batch_that_names_another_group_than_stands_there_is_told(tmp_path: Path) -> None:
     found = archive(tmp_path, [[curated(number) for number in range(4)]])
 
@@ -208,33 +201,24 @@ def test_a_batch_that_names_another_group_than_stands_there_is_told(tmp_path: Pa
         groups(GroupUse("sums", 3, 0, 0, 5))
 
 
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
+def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:
+    archive(tmp_path / "a", [[curated(number) for number in range(4)]])
+    for asked, sentence in (
         (TrainingRequest(policy="other"), "name one of the run's policies, solver"),
         (TrainingRequest(sets=("rollout.max_tokens=9",)), "can be tried without rollouts"),
         (TrainingRequest(sets=("trainer.groups_per_batch=98",)), "a batch takes 98"),
         (TrainingRequest(batches=True), "holds no topic t.batches.solver"),
         (TrainingRequest(start="/nowhere"), "is not a folder with config.json"),
-    ],
-)
-def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path, asked: TrainingRequest, sentence: str) -> None:
-    archive(tmp_path / "a", [[curated(number) for number in range(4)]])
-    with pytest.raises(Exception, match=sentence):
-        train_offline(tmp_path / "a", tmp_path / "out", asked)
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    ):
+        with pytest.raises(Exception, match=sentence):
+            train_offline(tmp_path / "a", tmp_path / "out", asked)
+        assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_policy_that_was_warmed_up_needs_a_start(tmp_path: Path) -> None:
     warm = json.loads(recipe().to_json())
     warm["policies"]["solver"]["warm_start"] = {}
-    told = RecipeRevision(run_id="run-1", recipe=json.dumps(warm), schemas=codec.schema_texts())
-    with ArchiveWriter(tmp_path / "a", "t", "run-1", lambda *_: None, lambda *_: []) as writer:
-        writer.add_topic("t.recipe", 1, {})
-        writer.add_topic(TOPIC, 1, {})
-        writer.write(Message("t.recipe", 0, 0, b"", codec.encode(told)))
-        writer.save()
-
+    archive(tmp_path / "a", [[]], Recipe.model_validate(warm))
     with pytest.raises(UsageError, match=r"warmed up before version 0: name by --start an archive made with"):
         train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest())
 
@@ -270,24 +254,14 @@ def test_only_one_makes_a_folder_and_the_other_leaves_it_alone(tmp_path: Path) -
 
 
 def test_of_two_that_curate_into_one_folder_at_once_one_is_refused(tmp_path: Path) -> None:
-    topic, told = "t.trajectories.solver", RecipeRevision(run_id="run-1", recipe=recipe().to_json())
-    with ArchiveWriter(tmp_path / "a", "t", "run-1", lambda *_: None, lambda *_: []) as writer:
-        writer.add_topic("t.recipe", 1, {})
-        writer.add_topic(topic, 1, {})
-        writer.write(Message("t.recipe", 0, 0, b"", codec.encode(told)))
-        for number in range(4):
-            made = curated(number)
-            group = codec.decode(made.value, CuratedGroup).group
-            writer.write(replace(made, topic=topic, offset=number, value=group))
-        writer.save()
-
+    made = [replace(one, value=codec.decode(one.value, CuratedGroup).group) for one in map(curated, range(4))]
+    archive(tmp_path / "a", [made], topic="t.trajectories.solver")
     with new_folder(tmp_path / "out") as growing:
         (growing / "mine").write_text("mine")
         with pytest.raises(FolderBusy):
             curate_offline(tmp_path / "a", None, None, tmp_path / "out")
         assert (growing / "mine").exists()
-    alone = plain(curate_offline(tmp_path / "a", None, None, tmp_path / "other"))
-    assert alone["read"] == 4
+    assert plain(curate_offline(tmp_path / "a", None, None, tmp_path / "other"))["read"] == 4
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 

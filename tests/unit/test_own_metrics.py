@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from contextlib import suppress
+from itertools import cycle, product
 from typing import Any
 
-import pytest
 import torch
 from tiny_models import SHAPE, TOKENIZER, batch
 
@@ -26,16 +26,11 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def objectives() -> Iterator[Any]:
-    for loss, correction, place, options in product(LOSSES, (None, *CORRECTIONS), (None, "loss", "reward"), OPTIONS):
-        try:
-            yield objective_of(
-                {"use": loss, **options},
-                correction=correction,
-                kl=None if place is None else {"place": place},
-                entropy=0.1,
-            )
-        except UsageError:  # these do not go together
-            continue
+    """Of each loss with each correction: its options and where the KL goes come in turn."""
+    turns = cycle(product(({"place": "loss"}, {"place": "reward"}, None), OPTIONS))
+    for (loss, correction), (kl, options) in zip(product(LOSSES, (None, *CORRECTIONS)), turns, strict=False):
+        with suppress(UsageError):  # these do not go together
+            yield objective_of({"use": loss, **options}, correction=correction, kl=kl, entropy=0.1)
 
 
 def some_tokens() -> TrainedTokens:
@@ -45,21 +40,15 @@ def some_tokens() -> TrainedTokens:
     )
 
 
-def test_no_metric_of_a_shipped_loss_is_taken_for_an_own_one() -> None:
+def test_no_metric_of_a_shipped_loss_or_of_a_step_is_taken_for_an_own_one() -> None:
     names: dict[str, float] = {}
     for objective in objectives():
         tokens = some_tokens()
         bounds = objective.bounds(tokens)
         _, sums = objective.share(tokens, objective.totals(tokens, None, bounds), bounds)
         names |= dict.fromkeys((*sums, *means(added(sums, sums))), 0.0)
-
     assert len(names) > 20
+    for settings in (Trainer(), Trainer(entropy=0.1, kl={"use": "k3"})):
+        names |= Learner(build_model(SHAPE, TOKENIZER, seed=1), settings).step(batch(1), 1)
     assert own_metrics(names) == {}
-
-
-@pytest.mark.parametrize("settings", [Trainer(), Trainer(entropy=0.1, kl={"use": "k3"})], ids=["plain", "kl"])
-def test_no_metric_of_a_step_is_taken_for_an_own_one(settings: Trainer) -> None:
-    metrics = Learner(build_model(SHAPE, TOKENIZER, seed=1), settings).step(batch(1), 1)
-
-    assert own_metrics(metrics) == {}
-    assert own_metrics({**metrics, "mine": 2.0, "also_mine": 1.0}) == {"also_mine": 1.0, "mine": 2.0}
+    assert own_metrics({**names, "mine": 2.0, "also_mine": 1.0}) == {"also_mine": 1.0, "mine": 2.0}

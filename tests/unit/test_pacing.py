@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,12 +36,6 @@ def restore(second: Pacing, first: Pacing, written: dict[str, Any]) -> None:
     second.restore(json.loads(json.dumps(first.snapshot())), chunks)
 
 
-def test_exactly_the_quota_is_open() -> None:
-    state = pacing()
-    assert issue_all(state) == [("math", n) for n in range(4)]
-    assert state.open("solver") == 4
-
-
 def test_what_is_replayed_makes_room_smaller_down_to_one_batch_over_a_restart() -> None:
     state = pacing(quotas={"solver": Quota(12, 10, batch=4)})
     for _ in range(LOOK_BACK):
@@ -61,44 +54,34 @@ def test_what_is_replayed_makes_room_smaller_down_to_one_batch_over_a_restart() 
 
 
 def test_a_conclusion_makes_room_for_one_more_and_its_repetition_does_not() -> None:
-    state = pacing()
-    issue_all(state)
-    assert state.conclude(GroupId("math", 2), "solver")
-    assert not state.conclude(GroupId("math", 2), "solver")
+    state, group = pacing(), GroupId("math", 2)
+    assert issue_all(state) == [("math", n) for n in range(4)], "exactly the quota"
+    assert (state.reissue(group).attempt, sum(state.outstanding("math"))) == (1, 4)
+    assert [state.acknowledged(group, "solver") for _ in range(2)] == [True, False]
+    assert issue_all(state) == [], "a group that was kept stays open"
+    assert [state.conclude(group, "solver") for _ in range(2)] == [True, False]
     assert issue_all(state) == [("math", 4)]
+    turns = pacing(quotas={"solver": Quota(6, 10)}, easy=("solver",), hard=("solver",))
+    assert [stream for stream, _ in issue_all(turns)] == ["easy", "hard"] * 3, "workflows take turns"
 
 
-def test_a_group_that_was_kept_stays_open() -> None:
-    state = pacing()
-    issue_all(state)
-    assert state.acknowledged(GroupId("math", 0), "solver")
-    assert not state.acknowledged(GroupId("math", 0), "solver")
-    assert issue_all(state) == []
-
-
-def test_workflows_take_turns() -> None:
-    state = pacing(quotas={"solver": Quota(6, 10)}, easy=("solver",), hard=("solver",))
-    assert [stream for stream, _ in issue_all(state)] == ["easy", "hard"] * 3
-
-
-@pytest.mark.parametrize(("pace", "issued"), [("any", 5), ("all", 2)])
-def test_any_follows_the_policy_with_most_room_and_all_the_one_with_least(pace: str, issued: int) -> None:
+def test_any_follows_the_policy_with_most_room_and_all_the_one_with_least() -> None:
     quotas = {"solver": Quota(5, 10), "judge": Quota(2, 10)}
-    assert len(issue_all(pacing(pace, quotas, debate=("solver", "judge")))) == issued
+    issued = [len(issue_all(pacing(pace, quotas, debate=("solver", "judge")))) for pace in ("any", "all")]
+    assert issued == [5, 2]
 
 
-@pytest.mark.parametrize("pace", ["any", "all"])
-def test_a_policy_with_all_its_versions_has_no_say(pace: str) -> None:
-    quotas = {"solver": Quota(5, 10), "judge": Quota(2, 10)}
-    state = pacing(pace, quotas, debate=("solver", "judge"))
-    state.version("judge", 10)
-    assert len(issue_all(state)) == 5
-    state.conclude(GroupId("debate", 0), "judge")
-    assert issue_all(state) == []
-    state.version("solver", 10)
-    state.conclude(GroupId("debate", 1))
-    assert issue_all(state) == []
-    assert state.ended() == "steps"
+def test_a_policy_with_all_its_versions_has_no_say() -> None:
+    for pace in ("any", "all"):
+        state = pacing(pace, {"solver": Quota(5, 10), "judge": Quota(2, 10)}, debate=("solver", "judge"))
+        state.version("judge", 10)
+        assert len(issue_all(state)) == 5
+        state.conclude(GroupId("debate", 0), "judge")
+        assert issue_all(state) == []
+        state.version("solver", 10)
+        state.conclude(GroupId("debate", 1))
+        assert issue_all(state) == []
+        assert state.ended() == "steps"
 
 
 def test_the_partition_with_the_fewest_outstanding_is_taken_and_the_smaller_of_equals() -> None:
@@ -119,16 +102,6 @@ def test_a_run_ends_solved_when_every_stream_of_the_policies_left_is_closed() ->
     assert {stream for stream, _ in issue_all(state)} == {"debate"}
     state.closed.add("debate")
     assert state.ended() == "solved"
-
-
-def test_a_reissued_number_is_another_attempt_of_the_same_number() -> None:
-    state = pacing()
-    issue_all(state)
-    task = state.reissue(GroupId("math", 1))
-    assert task.attempt == 1
-    assert sum(state.outstanding("math")) == 4
-    state.conclude(GroupId("math", 1), "solver")
-    assert sum(state.outstanding("math")) == 3
 
 
 def test_only_numbers_that_nobody_told_of_and_that_were_committed_past_are_lost() -> None:
@@ -261,15 +234,6 @@ def test_a_number_that_is_open_again_and_that_nobody_tells_of_is_lost_and_asked_
     assert list(state.passed({("math", 2): 58})) == [(("math", 0), 0, ("solver",))]
 
 
-def test_what_the_curator_had_kept_waits_for_the_trainer_alone_when_it_is_sent_back() -> None:
-    state = pacing()
-    issue_all(state)
-    state.acknowledged(GroupId("math", 1), "solver")
-    state.mark_dead(GroupId("math", 1), "solver")
-    state.reopen(GroupId("math", 1), "solver")
-    assert not state.tasks["math", 1].unacknowledged
-
-
 def test_a_copy_that_concludes_before_the_word_of_it_came_is_not_opened_by_that_word() -> None:
     state = pacing()
     issue_all(state)
@@ -280,17 +244,6 @@ def test_a_copy_that_concludes_before_the_word_of_it_came_is_not_opened_by_that_
     assert state.acknowledged(GroupId("math", 2), "solver")  # curated and kept
     assert state.reopen(GroupId("math", 2), "solver")
     assert state.tasks["math", 2].unacknowledged == set()
-
-
-def test_one_policy_is_opened_beside_another_that_never_closed() -> None:
-    state = pacing(debate=("solver", "judge"))
-    issue_all(state)
-    state.mark_dead(GroupId("debate", 0), "judge")
-    state.reissue(GroupId("debate", 0))
-    state.reopen(GroupId("debate", 0), "judge")
-    assert state.tasks["debate", 0].attempt == 1
-    assert state.tasks["debate", 0].open == {"solver", "judge"}
-    assert (state.open("solver"), state.open("judge")) == (4, 4)
 
 
 def test_only_the_newest_dead_numbers_are_kept() -> None:

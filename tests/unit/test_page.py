@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +10,13 @@ from rich.console import Console
 from headrace.app.views.chart import by_version, chart
 from headrace.app.views.closing import Signs, why_no_rise
 from headrace.app.views.tables import status_table
-from headrace.app.views.view import Moment, line, page, resumed
+from headrace.app.views.view import Moment, line, page
 from headrace.infra.kafka.clients import Message
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.figures import Figures
 from headrace.ops.figures.pulse import LONGEST_GAP_MS, Pulse
-from headrace.ops.figures.revision_figures import RevisionFigures
 from headrace.ops.figures.run_figures import Advice, RunFigures, Selection
 from headrace.ops.figures.standstill import Standstill
 from headrace.ops.figures.status import Status
@@ -28,7 +26,6 @@ from headrace.schemas.records import (
     BatchTrained,
     DeadLetter,
     EvalResult,
-    GroupUse,
     Outcome,
     WeightsPublished,
     WorkerStatus,
@@ -79,22 +76,17 @@ def status_of(figures: RunFigures) -> Status:
 
 
 def signs(rewards: list[float], **more: Any) -> Signs:
-    usual: Mapping[str, Any] = {
-        "concluded": 1000,
-        "discarded": {},
-        "staleness_mean": 0.5,
-        "max_staleness": 1,
-        "logprob_gap_mean": 1e-6,
-    }
-    return Signs(rewards=rewards, **{**usual, **more})
+    usual = Signs(
+        concluded=1000, discarded={}, staleness_mean=0.5, max_staleness=1, logprob_gap_mean=1e-6, rewards=rewards
+    )
+    return replace(usual, **more)
 
 
 FLAT = [0.35] * 20
 
 
-@pytest.mark.parametrize(
-    ("seen", "words"),
-    [
+def test_reward_that_does_not_rise_is_explained() -> None:
+    for seen, words in (
         (signs([0.35] * 14), ""),
         (signs([n / 20 for n in range(20)]), ""),
         (signs([0.95] * 20), ""),
@@ -104,47 +96,24 @@ FLAT = [0.35] * 20
         (signs(FLAT, discarded={"expired": 900, "zero_variance": 10}), "dropped for expired"),
         (signs(FLAT, staleness_mean=7.0, max_staleness=8), "lower trainer.max_staleness"),
         (signs(FLAT), "learning_rate"),
-    ],
-)
-def test_reward_that_does_not_rise_is_explained(seen: Signs, words: str) -> None:
-    why = why_no_rise(seen)
-
-    assert words in why
-    assert bool(why) == bool(words)
+        (signs(FLAT, discarded={"zero_variance": 250}), "25% of the groups dropped"),
+    ):
+        why = why_no_rise(seen)
+        assert words in why
+        assert bool(why) == bool(words)
 
 
-def test_an_explanation_shows_the_three_figures_it_rests_on() -> None:
-    why = why_no_rise(signs(FLAT, discarded={"zero_variance": 250}, staleness_mean=0.9, logprob_gap_mean=2e-5))
-
-    assert "25% of the groups dropped" in why
-    assert "staleness 0.9" in why
-    assert "2e-05" in why
-
-
-def test_a_chart_has_a_bar_per_value_as_high_as_the_value() -> None:
-    rows = [line.partition("┤")[2] for line in chart([0.0, 0.5, 1.0], width=10, height=4)]
-
-    assert rows == ["  █", "  █", " ██", "▁██"]
-
-
-def test_a_version_of_which_nothing_is_known_is_a_dot_and_not_a_nought() -> None:
+def test_a_chart_has_a_bar_per_value_and_a_dot_where_nothing_is_known() -> None:
     values = by_version([(3, 1.0), (4, 0.0), (7, 0.5)])
-    rows = [line.partition("┤")[2] for line in chart(values, width=10, height=2)]
-
     assert values == [1.0, 0.0, None, None, 0.5]
-    assert rows == ["█    ", "█▁··█"]
-    assert [line.partition("┤")[2] for line in chart([math.nan, None], width=10, height=1)] == ["··"]
-    assert [line.partition("┤")[2] for line in chart([0.9, None, None, None], width=2, height=1)] == ["▇·"]
-
-
-def test_a_long_curve_is_averaged_into_the_columns_there_are() -> None:
-    rows = [line.partition("┤")[2] for line in chart([0.0, 1.0] * 50, width=10, height=2)]
-
-    assert rows == [" " * 10, "█" * 10]
-
-
-def test_a_chart_of_nothing_is_an_empty_frame() -> None:
-    assert len(chart([], width=10, height=5)) == 5
+    for shown, width, height, rows in (
+        ([0.0, 0.5, 1.0], 10, 4, ["  █", "  █", " ██", "▁██"]),
+        (values, 10, 2, ["█    ", "█▁··█"]),
+        ([math.nan, None], 10, 1, ["··"]),
+        ([0.9, None, None, None], 2, 1, ["▇·"]),
+        ([0.0, 1.0] * 50, 10, 2, [" " * 10, "█" * 10]),
+    ):
+        assert [line.partition("┤")[2] for line in chart(shown, width=width, height=height)] == rows
 
 
 def test_rates_are_of_the_newest_seconds_and_repeated_messages_do_not_count(recipe: Recipe) -> None:
@@ -172,18 +141,15 @@ def test_mean_rates_leave_out_the_time_between_two_starts(recipe: Recipe) -> Non
 
 def test_the_pulse_counts_groups_once_and_other_runs_never(recipe: Recipe) -> None:
     pulse = Pulse(RUN_ID, recipe)
-    log = Log(pulse)
-    topics = recipe.topics
-    log.say(topics.outcomes("solver"), outcome(0), NOW_MS)
-    log.say(topics.outcomes("solver"), outcome(0, component="train", verdict="expired"), NOW_MS)
-    log.say(topics.outcomes("solver"), outcome(0, level="trajectory"), NOW_MS)
-    log.say(topics.outcomes("solver"), outcome(0, use=1), NOW_MS)
-    log.say(topics.dead_letters, DeadLetter(run_id=RUN_ID))
-    log.say(topics.dead_letters, DeadLetter(run_id="another"))
-    log.say(topics.batches("solver"), BatchTrained(run_id=RUN_ID, policy="solver", version=1, metrics={"kl": 0.5}))
-    log.say(topics.batches("solver"), BatchTrained(run_id=RUN_ID, policy="solver", version=-1))
-    log.say(topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=1))
-    log.say(topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=9, kind="merged"))
+    log, topics = Log(pulse), recipe.topics
+    for more in ({}, {"component": "train", "verdict": "expired"}, {"level": "trajectory"}, {"use": 1}):
+        log.say(topics.outcomes("solver"), outcome(0, **more), NOW_MS)
+    for run_id, reason in ((RUN_ID, ""), ("another", ""), (RUN_ID, "redriven")):
+        log.say(topics.dead_letters, DeadLetter(run_id=run_id, reason=reason))
+    for version, metrics in ((1, {"kl": 0.5}), (-1, {})):
+        log.say(topics.batches("solver"), BatchTrained(RUN_ID, "solver", version=version, metrics=metrics))
+    for version, kind in ((1, "anchor"), (9, "merged")):
+        log.say(topics.weights("solver"), WeightsPublished(RUN_ID, "solver", version=version, kind=kind))
 
     solver = pulse.policies["solver"]
     assert pulse.rates(NOW_MS).samples == 2.0
@@ -194,8 +160,7 @@ def test_the_pulse_counts_groups_once_and_other_runs_never(recipe: Recipe) -> No
 @pytest.fixture
 def moment(recipe: Recipe) -> Moment:
     figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
-    log = Log(figures, pulse)
-    topics = recipe.topics
+    log, topics = Log(figures, pulse), recipe.topics
     for number in range(40):
         log.say(topics.outcomes("solver"), outcome(number, (0.4, 0.4), version=number // 2, lengths=(3, 4)))
     metrics = {"staleness_mean": 0.75, "staleness_max": 1.0, "logprob_gap_mean": 3e-6}
@@ -203,27 +168,15 @@ def moment(recipe: Recipe) -> Moment:
     log.say(topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=20))
     log.say(topics.evals("solver"), EvalResult(run_id=RUN_ID, policy="solver", workflow="sums", avg_at_k=0.31))
     worker = WorkerStatus(
-        run_id=RUN_ID,
-        worker="rollout-sums-0",
-        state="behind",
-        detail="two versions",
-        tokens=200,
-        wasted_tokens=5,
+        run_id=RUN_ID, worker="rollout-sums-0", state="behind", detail="two versions", tokens=200, wasted_tokens=5,
         updated_ms=NOW_MS,
-    )
+    )  # fmt: skip
     log.say(topics.workers, worker, key=b"rollout-sums-0")
-    return Moment(
-        recipe=recipe,
-        figures=figures.figures({f"{recipe.name}.tasks.sums": 12}, NOW_MS),
-        pulse=pulse,
-        rates=pulse.rates(NOW_MS),
-        elapsed_s=75,
-        now_ms=NOW_MS,
-        processes={
-            "feed": ChildState("running", 1, 1, None),
-            "train-solver": ChildState("running", 2, 3, -9, "KeyError: 'x' at own.py:5 in loss"),
-        },
-    )
+    lasting = ChildState("running", 1, 1, None)
+    restarted = ChildState("running", 2, 3, -9, "KeyError: 'x' at own.py:5 in loss")
+    found = figures.figures({f"{recipe.name}.tasks.sums": 12}, NOW_MS)
+    processes = {"feed": lasting, "train-solver": restarted}
+    return Moment(recipe, found, pulse, pulse.rates(NOW_MS), 75, NOW_MS, processes)
 
 
 def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:
@@ -254,81 +207,15 @@ def test_the_page_tells_what_a_selector_said_once_it_rejects(moment: Moment) -> 
     assert "sums: 40 selected · 300 rejected · 1 forced" in drawn(status_table(status_of(replace(figures, workers=()))))
 
 
-def test_status_and_page_tell_what_the_run_stands_still_for(moment: Moment) -> None:
+def test_status_and_page_tell_what_the_run_stands_still_for_and_advice(moment: Moment) -> None:
     stands = Standstill("solver", "no_worker", NOW_MS, "solver has not made a version: no worker is alive.")
-    figures = replace(moment.figures, standstill=stands)
+    advice = (Advice("solver", "one_reward", "All have reward 0: look."),)
+    figures = replace(moment.figures, standstill=stands, advice=advice)
     for shown in (drawn(page(replace(moment, figures=figures))), drawn(status_table(status_of(figures)))):
-        assert "stands still" in shown
-        assert "solver has not made a version: no worker is alive." in shown
+        for words in ("stands still", "solver has not made a version: no worker is alive.", "All have reward 0: look."):
+            assert words in shown
     assert "stands still (no_worker)" in line(replace(moment, figures=figures))
     assert plain(status_of(figures))["standstill"]["cause"] == "no_worker"
-
-
-def test_status_and_page_tell_advice(moment: Moment) -> None:
-    figures = replace(moment.figures, advice=(Advice("solver", "one_reward", "All have reward 0: look."),))
-    for shown in (drawn(page(replace(moment, figures=figures))), drawn(status_table(status_of(figures)))):
-        assert "All have reward 0: look." in shown
-
-
-def test_replays_are_told_beside_the_fresh_groups(recipe: Recipe) -> None:
-    figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
-    log = Log(figures, pulse)
-
-    def shown() -> tuple[str, str, str]:
-        found = figures.figures({}, NOW_MS)
-        moment = Moment(recipe, found, pulse, pulse.rates(NOW_MS), 0, NOW_MS, {})
-        return drawn(page(moment)), line(moment), drawn(status_table(status_of(found)))
-
-    uses = [GroupUse("sums", number, use) for number, use in ((0, 0), (1, 0), (2, 0), (0, 1))]
-    for use in uses:
-        log.say(recipe.topics.outcomes("solver"), outcome(use.number, use=use.use))
-    log.say(
-        recipe.topics.batches("solver"),
-        BatchTrained(run_id=RUN_ID, policy="solver", version=1, groups=tuple(uses[:3])),
-    )
-    assert "replayed" not in shown()[1]
-    log.say(recipe.topics.outcomes("solver"), outcome(1, use=1))
-    log.say(
-        recipe.topics.batches("solver"),
-        BatchTrained(run_id=RUN_ID, policy="solver", version=2, groups=tuple(uses[3:])),
-    )
-    whole, short, status = shown()
-    words = "solver: 2 replays, 1 trained beside 3 fresh groups (25%), 0 discarded, 1 not yet"
-    assert words in whole
-    assert words in status
-    assert "trained=3 " in short
-    assert "replayed=1 " in short
-
-
-def test_the_status_tells_which_revision_is_in_force_and_from_which_task_on(moment: Moment) -> None:
-    chains = {0: ("validate",), 1: ("pods m=4",), 2: ("validate", "replay_latest ratio=0.5"), 3: ()}
-    begins = {0: {"sums": 0, "games": 0}, 2: {"sums": 12, "games": 7}}
-    revisions = tuple(
-        RevisionFigures(number, chain, number > 0, 9, 8, begins.get(number, {}), in_force=number == 2)
-        for number, chain in chains.items()
-    )
-
-    def shown(revisions: tuple[RevisionFigures, ...]) -> list[str]:
-        status = status_of(replace(moment.figures, revisions=revisions, workers=()))
-        lines = drawn(status_table(status)).splitlines()
-        return [line.partition("revision")[2].strip() for line in lines if line.startswith("revision")]
-
-    assert shown(revisions) == [
-        "0: 9 groups, 8 kept by validate",
-        "1 never in force: 9 groups, 8 kept by pods m=4",
-        "2 in force from task sums:12, games:7 on: 9 groups, 8 kept by validate → replay_latest ratio=0.5",
-        "3 not yet in force: 9 groups, 8 kept by no chain",
-    ]
-    alone = replace(revisions[0], in_force=True)
-    assert shown((alone,)) == ["0 in force: 9 groups, 8 kept by validate"]
-    assert shown((replace(revisions[0], begins={}),)) == ["0: 9 groups, 8 kept by validate"], "no feeder spoke yet"
-
-
-def test_the_status_of_a_short_run_tells_one_reward(moment: Moment) -> None:
-    for first, words in (({}, "reward 0.42\n"), ({"solver": 0.31}, "reward 0.31 → 0.42\n")):
-        figures = replace(moment.figures, reward_first=first, reward_last={"solver": 0.42}, workers=())
-        shown = drawn(status_table(status_of(figures)))
-        assert f"solver at version 20, {words}" in "\n".join(map(str.rstrip, shown.splitlines()))
 
 
 def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:
@@ -357,15 +244,6 @@ def test_a_dead_letter_of_no_number_is_shown_beside_the_groups(recipe: Recipe) -
     assert "dead letter" not in drawn(status_table(status_of(figures.figures({}, NOW_MS))))
 
 
-def test_letters_that_were_sent_back_count_once(recipe: Recipe) -> None:
-    pulse = Pulse(RUN_ID, recipe)
-    log = Log(pulse)
-    for letter in (DeadLetter(run_id=RUN_ID), DeadLetter(run_id=RUN_ID, reason="redriven", redrives=0)):
-        log.say(recipe.topics.dead_letters, letter)
-
-    assert pulse.dead_letters == 1
-
-
 def test_a_pipe_gets_the_same_in_one_line(moment: Moment) -> None:
     assert "solved" in line(replace(moment, figures=replace(moment.figures, state="finished", ended="solved")))
     shown = line(moment)
@@ -392,10 +270,6 @@ def test_a_run_that_has_nothing_to_show_says_what_it_is_at(recipe: Recipe) -> No
     assert "version -/80 (warming up: exact match 0.12)" in line(moment())
     assert "warming up: exact match 0.12" in drawn(page(moment()))
     assert "components start" in line(moment(NOW_MS + 3_600_000)), "a trainer that was killed says nothing more"
-
-
-def test_a_run_that_goes_on_says_where_it_has_got_to(moment: Moment) -> None:
-    assert resumed(moment.recipe, moment.figures).startswith("resumed: solver at version 20 of 80; of 0 groups 0 are")
 
 
 def test_the_last_page_shows_no_lag_and_no_worker_that_is_gone(moment: Moment) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
-from test_curation import group, message, read
+from test_curation import RECIPE, group, message, read
 
 from headrace.consumers.algorithms.chain import Chain, ChainError
 from headrace.consumers.algorithms.contract import Candidate, Keep, Replay, Result
@@ -67,15 +67,7 @@ class Asks(EveryThird):
 
 
 def recipe(*chain: object) -> Recipe:
-    return Recipe.model_validate(
-        {
-            "name": "t",
-            "policies": {"solver": {"path": "/models/any"}},
-            "workflows": {"sums": {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}},
-            "trainer": {"max_staleness": 2},
-            "curate": {"chain": chain},
-        }
-    )
+    return Recipe.model_validate({**RECIPE.model_dump(), "curate": {"chain": chain}})
 
 
 def partition(*chain: object) -> CuratorPartition:
@@ -136,16 +128,14 @@ def test_the_same_records_give_the_same_replays_whether_live_or_restored_half_wa
     assert second.snapshot() == live.snapshot()
 
 
-@pytest.mark.parametrize(("room", "most"), [(0, 2 * 8), (-1000, 8)], ids=["now and then", "at every group"])
-def test_what_a_chain_holds_no_more_is_forgotten_but_not_before_its_last_use(
-    monkeypatch: pytest.MonkeyPatch, room: int, most: int
-) -> None:
-    monkeypatch.setattr(uses, "ROOM", room)
-    state, sizes = partition(), []
-    for number in range(200):
-        curated(state, [number])
-        sizes.append(len(state._uses._groups[0]))
-    assert 4 < max(sizes) <= most
+def test_what_a_chain_holds_no_more_is_forgotten_but_not_before_its_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room, most in ((0, 2 * 8), (-1000, 8)):  # now and then, and at every group
+        monkeypatch.setattr(uses, "ROOM", room)
+        state, sizes = partition(), []
+        for number in range(200):
+            curated(state, [number])
+            sizes.append(len(state._uses._groups[0]))
+        assert 4 < max(sizes) <= most
 
 
 def revisions(*chains: object) -> CuratorPartition:
@@ -207,33 +197,17 @@ def test_three_revisions_full_of_replays_fit_into_one_snapshot() -> None:
     assert 4 << 20 < 10 * len(json.dumps(state, separators=(",", ":"))) < MESSAGE_BYTES - (2 << 20)
 
 
-def test_a_chain_without_replays_remembers_nothing_of_what_it_kept() -> None:
-    state = partition("drop_zero_variance")
-    curated(state, range(10))
-    assert not state._uses._groups
-
-
-@pytest.mark.parametrize(
-    ("number", "use", "weight", "words"),
-    [
-        (8, 1, 1.0, "never kept that group"),
-        (4, 2, 1.0, "it is use 1 that comes next"),
-        (4, 0, 1.0, "it is use 1 that comes next"),
-        (4, 1, 0.0, "weight 0"),
-        (4, 1, float("nan"), "weight nan"),
-    ],
-)
-def test_what_is_no_next_use_of_a_group_that_was_kept_is_refused(
-    number: int, use: int, weight: float, words: str
-) -> None:
-    state = partition({"use": "test_replays:Asks", "number": number, "use_": use, "weight": weight})
-    curated(state, [1])
-    with pytest.raises(ChainError, match=words):
-        curated(state, [0])
-
-
-def test_a_group_that_was_dropped_is_not_trained_on_again() -> None:
-    state = partition({"use": "test_replays:Asks", "number": 4, "use_": 1}, "drop_zero_variance")
-    curated(state, [1], rewards=(1.0, 1.0))
-    with pytest.raises(ChainError, match="never kept that group"):
-        curated(state, [0])
+def test_what_is_no_next_use_of_a_group_that_was_kept_is_refused() -> None:
+    for number, use, weight, rewards, words in (
+        (8, 1, 1.0, (1.0, 0.0), "never kept that group"),
+        (4, 1, 1.0, (1.0, 1.0), "never kept that group"),
+        (4, 2, 1.0, (1.0, 0.0), "it is use 1 that comes next"),
+        (4, 0, 1.0, (1.0, 0.0), "it is use 1 that comes next"),
+        (4, 1, 0.0, (1.0, 0.0), "weight 0"),
+        (4, 1, float("nan"), (1.0, 0.0), "weight nan"),
+    ):
+        asks = {"use": "test_replays:Asks", "number": number, "use_": use, "weight": weight}
+        state = partition(asks, "drop_zero_variance")
+        curated(state, [1], rewards=rewards)
+        with pytest.raises(ChainError, match=words):
+            curated(state, [0])

@@ -16,7 +16,7 @@ from headrace.infra.durations import duration_of
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, in_words
-from headrace.infra.store.object_store import SPARED_BY_GC, TAKEN_AS_STORED, ListedObject
+from headrace.infra.store.object_store import ListedObject
 from headrace.ops.retention.collector import RETIRED, UNNAMED, CollectionRequest, Counted, Plan, plan
 from headrace.ops.retention.keeping import WrittenVersion, ranges_of, retired_checkpoints, retired_weights
 from headrace.ops.retention.marking import Marker, Unreadable
@@ -84,21 +84,15 @@ def with_claims(kind: Any, path: str, claims: list[ClaimCheck]) -> Any:
     return kind(**changes)
 
 
-@pytest.mark.parametrize("kind", RECORDS)
-def test_every_object_that_any_kind_of_record_names_stays(kind: type) -> None:
-    claims: list[ClaimCheck] = []
-    record = with_claims(kind, kind.__name__, claims)
-    other = claim("named by nobody")
-    one = marker(*listed(*claims, other))
-    one.take(message(record))
-    assert unnamed(one) == {other.key}
-
-
-def test_the_kinds_that_hold_claims_were_found_by_that_test() -> None:
+def test_every_object_that_any_kind_of_record_names_stays() -> None:
     found = set()
     for kind in RECORDS:
         claims: list[ClaimCheck] = []
-        with_claims(kind, "", claims)
+        record = with_claims(kind, kind.__name__, claims)
+        other = claim("named by nobody")
+        one = marker(*listed(*claims, other))
+        one.take(message(record))
+        assert unnamed(one) == {other.key}, kind
         found |= {kind.__name__} if claims else set()
     assert found >= {"TrajectoryGroup", "WeightsPublished", "CheckpointPointer", "WarmStartExamples"}
 
@@ -127,17 +121,14 @@ def test_a_record_of_a_newer_build_stops_everything_and_is_named() -> None:
         marker().take(message(codec.MAGIC + b"\x01" * 8 + b"whatever"))
 
 
-@pytest.mark.parametrize(
-    ("topic", "key"),
-    [
+def test_a_version_that_cannot_be_read_stops_everything() -> None:
+    for topic, key in (
         (TOPICS.weights("solver"), b"3"),
         (TOPICS.state, checkpoint_key("solver", 3)),
         (TOPICS.state, retired_key("solver", WEIGHTS)),
-    ],
-)
-def test_a_version_that_cannot_be_read_stops_everything(topic: str, key: bytes) -> None:
-    with pytest.raises(Unreadable, match="nothing is deleted"):
-        marker().take(message(b"garbage", topic, key))
+    ):
+        with pytest.raises(Unreadable, match="nothing is deleted"):
+            marker().take(message(b"garbage", topic, key))
 
 
 def test_what_is_not_named_as_an_object_is_left_alone() -> None:
@@ -161,14 +152,10 @@ def test_what_a_worker_begins_with_stays_and_the_first_version_and_anchors_at_ch
 
 def test_more_versions_can_be_kept_and_no_fewer_than_a_worker_reads() -> None:
     assert retired_weights(versions(200, 25), (), keep=150, before_ms=0) == set(range(1, 50))
-    assert retired_weights(versions(64, 1), (), keep=1, before_ms=0) == set()
-    assert retired_weights(versions(65, 1), (), keep=1, before_ms=0) == set()
-    assert retired_weights(versions(66, 1), (), keep=1, before_ms=0) == {1}
-    assert retired_weights({}, (), keep=1, before_ms=0) == set()
-
-
-def test_a_policy_without_a_whole_version_keeps_all() -> None:
-    assert retired_weights({v: WrittenVersion(0, 0, "delta") for v in range(200)}, (), keep=1, before_ms=0) == set()
+    for count, gone in ((0, set()), (64, set()), (65, set()), (66, {1})):
+        assert retired_weights(versions(count, 1), (), keep=1, before_ms=0) == gone
+    no_whole = {v: WrittenVersion(0, 0, "delta") for v in range(200)}
+    assert retired_weights(no_whole, (), keep=1, before_ms=0) == set()
 
 
 def test_what_is_new_makes_nothing_dispensable_yet() -> None:
@@ -193,16 +180,9 @@ def test_ranges_hold_no_version_that_is_kept() -> None:
 
 
 def publish(one: Marker, version: int, weights: ClaimCheck, kind: str = "anchor", *shards: ClaimCheck) -> None:
+    named = tuple(NamedObject(f"model-{number}.safetensors", shard) for number, shard in enumerate(shards))
     files = (NamedObject("config.json", claim("config", "files")),)
-    event = WeightsPublished(
-        RUN,
-        "solver",
-        version=version,
-        kind=kind,
-        weights=weights,
-        shards=tuple(NamedObject(f"model-{number}.safetensors", shard) for number, shard in enumerate(shards)),
-        files=files,
-    )
+    event = WeightsPublished(RUN, "solver", version=version, kind=kind, weights=weights, shards=named, files=files)
     one.take(message(event, TOPICS.weights("solver")))
 
 
@@ -264,22 +244,14 @@ def test_what_was_retired_before_stays_retired_whatever_is_to_be_kept_now() -> N
     assert (more.retired, more.added) == ({("solver", WEIGHTS): ((1, 5),)}, {("solver", WEIGHTS): ((4, 5),)})
 
 
-def test_an_object_of_two_versions_stays_while_one_of_them_does() -> None:
-    same = claim("same", "weights")
-    one = marker(*listed(same))
-    for version in range(70):
-        publish(one, version, same if version in {2, 69} else claim(f"w{version}", "weights"))
-    assert list(of(plan(one, NO_AGE, NOW, PREFIX))) == []
-
-
-def test_the_files_of_an_anchor_go_and_stay_together() -> None:
+def test_the_files_of_an_anchor_go_and_stay_together_and_what_two_versions_share_stays() -> None:
     shards = [claim(what, "weights", ".safetensors") for what in ("3a", "3b", "60a", "60b")]
-    one = marker(*listed(*shards, claim("w3", "weights"), claim("w60", "weights")))
-    for version in range(70):
-        mine = {3: shards[:2], 60: shards[2:]}.get(version, [])
-        publish(one, version, claim(f"w{version}", "weights"), "anchor", *mine)
+    weights = {version: claim(f"w{version}", "weights") for version in range(70)} | {2: claim("w69", "weights")}
+    one = marker(*listed(*shards, weights[2], weights[3], weights[60]))
+    for version, own in weights.items():
+        publish(one, version, own, "anchor", *{3: shards[:2], 60: shards[2:]}.get(version, []))
     done = plan(one, NO_AGE, NOW, PREFIX)
-    assert {found.one.key for found in done.doomed} == {claim("w3", "weights").key, shards[0].key, shards[1].key}
+    assert {found.one.key for found in done.doomed} == {weights[3].key, shards[0].key, shards[1].key}
 
 
 def test_a_merged_delta_goes_with_the_version_that_it_leads_to() -> None:
@@ -310,19 +282,12 @@ def test_what_is_young_stays() -> None:
     assert (done.kept["young"], done.kept["named"].objects) == (Counted(1, 10), 0)
 
 
-def test_what_put_takes_as_stored_is_spared_long_enough_for_its_record() -> None:
-    assert timedelta(hours=12) <= SPARED_BY_GC - TAKEN_AS_STORED
-
-
-@pytest.mark.parametrize(("text", "hours"), [("0s", 0), ("90m", 1.5), ("36h", 36), ("2d", 48)])
-def test_an_age_is_a_number_and_a_unit(text: str, hours: float) -> None:
-    assert duration_of(text) == timedelta(hours=hours)
-
-
-@pytest.mark.parametrize("text", ["", "1", "d", "1.5h", "-1d", "1w"])
-def test_an_age_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="36h"):
-        duration_of(text)
+def test_an_age_is_a_number_and_a_unit() -> None:
+    for text, hours in (("0s", 0), ("90m", 1.5), ("36h", 36), ("2d", 48)):
+        assert duration_of(text) == timedelta(hours=hours)
+    for text in ("", "1", "d", "1.5h", "-1d", "1w"):
+        with pytest.raises(UsageError, match="36h"):
+            duration_of(text)
 
 
 def test_versions_of_a_shadow_are_kept_and_retired_beside_those_of_its_policy() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from headrace.app.views.offline_page import METRICS, retrain_page
-from headrace.ops.offline.experiment import COMPARED, Experiment, compared_metrics
+from headrace.app.views.offline_page import retrain_page
+from headrace.ops.offline.experiment import Experiment, compared_metrics
 from headrace.ops.offline.retrain import Compared, Fingerprints, Retrained
 from headrace.schemas.records import BatchTrained
 
@@ -47,7 +47,3 @@ def test_a_re_training_shows_which_versions_differ() -> None:
 
     assert "1 of 2 versions differ, the first is 4." in shown
     assert any("equal" in line for line in shown)
-
-
-def test_every_metric_that_is_compared_has_a_name_and_a_form() -> None:
-    assert set(COMPARED) == METRICS.keys()

@@ -9,20 +9,20 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from made_recipes import sums_recipe
 from structlog.testing import capture_logs
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Outgoing
-from headrace.infra.recipe.settings import Recipe, Rollout
+from headrace.infra.recipe.settings import Rollout
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import VersionGone
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.rollout.episodes import Outcome
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Slots
-from headrace.producers.rollout.threads import EpisodeThreads
 from headrace.producers.rollout.version_holds import VersionHolds
-from headrace.producers.rollout.watchdog import LONGEST_STEP_S, Stalled, StallWatch, Watchdog, stall_limit_s
+from headrace.producers.rollout.watchdog import LONGEST_STEP_S, Stalled, StallWatch, Watchdog
 from headrace.producers.rollout.worker import RolloutWorker, choose_workflow
 from headrace.producers.rollout.worker_status import Reporter, StatusPosts, WorkCounts
 from headrace.schemas import codec
@@ -43,16 +43,8 @@ def test_places_are_given_back_one_by_one_and_never_twice() -> None:
     first.close()
     second.close()
     assert slots.taken == 0
-
-
-def test_a_task_larger_than_the_worker_runs_alone() -> None:
-    slots = Slots(4)
-    large = slots.reserve(9)
-    assert large is not None
-    assert slots.reserve(1) is None
-    large.close()
-    assert slots.reserve(1) is not None
-    assert slots.reserve(9) is None
+    assert slots.reserve(9) is not None, "a task larger than the worker"
+    assert slots.reserve(1) is None, "and it runs alone"
 
 
 class Held:
@@ -175,17 +167,6 @@ def test_the_watchdog_ends_a_process_whose_loop_stands_still_and_no_other() -> N
     assert not spared.is_set()
 
 
-def test_threads_say_whether_a_call_never_came_back() -> None:
-    threads, may_go_on, began = EpisodeThreads(), threading.Event(), threading.Event()
-    call = threads.submit(lambda: began.set() or may_go_on.wait(60))
-    assert began.wait(60)
-    assert threads.busy
-    may_go_on.set()
-    assert call.result(60)
-    threads.shutdown()
-    assert not threads.busy
-
-
 def test_a_stall_is_counted_while_tasks_are_open_and_nothing_is_waited_for() -> None:
     watch = StallWatch()
     looks = [  # (seconds, what was made, whether it may wait), and what is counted
@@ -255,11 +236,6 @@ def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:
     ]
 
 
-def test_a_worker_may_be_silent_for_twice_an_episode_and_never_for_less_than_a_minute() -> None:
-    assert stall_limit_s(120.0) == 240.0
-    assert stall_limit_s(2.0) == 60.0
-
-
 def test_wasted_tokens_are_exact_when_nothing_is_under_way() -> None:
     tally = WorkCounts(delivered_tokens=100)
     tally.episode_ended(Outcome(0, episode={}, tokens=10))
@@ -270,24 +246,16 @@ def test_wasted_tokens_are_exact_when_nothing_is_under_way() -> None:
     assert tally.wasted_of(generated=130, tasks_open=0) == 30
 
 
-def recipe(*workflows: str) -> Recipe:
-    one = {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}
-    return Recipe.model_validate(
-        {"name": "r", "policies": {"solver": {"path": "x"}}, "workflows": dict.fromkeys(workflows, one)},
-    )
-
-
 def test_the_only_workflow_is_taken_and_of_several_one_must_be_named() -> None:
-    assert choose_workflow(recipe("sums"), None) == "sums"
-    assert choose_workflow(recipe("sums", "times"), "times") == "times"
-    with pytest.raises(UsageError, match="sums, times"):
-        choose_workflow(recipe("sums", "times"), None)
-    with pytest.raises(UsageError, match="no workflow 'sum'; it has sums"):
-        choose_workflow(recipe("sums"), "sum")
-
-
-def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="take one of torch"):
-        open_engine({}, Rollout(engine="torhc"), 1)
-    with pytest.raises(UsageError, match="there is no module no_such_module"):
-        open_engine({}, Rollout(engine="no_such_module:Engine"), 1)
+    one = sums_recipe()
+    two = sums_recipe(workflows=dict.fromkeys(("sums", "times"), one.workflows["sums"]))
+    assert (choose_workflow(one, None), choose_workflow(two, "times")) == ("sums", "times")
+    for recipe, name, said in ((two, None, "sums, times"), (one, "sum", "no workflow 'sum'; it has sums")):
+        with pytest.raises(UsageError, match=said):
+            choose_workflow(recipe, name)
+    for engine, said in (
+        ("torhc", "take one of torch"),
+        ("no_such_module:Engine", "there is no module no_such_module"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            open_engine({}, Rollout(engine=engine), 1)

@@ -46,10 +46,6 @@ def test_a_character_of_several_tokens_stands_with_its_last(tokenizer: Tokenizer
     assert texts.pieces([]) == []
 
 
-def test_a_sequence_that_ends_inside_a_character_says_so(tokenizer: Tokenizer, texts: TokenTexts) -> None:
-    assert texts.pieces(tokenizer.encode("a€").ids[:-1]) == ["a", "", "\N{REPLACEMENT CHARACTER}"]
-
-
 def sequence(tokenizer: Tokenizer, prompt: str = "2+3?", answer: str = "5") -> Sequence:
     asked, said = tokenizer.encode(prompt).ids, [*tokenizer.encode(answer).ids, END]
     first = len(said) - 1
@@ -75,14 +71,6 @@ def test_a_sequence_is_seen_with_texts_statistics_and_tokens(tokenizer: Tokenize
         ("<end>", 4, -0.25, 0.5),
     ]
     assert see_sequence(sequence(tokenizer), None, texts).each == ()
-
-
-def test_a_sequence_without_a_generated_token_is_seen_too(tokenizer: Tokenizer, texts: TokenTexts) -> None:
-    asked = tokenizer.encode("?").ids
-    bare = Sequence(np.array(asked, np.int32), np.zeros(1, np.float32), np.array([-1, 1], np.int32))
-    seen = see_sequence(replace(bare, spans=(Span("prompt", 1),)), None, texts)
-
-    assert (seen.tokens, seen.logprob_mean, seen.versions) == (0, None, {})
 
 
 def group(tokenizer: Tokenizer, answer: str = "5") -> WholeGroup:
@@ -173,20 +161,6 @@ def test_a_step_shows_short_answers_in_a_table(tokenizer: Tokenizer, texts: Toke
     assert "not used" in told
     assert "1 episodes failed: time_limit" in told
     assert "30 more groups" in told
-
-
-def test_long_answers_stand_below_their_numbers_and_are_cut_only_among_others(
-    tokenizer: Tokenizer, texts: TokenTexts
-) -> None:
-    whole = group(tokenizer, answer="word [bold] " * 100)
-
-    among, alone = (drawn(step_page(step_of(whole, texts, count))) for count in (2, 1))
-
-    assert "characters more" in among
-    assert "characters more" not in alone
-    assert alone.count("word [bold]") == 5 * 100
-    assert max(map(len, alone.splitlines())) <= 80
-    assert "--trajectory sums:9:SAMPLE" in alone
 
 
 def test_a_trajectory_is_shown_token_by_token(tokenizer: Tokenizer, texts: TokenTexts) -> None:

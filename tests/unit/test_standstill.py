@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
+from made_recipes import sums_recipe
 
 from headrace.infra.embedded.server_probe import Silence
 from headrace.infra.process.supervisor import ChildState
-from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.concluded import RECENT, ConcludedFold
 from headrace.ops.figures.failing import ENOUGH, FailingFold
 from headrace.ops.figures.standstill import (
@@ -29,14 +29,7 @@ from headrace.ops.figures.standstill import (
 from headrace.schemas.records import BatchTrained, DeadLetter, EpisodeError, GroupUse, Outcome, WorkerStatus
 
 NOW = 1_700_000_000_000
-RECIPE = Recipe.model_validate(
-    {
-        "name": "t",
-        "policies": {"solver": {"path": "x"}},
-        "workflows": {"sums": {"env": {"use": "a"}, "policies": {"solver": "solver"}}},
-        "trainer": {"steps": 9, "groups_per_batch": 4},
-    },
-)
+RECIPE = sums_recipe(trainer={"steps": 9, "groups_per_batch": 4})
 TRAJECTORIES, CURATED = RECIPE.topics.trajectories("solver"), RECIPE.topics.curated("solver")
 MADE = {0: NOW - 130_000, 1: NOW - 125_000, 2: NOW - 120_000}
 """The third version but one is two minutes old, where one takes five seconds."""
@@ -86,87 +79,62 @@ def test_nothing_is_said_while_versions_come_nor_of_a_policy_that_has_made_its_l
     assert said(ROLLING, made={9: NOW - 900_000}) is None
     assert said(made={}, began_ms=NOW - FIRST_MS) is None, "components start"
     assert said(ROLLING, began_ms=NOW - 1000) is None, "it was at rest, and was begun again a second ago"
-
-
-def test_a_trainer_that_reports_long_work_is_not_overdue() -> None:
     warming = WorkerStatus(worker="train-solver", state="warming up", detail="reward 0.1", updated_ms=NOW - 1000)
-    assert said(warming, made={}, began_ms=NOW - 9 * FIRST_MS) is None
+    assert said(warming, made={}, began_ms=NOW - 9 * FIRST_MS) is None, "a trainer that reports long work"
+    silent = (Silence("the broker (process 7)", NOW - 60_000, "kill it"),)
+    assert said(ROLLING, made=YOUNG, silent=silent, episodes=failed(400, NOW - 9000)) is None, "servers come first"
 
 
-@pytest.mark.parametrize(
-    ("cause", "words", "found"),
-    [
+def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what_to_do() -> None:
+    seen = replace(ROLLING, updated_ms=NOW - 60_000)
+    behind = WorkerStatus(worker="a", workflow="sums", state="behind", detail="served at version 1", updated_ms=NOW)
+    warming = WorkerStatus(worker="train-solver", state="warming up", detail="reward 0.1", updated_ms=NOW - 600_000)
+    silent = (Silence("the broker (process 7)", NOW - 60_000, "kill it"),)
+    dead, there = ChildState("waiting", None, 3, 1), ChildState("running", 7, 1, None)
+    begun: dict[str, Any] = {"made": {}, "began_ms": NOW - 900_000, "logs": "/data/logs"}
+    for cause, found, *words in (
         (
             "server",
-            ("the broker (process 7) has not answered since 22:12:20 UTC", "What you can do: kill it."),
-            said(ROLLING, silent=(Silence("the broker (process 7)", NOW - 60_000, "kill it"),)),
+            said(ROLLING, silent=silent),
+            "the broker (process 7) has not answered since 22:12:20 UTC",
+            "kill it",
         ),
         (
             "trainer",
-            (
-                "has not made its first weights since 22:03:20 UTC",
-                "it last reported warming up: reward 0.1",
-                "train-solver is waiting, started 3 times, and ended with exit code 1",
-                "look into /data/logs/train-solver.log",
-            ),
-            said(
-                ROLLING,
-                WorkerStatus(worker="train-solver", state="warming up", detail="reward 0.1", updated_ms=NOW - 600_000),
-                made={},
-                began_ms=NOW - 900_000,
-                processes={"train-solver": ChildState("waiting", None, 3, 1)},
-                logs="/data/logs",
-            ),
+            said(ROLLING, warming, processes={"train-solver": dead}, **begun),
+            "has not made its first weights since 22:03:20 UTC",
+            "it last reported warming up: reward 0.1",
+            "train-solver is waiting, started 3 times, and ended with exit code 1",
+            "look into /data/logs/train-solver.log",
         ),
-        ("no_worker", ("no worker is alive", "headrace rollout --run"), said()),
+        ("no_worker", said(), "no worker is alive", "headrace rollout --run"),
         (
             "no_worker",
-            ("no worker is alive; the last was seen at 22:12:20 UTC; process 7 of rollout-sums-0 is there and may be",),
-            said(
-                WorkerStatus(worker="rollout-sums-0", workflow="sums", state="rolling", updated_ms=NOW - 60_000),
-                processes={"rollout-sums-0": ChildState("running", 7, 1, None)},
-            ),
+            said(seen, processes={"rollout-sums-0": there}),
+            "no worker is alive; the last was seen at 22:12:20 UTC; process 7 of rollout-sums-0 is there and may be",
         ),
-        (
-            "waiting",
-            ("no worker plays: a is behind (solver is served at version 1, its head is 2)",),
-            said(
-                WorkerStatus(
-                    worker="a",
-                    workflow="sums",
-                    state="behind",
-                    detail="solver is served at version 1, its head is 2",
-                    updated_ms=NOW,
-                ),
-            ),
-        ),
+        ("waiting", said(behind), "no worker plays: a is behind (served at version 1)"),
         (
             "dropped",
-            ("of 10 groups 10 were dropped, 10 of them as zero_variance", "solved", "harder tasks"),
             said(ROLLING, groups=dropped(10)),
+            "of 10 groups 10 were dropped, 10 of them as zero_variance",
+            "harder tasks",
         ),
-        ("feeder", ("no task is open", "look into the log of feed"), said(ROLLING, in_flight=0)),
+        ("feeder", said(ROLLING, in_flight=0), "no task is open", "look into the log of feed"),
         (
             "curator",
-            ("5 groups wait for the curator, which has concluded none", "headrace curate --policy solver --run"),
             said(ROLLING, lag={TRAJECTORIES: 5}),
+            "5 groups wait for the curator, which has concluded none",
+            "headrace curate --policy solver --run",
         ),
-        ("trainer", ("groups wait for the trainer",), said(ROLLING, lag={CURATED: 4})),
-        (
-            "playing",
-            ("1 workers play 7 episodes, and no group has come, where a batch takes 4", "takes 120 s is ended"),
-            said(ROLLING),
-        ),
-    ],
-)
-def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what_to_do(
-    cause: str, words: tuple[str, ...], found: Standstill | None
-) -> None:
-    assert found is not None
-    assert found.cause == cause
-    assert found.sentence.startswith("solver has not made ")
-    for some in (*words, "By itself: ", "What you can do: "):
-        assert some in found.sentence
+        ("trainer", said(ROLLING, lag={CURATED: 4}), "groups wait for the trainer"),
+        ("playing", said(ROLLING), "1 workers play 7 episodes, and no group has come, where a batch takes 4"),
+    ):
+        assert found is not None
+        assert found.cause == cause
+        assert found.sentence.startswith("solver has not made ")
+        for some in (*words, "By itself: ", "What you can do: "):
+            assert some in found.sentence
 
 
 def test_a_worker_that_rolls_beside_one_that_waits_is_not_what_is_short() -> None:
@@ -271,11 +239,6 @@ def test_a_run_in_which_nothing_ever_succeeds_is_hopeless_after_the_recipes_time
     recent = failed(4000, NOW - 400_000)
     assert (found := said(ROLLING, made=YOUNG, began_ms=NOW - 100_000, episodes=recent)) is not None
     assert not found.hopeless, "what failed before it was started again was another source's, perhaps"
-
-
-def test_servers_that_are_silent_come_before_episodes_that_fail() -> None:
-    silent = (Silence("the broker (process 7)", NOW - 60_000, "kill it"),)
-    assert said(ROLLING, made=YOUNG, silent=silent, episodes=failed(400, NOW - 9000)) is None
 
 
 def test_workers_that_all_wait_for_their_environment_are_told_at_once() -> None:

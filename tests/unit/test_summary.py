@@ -26,7 +26,6 @@ from headrace.ops.figures.summary import (
     eval_ends,
     lengths_of,
     log_cpu_share,
-    mean_of,
     progress_of,
     summarize,
 )
@@ -73,11 +72,6 @@ def test_evaluations_of_the_first_and_last_version_are_averaged_over_workflows()
     assert eval_ends([]) == (None, None)
 
 
-def test_what_was_never_measured_is_none_and_not_nought() -> None:
-    assert mean_of([None, 0.5, 1.0]) == 0.75
-    assert mean_of([None]) is None
-
-
 def run_of(recipe_name: str = "arithmetic") -> Run:
     recipe = load_recipe(recipe_name)
     address = RunAddress(Connection("127.0.0.1:1"), recipe.name)
@@ -88,36 +82,21 @@ def messages(run: Run) -> list[Message]:
     """Ten versions of two groups each: rewards rise from 0.0 to 0.9, every second group of a version is dropped."""
     topics = run.topics
     found: list[tuple[str, Any, int, bytes]] = []
-    groups = []
     for number in range(20):
         reward = number // 2 / 10
-        kept = number % 2 == 0
-        groups += [GroupUse("sums", number)] if kept else []
+        said = ("kept", "") if number % 2 == 0 else ("dropped", "zero_variance")
         record = Outcome(
-            run_id=RUN_ID,
-            stream="sums",
-            number=number,
-            policy="solver",
-            verdict="kept" if kept else "dropped",
-            reason="" if kept else "zero_variance",
-            component="curate",
-            rewards=(reward, reward),
-            lengths=(4, 6),
-            head_version=number // 2,
-        )
+            RUN_ID, "sums", number, policy="solver", verdict=said[0], reason=said[1], component="curate",
+            rewards=(reward, reward), lengths=(4, 6), head_version=number // 2,
+        )  # fmt: skip
         found.append((topics.outcomes("solver"), record, 1000 + 100 * number, b""))
     batch = BatchTrained(
-        run_id=RUN_ID,
-        policy="solver",
-        version=10,
-        created_ms=7500,
-        groups=tuple(groups),
-        metrics={"seconds_step": 6.0, "seconds_commit": 1.0},
-    )
+        RUN_ID, "solver", version=10, created_ms=7500, metrics={"seconds_step": 6.0, "seconds_commit": 1.0},
+        groups=tuple(GroupUse("sums", number) for number in range(0, 20, 2)),
+    )  # fmt: skip
     state = Snapshot(run_id=RUN_ID, component="feed", body=json.dumps({"next": {"sums": 20}}).encode())
-    worker = WorkerStatus(
-        run_id=RUN_ID, worker="w", tokens=250, wasted_tokens=20, seconds={"generate": 2.0, "produce": 1.0, "wait": 90.0}
-    )
+    seconds = {"generate": 2.0, "produce": 1.0, "wait": 90.0}
+    worker = WorkerStatus(run_id=RUN_ID, worker="w", tokens=250, wasted_tokens=20, seconds=seconds)
     found += [
         (topics.batches("solver"), batch, 4000, b""),
         (topics.evals("solver"), EvalResult(run_id=RUN_ID, policy="solver", version=0, avg_at_k=0.25), 4000, b""),
@@ -152,29 +131,21 @@ def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Summary:
 
 
 def test_a_summary_says_what_came_of_the_run(found: Summary) -> None:
-    summary = plain(found)
-    assert summary["run"] == "arithmetic"
-    assert summary["versions"] == 10
-    assert summary["wall_s"] == 12.3
-    assert summary["reward_first"] == pytest.approx(0.2)
-    assert summary["reward_last"] == pytest.approx(0.7)
+    summary, block = plain(found), found.policies["solver"]
+    assert json.loads(json.dumps(summary)) == summary
+    assert (summary["run"], summary["versions"], summary["wall_s"]) == ("arithmetic", 10, 12.3)
+    assert (summary["reward_first"], summary["reward_last"]) == pytest.approx((0.2, 0.7))
     assert (summary["eval_first"], summary["eval_last"]) == (None, 0.25)
-    assert summary["groups"] == {
-        "issued": 20,
-        "trained": 10,
-        "discarded": {"zero_variance": 10},
-        "dead": 0,
-        "in_flight": 0,
-    }
+    groups = {"issued": 20, "trained": 10, "discarded": {"zero_variance": 10}, "dead": 0, "in_flight": 0}
+    assert summary["groups"] == groups
     assert summary["audit"] == {"ok": True, "lost": 0, "doubled": 0}
-    assert summary["log_share"] == pytest.approx(2 / 10)
-    assert summary["log_cpu_share"] == pytest.approx(0.2)
-    assert summary["samples_per_s"] == pytest.approx(40 / 1.9, abs=0.1)
-    assert summary["tokens_per_s"] == pytest.approx(200 / 1.9, abs=0.1)
+    assert (summary["log_share"], summary["log_cpu_share"]) == pytest.approx((2 / 10, 0.2))
+    assert (summary["samples_per_s"], summary["tokens_per_s"]) == pytest.approx((40 / 1.9, 200 / 1.9), abs=0.1)
     assert (summary["tokens"], summary["wasted_tokens"]) == (250, 50), "200 came to a curator, the worker knew of 20"
     assert summary["data"]["bytes"] >= 10_000
     assert summary["policies"]["solver"]["weights"]["greatest_skew"] == 0
     assert summary["policies"]["solver"]["lengths"]["bias"] == {"ratio": 1.0, "low": 1.0, "high": 1.0}
+    assert (block.trajectories, block.progress) == (40, ((10, 40, 6.5),))
 
 
 def test_lengths_are_those_of_trained_and_of_discarded_groups() -> None:
@@ -194,51 +165,29 @@ def test_progress_counts_what_was_rolled_out_before_a_version_and_groups_of_no_k
     assert progress_of(points, seconds) == ((0, 2, 4.5), (1, 26, 6.0), (2, 34, 7.0), (3, 34, 9.0))
 
 
-def test_a_summary_tells_what_each_version_took(found: Summary) -> None:
-    block = found.policies["solver"]
-    assert block.trajectories == 40
-    assert block.progress == ((10, 40, 6.5),)
-
-
-def test_a_summary_is_plain_json(found: Summary) -> None:
-    assert json.loads(json.dumps(plain(found))) == plain(found)
-
-
-def test_the_closing_page_tells_of_dead_letters_of_no_number(found: Summary) -> None:
-    assert found.unnumbered_letters == {"undecodable": 1}
-    console = Console(width=100, force_terminal=False)
+def shown(found: Summary, width: int = 100, again: str = "headrace up arithmetic") -> str:
+    console = Console(width=width, force_terminal=False)
     with console.capture() as captured:
-        show_summary(found, console, "headrace", "headrace up arithmetic")
-    assert "1 dead letter of no training number (1 undecodable)" in captured.get()
-
-
-def shown(found: Summary) -> str:
-    console = Console(width=100, force_terminal=False)
-    with console.capture() as captured:
-        show_summary(found, console, "headrace", "headrace up arithmetic")
+        show_summary(found, console, "headrace", again)
     return captured.get()
 
 
-def test_the_closing_page_tells_which_share_of_the_trained_groups_was_replayed(found: Summary) -> None:
-    assert "replays " not in shown(found)
-    counts = replace(found.policies["solver"].groups, replays=12, replayed=10, replays_discarded=1)
-    solver = replace(found.policies["solver"], groups=counts)
-    words = "solver: 12 replays, 10 trained beside 10 fresh groups (50%)"
-    assert words in shown(replace(found, policies={"solver": solver}))
-
-
-def test_the_closing_page_tells_where_the_run_stood_still(found: Summary) -> None:
-    assert found.stood_still == ()
-    assert "stood still" not in shown(found)
-    assert "made no version for 130 s" in shown(replace(found, stood_still=("solver made no version for 130 s",)))
-
-
-def test_the_closing_page_of_a_short_run_tells_no_reward_twice(found: Summary) -> None:
-    assert "held-out reward  0.25 " in shown(found)
-    solver = replace(found.policies["solver"], reward_first=None, reward_last=0.4, eval_last=None)
-    page = shown(replace(found, policies={"solver": solver}))
-    assert "training reward  0.40 " in page
-    assert "held-out reward  not measured" in page
+def test_the_closing_page_tells_what_came_of_the_run(found: Summary) -> None:
+    page, solver = shown(found), found.policies["solver"]
+    assert "1 dead letter of no training number (1 undecodable)" in page
+    assert "held-out reward  0.25 " in page, "no reward twice"
+    assert "replays " not in page
+    assert "stood still" not in page
+    counts = replace(solver.groups, replays=12, replayed=10, replays_discarded=1)
+    solver = replace(solver, groups=counts, reward_first=None, reward_last=0.4, eval_last=None)
+    page = shown(replace(found, policies={"solver": solver}, stood_still=("solver made no version for 130 s",)))
+    for words in (
+        "solver: 12 replays, 10 trained beside 10 fresh groups (50%)",
+        "made no version for 130 s",
+        "training reward  0.40 ",
+        "held-out reward  not measured",
+    ):
+        assert words in page
 
 
 def test_the_closing_page_has_the_rewards_of_each_policy_and_no_mean_of_them(found: Summary) -> None:
@@ -258,16 +207,10 @@ def test_the_closing_page_has_the_rewards_of_each_policy_and_no_mean_of_them(fou
 
 
 def test_the_closing_page_gives_four_commands_unbroken(found: Summary) -> None:
-    console = Console(width=60, force_terminal=False)
     again = "headrace up arithmetic --data /some/where/quite/far/away --set trainer.steps=10"
-
-    with console.capture() as captured:
-        show_summary(found, console, "headrace", again)
-
-    page = captured.get()
-    assert "0.20 → 0.70" in page
-    assert "closes" in page
-    assert "20.0% of 250 generated tokens" in page
+    page = shown(found, 60, again)
+    for words in ("0.20 → 0.70", "closes", "20.0% of 250 generated tokens"):
+        assert words in page
     lines = [line.strip() for line in page.splitlines()]
     assert "headrace up arithmetic --data /some/where/quite/far/away --set trainer.steps=20 --new-recipe" in lines
     assert [line for line in lines if line.startswith("headrace inspect --step 10 --data ")]
@@ -275,16 +218,11 @@ def test_the_closing_page_gives_four_commands_unbroken(found: Summary) -> None:
 
 
 def test_the_closing_page_of_a_solved_run_says_so_and_how_to_go_on(found: Summary) -> None:
-    def shown(feed: FeedSettings) -> str:
-        console = Console(width=100, force_terminal=False)
-        with console.capture() as captured:
-            show_summary(replace(found, ended="solved", feed=feed), console, "headrace", "headrace up arithmetic")
-        return captured.get()
-
-    page = shown(found.feed)
-    assert "ended as solved" in page
-    assert "more than 95.0% (feed.solved_share)" in page
-    assert "headrace up arithmetic --set feed.raise_tier=true --new-recipe" in page
-    assert "headrace up arithmetic --set feed.solved_share=0.975 --new-recipe" in page
+    solved = replace(found, ended="solved")
+    page = shown(solved)
+    for words in ("ended as solved", "more than 95.0% (feed.solved_share)"):
+        assert words in page
+    for setting in ("raise_tier=true", "solved_share=0.975"):
+        assert f"headrace up arithmetic --set feed.{setting} --new-recipe" in page
     assert "trainer.steps" not in page
-    assert "raise_tier" not in shown(FeedSettings(0.9, raise_tier=True))
+    assert "raise_tier" not in shown(replace(solved, feed=FeedSettings(0.9, raise_tier=True)))

@@ -87,13 +87,6 @@ def chains(curator: CuratorPartition) -> list[str]:
     return sorted(json.loads(curator.snapshot())["chains"])
 
 
-def test_a_group_goes_through_the_chain_of_its_stamp_whatever_came_before_it() -> None:
-    curator = partition(RECIPE, chained(RECIPE, Use(use="validate")))
-    assert outcome_of(curator, 0, 0, 1.0, 1.0) == ("dropped", "zero_variance")
-    assert outcome_of(curator, 8, 1, 1.0, 1.0) == ("kept", "")
-    assert outcome_of(curator, 4, 0, 1.0, 1.0) == ("dropped", "zero_variance")
-
-
 def test_an_old_chain_ends_when_all_below_the_first_number_of_the_new_one_is_concluded() -> None:
     curator = partition(chained(RECIPE, *REPLAYING), RECIPE)
     outcome_of(curator, 0, 0)
@@ -250,18 +243,15 @@ def test_every_form_in_which_the_pages_write_a_chain_is_one(tmp_path: Path) -> N
     assert lengths == [6, 6, 2]
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
+def test_a_file_that_holds_more_than_a_chain_or_none_is_told_by_its_keys(tmp_path: Path) -> None:
+    file = tmp_path / "chain.toml"
+    for text, told in (
         ("steps = 4\n[[curate.chain]]\nuse = 'validate'\n", "of \\[curate\\]; beside them it has steps$"),
         ("[[curate.chain]]\nuse = 'validate'\n[curate.more]\na = 1\n", r"beside them it has curate\.more$"),
         ("chain = ['validate']\nsteps = 4\n", "beside them it has chain, steps$"),
         ("curate = 3\n", "of \\[curate\\]; it has none$"),
         ("", "of \\[curate\\]; it has none$"),
-    ],
-)
-def test_a_file_that_holds_more_than_a_chain_or_none_is_told_by_its_keys(text: str, told: str, tmp_path: Path) -> None:
-    file = tmp_path / "chain.toml"
-    file.write_text(text)
-    with pytest.raises(UsageError, match=told):
-        with_chain(RECIPE, file)
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=told):
+            with_chain(RECIPE, file)

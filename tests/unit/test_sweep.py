@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -22,9 +22,8 @@ from headrace.ops import opened_run as opened_runs
 from headrace.ops.compare import sweep as sweeps
 from headrace.ops.compare.comparison import PlayedRun
 from headrace.ops.compare.run_result import read_result
-from headrace.ops.compare.sweep import Place, command_of, in_a_line, place_of, play
+from headrace.ops.compare.sweep import Place, command_of, place_of, play
 from headrace.ops.compare.sweep_file import Sweep, SweepRun, load_sweep
-from headrace.ops.plain_json import plain
 
 SWEEP = """
 name = "s"
@@ -162,20 +161,6 @@ def test_a_run_that_fails_is_told_with_its_last_lines_and_the_others_go_on(scene
     assert "error: no room on the disk" in scene.said[1]
 
 
-def test_the_json_of_a_run_is_its_whole_summary_with_what_is_not_compared(scene: Scene) -> None:
-    scene.play()
-    (place_of(scene.data, scene.runs[0]).summary).write_text(json.dumps({**SUMMARY, "weights_hash": "abc"}))
-    assert plain(scene.play()["s-a-1"])["summary"] == {**SUMMARY, "weights_hash": "abc"}
-
-
-def test_a_summary_that_is_none_is_refused_with_what_is_wrong_in_it(scene: Scene) -> None:
-    scene.play()
-    place = place_of(scene.data, scene.runs[0])
-    place.summary.write_text(json.dumps({**SUMMARY, "wall_s": "long"}))
-    with pytest.raises(UsageError, match=r"summary\.json cannot be read \(wall_s: .*valid number.*\): remove "):
-        scene.play()
-
-
 def test_only_what_is_missing_is_played_again_and_nothing_is_started_for_nothing(scene: Scene) -> None:
     scene.scripts["a"] = "sys.exit(1)"
     scene.play()
@@ -202,27 +187,27 @@ def test_topics_and_objects_of_a_run_go_once_its_summary_is_there(scene: Scene) 
     scene.play()
     assert {"s-a-1.recipe", "s-a-1.curated.solver", "s-a-1.tasks.sums", "of-it/weights"} <= set(scene.deleted)
     assert not [name for name in scene.deleted if name.startswith("s-b-1")], "it is gone on with"
-
-
-def test_what_a_sweep_that_was_killed_left_of_runs_that_are_done_goes_too(scene: Scene) -> None:
-    scene.scripts["b"] = "sys.exit(1)"
-    scene.play()
     scene.deleted.clear()
     scene.play()
-    assert "s-a-1.recipe" in scene.deleted
-
-
-def test_the_folder_of_a_run_or_of_another_sweep_is_refused(scene: Scene) -> None:
-    scene.play()
-    scene.sweep = scene.sweep.model_copy(update={"name": "other"})
-    with pytest.raises(UsageError, match="holds run s-a-1, which is none of sweep other"):
-        scene.play()
-
-
-def test_keep_keeps_them(scene: Scene) -> None:
+    assert "s-a-1.recipe" in scene.deleted, "also where a sweep was killed before it deleted them"
+    scene.deleted.clear()
     scene.sweep = scene.sweep.model_copy(update={"keep": True})
     scene.play()
     assert not scene.deleted
+
+
+def test_what_cannot_be_compared_is_refused(scene: Scene) -> None:
+    scene.play()
+    place = place_of(scene.data, scene.runs[0])
+    place.summary.write_text(json.dumps({**SUMMARY, "wall_s": "long"}))
+    with pytest.raises(UsageError, match=r"summary\.json cannot be read \(wall_s: .*valid number.*\): remove "):
+        scene.play()
+    place.source.write_text("the hash of another")
+    with pytest.raises(UsageError, match="over another archive"):
+        scene.play()
+    scene.sweep = scene.sweep.model_copy(update={"name": "other"})
+    with pytest.raises(UsageError, match="holds run s-a-1, which is none of sweep other"):
+        scene.play()
 
 
 def test_so_many_runs_as_are_asked_for_go_on_at_once(scene: Scene) -> None:
@@ -270,13 +255,6 @@ def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: P
     assert command_of(run, place, [], "a.archive")[-2:] == ["--from", "a.archive"]
 
 
-def test_runs_over_one_archive_are_not_compared_with_those_over_another(scene: Scene, tmp_path: Path) -> None:
-    scene.play()
-    place_of(scene.data, scene.runs[0]).source.write_text("the hash of another")
-    with pytest.raises(UsageError, match="over another archive"):
-        scene.play()
-
-
 def test_one_sweep_at_a_time_uses_a_folder(scene: Scene) -> None:
     owners: list[tuple[int, str] | None] = []
     play(scene.sweep, scene.runs, scene.data, lambda _: owners.append(DataFolder(scene.data).owner()))
@@ -286,19 +264,16 @@ def test_one_sweep_at_a_time_uses_a_folder(scene: Scene) -> None:
         scene.play()
 
 
-def test_a_run_too_short_for_two_rewards_is_told_by_its_last() -> None:
-    told = in_a_line(replace(RESULT, reward_first=None, eval_last=0.4))
-    assert told == "reward 0.50, held-out 0.40, 1,200 trajectories, 3 s"
-
-
-def test_the_folder_of_a_sweep_tells_its_runs_and_theirs_tell_the_sweep(scene: Scene, tmp_path: Path) -> None:
+def test_the_folder_of_a_sweep_tells_its_runs_and_theirs_tell_the_sweep(scene: Scene) -> None:
     assert DataFolder(scene.data).sweep_runs() == []
     scene.play()
     assert DataFolder(scene.data).sweep_runs() == ["s-a-1", "s-b-1"]
     one = DataFolder(scene.data / "s-a-1").sweep()
     assert one is not None
-    assert one.root == scene.data
-    assert DataFolder(scene.data).sweep() is None
+    assert (one.root, DataFolder(scene.data).sweep()) == (scene.data, None)
+    assert refused(None, scene.data).endswith("is the folder of a sweep: give --run too, one of s-a-1, s-b-1")
+    DataFolder(scene.data / "s-a-1").write(RunNotes("s-a-1", "127.0.0.1:9", embedded_kafka=False))
+    assert refused(None, scene.data / "s-a-1").endswith(f"give --data {scene.data} --run s-a-1")
 
 
 def refused(run: str | None, data: Path) -> str:
@@ -314,17 +289,6 @@ def test_who_asks_for_a_run_that_a_sweep_deleted_is_told_so(scene: Scene, monkey
     with DataFolder(scene.data).owned("`headrace compare`"):  # so no broker is started for the look
         assert "that is done, and its topics were deleted then" in refused("s-a-1", scene.data)
         assert f"{scene.data} is the folder of a sweep: `headrace compare` deletes" in refused("s-b-1", scene.data)
-
-
-def test_a_run_of_a_sweep_is_looked_at_by_the_folder_that_holds_the_servers(scene: Scene) -> None:
-    scene.play()
-    DataFolder(scene.data / "s-a-1").write(RunNotes("s-a-1", "127.0.0.1:9", embedded_kafka=False))
-    assert refused(None, scene.data / "s-a-1").endswith(f"give --data {scene.data} --run s-a-1")
-
-
-def test_the_folder_of_a_sweep_alone_does_not_say_which_run_is_meant(scene: Scene) -> None:
-    scene.play()
-    assert refused(None, scene.data).endswith("is the folder of a sweep: give --run too, one of s-a-1, s-b-1")
 
 
 def test_a_sweep_over_an_archive_has_no_topics_to_look_at(tmp_path: Path) -> None:

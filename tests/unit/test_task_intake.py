@@ -231,15 +231,6 @@ def test_killers_that_run_together_cost_fewer_than_three_deaths_each() -> None:
     assert workers.ends[3, "poison"] == workers.ends[7, "poison"] == 1
 
 
-def test_after_one_death_nothing_runs_alone() -> None:
-    made = broker(8)
-    first = Workers(made, frozenset({0}), {}, room=8)
-    assert not first.live()
-    second = Workers(made, frozenset(), dict.fromkeys(range(8), 3), room=8)
-    assert second.live()
-    assert max(beside for _, beside in second.company) == 7
-
-
 def test_a_task_that_must_run_alone_is_not_overtaken_and_nothing_starts_beside_it() -> None:
     made = broker(6)
     made.committed = {(TOPIC, 0): (0, '{"started":"1:2"}')}  # number 2
@@ -261,15 +252,6 @@ def test_after_a_rebalance_the_next_owner_skips_what_is_done_and_blames_nothing_
     assert second.live()
     assert second.ends == {(0, "play"): 1, (4, "play"): 1}
     assert {before for before, _ in second.company} == {0}
-
-
-def test_a_commit_of_an_earlier_run_of_the_same_name_passes_over_no_task() -> None:
-    made = broker(8)
-    made.committed = {(TOPIC, 0): (3, '{"done":"0-9","started":"0:3","run":"an earlier one"}'), (TOPIC, 1): (1, "")}
-    workers = Workers(made, frozenset(), {}, room=8)
-    assert workers.live()
-    assert workers.ends == {(number, "play"): 1 for number in (0, 2, 3, 4, 5, 6, 7)}, "1 was done by an older build"
-    assert all('"run":"r"' in metadata for _, metadata in made.committed.values())
 
 
 def test_the_end_of_a_task_counts_in_the_ownership_of_its_start_and_in_no_later_one() -> None:

@@ -71,11 +71,6 @@ def source(selector: Selector | None = None, **settings: Any) -> TaskSource:
     return TaskSource("math", lambda more: Sums(**{**settings, **more}), selector or AcceptAll(1))
 
 
-def test_accept_all_takes_every_problem_and_begins_again_at_the_end() -> None:
-    problems = source()
-    assert [problems.draw().index for _ in range(5)] == [0, 1, 2, 0, 1]
-
-
 def test_a_selector_skips_and_after_256_rejections_the_next_one_is_forced() -> None:
     problems = source(Picky(1, ("one-train-2",)))
     assert problems.draw().problem.task_id == "one-train-2"
@@ -84,15 +79,6 @@ def test_a_selector_skips_and_after_256_rejections_the_next_one_is_forced() -> N
     problems = source(nobody)
     assert problems.draw().index == MOST_REJECTIONS % 3
     assert (nobody.asked, problems.selected, problems.rejected, problems.forced) == (256, 0, 256, 1)
-
-
-def test_a_selector_that_raises_accepts_nothing_silently() -> None:
-    class Broken(AcceptAll):
-        def select(self, problem: Problem) -> bool:
-            raise ZeroDivisionError(problem.task_id)
-
-    with pytest.raises(ZeroDivisionError):
-        source(Broken(1)).draw()
 
 
 def test_a_source_goes_on_where_its_snapshot_was_taken() -> None:
@@ -113,6 +99,9 @@ def test_the_tier_rises_to_the_hardest_and_then_no_more() -> None:
     again = source(tiers=("one", "two"))
     again.restore(problems.snapshot())
     assert again.draw().problem.tier == "three"
+    selector = Alternating(1)
+    source(selector).raise_tier()
+    assert selector.sizes == (3, 3), "it is told how many problems there are, and told again"
 
 
 class Alternating(AcceptAll):
@@ -140,38 +129,27 @@ def test_a_selector_chooses_among_the_tiers_that_the_recipe_asks_and_each_has_it
     assert [again.draw().index for _ in range(4)] == [0, 2, 1, 0]
 
 
-def test_a_selector_that_rejects_is_asked_about_the_tier_that_was_chosen() -> None:
-    both = AllOf({"a": Alternating(1), "b": Picky(1, ("two-train-2",))})
-    drawn = source(both, tiers=("one", "two")).draw()
-    assert (drawn.problem.task_id, drawn.tier) == ("two-train-2", "two")
-
-
-def test_a_selector_is_told_how_many_problems_there_are_and_again_when_the_tier_rises() -> None:
-    selector = Alternating(1)
-    problems = source(selector)
-    problems.raise_tier()
-    assert selector.sizes == (3, 3)
-
-
-def test_fewer_held_out_problems_than_asked_for_is_said_with_the_number_there_is() -> None:
+def test_what_an_environment_or_a_selector_cannot_give_is_said() -> None:
     with pytest.raises(UsageError, match=r"evaluate.problems is 128.*at most 2"):
         source().held_out(128)
-
-
-def test_an_environment_that_raises_is_named_with_its_problem() -> None:
     with pytest.raises(EnvironmentFailed, match=r"'sums' of workflow math gave no problem 1 of held_out: RuntimeError"):
         source().held_out(2)
+    with pytest.raises(UsageError, match="each can be named once"):
+        load_selectors([Use(use="greso"), Use(use="greso")], 1)
+    with pytest.raises(UsageError, match="names a and b, each to choose the tier"):
+        AllOf({"a": Alternating(1), "b": Alternating(1)})
+    for name, said in (("accept_al", "take one of accept_all"), ("no.such.module:Name", "there is no module no: ")):
+        with pytest.raises(UsageError, match=said):
+            load_selector(Use(use=name), 1)
 
 
 def test_an_environment_that_cannot_be_reached_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = source()
-
     def away(*_: object) -> None:
         raise ConnectionRefusedError("the data set's server")
 
-    monkeypatch.setattr(type(problems.environment), "problem", away)
+    monkeypatch.setattr(Sums, "problem", away)
     with pytest.raises(Unavailable, match=r"gave no problem 0 of train: ConnectionRefusedError: the data set's server"):
-        problems.draw()
+        source().draw()
 
 
 def test_selectors_are_found_by_name_or_as_package_and_name() -> None:
@@ -195,29 +173,8 @@ def test_each_of_several_selectors_must_agree_and_their_states_are_by_name() -> 
     changed = AllOf({"second": Picky(1), "third": Picky(1)})
     changed.restore(both.snapshot())
     assert changed.snapshot() == {"second": {"asked": 2}, "third": {"asked": 0}}
-
-
-def test_two_selectors_of_one_name_or_that_both_choose_are_refused() -> None:
-    with pytest.raises(UsageError, match="each can be named once"):
-        load_selectors([Use(use="greso"), Use(use="greso")], 1)
-    with pytest.raises(UsageError, match="names a and b, each to choose the tier"):
-        AllOf({"a": Alternating(1), "b": Alternating(1)})
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("accept_al", "no 'accept_al'; take one of accept_all"),
-        ("no.such.module:Name", "there is no module no: "),
-        (
-            "headrace.producers.feed.selectors.registry:Nobody",
-            "headrace.producers.feed.selectors.registry has no 'Nobody'",
-        ),
-    ],
-)
-def test_an_unknown_selector_is_refused_by_name(name: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        load_selector(Use(use=name), 1)
+    choosing = source(AllOf({"a": Alternating(1), "b": Picky(1, ("two-train-2",))}), tiers=("one", "two")).draw()
+    assert (choosing.problem.task_id, choosing.tier) == ("two-train-2", "two"), "of the tier that was chosen"
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "task-selectors.md").read_text()

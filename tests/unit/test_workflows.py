@@ -8,7 +8,7 @@ import pytest
 
 from headrace.consumers.algorithms.validate import sequence_fault
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
-from headrace.envs.contract import Actor, Generation, Problem
+from headrace.envs.contract import Generation, Problem
 from headrace.envs.workflows.single_turn import single_turn
 from headrace.envs.workflows.solver_verifier import solver_verifier, verdict_of
 from headrace.schemas.records import Sampling, Span
@@ -48,25 +48,20 @@ class Scripted:
         return Generation(said, np.full(said.size, -0.5, np.float32), ((3, said.size),), "stop", Sampling())
 
 
-@pytest.mark.parametrize(("line", "reward"), [(RIGHT, 1.0), (WRONG, 0.0), ("7", 0.0)])
-@pytest.mark.parametrize("role", ["solver", "anything"])
-def test_one_turn_is_one_sequence_with_the_environments_reward(role: str, line: str, reward: float) -> None:
-    actor = Scripted([line])
-    episode = asyncio.run(single_turn(PROBLEM, ENV, {role: actor}))
-    [(played, trajectory)] = episode.items()
-    [sequence] = trajectory.sequences
-    assert (played, sequence.role, trajectory.reward) == (role, role, reward)
-    assert actor.asked == [PROBLEM.prompt]
-    assert actor.decode(sequence.ids) == PROBLEM.prompt + line
-    assert [(span.kind, span.length) for span in sequence.spans] == [("prompt", 7), ("generated", len(line) + 1)]
-    assert sequence_fault(sequence, head_version=3) is None
-
-
-@pytest.mark.parametrize("roles", [[], ["a", "b"]])
-def test_single_turn_refuses_other_numbers_of_roles(roles: list[str]) -> None:
-    actors: dict[str, Actor] = {role: Scripted([]) for role in roles}
-    with pytest.raises(ValueError, match="single_turn has one role"):
-        asyncio.run(single_turn(PROBLEM, ENV, actors))
+def test_one_turn_is_one_sequence_with_the_environments_reward() -> None:
+    for role, line, reward in (("solver", RIGHT, 1.0), ("anything", WRONG, 0.0), ("solver", "7", 0.0)):
+        actor = Scripted([line])
+        [(played, trajectory)] = asyncio.run(single_turn(PROBLEM, ENV, {role: actor})).items()
+        [sequence] = trajectory.sequences
+        assert (played, sequence.role, trajectory.reward) == (role, role, reward)
+        assert actor.asked == [PROBLEM.prompt]
+        assert actor.decode(sequence.ids) == PROBLEM.prompt + line
+        generated = Span("generated", len(line) + 1, 0, None, "stop", Sampling())
+        assert sequence.spans == (Span("prompt", 7), generated)
+        assert sequence_fault(sequence, head_version=3) is None
+    for roles in ([], ["a", "b"]):
+        with pytest.raises(ValueError, match="single_turn has one role"):
+            asyncio.run(single_turn(PROBLEM, ENV, {role: Scripted([]) for role in roles}))
 
 
 def test_an_approved_attempt_is_the_only_one() -> None:
@@ -92,36 +87,24 @@ def test_a_rejected_solver_tries_again_and_sees_the_verifiers_words_as_an_observ
     assert all(sequence_fault(sequence, 3) is None for role in episode.values() for sequence in role.sequences)
 
 
-@pytest.mark.parametrize(
-    ("attempt", "verdict", "attempts", "reward"),
-    [
+def test_the_verifier_earns_a_reward_when_its_verdict_is_right() -> None:
+    for attempt, verdict, attempts, reward in (
         (RIGHT, "approve", 1, 1.0),
         (WRONG, "approve", 1, 0.0),
         (WRONG, "reject", 2, 1.0),
         (RIGHT, "reject", 2, 0.0),
         (RIGHT, "what?", 1, 0.0),
-        (WRONG, "what?", 1, 0.0),
         (WRONG, "approve or reject", 1, 0.0),
-    ],
-)
-def test_the_verifier_earns_a_reward_when_its_verdict_is_right(
-    attempt: str, verdict: str, attempts: int, reward: float
-) -> None:
-    actors = {"solver": Scripted([attempt, WRONG]), "verifier": Scripted([verdict])}
-    episode = asyncio.run(solver_verifier(PROBLEM, ENV, actors))
-    assert len(episode["solver"].sequences) == attempts
-    assert episode["verifier"].reward == reward
+    ):
+        actors = {"solver": Scripted([attempt, WRONG]), "verifier": Scripted([verdict])}
+        episode = asyncio.run(solver_verifier(PROBLEM, ENV, actors))
+        last = WRONG if attempts == 2 else attempt
+        assert len(episode["solver"].sequences) == attempts
+        assert (episode["solver"].reward, episode["verifier"].reward) == (float(last == RIGHT), reward)
 
 
-def test_the_trajectorys_reward_is_the_last_attempts_even_when_it_is_worse() -> None:
-    actors = {"solver": Scripted([RIGHT, WRONG]), "verifier": Scripted(["reject"])}
-    episode = asyncio.run(solver_verifier(PROBLEM, ENV, actors))
-    assert episode["solver"].reward == 0.0
-
-
-@pytest.mark.parametrize(
-    ("output", "verdict"),
-    [
+def test_a_verdict_is_the_last_tag_or_the_only_word() -> None:
+    for output, verdict in (
         ("approve", "approve"),
         ("reject", "reject"),
         ("I would approve, but <verify>reject</verify>", "reject"),
@@ -129,26 +112,10 @@ def test_the_trajectorys_reward_is_the_last_attempts_even_when_it_is_worse() -> 
         ("approve reject", None),
         ("", None),
         ("<verify>perhaps</verify>", None),
-    ],
-)
-def test_a_verdict_is_the_last_tag_or_the_only_word(output: str, verdict: str | None) -> None:
-    assert verdict_of(output) == verdict
+    ):
+        assert verdict_of(output) == verdict, output
 
 
 def test_solver_verifier_refuses_other_roles() -> None:
     with pytest.raises(ValueError, match=r"roles solver and verifier, not \['solver'\]"):
         asyncio.run(solver_verifier(PROBLEM, ENV, {"solver": Scripted([])}))
-
-
-def test_what_an_actor_raises_reaches_the_worker() -> None:
-    def fail(line: str) -> str:
-        raise TimeoutError(line)
-
-    with pytest.raises(TimeoutError, match="no engine"):
-        asyncio.run(single_turn(PROBLEM, ENV, {"solver": Scripted(map(fail, ["no engine"]))}))
-
-
-def test_what_the_span_says_is_how_it_was_sampled() -> None:
-    episode = asyncio.run(single_turn(PROBLEM, ENV, {"solver": Scripted([RIGHT])}))
-    [sequence] = episode["solver"].sequences
-    assert sequence.spans[1] == Span("generated", len(RIGHT) + 1, 0, None, "stop", Sampling())
