@@ -93,15 +93,6 @@ def test_merged_deltas_are_equal_to_all_of_them_in_turn(
     assert (merged.header.label.base_version, merged.header.label.version) == (0, len(densities))
 
 
-def test_sign_flips_nan_and_both_zeros_survive() -> None:
-    bits = np.array([0x0000, 0x8000, 0x7FC1, 0xFFC0, 0x3F80, 0xBF80, 0x7F80, 0x0001], "<u2")
-    for turn in range(len(bits)):
-        base, new = ({"w": tensor("BF16", (8,), one.tobytes())} for one in (bits, np.roll(bits, turn)))
-        held = HeldWeights(base)
-        held.apply(read_delta(encode_delta(base, new, Label())))
-        assert bytes(held.tensors["w"].data) == bytes(new["w"].data)
-
-
 @pytest.mark.parametrize(
     ("density", "most"), [(0.001, 1.61), (0.005, 1.32), (0.01, 1.19), (0.02, 1.10), (0.05, 0.95), (0.3, 0.62)]
 )
@@ -319,8 +310,7 @@ def test_a_delta_object_lies_as_the_page_says(pair: tuple[Weights, Weights]) -> 
     assert blake3(data[:-32]).digest() == data[-32:]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("offset", [1, 2, 3, 8])
+@pytest.mark.parametrize(("dtype", "offset"), [("BF16", 1), ("F16", 8), ("F32", 2), ("I64", 3)])
 def test_tensors_may_lie_anywhere_in_memory(dtype: str, offset: int) -> None:
     def moved(weights: Weights) -> Weights:
         """Put a tensor's bytes where a file with an odd header would leave them."""
