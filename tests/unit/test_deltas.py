@@ -59,7 +59,7 @@ def layouts(draw: st.DrawFn) -> dict[str, tuple[str, tuple[int, ...]]]:
 @given(
     layouts(), st.integers(0, 1 << 30), st.sampled_from([0.0, 0.001, 0.03, 0.5, 1.0]), st.booleans(), st.integers(1, 50)
 )
-@settings(max_examples=80)
+@settings(max_examples=25)
 def test_a_delta_gives_exactly_the_new_weights_and_applied_again_nothing(
     layout: dict[str, tuple[str, tuple[int, ...]]], seed: int, density: float, near: bool, block_items: int
 ) -> None:
@@ -75,7 +75,7 @@ def test_a_delta_gives_exactly_the_new_weights_and_applied_again_nothing(
 
 
 @given(layouts(), st.integers(0, 1 << 30), st.lists(st.sampled_from([0.0, 0.01, 0.5, 1.0]), min_size=1, max_size=5))
-@settings(max_examples=50)
+@settings(max_examples=15)
 def test_merged_deltas_are_equal_to_all_of_them_in_turn(
     layout: dict[str, tuple[str, tuple[int, ...]]], seed: int, densities: list[float]
 ) -> None:

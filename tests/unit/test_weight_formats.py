@@ -20,7 +20,7 @@ def of(items: np.ndarray) -> PackedWeights:
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 @given(st.integers(0, 1 << 30), st.sampled_from([0.0, 0.002, 0.05, 1.0]))
-@settings(max_examples=20)
+@settings(max_examples=8)
 def test_what_a_format_applies_is_bit_equal_to_what_it_encoded(form: Format, seed: int, density: float) -> None:
     rng = np.random.default_rng(seed)
     base = of(rng.integers(0, 1 << 16, ITEMS))
