@@ -32,7 +32,6 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo": {},
     "recomputed": {"activation_checkpointing": True},
     "logits in parts": {"logits_mib": 1, "micro_batch_tokens": 4096},
-    "one micro-batch a step": {"micro_batch_tokens": 4096},
     "bounds of the whole minibatch": {"loss": "m2po"},
     "rejections in the denominator": {"correction": [{"use": "mis", "cap": 1.5}, "veto"]},
     "averaged reference": {"kl": {"use": "k3", "weight": 0.1}, "reference": {"decay": 0.5}},
@@ -44,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "matrices cut, fused": {"tensor_parallel": 2, "fused_optimizer": True},
     "matrices cut, a reference": {"tensor_parallel": 2, "kl": {"use": "k3", "weight": 0.1}, "logits_mib": 1},
 }
-CASES |= {name: OBJECTIVES[name] for name in ("decoupled", "interpolated", "gmpo", "cispo", "sapo", "dppo", "gpg")}
+CASES |= {name: OBJECTIVES[name] for name in ("decoupled", "interpolated", "dppo")}
 DEVICE = sys.argv[2] if sys.argv[0].endswith("group_steps.py") and sys.argv[2:] else "cpu"
 TAKEN_OVER = ("averaged reference", "adapter", "matrices cut")
 

@@ -1,76 +1,30 @@
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.envs.answers import last_boxed, normalised, number, same
 
 
-@pytest.mark.parametrize(
-    ("text", "boxed"),
-    [
-        (r"\boxed{7}", "7"),
-        (r"first \boxed{3}, no: \boxed{7}.", "7"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{}", ""),
-        (r"no answer 7", None),
-        (r"\boxed 7", None),
-        (r"boxed{7}", None),
-        (r"\boxed{7", None),
-        (r"\boxed{3} then \boxed{7", None),
-        ("", None),
-    ],
-)
-def test_only_the_last_box_counts_and_it_must_be_closed(text: str, boxed: str | None) -> None:
-    assert last_boxed(text) == boxed
+def test_only_the_last_box_counts_and_it_must_be_closed() -> None:
+    boxed = {r"\boxed{7}": "7", r"first \boxed{3}, no: \boxed{7}.": "7", r"\boxed{\frac{1}{2}}": r"\frac{1}{2}"}
+    boxed |= {r"\boxed{}": ""}
+    for text, inside in boxed.items():
+        assert last_boxed(text) == inside, text
+    for text in ("no answer 7", r"\boxed 7", "boxed{7}", r"\boxed{7", r"\boxed{3} then \boxed{7", ""):
+        assert last_boxed(text) is None, text
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("7", Fraction(7)),
-        ("+7", Fraction(7)),
-        ("-7", Fraction(-7)),
-        ("007", Fraction(7)),
-        ("7.0", Fraction(7)),
-        ("7.", Fraction(7)),
-        (".5", Fraction(1, 2)),
-        ("-0.25", Fraction(-1, 4)),
-        ("1,234,567", Fraction(1234567)),
-        ("1/2", Fraction(1, 2)),
-        ("-2/4", Fraction(-1, 2)),
-        (r"\frac{1}{2}", Fraction(1, 2)),
-        (r"-\dfrac{3}{4}", Fraction(-3, 4)),
-        (" $ 7 $ ", Fraction(7)),
-    ],
-)
-def test_numbers_are_read_exactly(text: str, value: Fraction) -> None:
-    assert number(text) == value
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        ".",
-        "-",
-        "seven",
-        "1/0",
-        "1,23",
-        "1e3",
-        "0x7",
-        "\N{ARABIC-INDIC DIGIT SEVEN}",
-        "7 or 8",
-        "1/2/3",
-        "--7",
-        "9" * 401,
-        "nan",
-        "inf",
-    ],
-)
-def test_what_is_no_number_is_none(text: str) -> None:
-    assert number(text) is None
+def test_numbers_are_read_exactly_and_what_is_none_is_none() -> None:
+    sevens = {"7": "7", "+7": "7", "-7": "-7", "007": "7", "7.0": "7", "7.": "7", " $ 7 $ ": "7"}
+    fractions = {".5": "1/2", "-0.25": "-1/4", "1/2": "1/2", "-2/4": "-1/2", r"\frac{1}{2}": "1/2"}
+    others = {r"-\dfrac{3}{4}": "-3/4", "1,234,567": "1234567"}
+    for text, value in (sevens | fractions | others).items():
+        assert number(text) == Fraction(value), text
+    for text in ("", ".", "-", "seven", "1/0", "1,23", "1e3", "0x7", "7 or 8", "1/2/3", "--7", "nan", "inf"):
+        assert number(text) is None, text
+    for text in ("\N{ARABIC-INDIC DIGIT SEVEN}", "9" * 401):
+        assert number(text) is None, text
 
 
 @given(st.fractions())

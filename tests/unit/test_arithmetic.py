@@ -1,13 +1,12 @@
 import math
 from fractions import Fraction
-from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.envs.arithmetic import ALPHABET, TIERS, Arithmetic
-from headrace.envs.contract import GivesExamples, HasTiers, Problem, Split
+from headrace.envs.contract import GivesExamples, Problem, Split
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.ops.recipe_check import check_names
@@ -46,19 +45,6 @@ def test_the_splits_together_are_the_whole_tier(tier: str) -> None:
     assert len(set(drawn)) == len(drawn) == TIERS[tier].space
 
 
-def test_no_two_codes_of_a_tier_give_one_prompt() -> None:
-    for tier in TIERS.values():
-        step = max(1, tier.space // 20_000)
-        codes = range(0, tier.space, step)
-        assert len({tier.ask(code)[0] for code in codes}) == len(codes)
-
-
-def test_the_same_index_is_the_same_problem_for_ever() -> None:
-    one, again = Arithmetic(7, ["sum1", "chain"]), Arithmetic(7, ["sum1", "chain"])
-    for split, index in product(SPLITS, (0, 1, 17, 10**9)):
-        assert one.problem(split, index) == again.problem(split, index)
-
-
 def test_the_seed_orders_training_but_the_held_out_problems_stay() -> None:
     one, other = Arithmetic(1), Arithmetic(2)
     assert prompts(one, "train", 50) != prompts(other, "train", 50)
@@ -72,12 +58,6 @@ def test_the_order_begins_again_at_the_end() -> None:
     assert env.problem("train", size + 3) == env.problem("train", 3)
     with pytest.raises(ValueError, match="0 or more"):
         env.problem("train", -1)
-
-
-def test_tiers_come_in_turn() -> None:
-    env = Arithmetic(1, ["sum2", "gcd"])
-    assert [env.problem("train", index).tier for index in range(4)] == ["sum2", "gcd", "sum2", "gcd"]
-    assert env.size("train") == 2 * Arithmetic(1, ["sum2"]).size("train")
 
 
 def value_of(prompt: str) -> Fraction:
@@ -129,40 +109,11 @@ def test_the_alphabet_spells_every_prompt_and_example() -> None:
             assert set(example.prompt + example.completion) <= set(ALPHABET)
 
 
-def test_no_answer_is_right_more_often_than_not() -> None:
-    for tier in TIERS:
-        env = Arithmetic(5, [tier])
-        answers = [env.problem("train", index).answer for index in range(600)]
-        assert max(answers.count(answer) for answer in set(answers)) < 300, tier
-
-
-@pytest.mark.parametrize(
-    ("text", "reward"),
-    [
-        (r"\boxed{7}", 1.0),
-        (r"the answer is \boxed{7}.", 1.0),
-        (r"\boxed{7.0}", 1.0),
-        (r"\boxed{14/2}", 1.0),
-        (r"\boxed{8} no \boxed{7}", 1.0),
-        (r"\boxed{7} no \boxed{8}", 0.0),
-        (r"\boxed{7} no \boxed{8", 0.0),
-        ("no answer 7", 0.0),
-        ("7", 0.0),
-        (r"\boxed{7 or 8}", 0.0),
-        (r"\boxed{}", 0.0),
-        (r"\boxed{7/0}", 0.0),
-        ("", 0.0),
-    ],
-)
-def test_only_the_last_boxed_number_earns_the_reward(text: str, reward: float) -> None:
-    assert Arithmetic(1).score(problem("7"), text).reward == reward
-
-
-def test_a_fraction_is_judged_exactly() -> None:
-    env = Arithmetic(1)
-    assert env.score(problem("1/3"), r"\boxed{\frac{2}{6}}").reward == 1.0
-    assert env.score(problem("1/4"), r"\boxed{0.25}").reward == 1.0
-    assert env.score(problem("1/3"), r"\boxed{0.33333333333333333}").reward == 0.0
+def test_only_the_last_boxed_number_earns_the_reward() -> None:
+    for text in (r"\boxed{7}", r"\boxed{14/2}", r"\boxed{8} no \boxed{7}"):
+        assert Arithmetic(1).score(problem("7"), text).reward == 1.0, text
+    for text in (r"\boxed{7} no \boxed{8}", r"\boxed{7} no \boxed{8", "7", r"\boxed{}", r"\boxed{7/0}"):
+        assert Arithmetic(1).score(problem("7"), text).reward == 0.0, text
 
 
 @given(st.text())
@@ -176,13 +127,6 @@ def test_an_instruction_is_part_of_the_prompt_but_not_of_the_identity() -> None:
     drawn = Arithmetic(1, instruction=" box it").problem("train", 0)
     assert drawn.prompt.endswith("? box it")
     assert drawn.task_id == Arithmetic(1).problem("train", 0).task_id
-
-
-def test_all_tiers_can_be_told_easiest_first() -> None:
-    env = Arithmetic(1)
-    assert isinstance(env, HasTiers)
-    assert env.tiers()[:3] == ("sum1", "sum2", "sum3")
-    assert Arithmetic(1, ["times", "sum2"]).asked() == ("sum2", "times")
 
 
 def test_tasks_limit_what_every_tier_trains_on_and_nothing_else() -> None:

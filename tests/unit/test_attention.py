@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from some_cases import named
 
 from headrace.trainers.batches.batch import MicroBatch, TrainingSequence, pack, pad
 from headrace.trainers.learner.attention import NAME, PackingError, enable_packing
@@ -67,7 +68,9 @@ def evaluated(model: transformers.PreTrainedModel, micro: MicroBatch) -> tuple[t
     return logprobs.detach(), torch.cat(gradients)
 
 
-@pytest.mark.parametrize("architecture", PACKED)
+@pytest.mark.parametrize(
+    "architecture", named(dict(zip(PACKED, PACKED, strict=True)), "qwen3", "gemma3_text", "qwen3_moe")
+)
 def test_packed_sequences_have_the_log_probabilities_and_gradients_of_padded_ones(architecture: str) -> None:
     model = built(architecture, **PACKED[architecture])
     logprobs, gradient = evaluated(model, pad(sequences()))
@@ -79,9 +82,8 @@ def test_packed_sequences_have_the_log_probabilities_and_gradients_of_padded_one
     assert torch.equal(again, logprobs)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "mistral", "gemma3_text"])
-def test_what_one_packed_sequence_says_changes_no_bit_of_the_others(architecture: str) -> None:
-    model = built(architecture, **PACKED[architecture])
+def test_what_one_packed_sequence_says_changes_no_bit_of_the_others() -> None:
+    model = built("gemma3_text", **PACKED["gemma3_text"])
     enable_packing(model)
     mine, others = sequences(), sequences(seed=1)
     for place in range(len(mine)):
@@ -98,8 +100,8 @@ def test_what_one_packed_sequence_says_changes_no_bit_of_the_others(architecture
 @pytest.mark.parametrize(
     ("architecture", "options", "message"),
     [
-        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layers of conv"),
-        ("nemotron", {}, "other states when it is packed"),
+        pytest.param("lfm2", {"layer_types": ["conv", "full_attention"]}, "layers of conv", marks=pytest.mark.numerics),
+        pytest.param("nemotron", {}, "other states when it is packed", marks=pytest.mark.numerics),
         ("doge", {}, "a mask of its own"),
     ],
 )
@@ -131,13 +133,6 @@ def test_a_model_that_is_deaf_to_the_packing_or_to_its_window_is_refused(monkeyp
         layer.self_attn.config._attn_implementation = NAME
     with pytest.raises(PackingError, match="does not pass its sliding window to attention functions"):
         enable_packing(windowed)
-
-
-def test_the_published_config_says_nothing_of_how_the_trainer_attends() -> None:
-    model = built("qwen3")
-    plain = model.config.to_dict()
-    enable_packing(model)
-    assert model.config.to_dict() == plain
 
 
 @pytest.mark.gpu

@@ -51,29 +51,28 @@ def made_by(processes: int, folder: Folder, device: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 @needs_two
-def test_two_processes_have_the_losses_and_all_other_metrics_of_one(two: dict[str, Any], case: str) -> None:
-    one, sequences = made(alone(CASES[case])), sequences_of(CASES[case])
+def test_two_processes_train_as_one_and_the_very_same_bits_again_from_a_checkpoint_of_halves(
+    two: dict[str, Any], folder: Folder, case: str
+) -> None:
+    one, sequences, found = made(alone(CASES[case])), sequences_of(CASES[case]), two[case]
     # Over a large vocabulary gradients are so small that the rounding of sums is more of them.
     near = {"rel": 1e-5, "abs": 1e-4 if "logits_mib" in CASES[case] else 1e-5}
-    for version, together in enumerate(two[case]["metrics"], 1):
+    for version, together in enumerate(found["metrics"], 1):
         assert together == pytest.approx(one.step(sequences(version), version), **near)
-
-
-@pytest.mark.parametrize("case", CASES)
-@needs_two
-def test_two_processes_make_the_very_same_bits_again_from_a_checkpoint(two: dict[str, Any], case: str) -> None:
-    found = two[case]
     assert found["again"] == found["metrics"][-1]
     assert found["hash_again"] == found["hash"]
     assert found["same_state"]
+    each_stores_about_half_and_reads_what_it_needs(folder, found)
+    load(one, folder, stored(found["first"]))
+    assert (one.version, weights_hash(one.published())) == (1, found["first_hash"])
+    assert {name: bytes(tensor.data) for name, tensor in one.trained.copy().tensors.items()} == by_hand(
+        folder, found["first"]
+    )
+    assert one.step(sequences(2), 2) == pytest.approx(found["metrics"][1], rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES)
-@needs_two
-def test_each_process_stores_about_half_of_a_checkpoint_and_reads_what_it_needs(
-    two: dict[str, Any], folder: Folder, case: str
-) -> None:
-    first = stored(two[case]["first"])
+def each_stores_about_half_and_reads_what_it_needs(folder: Folder, found: dict[str, Any]) -> None:
+    first = stored(found["first"])
     sizes = {part.name: part.claim.size_bytes for part in first.parts if part.claim}
     halves = [sum(size for name, size in sizes.items() if name.startswith(f"0000{process}-")) for process in (0, 1)]
     assert max(halves) < 0.6 * sum(halves)
@@ -84,24 +83,10 @@ def test_each_process_stores_about_half_of_a_checkpoint_and_reads_what_it_needs(
     assert replicated.keys() >= {name for name in index.tensors if name.startswith("step/")}
     assert all(len(cut.pieces) == 1 for cut in replicated.values()), "what all have alike is stored once"
     for_all = {piece.part for cut in replicated.values() for piece in cut.pieces}
-    for process, read in enumerate(two[case]["read"]):
+    for process, read in enumerate(found["read"]):
         own = {name for name in sizes if name.startswith(f"0000{process}-")} | for_all
         of_index = 0 if process else first.claim.size_bytes
         assert read - of_index == sum(sizes[name] for name in own) < sum(halves)
-
-
-@pytest.mark.parametrize("case", CASES)
-@needs_two
-def test_one_process_goes_on_from_the_checkpoint_of_two(two: dict[str, Any], folder: Folder, case: str) -> None:
-    found = two[case]
-    one, sequences = made(alone(CASES[case])), sequences_of(CASES[case])
-    one.step(sequences(99), 1)  # what loading must replace
-    load(one, folder, stored(found["first"]))
-    assert (one.version, weights_hash(one.published())) == (1, found["first_hash"])
-    assert {name: bytes(tensor.data) for name, tensor in one.trained.copy().tensors.items()} == by_hand(
-        folder, found["first"]
-    )
-    assert one.step(sequences(2), 2) == pytest.approx(found["metrics"][1], rel=1e-5, abs=1e-5)
 
 
 def by_hand(folder: Folder, first: dict[str, Any]) -> dict[str, bytes]:

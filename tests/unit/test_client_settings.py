@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.client_settings import refuse_secrets, settings_of_environment
+from headrace.infra.kafka.client_settings import settings_of_environment
 from headrace.infra.kafka.clients import parse_run
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
@@ -50,10 +50,6 @@ def test_a_recipe_with_a_secret_is_refused_with_the_way_to_give_it(tmp_path: Pat
     ) as caught:
         load_recipe(str(recipe))
     assert SECRET not in str(caught.value)
-
-
-def test_other_settings_of_the_client_may_stand_in_a_recipe() -> None:
-    refuse_secrets(("sasl.username", "security.protocol", "ssl.ca.location"), "recipe")
 
 
 def test_a_run_of_an_older_build_with_a_secret_in_its_recipe_is_gone_on_with_and_never_shows_it() -> None:

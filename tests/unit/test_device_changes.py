@@ -29,15 +29,12 @@ def pair(dtype: str, count: int, changed: int) -> tuple[Items, Items]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", ["<u1", "<u2", "<u4", "<u8"])
-@pytest.mark.parametrize(("count", "changed"), [(0, 0), (1003, 0), (1003, 90), (1003, 1003)])
-def test_a_device_finds_what_the_processor_finds(device: str, dtype: str, count: int, changed: int) -> None:
-    old, new = pair(dtype, count, changed)
-    positions, differences = find_changes_on(torch.device(device))(old, new)
-    there, steps = changes(old, new)
-    assert (positions.dtype, differences.dtype) == (there.dtype, steps.dtype)
-    assert positions.tolist() == there.tolist()
-    assert differences.tolist() == steps.tolist()
+def test_a_device_finds_what_the_processor_finds(device: str) -> None:
+    for dtype, count, changed in (("<u1", 0, 0), ("<u2", 1003, 0), ("<u4", 1003, 90), ("<u8", 1003, 1003)):
+        old, new = pair(dtype, count, changed)
+        found, right = find_changes_on(torch.device(device))(old, new), changes(old, new)
+        assert [part.dtype for part in found] == [part.dtype for part in right]
+        assert [part.tolist() for part in found] == [part.tolist() for part in right]
 
 
 @pytest.mark.parametrize("device", DEVICES)

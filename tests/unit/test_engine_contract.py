@@ -216,26 +216,27 @@ def test_a_deadline_that_has_passed_ends_a_request_as_cancelled(engine: Engine, 
     assert len(result.ids) == len(result.logprobs) == sum(length for _, length in result.version_runs) < 50
 
 
-@pytest.mark.parametrize(
-    ("ids", "sampling", "message"),
-    [
+def test_a_request_that_cannot_run_is_refused_alone(engine: Engine) -> None:
+    wrong = [
         ([1, 99], LONG, "token id 99 at position 1 is outside"),
+        ([-1], LONG, "token id -1"),
         ([], LONG, "non-empty"),
+        (PROMPT, Sampling(top_p=0.0, max_tokens=8), "top_p"),
+        (PROMPT, Sampling(max_tokens=0), "max_tokens"),
         ([2] * 20, LONG, "exceed the model's context of 64"),
         (PROMPT, Sampling(temperature=-1.0, max_tokens=8), "temperature is -1.0; it must be"),
-    ],
-)
-def test_a_request_that_cannot_run_is_refused_alone(
-    engine: Engine, ids: list[int], sampling: Sampling, message: str
-) -> None:
+    ]
+    asked = [(PROMPT, Sampling(max_tokens=8)), *((ids, sampling) for ids, sampling, _ in wrong)]
+
     async def scenario() -> list[Generation | BaseException]:
-        calls = (engine.generate("p", PROMPT, LONG, seed=0), engine.generate("p", ids, sampling, seed=0))
+        calls = (engine.generate("p", ids, sampling, seed=0) for ids, sampling in asked)
         return list(await asyncio.gather(*calls, return_exceptions=True))
 
-    good, bad = asyncio.run(scenario())
+    good, *bad = asyncio.run(scenario())
     assert isinstance(good, Generation)
-    assert isinstance(bad, EngineError)
-    assert message in str(bad)
+    for error, (_, _, message) in zip(bad, wrong, strict=True):
+        assert isinstance(error, EngineError)
+        assert message in str(error)
 
 
 def test_a_policy_that_is_unknown_or_has_no_weights_is_refused(make: Make) -> None:

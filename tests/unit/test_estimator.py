@@ -35,19 +35,6 @@ def batch(*rewards: Sequence[float]) -> list[Member]:
     ]
 
 
-@pytest.mark.parametrize("use", sorted(ADVANTAGES))
-def test_every_estimator_is_found_by_the_name_that_a_recipe_uses(use: str) -> None:
-    members = batch((1, 0, 0), (1, 0.5))
-    expected = ADVANTAGES[use](members)
-    found = estimator_of(settings(use))(members)
-    assert [np.asarray(one).tolist() for one in found] == [np.asarray(one).tolist() for one in expected]
-
-
-def test_a_recipe_that_names_none_has_grpo() -> None:
-    members = batch((1, 0, 0), (1, 0.5))
-    assert np.asarray(estimator_of(Trainer())(members)).tobytes() == grpo(members).tobytes()
-
-
 def test_settings_and_the_keys_beside_them_reach_the_function() -> None:
     members = [Member(0, "a", 1.0), Member(0, "a", 0.0), Member(1, "b", 0.0), Member(1, "a", 0.5)]
     chosen = settings("grpo", std="population", eps=0.1, group_by="task+role", weight="sequence")
@@ -145,13 +132,8 @@ def test_what_an_estimator_returns_is_looked_at_every_time() -> None:
     ("trainer", "why"),
     [
         ({"advantage": {"use": "gpro"}}, "trainer.advantage: no 'gpro'; take one of grpo, "),
-        ({"advantage": {"use": "quantum"}}, "no 'quantum'; take one of .*grpo.* or your own as `package.module:name`"),
-        ({"advantage": {"use": "nowhere.at_all:f"}}, "there is no module nowhere"),
         ({"advantage": {"use": "grpo", "epz": 1}}, "trainer.advantage, grpo: no option 'epz'; it takes eps, std$"),
-        ({"advantage": {"use": "rloo", "eps": 1}}, "rloo: no option 'eps'; it takes "),
         ({"advantage": {"use": "grpo", "std": "mean"}}, "std is sample or population, not 'mean'"),
-        ({"advantage": {"use": "grpo", "eps": "small"}}, "trainer.advantage, grpo: eps must be a number, got 'small'"),
-        ({"advantage": {"use": "grpo", "eps": -1.0}}, "eps is 0 or more"),
         ({"advantage": {"use": "grpo", "group_by": "task"}}, r"`group_by` is a key of \[trainer\] itself"),
         ({"advantage": {"use": "gae"}, "group_by": "task+role"}, "trainer.group_by has no effect on the advantage gae"),
         ({"advantage": {"use": "reinforce_pp"}, "weight": "sequence"}, "trainer.weight has no effect"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -191,21 +190,3 @@ def test_rows_are_written_in_parts_and_the_file_is_whole_or_not_there(
     with pytest.raises(KeyError), parquet_file.ParquetFile(tmp_path / "failed.parquet"):
         raise KeyError
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "out.parquet"]
-
-
-def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"pip install 'headrace\[parquet\]'"):
-        export(written(tmp_path / "a", []), None, tmp_path / "out.parquet")
-
-
-def test_an_archive_without_groups_of_the_policy_is_told(tmp_path: Path) -> None:
-    told = RecipeRevision(run_id="run-1", recipe=recipe().to_json(), schemas=codec.schema_texts())
-    with ArchiveWriter(tmp_path / "a", "t", "run-1", lambda *_: None, lambda *_: []) as writer:
-        writer.add_topic("t.recipe", 1, {})
-        writer.write(Message("t.recipe", 0, 0, b"", codec.encode(told)))
-        writer.save()
-    with pytest.raises(UsageError, match="neither trajectories nor curated groups of policy solver"):
-        export(tmp_path / "a", None, tmp_path / "out.parquet")
-    with pytest.raises(UsageError, match="name one of the run's policies, solver"):
-        export(tmp_path / "a", "other", tmp_path / "out.parquet")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.infra.embedded import jars
-from headrace.infra.embedded.jars import FIXED_MTIME, KAFKA_VERSION, JarUnavailable, class_path, jar_path, read_lock
+from headrace.infra.embedded.jars import FIXED_MTIME, JarUnavailable, class_path, jar_path
 from headrace.infra.environment import cache_folder
 
 COORDINATE = "org.example:thing:1.0"
@@ -48,14 +48,6 @@ def resolver(
     stand_in = Resolver(cache, lambda path: (write(path), None)[1])
     monkeypatch.setattr(jars, "_maven", lambda _cache: stand_in)
     return stand_in
-
-
-def test_the_lock_pins_one_version_of_kafka_and_a_log_binding() -> None:
-    pins = read_lock()
-    assert len(pins) == 46
-    assert {c.split(":")[2] for c in pins if c.startswith("org.apache.kafka:")} == {KAFKA_VERSION}
-    assert any(c.startswith("org.apache.logging.log4j:log4j-slf4j-impl:") for c in pins)
-    assert all(len(sha256) == 64 for sha256 in pins.values())
 
 
 def test_a_missing_jar_is_fetched_once_and_then_nothing_is_asked_of_the_network(

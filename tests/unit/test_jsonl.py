@@ -45,33 +45,10 @@ def test_a_problem_stays_in_its_split_whatever_becomes_of_the_file(tmp_path: Pat
     assert after.size("train") + after.size("held_out") == 150
 
 
-def test_the_seed_orders_training_and_nothing_else(tmp_path: Path) -> None:
-    path = written(tmp_path, *rows(100))
-    one, again, other = JsonLines(1, path), JsonLines(1, path), JsonLines(2, path)
-
-    def order(env: JsonLines, split: Split) -> list[str]:
-        return [env.problem(split, index).task_id for index in range(env.size(split))]
-
-    assert order(one, "train") == order(again, "train") != order(other, "train")
-    assert order(one, "held_out") == order(other, "held_out")
-
-
-@pytest.mark.parametrize(
-    ("answer", "text", "reward"),
-    [
-        ("1/2", r"\boxed{0.5}", 1.0),
-        ("1/2", r"so \boxed{\frac{2}{4}}", 1.0),
-        ("7", r"\boxed{8}, wait, \boxed{7}", 1.0),
-        (r"\frac{\pi}{2}", r"\boxed{\dfrac{\pi}{2}}", 1.0),
-        ("(3, 4)", r"\boxed{(3,4)}", 1.0),
-        ("7", "7", 0.0),
-        ("7", r"\boxed{7} or \boxed{8}", 0.0),
-        ("Evelyn", r"\boxed{evelyn}", 0.0),
-    ],
-)
-def test_the_last_box_is_judged(tmp_path: Path, answer: str, text: str, reward: float) -> None:
-    env = JsonLines(1, written(tmp_path, {"problem": "p", "answer": answer}), held_out=0)
-    assert env.score(env.problem("train", 0), text).reward == reward
+def test_the_last_box_is_judged(tmp_path: Path) -> None:
+    env = JsonLines(1, written(tmp_path, {"problem": "p", "answer": "1/2"}), held_out=0)
+    texts = {r"so \boxed{\frac{2}{4}}": 1.0, r"\boxed{8}, wait, \boxed{0.5}": 1.0, "1/2": 0.0}
+    assert {text: env.score(env.problem("train", 0), text).reward for text in texts} == texts
 
 
 def test_a_number_as_answer_and_empty_lines_and_a_byte_order_mark_are_taken(tmp_path: Path) -> None:
@@ -100,18 +77,6 @@ def test_a_malformed_line_is_named_by_its_number(tmp_path: Path, line: str, sent
         JsonLines(1, path)
 
 
-def test_bytes_that_are_not_utf_8_are_named_by_their_line(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_bytes(b'{"problem": "p", "answer": "7"}\n{"problem": "\xff", "answer": "7"}')
-    with pytest.raises(TaskFileError, match=r"tasks\.jsonl:2: not UTF-8"):
-        JsonLines(1, str(path))
-
-
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(TaskFileError, match=r"cannot read tasks from .*none\.jsonl: No such file"):
-        JsonLines(1, str(tmp_path / "none.jsonl"))
-
-
 def test_a_file_too_small_to_be_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskFileError, match="0 different problems"):
         JsonLines(1, written(tmp_path, ""))
@@ -119,10 +84,3 @@ def test_a_file_too_small_to_be_split_is_refused(tmp_path: Path) -> None:
         JsonLines(1, written(tmp_path, *rows(3)), held_out=0.0001)
     with pytest.raises(ValueError, match="0 <= held_out < 1"):
         JsonLines(1, written(tmp_path, *rows(3)), held_out=1)
-
-
-def test_there_are_no_problems_for_a_warm_start(tmp_path: Path) -> None:
-    env = JsonLines(1, written(tmp_path, *rows(3)), held_out=0)
-    assert env.size("warm_start") == 0
-    with pytest.raises(ValueError, match="no problem 0 among the 0 of split 'warm_start'"):
-        env.problem("warm_start", 0)

@@ -76,13 +76,6 @@ def test_what_is_on_cuda_and_what_torchrun_starts_is_not_forked(sets: tuple[str,
     assert {child.name.partition("-")[0] for child in children if child.imports} == forked
 
 
-def test_what_needs_no_torch_is_forked_before_torch_is_imported() -> None:
-    children = components_of(load_recipe("arithmetic-shadow"), ADDRESS, Path("logs"))
-    heavy = ["headrace.trainers.component" in child.imports or child.torch_processes > 0 for child in children]
-
-    assert heavy == sorted(heavy)
-
-
 @pytest.mark.parametrize("engine", ["torch", "scripted"])
 def test_what_is_imported_for_forks_is_there_and_with_torch_only_where_that_plays(engine: str) -> None:
     recipe = load_recipe("arithmetic").model_copy(update={"rollout": Rollout(engine=Use(use=engine))})

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from headrace.infra.errors import UsageError
-from headrace.trainers.learner.layers import arrange_layers, decoder_of
+from headrace.trainers.learner.layers import arrange_layers
 
 
 def tiny() -> transformers.PreTrainedModel:
@@ -53,8 +53,3 @@ def test_a_model_without_layers_to_arrange_is_refused(wanted: dict[str, bool], n
     arrange_layers(model, checkpointing=False, compiled=False)
     with pytest.raises(UsageError, match=f"line has no layers that trainer.{name} knows"):
         arrange_layers(model, **{"checkpointing": False, "compiled": False, **wanted})
-
-
-def test_a_model_that_is_its_own_decoder_is_refused() -> None:
-    with pytest.raises(UsageError, match="qwen3 does not name the part"):
-        decoder_of(tiny().model)

@@ -43,8 +43,8 @@ OBJECTIVES = {
     "constant": {"aggregation": {"use": "constant", "length": 12}},
     "entropy": {"entropy": 0.01},
 }
-FEW = ("ppo", "interpolated", "m2po mask", "gspo", "mis and veto", "kl")
-"""For `make test`: what looks at one token, at all of a minibatch, at a sequence, and at another model's say."""
+FEW = ("interpolated", "gspo", "kl")
+"""For the gate: what looks at all of a minibatch, at a sequence, and at another model's say."""
 
 
 def tiny(hidden: int = 32) -> transformers.PreTrainedModel:
@@ -57,8 +57,8 @@ def learner(**changed: Any) -> Learner:
 
 @pytest.mark.parametrize(
     "changed",
-    [{}, {"packing": False}, {"activation_checkpointing": True}, {"fused_optimizer": True}],
-    ids=["packed", "padded", "recomputed", "fused"],
+    [{}, {"packing": False, "activation_checkpointing": True, "fused_optimizer": True}],
+    ids=["packed", "padded, recomputed, fused"],
 )
 def test_a_resumed_learner_makes_the_very_same_weights(changed: dict[str, Any]) -> None:
     straight = learner(**changed)
@@ -90,10 +90,6 @@ def test_a_version_made_again_from_a_checkpoint_has_the_very_same_bits_whatever_
     resumed.load_state(decode_checkpoint(data))
     assert resumed.step(batch(2), 2) == metrics
     assert b"".join(encode_checkpoint(resumed.trained.copy())) == b"".join(encode_checkpoint(straight.trained.copy()))
-    plain = learner()
-    plain.step(batch(1), 1)
-    plain.step(batch(2), 2)
-    assert not objective or weights_hash(plain.published()) != weights_hash(straight.published())
 
 
 def test_a_copy_taken_before_a_step_does_not_change_with_it() -> None:
@@ -108,7 +104,7 @@ def test_a_copy_taken_before_a_step_does_not_change_with_it() -> None:
 @pytest.mark.parametrize("objective", named(OBJECTIVES, *FEW))
 def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut(objective: dict[str, Any]) -> None:
     gradients = []
-    for budget, packing in ((64, True), (64, False), (90, True), (10_000, True)):
+    for budget, packing in ((64, True), (90, False), (10_000, True)):
         one = learner(minibatches=1, micro_batch_tokens=budget, grad_clip=1e9, packing=packing, **objective)
         one.step(batch(1), 1)
         gradients.append(torch.cat([gradient.ravel() for gradient in one.masters.gradients.values()]))
@@ -362,15 +358,6 @@ def test_bytes_that_are_no_checkpoint_are_refused() -> None:
         decode_checkpoint(write_safetensors(learner().published()))
     with pytest.raises(WeightsError):
         decode_checkpoint(b"".join(encode_checkpoint(learner().trained.copy()))[:-1])
-
-
-def test_the_fingerprint_names_what_numerics_depend_on() -> None:
-    found = learner().fingerprint()
-    assert found["torch"] == torch.__version__
-    assert found["threads"] == str(torch.get_num_threads())
-    assert found["device"] == "cpu"
-    assert {"mkl", "onednn", "cpu_capability", "cpu", "transformers", "compute_dtype"} < set(found)
-    assert all(found.values())
 
 
 def test_a_shadow_trains_on_tokens_of_versions_that_it_has_not_made() -> None:

@@ -13,9 +13,7 @@ from headrace.trainers.losses import (
     cost_to_go,
     decoupled_ppo,
     dppo,
-    effective_sample_size,
     gmpo,
-    gpg,
     gspo,
     icepop,
     interpolated_proximal,
@@ -28,7 +26,6 @@ from headrace.trainers.losses import (
     tis,
     veto,
 )
-from headrace.trainers.losses.correction import perplexity_ratio
 
 
 def vector(numbers: list[float]) -> torch.Tensor:
@@ -156,15 +153,6 @@ def test_a_veto_takes_the_sequences_of_hopeless_tokens_out() -> None:
     assert veto(tokens).rejected.tolist() == [True, True, False, False]
 
 
-def test_the_effective_sample_size() -> None:
-    assert effective_sample_size(vector(GOLDEN)).item() == pytest.approx(2.06642, abs=1e-5)
-    assert effective_sample_size(vector([])).item() == 0
-
-
-def test_the_ratio_of_perplexities() -> None:
-    assert perplexity_ratio(weighed(GOLDEN)).tolist() == pytest.approx([1 / 1.21644] * 3, abs=1e-5)
-
-
 def test_what_a_correction_tells() -> None:
     _, told = policy_loss(weighed(GOLDEN), correction="mis")
     assert told["weight_ess"].item() == pytest.approx(2.06642 / 3, abs=1e-5)
@@ -284,8 +272,7 @@ def test_m2po_cuts_the_gradient_of_what_goes_beyond() -> None:
     assert told["clip_fraction_high"].item() == 0.5
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("variant", ["cap", "cap_suffix"])
+@pytest.mark.parametrize(("variant", "dtype"), [("cap", torch.float32), ("cap_suffix", torch.float64)])
 def test_the_token_that_sets_the_bound_keeps_its_gradient(variant: str, dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     behaviour = -torch.rand(200, dtype=dtype) * 5
@@ -321,13 +308,6 @@ def test_m2po_masks_the_largest(deltas: list[float], budget: float, kept: list[b
     assert rejected is not None
     assert rejected.tolist() == [not stays for stays in kept]
     assert terms.tolist() == pytest.approx([-math.exp(gap) * stays for gap, stays in zip(deltas, kept, strict=True)])
-
-
-def test_m2po_masks_by_the_proximal_policy_where_there_is_one() -> None:
-    tokens = tokens_of([0.0] * 5, proximal=vector([gap - 1 for gap in DELTAS]))
-    bounds = m2po_bounds(tokens, variant="mask", budget=0.01)
-    assert bounds.kept is not None
-    assert bounds.kept.tolist() == [True, True, False, False, False]
 
 
 # ------------------------------------------------------------------------------------------------------ whole sequences
@@ -384,13 +364,6 @@ def test_gmpo_leaves_a_token_without_advantage_out_of_the_product() -> None:
 def test_sapo_fades_the_gradient_out(advantage: float, ratio: float, loss: float) -> None:
     terms, _, _ = sapo(tokens_of([math.log(ratio)], [advantage]))
     assert terms.item() == pytest.approx(loss, abs=1e-5)
-
-
-def test_the_slope_of_sapo_is_one_where_the_policies_agree() -> None:
-    for advantage in (1.0, -1.0):
-        tokens = tokens_of([0.0], [advantage])
-        (slope,) = torch.autograd.grad(sapo(tokens).terms.sum(), tokens.logprobs)
-        assert slope.item() == pytest.approx(-advantage)
 
 
 def test_cispo_clips_the_weight_and_keeps_the_gradient() -> None:
@@ -451,11 +424,6 @@ def test_none_takes_a_bound_away(use: str, options: dict[str, Any], value: float
     assert policy_loss(tokens, use, **options)[0].item() == pytest.approx(value)
 
 
-def test_gpg_is_the_plain_policy_gradient() -> None:
-    tokens = tokens_of([0.3], [2])
-    assert gpg(tokens).terms.item() == pytest.approx(1.4)
-
-
 # --------------------------------------------------------------------------------------------------- KL in the reward
 
 
@@ -481,34 +449,21 @@ def test_kl_in_the_reward_lowers_advantages_without_a_gradient_of_its_own() -> N
     [
         ({"use": "m2po", "variant": "cup"}, "variant is one of cap, cap_exact, cap_suffix, mask"),
         ({"use": "m2po", "floor_low": 1.0}, "floor_low"),
-        ({"use": "m2po", "budgets": 3}, "no option .budgets.; it takes budget,"),
         ({"use": "gspo", "form": "word"}, "form is sequence or token"),
         ({"use": "gmpo", "clip_low": -1}, "clip_low and clip_high must be at least 0"),
         ({"use": "cispo", "clip_low": 2}, "clip_low in 0..1"),
         ({"use": "sapo", "tau_negative": 0}, "tau must be above 0"),
         ({"use": "dppo", "variant": "tv"}, "variant is dppo or ipo"),
-        (
-            {"use": "dppo", "adv_tau": math.inf},
-            "dppo: adv_tau and kl_tau must be finite and at least 0, got inf and 0.001",
-        ),
-        (
-            {"use": "dppo", "kl_tau": math.inf},
-            "dppo: adv_tau and kl_tau must be finite and at least 0, got 1.0 and inf",
-        ),
-        ({"use": "dppo", "kl_tau": -0.1}, "dppo: adv_tau and kl_tau must be finite"),
+        ({"use": "dppo", "adv_tau": math.inf}, "adv_tau and kl_tau must be finite and at least 0, got inf"),
+        ({"use": "dppo", "kl_tau": -0.1}, "adv_tau and kl_tau must be finite and at least 0, got 1.0 and -0.1"),
         ({"entropy": math.inf}, "trainer.entropy: the weight must be finite, got inf"),
-        ({"use": "gpg", "clip_low": 0.1}, "no option 'clip_low'; it takes none"),
         ({"use": "decoupled_ppo", "proximal": "guessed"}, "forward or interpolated"),
         ({"use": "decoupled_ppo", "behaviour_metric": "k4"}, "behaviour_metric one of ratio, k1, k2, k3"),
         ({"use": "decoupled_ppo", "behaviour_metric": "k3", "behaviour_action": "clamp"}, "cannot go with k3"),
         ({"use": "decoupled_ppo", "behaviour_lower": 6}, "behaviour_lower 6 is above"),
-        ({"use": "decoupled_ppo", "correction": "tis"}, "a correction beside it may only reject"),
-        ({"correction": "tix"}, "correction: no 'tix'; take one of t"),
-        ({"correction": {"use": "tis", "cap": 0}}, "tis: cap must be above 0"),
         ({"correction": {"use": "tis", "level": "word"}}, "level is token or sequence"),
         ({"correction": {"use": "rejection", "level": "word"}}, "level is one of token, sequence, geometric"),
         ({"correction": {"use": "veto", "high": 3}}, "no option 'high'; it takes low"),
-        ({"kl": {"place": "advantage"}}, "place one of loss, reward"),
         ({"kl": {"place": "reward", "unbiased": True}}, "unbiased is of the loss"),
     ],
 )

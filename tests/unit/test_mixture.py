@@ -100,13 +100,6 @@ def test_a_source_is_given_its_problem_without_what_the_mixture_added(monkeypatc
     env.score(env.problem("train", 0), "")
 
 
-def test_worked_examples_come_from_all_sources_by_weight() -> None:
-    env = mixture()
-    assert isinstance(env, GivesExamples)
-    prompts = [env.example(index).prompt for index in range(8)]
-    assert sum(prompt.endswith("?") for prompt in prompts) == 6  # sum1
-
-
 def test_the_sources_are_tiers_of_which_some_can_be_asked() -> None:
     env = mixture(tiers=["hard"])
     assert isinstance(env, HasTiers)

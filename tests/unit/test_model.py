@@ -6,8 +6,6 @@ import transformers
 from tiny_models import SHAPE, TOKENIZER
 
 from headrace.infra.weights.tensor_file import read_safetensors, write_safetensors
-from headrace.trainers.batches.batch import TrainingSequence, pad
-from headrace.trainers.learner.logprobs import token_logprobs
 from headrace.trainers.learner.model import (
     ModelError,
     build_model,
@@ -31,11 +29,6 @@ def test_a_character_is_a_token_and_comes_back_as_itself() -> None:
     assert tokenizer.decode([tokenizer.pad_token_id, *ids, tokenizer.eos_token_id], skip_special_tokens=True)[0] == "1"
 
 
-def test_a_character_outside_the_alphabet_is_an_error_that_names_it() -> None:
-    with pytest.raises(ModelError, match=r"not in its alphabet: '\*x'"):
-        encode(TOKENIZER, "3*x=")
-
-
 def test_the_published_folder_is_read_by_plain_transformers(tmp_path: Path) -> None:
     model = build_model(TINY, TOKENIZER, seed=1)
     published = publish_weights(dict(model.named_parameters()))
@@ -53,29 +46,6 @@ def test_the_published_folder_is_read_by_plain_transformers(tmp_path: Path) -> N
         assert torch.equal(weight, to_torch(read_safetensors(write_safetensors(published))[name]))
     again, _ = load_model(tmp_path)
     assert again.dtype is torch.float32
-
-
-def test_log_probabilities_are_those_of_a_plain_forward_pass() -> None:
-    model = build_model(TINY, TOKENIZER, seed=1)
-    texts, temperatures = ["3+4=7", "12+34=46"], [1.0, 0.7]
-    sequences = []
-    for text, temperature in zip(texts, temperatures, strict=True):
-        ids = torch.tensor(encode(TOKENIZER, text), dtype=torch.int32).numpy()
-        mask = ids.astype(bool)
-        mask[:3] = False
-        versions = mask.astype("int32") - 1
-        sequences.append(TrainingSequence(ids, mask, versions.astype("float32"), versions, 1.0, temperature, 0))
-    logprobs, entropies = token_logprobs(model, pad(sequences))
-
-    expected, expected_entropies = [], []
-    for sequence in sequences:
-        row = torch.from_numpy(sequence.ids).long()
-        plain = (model(row[None]).logits[0] / sequence.temperature).log_softmax(-1)
-        for position in sequence.mask.nonzero()[0].tolist():
-            expected.append(plain[position - 1, row[position]])
-            expected_entropies.append(-(plain[position - 1].exp() * plain[position - 1]).sum())
-    torch.testing.assert_close(logprobs, torch.stack(expected), atol=1e-5, rtol=0)
-    torch.testing.assert_close(entropies, torch.stack(expected_entropies), atol=1e-5, rtol=0)
 
 
 def test_a_model_is_the_same_for_a_seed_and_leaves_the_random_state_alone() -> None:
@@ -99,11 +69,6 @@ def test_a_model_is_the_same_for_a_seed_and_leaves_the_random_state_alone() -> N
 def test_a_model_that_cannot_be_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         build_model({**TINY, **change}, TOKENIZER, seed=1)
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is not a folder with"):
-        load_model(tmp_path)
 
 
 def test_training_computes_with_deterministic_algorithms_and_one_attention_kernel() -> None:

@@ -10,17 +10,13 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import check_options
 
 if TYPE_CHECKING:
-    from decimal import Decimal
+    pass
 
 
 def plain(
     tokens: object, *, cap: float = 1.0, depth: int | None = None, fast: bool = False, kind: Literal["a", "b"] = "a"
 ) -> None:
     """Take options of plain kinds."""
-
-
-def half_known(*, exact: Decimal, cap: float = 1.0) -> None:
-    """Take an option whose annotation is there for type checkers alone."""
 
 
 @pytest.mark.parametrize("options", [{"cap": 1}, {"cap": 0.5}, {"depth": 3}, {"fast": True}, {"kind": "c"}], ids=str)
@@ -42,7 +38,3 @@ def test_values_of_the_right_kind_pass_and_others_are_the_functions_to_judge(opt
 def test_a_value_of_another_kind_is_refused_by_key_and_value(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         check_options("here", plain, options, elsewhere={"kind"})
-
-
-def test_annotations_that_cannot_be_read_judge_nothing() -> None:
-    check_options("here", half_known, {"exact": "1", "cap": "a lot"})

@@ -104,32 +104,6 @@ def test_errors_of_the_store_are_passed_on_and_leave_the_lock(tmp_path: Path) ->
         cache.get(ClaimCheck("main", "b", "0" * 64, 5))
 
 
-def test_where_the_folder_cannot_be_used_objects_come_from_the_store(tmp_path: Path) -> None:
-    store = Store(a=b"whole")
-    (tmp_path / "file").write_bytes(b"")
-    cache = cache_of(store, tmp_path / "file" / "below")
-    assert bytes(cache.get(store.claim("a"))) == b"whole"
-    cache.drop(store.claim("a"))
-
-
-def test_room_is_looked_for_at_first_and_then_only_when_a_share_of_it_was_filled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(**{f"n{number}": os.urandom(100) for number in range(64)})
-    cache, looked = cache_of(store, tmp_path, 16 * 1000), []
-    make_room = ObjectCache._make_room
-
-    def counted(self: ObjectCache, keep: str) -> None:
-        looked.append(keep)
-        make_room(self, keep)
-
-    monkeypatch.setattr(ObjectCache, "_make_room", counted)
-    for _ in range(3):
-        for name in store.objects:
-            cache.get(store.claim(name))
-    assert looked == [store.claim(f"n{number}").sha256 for number in (0, 11, 22, 33, 44, 55)]
-
-
 def test_more_files_than_can_be_looked_through_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_cache, "MOST_FILES", 3)
     store = Store(**{name: name.encode() for name in "abcde"})

@@ -28,10 +28,3 @@ def test_every_problem_counts_alike() -> None:
 def test_what_cannot_be_is_refused(samples: int, right: int, k: int) -> None:
     with pytest.raises(ValueError, match="needs 0 <= right <= samples and 1 <= k <= samples"):
         pass_at_k(samples, right, k)
-
-
-def test_no_problems_have_no_mean() -> None:
-    with pytest.raises(ValueError, match="no problems"):
-        mean_pass_at_k([], 1)
-    with pytest.raises(ValueError, match="no problems"):
-        avg_at_k([])

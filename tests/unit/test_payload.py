@@ -35,8 +35,3 @@ def test_a_problem_that_is_no_plain_json_is_refused_by_name() -> None:
 def test_a_payload_that_holds_no_problem_is_refused(text: str) -> None:
     with pytest.raises(PayloadError):
         problem_from_json(text)
-
-
-def test_an_unknown_key_is_refused() -> None:
-    with pytest.raises(PayloadError, match="no problem"):
-        problem_from_json('{"task_id": "a", "prompt": "?", "hint": "h"}')

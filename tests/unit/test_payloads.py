@@ -115,16 +115,6 @@ def test_what_python_holds_for_small_groups_counts_too(members: int) -> None:
     assert 0.5 < current / sum(map(held_bytes, held.values())) < 1
 
 
-def test_what_is_asked_for_stays_longest(log: Log) -> None:
-    state = memory(most_bytes=3 * HELD)
-    state.whole(*log.put(0))
-    state.whole(*log.put(0, 1))
-    for number in range(1, 20):
-        state.whole(*log.put(number))
-        state.whole(*log.put(0, number + 1))
-    assert len(log.asked) == 1
-
-
 def test_a_group_larger_than_the_memory_is_not_remembered(log: Log) -> None:
     state = memory(most_bytes=HELD - 1)
     state.whole(*log.put(0))

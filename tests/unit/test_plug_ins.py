@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from headrace.app.launcher.components import components_of
-from headrace.app.launcher.launcher import check_names
 from headrace.consumers.algorithms.chain import UnknownAlgorithm, load_chain
 from headrace.envs.registry import UnknownEnvironment, load_environment, load_workflow
 from headrace.infra.environment import PLUG_INS_VARIABLE
@@ -198,13 +197,6 @@ def test_an_installed_module_that_hides_the_users_is_told(tmp_path: Path, here: 
     assert str(mine) in str(refused.value)
 
 
-def test_a_package_without_that_module_is_told(here: Path) -> None:
-    written(here, "mine_package/__init__.py", "")
-
-    with pytest.raises(UsageError, match=r"there is no module mine_package\.rules: package mine_package \(.*\) does"):
-        named("feed.selector", "mine_package.rules:Mine", {})
-
-
 @pytest.mark.parametrize("name", ["envs.registry", "consumers.algorithms.pods", "trainers.losses.ppo"])
 def test_a_module_of_ours_is_found_by_the_name_that_recipes_of_the_first_release_have(name: str) -> None:
     assert module_named(name) is sys.modules[f"headrace.{name}"]
@@ -223,10 +215,3 @@ def test_a_module_in_the_users_own_package_of_the_same_name_comes_first(
     assert module_named("envs.jsonl").__name__ == "headrace.envs.jsonl"
     with pytest.raises(ModuleNotFoundError, match=r"envs\.nosuch"):
         module_named("envs.nosuch")
-
-
-def test_a_plug_in_beside_the_recipe_is_found_before_anything_is_started(tmp_path: Path, here: Path) -> None:
-    written(tmp_path, "mine_beside.py", RULE.format(who="recipes"))
-    recipe = 'extends = "arithmetic"\nname = "mine"\n[curate]\nchain = ["validate", "mine_beside:Mine"]\n'
-
-    check_names(load_recipe(str(written(tmp_path, "run.toml", recipe))))

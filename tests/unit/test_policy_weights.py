@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing, StoreUnavailable
-from headrace.infra.weights import held
 from headrace.infra.weights.delta import encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.folder import files_of
@@ -336,18 +335,3 @@ def test_an_object_that_is_whole_and_of_no_use_is_fetched_no_more() -> None:
     assert scene.store.asked.count("delta-2-3") == 1
     assert scene.store.dropped == [], "others on this machine keep their copy"
     assert bytes(scene.bring(2)["w"].data) == bytes(weights(2)["w"].data)
-
-
-def test_weights_are_hashed_once_between_two_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[str] = []
-
-    def counted(named: Weights) -> str:
-        hashed.append(weights_hash(named))
-        return hashed[-1]
-
-    monkeypatch.setattr(held, "weights_hash", counted)
-    scene = Scene()
-    scene.bring(3)
-    assert hashed == [weights_hash(weights(version)) for version in range(4)]
-    scene.bring(5)
-    assert hashed[4:] == [weights_hash(weights(version)) for version in (3, 4, 5)], "memory may be altered between"

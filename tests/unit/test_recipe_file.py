@@ -44,13 +44,6 @@ def refusal(name: str, *sets: str) -> str:
     return str(caught.value)
 
 
-def test_a_recipe_is_read_by_path(base: Path) -> None:
-    recipe = load_recipe(str(base))
-
-    assert (recipe.name, recipe.trainer.steps) == ("base", 10)
-    assert recipe.workflows["sums"].env.settings == {"tier": "one-digit"}
-
-
 def test_every_shipped_recipe_is_read_by_name_and_survives_its_topic() -> None:
     for name in shipped_recipes():
         recipe = load_recipe(name)
@@ -176,30 +169,11 @@ def test_a_fault_in_the_base_is_not_laid_to_the_extending_file(base: Path, tmp_p
     assert "base.toml: `trainer.steps`" in refusal(own)
 
 
-def test_a_policys_own_trainer_keys_are_checked_too(base: Path) -> None:
-    told = refusal(str(base), "policies.solver.trainer.stpes=3")
-
-    assert "policies.solver.trainer.stpes" in told
-    assert "did you mean `steps`" in told
-
-
-def test_sentences_of_the_settings_themselves_are_passed_on(base: Path) -> None:
-    assert "cut the distribution" in refusal(str(base), "rollout.top_p=0.9")
-
-
-def test_a_missing_table_is_named(tmp_path: Path) -> None:
-    assert "`policies` is missing" in refusal(write(tmp_path, 'name = "x"\n[workflows]\n'))
-
-
 def test_a_missing_recipe_is_told_with_where_it_was_looked_for(tmp_path: Path) -> None:
     told = refusal(str(tmp_path / "none.toml"))
 
     assert str(tmp_path / "none.toml") in told
     assert "shipped" in told
-
-
-def test_text_that_is_not_toml_is_told_with_its_place(tmp_path: Path) -> None:
-    assert "line 2" in refusal(write(tmp_path, 'name = "x"\nname name\n'))
 
 
 def test_a_shadows_own_trainer_keys_are_checked_with_those_of_its_policy(base: Path) -> None:

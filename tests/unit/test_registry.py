@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.envs.contract import Environment
 from headrace.envs.judged_arithmetic import JudgedArithmetic
 from headrace.envs.registry import (
     ENVIRONMENTS,
@@ -12,7 +11,6 @@ from headrace.envs.registry import (
     load_environment,
     load_workflow,
 )
-from headrace.envs.workflows.single_turn import single_turn
 from headrace.infra.recipe.recipe_file import load_recipe, shipped_recipes
 
 MY_WORLDS = """
@@ -30,12 +28,6 @@ def not_async(problem, env, actors):
 """
 
 
-def test_a_shipped_environment_is_built_with_its_settings() -> None:
-    env: Environment = load_environment("arithmetic", 3, {"tiers": ["sum2"]})
-    assert env.name == "arithmetic"
-    assert env.problem("train", 0).tier == "sum2"
-
-
 def test_one_of_your_own_is_named_by_module_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_worlds.py").write_text(MY_WORLDS)
     monkeypatch.syspath_prepend(tmp_path)
@@ -47,15 +39,6 @@ def test_one_of_your_own_is_named_by_module_and_name(tmp_path: Path, monkeypatch
         load_workflow("my_worlds:not_async")
     with pytest.raises(EnvironmentSettingsError, match="unexpected keyword argument 'dept'; it takes depth"):
         load_environment("my_worlds:Mine", 3, {"dept": 2})
-
-
-def test_a_shipped_workflow_is_found() -> None:
-    assert load_workflow("single_turn") is single_turn
-
-
-@pytest.mark.parametrize("name", WORKFLOWS)
-def test_every_shipped_workflow_can_be_imported(name: str) -> None:
-    assert callable(load_workflow(name))
 
 
 def test_every_shipped_workflow_is_in_a_shipped_recipe() -> None:
@@ -86,12 +69,6 @@ def test_an_unknown_name_lists_what_there_is_the_nearest_first() -> None:
     for name in ENVIRONMENTS:
         with pytest.raises(UnknownEnvironment, match=name):
             load_environment("", 1, {})
-
-
-@pytest.mark.parametrize("use", ["no_such_module:Name", "envs.no_such:Name", ":Name"])
-def test_a_module_that_cannot_be_imported_is_said(use: str) -> None:
-    with pytest.raises(UnknownEnvironment):
-        load_environment(use, 1, {})
 
 
 def test_settings_that_an_environment_does_not_take_are_said() -> None:

@@ -16,7 +16,6 @@ from headrace.infra.process.signals import MustRestart, StopRequested, attempts
 from headrace.ops.offline.retrain import _checkpoint_at
 from headrace.schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, WeightsPublished
 from headrace.trainers.learner.learner import Learner
-from headrace.trainers.learner.numerics import other_parts
 from headrace.trainers.versions.history import History, _take_event
 from headrace.trainers.versions.resume import _epoch, _Progress
 
@@ -62,15 +61,6 @@ def test_a_new_epoch_begins_where_one_of_them_is_another(fingerprint: dict[str, 
 def test_before_the_first_batch_the_checkpoint_of_version_0_is_compared() -> None:
     start = CheckpointPointer(version=0, weights_hash="w0", fingerprint={**HERE, "cpu": "another"})
     assert epoch(History(checkpoints={0: start}), "w0") == 1
-
-
-def test_parts_of_two_fingerprints_that_differ_are_named() -> None:
-    assert other_parts(HERE, HERE) == []
-    assert other_parts({"threads": "2", "cpu": "a"}, {"threads": "1", "cuda": "13"}) == [
-        "threads: 2 -> 1",
-        "cpu: a -> none",
-        "cuda: none -> 13",
-    ]
 
 
 def test_a_long_re_training_says_how_far_it_is_and_hears_that_it_shall_stop() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_models import EXPERTS as SHAPE_OF_EXPERTS
 from tiny_models import TOKENIZER
+from tiny_models import batch as plain_batch
 
 from headrace.envs.contract import Generation
 from headrace.envs.transcript import Transcript, TranscriptError
@@ -30,22 +32,7 @@ from headrace.trainers.learner.logprobs import token_logprobs
 from headrace.trainers.learner.model import build_model
 
 LAYERS, EXPERTS, PER_TOKEN = 2, 8, 2
-TINY: dict[str, Any] = {
-    "architecture": "qwen3_moe",
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "intermediate_size": 48,
-    "num_experts": EXPERTS,
-    "num_experts_per_tok": PER_TOKEN,
-    "moe_intermediate_size": 24,
-    "norm_topk_prob": True,
-    "mlp_only_layers": [1],
-    "initializer_range": 0.2,
-    "max_position_embeddings": 64,
-}
+TINY: dict[str, Any] = {**SHAPE_OF_EXPERTS, "max_position_embeddings": 64}
 SETTINGS = Trainer(groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=5e-3)
 REPLAY, BALANCE = {"replay_routing": True}, {"router_aux": 0.1}
 
@@ -56,24 +43,15 @@ def learner(**changed: Any) -> Learner:
 
 def batch(seed: int) -> list[TrainingSequence]:
     """Sequences with experts that no router would choose, but every fourth without."""
-    draw, sequences = np.random.default_rng(seed), []
-    for index in range(24):
-        length = int(draw.integers(4, 12))
-        mask = np.arange(length) >= 3
-        experts = draw.random((length - 1, LAYERS, EXPERTS)).argsort(-1)[..., :PER_TOKEN].astype(np.uint8)
-        sequences.append(
-            TrainingSequence(
-                ids=draw.integers(2, 14, length).astype(np.int32),
-                mask=mask,
-                behaviour_logprobs=np.where(mask, draw.normal(-2.5, 0.3, length), 0).astype(np.float32),
-                versions=np.where(mask, 0, -1).astype(np.int32),
-                advantage=float(draw.normal()),
-                temperature=1.0,
-                group=index // 4,
-                routing=None if index % 4 == 3 else experts,
-            )
-        )
-    return sequences
+    draw = np.random.default_rng(seed)
+
+    def experts(tokens: int) -> np.ndarray[Any, Any]:
+        return draw.random((tokens, LAYERS, EXPERTS)).argsort(-1)[..., :PER_TOKEN].astype(np.uint8)
+
+    return [
+        sequence if index % 4 == 3 else replace(sequence, routing=experts(len(sequence.ids) - 1))
+        for index, sequence in enumerate(plain_batch(seed))
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------- the engine
@@ -105,8 +83,8 @@ def recorded() -> list[tuple[list[int], Made]]:
     engine = TorchEngine({"p": one.model.config}, TorchEngineSettings(max_batch=5, record_routing=True))
     try:
         engine.load("p", 0, one.published())
-        prompts = [[2, 3, 4], [5], [2, 3, 4], list(range(2, 14))] * 3
-        made = played(engine, *prompts, sampling=Sampling(max_tokens=40))
+        prompts = [[2, 3, 4], [5], [2, 3, 4], list(range(2, 14))] * 2
+        made = played(engine, *prompts, sampling=Sampling(max_tokens=20))
     finally:
         engine.close()
     return list(zip(prompts, made, strict=True))
@@ -147,17 +125,6 @@ def test_a_swap_and_a_held_set_leave_the_experts_that_predicted_a_token() -> Non
     ids = [2, 3, 4, *made.ids.tolist()]
     np.testing.assert_array_equal(np.sort(made.routing[:first]), np.sort(plain_routing(one, ids)[:first]))
     np.testing.assert_array_equal(np.sort(made.routing[first:]), np.sort(plain_routing(two, ids)[first:]))
-
-
-def test_a_model_without_experts_has_nothing_to_record() -> None:
-    dense = build_model({**TINY, "mlp_only_layers": [0, 1, 2]}, TOKENIZER, seed=1)
-    engine = TorchEngine({"p": dense.config}, TorchEngineSettings(record_routing=True))
-    try:
-        engine.load("p", 0, dict(dense.named_parameters()))
-        [made] = played(engine, [2], sampling=Sampling(max_tokens=3))
-    finally:
-        engine.close()
-    assert made.routing is None
 
 
 # --------------------------------------------------------------------------------------------------------- the record
@@ -289,32 +256,8 @@ def test_replay_keeps_to_the_engines_experts_where_other_weights_choose_others(
         hook.remove()
 
 
-def gap(one: Learner, sequences: list[TrainingSequence]) -> float:
-    micro = pack(sequences)
-    with torch.no_grad(), one._passes.routers.following(micro, torch.device("cpu")):
-        logprobs, _ = token_logprobs(one.model, micro)
-    return float((logprobs - torch.from_numpy(micro.behaviour)).abs().max())
-
-
-def test_replay_takes_out_the_gap_of_tokens_that_moved_gates_send_elsewhere(
-    recorded: list[tuple[list[int], Made]],
-) -> None:
-    gaps = {}
-    for moved in (False, True):
-        one, draw = learner(**REPLAY), torch.Generator().manual_seed(1)
-        for router in routers_of(one.model) if moved else ():
-            noise = torch.randn(router.weight.shape, generator=draw)
-            router.weight.data += 0.05 * float(router.weight.detach().std()) * noise
-        for replayed in (False, True):
-            gaps[moved, replayed] = gap(one, training_sequences(recorded, keep=replayed))
-    assert gaps[False, True] == gaps[False, False] < 1e-4
-    assert gaps[True, True] < gaps[True, False] / 2
-
-
-@pytest.mark.parametrize(
-    "objective", [REPLAY, BALANCE, REPLAY | BALANCE | {"loss": "m2po"}], ids=["replay", "balance", "both"]
-)
-def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut_or_laid_out(objective: dict[str, Any]) -> None:
+def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut_or_laid_out() -> None:
+    objective = REPLAY | BALANCE | {"loss": "m2po"}
     cuts: list[dict[str, Any]] = [
         {"micro_batch_tokens": 4096},
         {"micro_batch_tokens": 64},
@@ -334,9 +277,8 @@ def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut_or_laid_out(obje
         assert metrics.get("router_imbalance") == pytest.approx(told.get("router_imbalance"), abs=1e-6)
 
 
-@pytest.mark.parametrize("packing", [True, False])
-def test_a_resumed_learner_of_experts_makes_the_very_same_weights(packing: bool) -> None:
-    changed: dict[str, Any] = {**REPLAY, **BALANCE, "packing": packing}
+def test_a_resumed_learner_of_experts_makes_the_very_same_weights() -> None:
+    changed: dict[str, Any] = {**REPLAY, **BALANCE}
     straight, resumed = learner(**changed), learner(**changed)
     straight.step(batch(1), 1)
     data = b"".join(encode_checkpoint(straight.trained.copy()))
@@ -386,16 +328,6 @@ def test_the_load_balance_is_that_of_switch_transformers_layer_by_layer() -> Non
     for name, parameter in plain.model.named_parameters():
         if parameter.grad is not None and name in one.masters.gradients:
             torch.testing.assert_close(one.masters.gradients[name], parameter.grad, atol=1e-6, rtol=1e-4)
-
-
-def test_the_auxiliary_loss_has_experts_used_more_alike() -> None:
-    found = []
-    for weight in (1e-9, 0.1):
-        one = learner(router_aux=weight, learning_rate=3e-3)
-        metrics = [one.step(batch(1), version)["router_imbalance"] for version in range(1, 9)]
-        found.append(metrics[-1])
-    assert found[1] < found[0] - 0.02
-    assert found[1] >= 1 - 1e-6
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

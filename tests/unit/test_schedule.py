@@ -13,10 +13,6 @@ def test_the_learning_rate_warms_up_over_versions_and_stays() -> None:
     assert rates((1, 2, 4, 5, 900)) == pytest.approx([2.5e-4, 5e-4, 1e-3, 1e-3, 1e-3])
 
 
-def test_without_a_warm_up_the_first_version_has_the_whole_rate() -> None:
-    assert rates((1,), warmup_versions=0) == [1e-3]
-
-
 def test_a_linear_schedule_falls_to_its_share_at_the_last_version_and_no_further() -> None:
     assert rates((4, 9, 14, 24, 30), schedule="linear") == pytest.approx([1e-3, 7.75e-4, 5.5e-4, 1e-4, 1e-4])
 

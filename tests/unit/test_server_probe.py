@@ -6,11 +6,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from answering_server import answering_server
 
 from headrace.infra.embedded import servers
 from headrace.infra.embedded.data_folder import DataFolder
@@ -28,23 +27,6 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-@contextmanager
-def refusing() -> Iterator[str]:
-    """A server that refuses whatever is not signed."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.send_error(403)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"127.0.0.1:{http.server_port}"
-        http.shutdown()
-
-
 @pytest.mark.timeout(30)  # far from 0.1 s, and far from a question that is not limited
 def test_a_server_that_takes_connections_and_says_nothing_does_not_answer(silent: str) -> None:
     assert not store_answers(StoreAddress(silent, "bucket"), timeout_s=0.1)
@@ -53,7 +35,8 @@ def test_a_server_that_takes_connections_and_says_nothing_does_not_answer(silent
 
 
 def test_a_store_that_refuses_answers_and_one_that_is_not_there_does_not() -> None:
-    with refusing() as endpoint:
+    with answering_server(403) as port:
+        endpoint = f"127.0.0.1:{port}"
         assert store_answers(StoreAddress(endpoint, "bucket"), timeout_s=10)
     assert not store_answers(StoreAddress(endpoint, "bucket"), timeout_s=10)
 

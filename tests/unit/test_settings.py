@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from headrace.infra.environment import environment
-from headrace.infra.recipe.settings import Policy, Recipe, Rollout, Trainer, Use, WarmStart
+from headrace.infra.recipe.settings import Policy, Recipe, Rollout, Trainer
 from headrace.infra.run.revisions import differences
 
 
@@ -31,23 +30,14 @@ def test_a_recipe_comes_back_from_its_text_with_all_in_its_order() -> None:
     assert list(back.policies) == ["solver", "judge", "verifier"]
 
 
-@pytest.mark.parametrize("table", ["rollout", "feed", "curate", "trainer", "evaluate", "kafka", "store", "launch"])
-def test_an_unknown_key_is_refused_in_every_table(table: str) -> None:
-    with pytest.raises(ValidationError, match="unknown_key"):
-        Recipe.model_validate(plain(**{table: {"unknown_key": 1}}))
-
-
-def test_an_unknown_key_at_the_top_or_in_a_policy_is_refused() -> None:
+def test_an_unknown_key_is_refused_in_every_table() -> None:
+    for table in ("rollout", "feed", "curate", "trainer", "evaluate", "kafka", "store", "launch"):
+        with pytest.raises(ValidationError, match="unknown_key"):
+            Recipe.model_validate(plain(**{table: {"unknown_key": 1}}))
     with pytest.raises(ValidationError, match="stepz"):
         Recipe.model_validate(plain(stepz=1))
     with pytest.raises(ValidationError, match="modle"):
         Recipe.model_validate(plain(policies={"solver": {"path": "x", "modle": {}}}))
-
-
-def test_a_recipe_cannot_be_changed() -> None:
-    recipe = Recipe.model_validate(plain())
-    with pytest.raises(ValidationError, match="frozen"):
-        recipe.seed = 2  # type: ignore[misc]  # the fault
 
 
 @pytest.mark.parametrize(
@@ -95,31 +85,6 @@ def test_a_policy_may_train_differently_and_its_keys_are_checked_too() -> None:
     policies["verifier"] = {"path": "x", "trainer": {"learning_rat": 1e-3}}
     with pytest.raises(ValidationError, match="learning_rat"):
         Recipe.model_validate(plain(policies=policies))
-
-
-def test_a_policy_of_two_roles_is_trained_once() -> None:
-    workflow = {"env": {"use": "arithmetic"}, "policies": {"solver": "solver", "critic": "solver", "judge": "verifier"}}
-    recipe = Recipe.model_validate(plain(workflows={"sums": workflow}))
-    assert recipe.policies_of("sums") == ("solver", "verifier")
-
-
-def test_a_use_keeps_its_own_settings_apart_from_its_name() -> None:
-    assert Use.model_validate({"use": "arithmetic", "tiers": ["sum1"]}).settings == {"tiers": ["sum1"]}
-    assert Use(use="validate").settings == {}
-
-
-def test_an_empty_environment_variable_has_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HEADRACE_CACHE", raising=False)
-    assert environment("HEADRACE_CACHE", "somewhere") == "somewhere"
-    monkeypatch.setenv("HEADRACE_CACHE", "elsewhere")
-    assert environment("HEADRACE_CACHE", "somewhere") == "elsewhere"
-
-
-def test_the_warm_starts_band_lies_between_0_and_1() -> None:
-    with pytest.raises(ValidationError):
-        WarmStart(reward_low=-0.1)
-    with pytest.raises(ValidationError):
-        WarmStart(reward_high=1.1)
 
 
 def shadowed(**shadows: Any) -> Recipe:

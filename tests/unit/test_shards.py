@@ -118,12 +118,6 @@ def stored(folder: Folder, group: Any) -> tuple[Index, Stored]:
     return decode_index(folder.get(found.claim)), found
 
 
-def test_a_part_that_the_record_does_not_name_is_an_error(folder: Folder, group: Any) -> None:
-    index, _ = stored(folder, group)
-    with pytest.raises(CheckpointError, match="names no part '00000-00000"):
-        read_parts(folder.run, index, (), room(), None)
-
-
 def test_a_part_that_holds_something_else_than_its_index_says_is_an_error(folder: Folder, group: Any) -> None:
     index, found = stored(folder, group)
     held = part_of(folder, found.parts[0])

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from answering_server import CERTIFICATES, answering_server
 
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.recipe.settings import Store
@@ -21,7 +19,6 @@ from headrace.infra.store.access import find_keys
 from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoreDenied, StoreError, StoreUnavailable
 from headrace.schemas.records import RecipeRevision
 
-CERTIFICATES = Path(__file__).parents[1] / "certificates"
 AUTHORITY = str(CERTIFICATES / "authority.pem")
 SECRET = "very-secret"
 FILE = """[default]
@@ -149,44 +146,13 @@ def test_keys_that_are_exchanged_in_a_file_are_those_of_the_next_request(tmp_pat
 # ----------------------------------------------------------------------------------------------------------------- TLS
 
 
-@contextmanager
-def server(*, tls: bool = True, body: bytes = b"", status: int = 200) -> Iterator[int]:
-    """A server on 127.0.0.1 that gives one answer to everything."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Content-Type", "application/xml")
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Quiet(ThreadingHTTPServer):
-        def handle_error(self, *_: object) -> None:
-            pass  # a client that refuses the certificate
-
-    with Quiet(("127.0.0.1", 0), Handler) as http:
-        if tls:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(CERTIFICATES / "public.crt", CERTIFICATES / "private.key")
-            http.socket = context.wrap_socket(http.socket, server_side=True, do_handshake_on_connect=False)
-        threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
-        yield http.server_port
-        http.shutdown()
-
-
 def store(port: int, host: str = "127.0.0.1", *, secure: bool = True) -> ObjectStore:
     return ObjectStore(StoreAddress(f"{host}:{port}", "bucket", "key", SECRET, secure=secure), timeout_s=10)
 
 
 @pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "SSL_CERT_FILE"])
 def test_an_authority_of_ones_own_is_believed_where_it_is_named(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with server() as port:
+    with answering_server(tls=True) as port:
         with store(port) as doubting, pytest.raises(StoreError, match=r"not believed.*AWS_CA_BUNDLE") as caught:
             doubting.exists("weights/a")
         assert not isinstance(caught.value, StoreUnavailable), "no waiting heals it"
@@ -198,12 +164,12 @@ def test_an_authority_of_ones_own_is_believed_where_it_is_named(variable: str, m
 def test_a_certificate_for_another_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", AUTHORITY)
     refused = pytest.raises(StoreError, match=r"for another host.*localhost")
-    with server() as port, store(port, "localhost") as other, refused:
+    with answering_server(tls=True) as port, store(port, "localhost") as other, refused:
         other.exists("weights/a")
 
 
 def test_tls_with_a_server_that_speaks_none_is_told_as_that() -> None:
-    with server(tls=False) as port, store(port) as secure, pytest.raises(StoreError, match="speaks no TLS"):
+    with answering_server() as port, store(port) as secure, pytest.raises(StoreError, match="speaks no TLS"):
         secure.exists("weights/a")
 
 
@@ -257,7 +223,7 @@ def test_a_scheme_that_contradicts_or_is_none_is_refused(given: dict[str, object
 def refusals(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeadraceError]:
     """What goes wrong with keys and stores, as raised."""
     denied = b"<Error><Code>SignatureDoesNotMatch</Code><Message>m</Message></Error>"
-    with server(tls=False, body=denied, status=403) as denying, store(denying, secure=False) as there:
+    with answering_server(403, denied) as denying, store(denying, secure=False) as there:
         for ask in (there.ensure_bucket, lambda: there.get("weights/a", "0" * 64, 1)):
             with pytest.raises(StoreDenied) as caught:
                 ask()
@@ -278,7 +244,7 @@ def test_no_message_log_or_repr_shows_a_secret_key(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)  # of urllib3 and the client too
-    with server() as port:
+    with answering_server(tls=True) as port:
         told = list(refusals(port, tmp_path, monkeypatch))
     assert len(told) == 7
     for error in told:

@@ -5,19 +5,11 @@ from headrace.schemas.topics import (
     check_name,
     checkpoint_key,
     checkpoint_prefix,
-    eval_stream,
-    is_eval,
     state_partition,
     trainer_component,
 )
 
 TOPICS = Topics("demo")
-
-
-def test_every_name_begins_with_the_run() -> None:
-    specs = TOPICS.all(("sums",), ("solver", "verifier"), 4)
-    assert all(spec.name.startswith("demo.") for spec in specs)
-    assert len({spec.name for spec in specs}) == len(specs)
 
 
 def test_the_topics_of_a_run_are_those_of_the_design() -> None:
@@ -27,12 +19,6 @@ def test_the_topics_of_a_run_are_those_of_the_design() -> None:
         "demo.curated.solver", "demo.outcomes.solver", "demo.batches.solver", "demo.weights.solver",
         "demo.evals.solver", "demo.workers", "demo.dead-letters", "demo.state",
     }  # fmt: skip
-
-
-def test_every_policy_and_workflow_has_topics_of_its_own() -> None:
-    one = len(TOPICS.all(("sums",), ("solver",), 4))
-    assert len(TOPICS.all(("sums", "proofs"), ("solver",), 4)) == one + 2
-    assert len(TOPICS.all(("sums",), ("solver", "verifier"), 4)) == one + 7
 
 
 def test_what_is_ordered_as_a_whole_has_one_partition() -> None:
@@ -51,23 +37,10 @@ def test_only_the_newest_of_state_and_workers_is_kept_and_all_of_the_rest() -> N
             assert (spec.config["cleanup.policy"], spec.config["retention.ms"]) == ("delete", "-1")
 
 
-def test_streams_map_to_their_topics() -> None:
-    assert TOPICS.tasks("sums.eu") == "demo.tasks.sums.eu"
-    assert TOPICS.tasks(eval_stream("sums.eu")) == "demo.eval-tasks.sums.eu"
-    assert is_eval(eval_stream("sums"))
-    assert not is_eval("sums")
-    assert not is_eval("evaluation")
-
-
 def test_a_components_partition_of_state_never_changes() -> None:
     components = ("feed", "evaluate", "curate.solver", trainer_component("solver.free"))
     assert [state_partition(one, 64) for one in components] == [43, 8, 21, 0]
     assert {state_partition(one, 1) for one in components} == {0}
-
-
-def test_a_variant_is_one_more_part_of_the_name() -> None:
-    assert TOPICS.curated("solver", "shadow") == "demo.curated.solver.shadow"
-    assert TOPICS.weights("solver") == "demo.weights.solver"
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a b", "ü", "-a", "a/b", "a" * 64, "a\n"])
@@ -76,11 +49,6 @@ def test_a_name_that_cannot_be_part_of_a_topic_is_refused(name: str) -> None:
         check_name("policy", name)
     with pytest.raises(ValueError, match="run name"):
         Topics(name)
-
-
-@pytest.mark.parametrize("name", ["a", "run-1", "Solver_2", "7b", "a" * 63])
-def test_other_names_are_taken(name: str) -> None:
-    assert check_name("policy", name) == name
 
 
 def test_a_shadow_has_topics_of_its_own_and_no_trajectories() -> None:

@@ -1,7 +1,6 @@
 """The in-process engine against plain forwards of `transformers`."""
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from transformers import (
 from headrace.infra.weights.experts import in_files
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines import torch_engine
-from headrace.producers.engines.contract import Engine, EngineError, Generation, Sampling, VersionGone
+from headrace.producers.engines.contract import Engine, EngineError, Generation, Sampling
 from headrace.producers.engines.sampler import Draw, Filters, sample, stream, uniforms
 from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
 
@@ -37,8 +36,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": CONTEXT,
     "initializer_range": 0.2,
 }
-LONG = Sampling(max_tokens=200)
-FEW = Sampling(max_tokens=8)
+LONG = Sampling(max_tokens=120)
 Model = Any  # a transformers model, whose methods are untyped
 
 
@@ -70,7 +68,9 @@ def forward(model: Model, ids: list[int], temperature: float = 1.0) -> torch.Ten
         return (logits / (temperature or 1.0)).log_softmax(-1)
 
 
-def expected(models: list[Model], prompt: list[int], got: Generation, temperature: float = 1.0) -> np.ndarray:
+def expected(
+    models: list[Model] | dict[int, Model], prompt: list[int], got: Generation, temperature: float = 1.0
+) -> np.ndarray:
     """The documented rule: each token under the weights of its version over its whole prefix."""
     ids, values, at = [*prompt, *got.ids.tolist()], [], len(prompt)
     for version, length in got.version_runs:
@@ -171,12 +171,6 @@ def test_a_local_folder_is_served_as_version_0(tmp_path: Path) -> None:
     np.testing.assert_allclose(result.logprobs, expected([MODELS[1]], [4, 5], result), atol=2e-5)
 
 
-def test_the_engine_follows_the_contract_by_type(engine: TorchEngine) -> None:
-    contract: Engine = engine
-    assert contract.logprob_convention == "tempered"
-    assert contract.kv_on_swap == "recompute"
-
-
 def test_tokens_depend_on_the_seed_and_not_on_the_batch_or_the_moment_of_joining(engine: TorchEngine) -> None:
     prompts = [[i + 1] * (1 + i % 5) for i in range(12)]
     sampling = Sampling(max_tokens=40)
@@ -200,7 +194,7 @@ def test_a_swap_in_flight_gives_version_runs_that_can_be_reproduced(engine: Torc
     async def swap_twice() -> list[Generation]:
         tasks = [asyncio.create_task(engine.generate("p", ids, LONG, seed=i)) for i, ids in enumerate(prompts)]
         for version in (1, 2):
-            await until_generated(engine, 40)
+            await until_generated(engine, 24)
             await asyncio.to_thread(engine.load, "p", version, weights_of(MODELS[version]))
         return await asyncio.gather(*tasks)
 
@@ -209,36 +203,8 @@ def test_a_swap_in_flight_gives_version_runs_that_can_be_reproduced(engine: Torc
     assert engine.stats().recomputed_tokens > 0
     for prompt, result in zip(prompts, results, strict=True):
         assert [version for version, _ in result.version_runs] == [0, 1, 2]
-        assert sum(length for _, length in result.version_runs) == len(result.ids) == 200
+        assert sum(length for _, length in result.version_runs) == len(result.ids) == 120
         np.testing.assert_allclose(result.logprobs, expected(MODELS, prompt, result), atol=5e-5)
-
-
-def test_a_held_set_keeps_its_version_over_swaps_until_it_is_released(engine: TorchEngine) -> None:
-    prompt, sampling = [3, 1, 4], Sampling(max_tokens=20)
-    engine.hold("p", 0)
-    engine.load("p", 1, weights_of(MODELS[1]))
-    held, served = run(
-        engine,
-        engine.generate("p", prompt, sampling, seed=0, version=0),
-        engine.generate("p", prompt, sampling, seed=0),
-    )
-    for result, version in ((held, 0), (served, 1)):
-        assert result.version_runs == ((version, 20),)
-        np.testing.assert_allclose(result.logprobs, expected(MODELS, prompt, result), atol=2e-5)
-    engine.release("p", 0)
-    with pytest.raises(VersionGone, match="version 0 is not held"):
-        run(engine, engine.generate("p", prompt, sampling, seed=0, version=0))
-    with pytest.raises(VersionGone, match="version 0 is not held"):
-        engine.release("p", 0)
-
-
-def test_a_version_that_is_not_served_can_be_held_only_with_its_weights(engine: TorchEngine) -> None:
-    with pytest.raises(VersionGone, match="version 2 is not held"):
-        engine.hold("p", 2)
-    engine.hold("p", 2, weights_of(MODELS[2]))
-    (result,) = run(engine, engine.generate("p", [9], Sampling(max_tokens=9), seed=0, version=2))
-    np.testing.assert_allclose(result.logprobs, expected(MODELS, [9], result), atol=2e-5)
-    assert engine.versions() == {"p": 0}
 
 
 def test_held_sets_are_limited_and_unused_ones_make_room(make_engine: Callable[..., TorchEngine]) -> None:
@@ -250,55 +216,6 @@ def test_held_sets_are_limited_and_unused_ones_make_room(make_engine: Callable[.
     engine.release("p", 0)
     engine.hold("p", 1, weights_of(MODELS[1]))
     assert engine.stats().generated_tokens == 5, "counters outlive the set"
-
-
-def test_cancelling_the_task_frees_its_slot_for_one_that_waits(make_engine: Callable[..., TorchEngine]) -> None:
-    engine = make_engine(max_batch=1)
-
-    async def scenario() -> Generation:
-        first = asyncio.create_task(engine.generate("p", [1], LONG, seed=0))
-        waits = asyncio.create_task(engine.generate("p", [2], LONG, seed=0))
-        second = asyncio.create_task(engine.generate("p", [3], Sampling(max_tokens=3), seed=0))
-        await until(lambda: engine.stats().running == 1 and engine.stats().waiting == 2)
-        waits.cancel()
-        first.cancel()
-        assert isinstance((await asyncio.gather(first, return_exceptions=True))[0], asyncio.CancelledError)
-        return await second
-
-    assert len(asyncio.run(scenario()).ids) == 3
-    assert engine.stats().generated_tokens < 200
-    assert (engine.stats().running, engine.stats().waiting) == (0, 0)
-
-
-def test_a_deadline_ends_a_request_as_cancelled_with_what_it_has(
-    make_engine: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = make_engine(max_batch=1)
-    lm, deadline_passed = engine._sets.served("p").lm, threading.Event()
-    step = lm.forward
-
-    def stall_after_five(*args: Any) -> torch.Tensor:
-        if engine.stats().generated_tokens == 5:
-            deadline_passed.wait(30)
-        return step(*args)
-
-    monkeypatch.setattr(lm, "forward", stall_after_five)
-
-    async def scenario() -> list[Generation]:
-        running = asyncio.create_task(engine.generate("p", [1], LONG, seed=0, deadline_s=0.3))
-        waiting = asyncio.create_task(engine.generate("p", [1], LONG, seed=0, deadline_s=0.2))
-        await until(lambda: engine.stats().generated_tokens == 5)
-        await until(lambda: len(engine._commands) == 2)
-        deadline_passed.set()
-        return [await running, await waiting]
-
-    running, waiting = asyncio.run(scenario())
-    assert [running.finish_reason, waiting.finish_reason] == ["cancelled", "cancelled"]
-    assert len(running.ids) == 6
-    assert running.version_runs == ((0, 6),)
-    np.testing.assert_allclose(running.logprobs, expected(MODELS, [1], running), atol=2e-5)
-    assert len(waiting.ids) == 0
-    assert waiting.version_runs == ()
 
 
 def test_a_stop_id_ends_the_request_and_is_its_last_token(engine: TorchEngine) -> None:
@@ -335,54 +252,6 @@ def test_long_prompts_are_filled_in_pieces_that_fit_the_budget(make_engine: Call
         np.testing.assert_allclose(result.logprobs, expected(MODELS, prompt, result), atol=2e-5)
 
 
-def test_two_policies_run_side_by_side_with_versions_of_their_own(make_engine: Callable[..., TorchEngine]) -> None:
-    engine = make_engine("solver", "verifier")
-    engine.load("verifier", 2, weights_of(MODELS[2]))
-    assert engine.versions() == {"solver": 0, "verifier": 2}
-    sampling = Sampling(max_tokens=12)
-    results = run(engine, *(engine.generate(policy, [6], sampling, seed=0) for policy in ("solver", "verifier")))
-    assert [result.version_runs for result in results] == [((0, 12),), ((2, 12),)]
-    for result in results:
-        np.testing.assert_allclose(result.logprobs, expected(MODELS, [6], result), atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("ids", "sampling", "message"),
-    [
-        ([1, VOCABULARY], FEW, "token id 48 at position 1 is outside the model's vocabulary of 48"),
-        ([-1], FEW, "token id -1"),
-        ([], FEW, "non-empty"),
-        ([1] * 100, Sampling(max_tokens=200), "exceed the model's context of 256"),
-        ([1], Sampling(temperature=-1.0, max_tokens=8), "temperature is -1.0; it must be"),
-        ([1], Sampling(top_p=0.0, max_tokens=8), "top_p"),
-        ([1], Sampling(max_tokens=0), "max_tokens"),
-    ],
-)
-def test_a_request_that_cannot_run_is_refused_alone(
-    engine: TorchEngine, ids: list[int], sampling: Sampling, message: str
-) -> None:
-    async def scenario() -> list[Generation | BaseException]:
-        calls = (engine.generate("p", [1], FEW, seed=0), engine.generate("p", ids, sampling, seed=0))
-        return list(await asyncio.gather(*calls, return_exceptions=True))
-
-    good, bad = asyncio.run(scenario())
-    assert isinstance(good, Generation)
-    assert isinstance(bad, EngineError)
-    assert message in str(bad)
-
-
-def test_a_policy_that_is_unknown_or_has_no_weights_is_refused() -> None:
-    engine = TorchEngine({"p": qwen3()})
-    try:
-        with pytest.raises(EngineError, match="no policy 'q'"):
-            run(engine, engine.generate("q", [1], FEW, seed=0))
-        with pytest.raises(EngineError, match="no weights yet"):
-            run(engine, engine.generate("p", [1], FEW, seed=0))
-        assert engine.versions() == {}
-    finally:
-        engine.close()
-
-
 def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(engine: TorchEngine) -> None:
     good = weights_of(MODELS[1])
     name = "model.layers.0.mlp.up_proj.weight"
@@ -400,22 +269,21 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(engine: Torch
     np.testing.assert_allclose(result.logprobs, expected(MODELS, [1], result), atol=2e-5)
 
 
-@pytest.mark.parametrize("form", ["bf16 tensors", "safetensors records", "float32 arrays", "bf16 bits in arrays"])
-def test_weights_may_come_in_several_forms(engine: TorchEngine, form: str) -> None:
-    def convert(tensor: torch.Tensor) -> object:
-        half = tensor.detach().to(torch.bfloat16)
-        bits = half.view(torch.int16).numpy().view(np.uint16)
-        forms = {
-            "bf16 tensors": half,
-            "safetensors records": Tensor("BF16", tuple(half.shape), memoryview(bits.tobytes())),
-            "float32 arrays": tensor.detach().numpy(),
-            "bf16 bits in arrays": bits,
-        }
-        return forms[form]
+def test_weights_may_come_in_several_forms(engine: TorchEngine) -> None:
+    def bits(tensor: torch.Tensor) -> np.ndarray:
+        return tensor.detach().to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
 
-    engine.load("p", 1, {name: convert(tensor) for name, tensor in MODELS[1].named_parameters()})
-    (result,) = run(engine, engine.generate("p", [1], Sampling(max_tokens=5), seed=0))
-    np.testing.assert_allclose(result.logprobs, expected(MODELS, [1], result), atol=2e-5)
+    forms: tuple[Callable[[torch.Tensor], object], ...] = (
+        lambda tensor: tensor.detach().to(torch.bfloat16),
+        lambda tensor: Tensor("BF16", tuple(tensor.shape), memoryview(bits(tensor).tobytes())),
+        lambda tensor: tensor.detach().numpy(),
+        bits,
+    )
+    for version, form in enumerate(forms, 1):
+        engine.load("p", version, {name: form(tensor) for name, tensor in MODELS[version % 3].named_parameters()})
+        (result,) = run(engine, engine.generate("p", [1], Sampling(max_tokens=5), seed=0))
+        models = {version: MODELS[version % 3]}
+        np.testing.assert_allclose(result.logprobs, expected(models, [1], result), atol=2e-5)
 
 
 def test_weights_that_were_loaded_are_the_engines_own(engine: TorchEngine) -> None:
@@ -423,7 +291,7 @@ def test_weights_that_were_loaded_are_the_engines_own(engine: TorchEngine) -> No
     engine.load("p", 1, weights)
     for tensor in weights.values():
         tensor.zero_()
-    (result,) = run(engine, engine.generate("p", [1], FEW, seed=0))
+    (result,) = run(engine, engine.generate("p", [1], Sampling(max_tokens=8), seed=0))
     np.testing.assert_allclose(result.logprobs, expected(MODELS, [1], result), atol=2e-5)
 
 
@@ -488,23 +356,8 @@ def test_a_crash_that_cannot_be_logged_still_reaches_its_caller(
         run(engine, asyncio.wait_for(engine.generate("p", [1], LONG, seed=0), timeout=30))
 
 
-def test_closing_fails_open_requests_and_ends_the_thread(engine: TorchEngine) -> None:
-    async def scenario() -> None:
-        task = asyncio.create_task(engine.generate("p", [1], LONG, seed=0))
-        await until(lambda: engine.stats().running == 1)
-        await asyncio.to_thread(engine.close)
-        with pytest.raises(EngineError, match="closed"):
-            await task
-
-    asyncio.run(scenario())
-    engine.close()
-    assert not any(thread is engine._thread for thread in threading.enumerate())
-
-
 @pytest.mark.parametrize(
-    "sampling",
-    [Sampling(top_p=0.6, max_tokens=60), Sampling(top_k=3, max_tokens=60), Sampling(min_p=0.3, max_tokens=60)],
-    ids=["top_p", "top_k", "min_p"],
+    "sampling", [Sampling(**{name: cut}, max_tokens=60) for name, cut in (("top_p", 0.6), ("top_k", 3), ("min_p", 0.3))]
 )
 def test_filters_never_let_a_token_outside_through(engine: TorchEngine, sampling: Sampling) -> None:
     plain = Sampling(max_tokens=60)

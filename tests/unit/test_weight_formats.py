@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks import weight_formats, weight_sets
+from benchmarks import weight_sets
 from benchmarks.weight_formats import FORMATS, Format, encode_gaps_zstd, encode_raw
 from benchmarks.weight_sets import PackedWeights, change_between, made, packed, qwen3_shapes, successor
 from hypothesis import given, settings
@@ -20,23 +20,11 @@ def of(items: np.ndarray) -> PackedWeights:
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 @given(st.integers(0, 1 << 30), st.sampled_from([0.0, 0.002, 0.05, 1.0]))
-@settings(max_examples=20)
+@settings(max_examples=8)
 def test_what_a_format_applies_is_bit_equal_to_what_it_encoded(form: Format, seed: int, density: float) -> None:
     rng = np.random.default_rng(seed)
     base = of(rng.integers(0, 1 << 16, ITEMS))
     new = of(np.where(rng.random(ITEMS) < density, rng.integers(0, 1 << 16, ITEMS), base.items))
-    data, target = form.encoder(base)(new), base.copy()
-    form.applier(target)(data)
-    assert target.equals(new)
-
-
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_a_format_works_across_chunks_and_long_gaps(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_formats, "CHUNK", 100_000)
-    shapes = {"only": (450_001,)}
-    base = PackedWeights(np.zeros(450_001, np.uint16), shapes)
-    new = base.copy()
-    new.items[[0, 3, 70_000, 99_999, 100_000, 300_000, 449_990, 450_000]] = 5
     data, target = form.encoder(base)(new), base.copy()
     form.applier(target)(data)
     assert target.equals(new)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.ops.figures.weights_figures import FRESH_MS, RECENT, WeightsFigures, WeightsFold
+from headrace.ops.figures.weights_figures import FRESH_MS, RECENT, WeightsFold
 from headrace.ops.figures.weights_history import served
 from headrace.schemas.records import ClaimCheck, TakenWeights, WeightsPublished, WorkerStatus
 
@@ -61,10 +61,3 @@ def test_a_status_that_comes_again_counts_once_and_old_ones_are_forgotten() -> N
         for _ in range(3):
             fold.status(status("a", version, fetch_s=float(version)))
     assert fold.figures("p", NOW_MS).fetch_s == RECENT + (RECENT - 1) / 2
-
-
-def test_other_policies_are_passed_over_and_nothing_is_known_of_nothing() -> None:
-    fold = WeightsFold(["q"])
-    fold.event(event(0))
-    fold.status(status("a", 0))
-    assert fold.figures("q", NOW_MS) == WeightsFigures()

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from headrace.app.views.weights_page import in_words, size, weights_page
+from headrace.app.views.weights_page import in_words, weights_page
 from headrace.ops.figures.weights_figures import WeightsFigures
 from headrace.ops.figures.weights_history import Join, MergedDelta, VersionWeights, WeightsHistory
 
@@ -69,10 +69,6 @@ def test_a_policys_figures_are_one_line() -> None:
     )
 
 
-def test_deltas_that_are_hardly_smaller_than_the_whole_are_not_boasted_of() -> None:
-    assert "deltas" not in in_words(WeightsFigures(published=3, ratio=1.4, density=0.97))
-
-
 def test_what_was_left_out_and_who_is_behind_is_said() -> None:
     said = shown()
     assert "1 version, made while the one before was on its way" in said
@@ -90,11 +86,3 @@ def test_what_was_merged_and_what_a_joiner_fetches_is_said() -> None:
     assert "2.0 MB whole, 14.9 kB as deltas, 9.0 kB merged" in said
     assert "2.0 MB in 1 object, 1.00 x whole" in said
     assert "no objects lead to the newest version" in shown(join=Join(0, 0))
-
-
-def test_a_run_that_published_nothing_says_so() -> None:
-    assert "No version is published yet." in shown(versions=())
-
-
-def test_sizes_are_in_the_largest_unit_of_which_there_is_one() -> None:
-    assert [size(n) for n in (0, 999, 1000, 3_400_000_000, 5e15)] == ["0 B", "999 B", "1.0 kB", "3.4 GB", "5000.0 TB"]

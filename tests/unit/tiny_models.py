@@ -18,6 +18,16 @@ SHAPE = {
     "intermediate_size": 48,
     "initializer_range": 0.2,
 }
+EXPERTS = {
+    **SHAPE,
+    "architecture": "qwen3_moe",
+    "num_hidden_layers": 3,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+}
 
 
 def batch(seed: int, *, version: int = 0, scale: float = 1.0) -> list[TrainingSequence]:
