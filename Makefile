@@ -39,7 +39,7 @@ check: $(STAMP) ## lint, types and the gate's unit tests, some minutes
 	@$(MAKE) --no-print-directory -j2 lint types unit
 
 unit: $(STAMP)
-	@$(BIN)/pytest -q -n 2 --no-loadscope-reorder --subject=gate tests/unit
+	@$(TESTS) gate tests/unit
 
 test: $(STAMP) ## the gate: what every change must pass, about eleven minutes on two quiet cores
 	@$(TESTS) gate

@@ -44,6 +44,8 @@ SUBJECTS = {
 }
 PREPARED_BY = {"containers": ([".ci/docker"], [sys.executable, "tests/containers/build_images.py"])}
 """What is run before a subject."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+"""Lanes fill the cores: threads of torch that wait for one another by spinning would take them from the other lanes."""
 SECOND_LOOK = 3
 """So many red tests at most are run once more: more of them are no accident."""
 SLOWEST = 20
@@ -114,7 +116,7 @@ def run(subject: str, more: Sequence[str]) -> Counted:
 
 def _pytest(subject: str, words: Sequence[str]) -> int:
     command = [sys.executable, "-m", "pytest", "-q", f"--subject={subject}", *words]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    return subprocess.run(command, cwd=ROOT, check=False, env={**ONE_THREAD, **os.environ}).returncode
 
 
 def _red() -> list[str]:

@@ -121,13 +121,15 @@ def test_a_changed_recipe_on_an_old_folder_is_refused_with_what_differs(finished
     assert "--new-recipe" in changed.stderr
 
 
-def test_a_whole_run_trained_again_gives_every_hash_and_other_settings_give_others(
-    finished: Finished, run: Run
-) -> None:
+def test_a_whole_run_trained_again_gives_every_hash(finished: Finished, run: Run) -> None:
     again = headrace("retrain", "--data", finished.data, "--json")
     assert again.returncode == 0, again.stderr
     told = json.loads(again.stdout)
     assert (told["ok"], [one["version"] for one in told["versions"]]) == (True, list(range(1, VERSIONS + 1)))
+
+
+@pytest.mark.runs
+def test_other_settings_over_the_same_batches_make_a_run_beside_it(finished: Finished, run: Run) -> None:
     words = ("--into", "slower", "--set", "trainer.learning_rate=1e-5", "--to", "3")
     other = headrace("retrain", "--data", finished.data, *words, "--json")
     assert other.returncode == 0, other.stderr
@@ -181,7 +183,7 @@ def test_recorded_log_probabilities_are_those_of_the_version_that_each_token_nam
     """
     sequences = trained_sequences(run)
     mixed = [s for s in sequences if len({int(v) for v in s.version_runs[::2]} - {-1}) > 1]
-    chosen = mixed[:200] + sequences[:: max(1, len(sequences) // 400)]
+    chosen = mixed[:20] + sequences[:: max(1, len(sequences) // 80)]
     by_version: defaultdict[int, list[Sequence]] = defaultdict(list)
     for sequence in chosen:
         for version in {int(v) for v in sequence.version_runs[::2]} - {-1}:
@@ -198,7 +200,7 @@ def test_recorded_log_probabilities_are_those_of_the_version_that_each_token_nam
             gap = np.abs(found.numpy() - sequence.logprobs[positions])
             worst, tokens = max(worst, float(gap.max())), tokens + len(positions)
     assert len(by_version) > 1
-    assert tokens > 1000
+    assert tokens > 200
     assert worst < 1e-4
 
 

@@ -98,6 +98,7 @@ def test_nothing_is_published_once_more_while_all_objects_are_there(
     assert published.publisher.publish_what_is_lost(read=True) is None
 
 
+@pytest.mark.weights
 @pytest.mark.parametrize("lost", range(4))
 def test_a_version_to_which_an_object_is_lost_is_published_whole_and_the_next_deltas_lead_on_from_there(
     bootstrap: str, store: ObjectStore, run_name: str, lost: int

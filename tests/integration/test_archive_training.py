@@ -64,6 +64,7 @@ def train(folder: Path, source: Path, out: str, *words: str, **more: Any) -> tup
     return answer, json.loads(answer.out) if answer.out else {}
 
 
+@pytest.mark.tools
 def test_the_runs_own_batches_give_the_runs_own_weights_bit_for_bit(trained: Run, whole: Path, tmp_path: Path) -> None:
     answer, found = train(tmp_path, whole, "same", "--batches")
 

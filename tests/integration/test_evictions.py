@@ -70,6 +70,7 @@ def trained(run: Run) -> Counter[int]:
     return Counter(use.number for batch in found for use in batch.groups)
 
 
+@pytest.mark.training
 def test_evictions_are_told_once_by_incarnations_that_are_fenced_and_by_those_that_resume(
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:

@@ -203,6 +203,7 @@ def joined(run: Run) -> Serving:
     return engine
 
 
+@pytest.mark.weights
 def test_what_nothing_needs_goes_and_the_run_is_whole_without_it(
     bootstrap: str, store: ObjectStore, run_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def hanging(server: EmbeddedKafka) -> tuple[Connection, str]:
     pytest.fail(f"no transaction hung in {MOST_STARTS} starts: does this Kafka write the markers now?")
 
 
+@pytest.mark.kafka
 def test_what_hangs_is_ended_before_anything_is_written_and_never_committed_with_it(tmp_path: Path) -> None:
     with EmbeddedKafka(tmp_path / "kafka", config=AT_ONCE) as server:
         connection, topic = hanging(server)

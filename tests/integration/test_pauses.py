@@ -131,6 +131,7 @@ def test_a_curator_that_wakes_after_its_partitions_moved_changes_nothing(make: M
         assert_curated_exactly_once(pair.run)
 
 
+@pytest.mark.kafka
 def test_a_transaction_that_the_broker_aborts_leaves_no_mark_in_a_curators_memory(
     kafka: EmbeddedKafka, make: Make, start: Start
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from multiprocessing.process import BaseProcess
 
 import deadly_loss
+import pytest
 from made_run import make_run, tiny_recipe
 from trained_run import batches, curated, feed, has_made, start_trainer, until
 
@@ -28,6 +29,7 @@ TRAINER = {
 }
 
 
+@pytest.mark.training
 def test_a_batch_that_ends_the_trainer_at_each_start_becomes_smaller_and_then_dead_letters(
     bootstrap: str, store: ObjectStore, run_name: str, trainers: list[BaseProcess]
 ) -> None:

@@ -73,6 +73,7 @@ def poisoned(run: Run) -> None:
     say(run, *played(run, range(8), 4), *played(run, range(8, 12), FAR), *played(run, range(12, 40), 4))
 
 
+@pytest.mark.curation
 def test_groups_of_unpublished_versions_are_dead_and_those_after_them_are_trained_on_live_archived_and_replayed(
     bootstrap: str, store: ObjectStore, run_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

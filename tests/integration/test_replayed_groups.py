@@ -107,6 +107,7 @@ def undisturbed(bootstrap: str, store_address: StoreAddress) -> Iterator[Run]:
         yield run
 
 
+@pytest.mark.training
 def test_every_use_is_trained_once_and_in_order_as_the_curator_said(undisturbed: Run) -> None:
     assert trained(undisturbed) == keys(script())[: STEPS * BATCH]
     assert any(use > 1 for _, use in trained(undisturbed))
@@ -136,6 +137,7 @@ def test_a_trainer_killed_amid_replays_makes_what_an_undisturbed_one_makes(
     assert hashes(run) == hashes(undisturbed)
 
 
+@pytest.mark.training
 def test_batches_with_replays_are_trained_again_to_the_same_hashes(undisturbed: Run, tmp_path: Path) -> None:
     answer = command(tmp_path, "retrain", "--run", str(undisturbed.address), "--json")
     assert answer.code == 0, answer.err

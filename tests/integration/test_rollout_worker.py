@@ -310,6 +310,7 @@ def test_after_kill_9_the_next_worker_redoes_only_what_was_unfinished(
     assert sum(count - 1 for count in numbers(run).values()) <= 4
 
 
+@pytest.mark.rollout
 def test_a_task_that_kills_its_workers_is_found_and_the_others_are_done(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:

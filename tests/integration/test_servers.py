@@ -75,6 +75,7 @@ def gone(pid: int, limit_s: float = 10) -> bool:
     return True
 
 
+@pytest.mark.servers
 def test_a_broker_killed_under_load_keeps_every_acked_record_once(tmp_path: Path, run_name: str) -> None:
     n_records, kill_after = 6_000, 2_000
     acked: list[int] = []

@@ -43,6 +43,7 @@ def cases(*, sample: bool) -> list[tuple[Tampering, str]]:
     return [(one, run) for one in CATALOGUE for run in one.on if one.name.startswith(SAMPLE) is sample]
 
 
+@pytest.mark.audit
 @pytest.mark.parametrize("run", [LIVE, STOPPED, FINISHED])
 def test_a_healthy_run_is_green_and_a_record_of_it_is_audited_as_it_is(runs: Runs, run: str) -> None:
     said, again = runs.said[run], runs.records[run].audit()
@@ -53,6 +54,7 @@ def test_a_healthy_run_is_green_and_a_record_of_it_is_audited_as_it_is(runs: Run
     assert (again.policies, again.curated, again.lost, again.doubled) == (said.policies, said.curated, 0, 0)
 
 
+@pytest.mark.audit
 @pytest.mark.parametrize("case", cases(sample=True), ids=named)
 def test_a_tampering_is_named(runs: Runs, case: tuple[Tampering, str]) -> None:
     check(runs, *case)
@@ -70,6 +72,7 @@ def real(runs: Runs) -> Iterator[tuple[Run, Hand]]:
         yield opened.run, Hand(runs.records[FINISHED])
 
 
+@pytest.mark.audit
 def test_what_can_be_done_to_a_real_log_is_named_on_a_real_broker(real: tuple[Run, Hand]) -> None:
     run, hand = real
     repeated = hand.about(hand.curated, hand.trained[0].number)[0]

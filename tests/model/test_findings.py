@@ -151,6 +151,7 @@ FINDINGS = (
 )
 
 
+@pytest.mark.model
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.name.replace(" ", "-"))
 def test_the_model_finds_what_went_wrong(finding: Finding) -> None:
     with in_place() as patch:

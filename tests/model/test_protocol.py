@@ -65,15 +65,18 @@ def test_the_promises_hold_in_all_orders_of_steps() -> None:
     assert len(explored(steps=1, max_staleness=0).came) > 100
 
 
+@pytest.mark.model
 def test_the_promises_hold_when_something_goes_wrong_at_any_point() -> None:
     assert len(sketched(2, 0, *FAULTS).came) > 300
 
 
+@pytest.mark.model
 def test_a_revision_has_one_content_in_all_orders_of_two_commands() -> None:
     for fault in (None, faults.crash, faults.sleep):
         assert len(explored(1, 0, *([fault] if fault else []), of=Race).came) > 60
 
 
+@pytest.mark.model
 def test_a_worker_that_is_slow_to_read_a_revision_loses_no_task() -> None:
     assert len(sketched(1, 0, faults.fall_behind, of=Changed).came) > 40
 
@@ -83,6 +86,7 @@ def test_the_audit_names_a_loss_while_the_run_goes_on() -> None:
     assert len(sketched(11, 1, faults.forget_a_group).came) > 100
 
 
+@pytest.mark.model
 def test_a_curated_record_that_is_written_twice_is_named_and_stops_nobody() -> None:
     assert len(sketched(2, 1, faults.double_a_curated_record).came) > 40
 

@@ -143,7 +143,8 @@ def test_a_vocabulary_bounds_the_token_ids() -> None:
 
 
 def test_fewer_than_two_sound_trajectories_are_no_group() -> None:
-    assert result(Validate(), group(1.0)) == Drop("too_few", "1 of 1 trajectories are left (no other survived)")
+    lonely = dataclasses.replace(group(1.0), n_asked=2)
+    assert result(Validate(), lonely) == Drop("too_few", "1 of 1 trajectories are left (no other survived)")
     dropped = result(Validate(), group(1.0, math.nan))
     assert dropped == Drop("invalid", "1 of 2 trajectories are left (1: reward, reward nan)")
 

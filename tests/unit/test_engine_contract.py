@@ -223,7 +223,7 @@ def test_a_request_that_cannot_run_is_refused_alone(engine: Engine) -> None:
         ([], LONG, "non-empty"),
         (PROMPT, Sampling(top_p=0.0, max_tokens=8), "top_p"),
         (PROMPT, Sampling(max_tokens=0), "max_tokens"),
-        ([2] * 20, LONG, "exceed the model's context of 64"),
+        ([2] * 64, LONG, "the model's context of 64 leaves no room"),
         (PROMPT, Sampling(temperature=-1.0, max_tokens=8), "temperature is -1.0; it must be"),
     ]
     asked = [(PROMPT, Sampling(max_tokens=8)), *((ids, sampling) for ids, sampling, _ in wrong)]

@@ -32,7 +32,6 @@ def test_what_a_failed_episode_counts_is_a_setting() -> None:
         ("drop_group", (1.0, 0.0), 1, "", "failures"),
         ("drop_group", (1.0,), 1, "", "failures"),
         ("count_as_zero", (1.0,), 1, "validate", "kept"),
-        ("count_as_zero", (1.0,), 0, "validate", "too_few"),
         ("count_as_zero", (1.0, 1.0), 1, "drop_zero_variance", "kept"),
         ("count_as_zero", (0.0, 0.0), 1, "drop_zero_variance", "zero_variance"),
     ):

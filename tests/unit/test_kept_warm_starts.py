@@ -152,7 +152,10 @@ def searched(folder: Path, left: int = 10**9) -> tuple[WarmStart, str]:
 
 @pytest.mark.parametrize(
     "save_every_s",
-    [pytest.param(0.0, id="each step", marks=pytest.mark.numerics), pytest.param(1e9, id="measurements")],
+    [
+        pytest.param(0.0, id="each step", marks=pytest.mark.numerics),
+        pytest.param(1e9, id="measurements", marks=pytest.mark.numerics),
+    ],
 )
 def test_a_start_that_is_killed_again_and_again_ends_with_the_bits_of_one_that_is_not(
     save_every_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,6 +178,7 @@ def test_a_start_that_is_killed_again_and_again_ends_with_the_bits_of_one_that_i
     assert [path.suffix for path in (tmp_path / "killed").iterdir()] == [".safetensors"], "no progress is left"
 
 
+@pytest.mark.numerics
 def test_damaged_progress_costs_time_alone(tmp_path: Path) -> None:
     with pytest.raises(InterruptedError):
         searched(tmp_path, 20)

@@ -125,7 +125,7 @@ def test_a_run_whose_audit_does_not_close_ends_with_an_exit_code_of_its_own(
     launch._servers = SimpleNamespace(
         embedded_kafka=False, embedded_store=False, connection=Connection("k:1"), **servers
     )
-    monkeypatch.setattr(launcher, "begun", lambda *_, **__: SimpleNamespace(ended="steps"))
+    monkeypatch.setattr(launcher, "begin_or_join", lambda *_, **__: SimpleNamespace(ended="steps"))
     monkeypatch.setattr(launch, "_note", lambda *_given, **_more: None)
     monkeypatch.setattr(launcher, "join", lambda _: None)
     monkeypatch.setattr(launch, "_summarize", lambda _: closes)

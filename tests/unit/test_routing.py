@@ -100,6 +100,7 @@ def test_the_engine_tells_the_experts_of_every_token_but_the_last(recorded: list
         np.testing.assert_array_equal(np.sort(made.routing), np.sort(expected))
 
 
+@pytest.mark.numerics
 def test_a_swap_and_a_held_set_leave_the_experts_that_predicted_a_token() -> None:
     one, two = learner(), learner()
     two.step(batch(1), 1)
@@ -232,6 +233,7 @@ def test_replay_of_what_the_routers_choose_anyway_changes_no_bit(
     assert torch.equal(replayed, plain)
 
 
+@pytest.mark.numerics
 def test_replay_keeps_to_the_engines_experts_where_other_weights_choose_others(
     recorded: list[tuple[list[int], Made]],
 ) -> None:
@@ -256,6 +258,7 @@ def test_replay_keeps_to_the_engines_experts_where_other_weights_choose_others(
         hook.remove()
 
 
+@pytest.mark.numerics
 def test_the_gradient_does_not_depend_on_how_a_minibatch_is_cut_or_laid_out() -> None:
     objective = REPLAY | BALANCE | {"loss": "m2po"}
     cuts: list[dict[str, Any]] = [

@@ -244,6 +244,13 @@ def test_more_requests_than_rows_all_complete_in_order_of_arrival(make_engine: C
     assert stats.busy_s > 0
 
 
+def test_a_generation_ends_where_the_models_context_does(make_engine: Callable[..., TorchEngine]) -> None:
+    engine, prompt = make_engine(), [1 + i % 9 for i in range(CONTEXT - 3)]
+    (result,) = run(engine, engine.generate("p", prompt, Sampling(max_tokens=50), seed=0))
+    assert (len(result.ids), result.finish_reason) == (3, "length")
+    np.testing.assert_allclose(result.logprobs, expected(MODELS, prompt, result), atol=2e-5)
+
+
 def test_long_prompts_are_filled_in_pieces_that_fit_the_budget(make_engine: Callable[..., TorchEngine]) -> None:
     engine = make_engine(prefill_tokens=16)
     prompts = [list(range(1, 2 + 6 * i)) for i in range(6)]
