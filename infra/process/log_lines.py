@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 LONGEST_LINE = 400
 """Characters."""
+NOISE = re.compile(r"nanobind: |\s+- leaked (function|type|instance|keep_alive)|\s+- \.\.\. skipped remainder")
+"""What C++ extensions write about themselves while a process exits, whatever ended it: it would bury the reason."""
 
 
 def lines_from(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]:
-    """Return the lines of a log that are not blank, cut at 400 characters; none when it cannot be read.
+    """Return the lines of a log that say something, cut at 400 characters; none when it cannot be read.
 
     Args:
         path: The log.
@@ -24,7 +27,7 @@ def lines_from(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]
             text = file.read(most_bytes).decode(errors="replace")
     except OSError:
         return []
-    return [line[:LONGEST_LINE] for line in text.splitlines() if line.strip()]
+    return [line[:LONGEST_LINE] for line in text.splitlines() if line.strip() and not NOISE.match(line)]
 
 
 def last_lines(path: Path, count: int, most_bytes: int = 16_384) -> list[str]:
