@@ -30,6 +30,6 @@ def lines_from(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]
     return [line[:LONGEST_LINE] for line in text.splitlines() if line.strip() and not NOISE.match(line)]
 
 
-def last_lines(path: Path, count: int, most_bytes: int = 16_384) -> list[str]:
+def last_lines(path: Path, count: int, most_bytes: int = 262_144) -> list[str]:
     """Return the last lines of a log; none when it cannot be read."""
     return lines_from(path, -most_bytes, most_bytes)[-count:]
