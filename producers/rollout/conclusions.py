@@ -28,7 +28,7 @@ from headrace.producers.rollout.failures import FailureLog, failure_of
 from headrace.producers.rollout.follower import WeightFollower
 from headrace.producers.rollout.group_records import Encoded, encode_group, generated_tokens, outgoing
 from headrace.producers.rollout.outcome import Outcome
-from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.pauses import DELIVERY, Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.producers.rollout.scoring import LimitedScoring
 from headrace.producers.rollout.started_task import StartedTask
@@ -95,8 +95,8 @@ class Concluder:
         2. deliver: every record is acknowledged.
         3. done: its offset may be committed.
 
-        Raises EngineError when the engine is dead, KafkaRefused when the broker does not take a record, and
-        MustRestart when it is this worker, and not the task, that is of another run.
+        Raises EngineError when the engine is dead, and MustRestart when it is this worker, and not the task, that is
+        of another run.
         """
         task = started.task
         if task is None:
@@ -124,7 +124,7 @@ class Concluder:
         self.delivering += 1
         try:
             if started.verdict == "poison":
-                await self.producer.send([self._dead_letter_of_poison(started)])
+                await self._send([self._dead_letter_of_poison(started)])
             await self._deliver(task, groups, self._recipe_of(task).rollout.inline_limit_bytes)  # 2
             reach("rollout.delivered")
         finally:
@@ -136,7 +136,7 @@ class Concluder:
         if started.why[0] == "other_run":
             await asyncio.to_thread(refuse_replaced, self.run)
         dead = dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.why)
-        await self.producer.send([dead])
+        await self._send([dead])
 
     def _free_place(self, started: StartedTask, outcome: Outcome) -> None:
         """Count an episode that has ended, and let another one begin in its place."""
@@ -181,8 +181,23 @@ class Concluder:
                 encoded = encoded.behind(await self._put(encoded))
             records.append(outgoing(self.run.topics, encoded, self.partitions))
             self.tally.delivered_tokens += generated_tokens(encoded.group)
-        await self.producer.send(records)
+        await self._send(records)
         self.tally.groups_done += len(records)
+
+    async def _send(self, records: list[Outgoing]) -> None:
+        """Send records until all are acknowledged.
+
+        What Kafka refuses is sent again: a topic's limit or a right that is missing is no fault of the task, and its
+        number of starts must not grow by it. The worker's status says what is refused and why meanwhile.
+        """
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        while refused := await self.producer.send(records):
+            record, why = refused[0]
+            size = f"{len(record.value)} bytes"
+            self.pauses.begin(DELIVERY, f"topic {record.topic} refuses a record of {size}, which is sent again: {why}")
+            await asyncio.sleep(backoff.next_s())
+            records = [record for record, _ in refused]
+        self.pauses.end(DELIVERY)
 
     async def _put(self, encoded: Encoded) -> ClaimCheck:
         """Store a large group, waiting as long as the store is away or refuses."""

@@ -9,7 +9,9 @@ log = structlog.get_logger()
 
 ENVIRONMENT = "environment"
 """The environment, or a judge, that episodes call."""
-HOLD_TASKS = {"Kafka", "object store", ENVIRONMENT}
+DELIVERY = "delivery"
+"""A topic that takes no record as it is set now."""
+HOLD_TASKS = {"Kafka", "object store", ENVIRONMENT, DELIVERY}
 """What a running task may wait for: its delivery, the weights of an evaluation, or its environment. No other wait holds
 it up."""
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as RawMessage
 
-from headrace.infra.kafka.clients import Connection, Outgoing, is_delivered, open_producer, translate
+from headrace.infra.kafka.clients import Connection, KafkaRefused, Outgoing, is_delivered, open_producer, translate
 from headrace.infra.stopwatch import Stopwatch
 
 OnDelivery = Callable[[KafkaError | None, RawMessage], None]
@@ -85,8 +85,11 @@ class RecordProducer:
                 return
             self._lost.popleft()
 
-    async def send(self, records: list[Outgoing]) -> None:
-        """Hand records over and wait until all are acknowledged, waiting for room where the queue is full."""
+    async def send(self, records: list[Outgoing]) -> list[tuple[Outgoing, KafkaRefused]]:
+        """Hand records over and wait until Kafka has answered for all; return those that it refused, and why.
+
+        Where the queue is full, room is waited for.
+        """
         acked: list[Future[None]] = []
         for record in records:
             while True:
@@ -96,7 +99,16 @@ class RecordProducer:
                 except BufferError:
                     await asyncio.sleep(FULL_S)
         # Not gather on the futures themselves: cancelling the sender must not make an acknowledgement fail.
-        await asyncio.gather(*(asyncio.shield(asyncio.wrap_future(each)) for each in acked))
+        answers = await asyncio.gather(
+            *(asyncio.shield(asyncio.wrap_future(each)) for each in acked), return_exceptions=True
+        )
+        refused: list[tuple[Outgoing, KafkaRefused]] = []
+        for record, answer in zip(records, answers, strict=True):
+            if isinstance(answer, KafkaRefused):
+                refused.append((record, answer))
+            elif isinstance(answer, BaseException):
+                raise answer
+        return refused
 
     def flush(self, timeout_s: float) -> int:
         """Wait for acknowledgements; return how many records still lack theirs."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.clients import KafkaRefused, Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import StoreUnavailable
@@ -54,8 +54,9 @@ def concluder(*, dead: bool) -> tuple[Concluder, list[Any]]:
     """One whose records end up in the list."""
     sent: list[Any] = []
 
-    async def send(records: list[Any]) -> None:
+    async def send(records: list[Any]) -> list[Any]:
         sent.extend(records)
+        return []
 
     tokenizer = SimpleNamespace(hash="h", stop_ids=(), encode=lambda text: [1] * len(text))
     made = Concluder(
@@ -117,6 +118,28 @@ def test_a_poisoned_task_concludes_and_leaves_a_letter_that_concludes_nothing() 
     assert (letter.reason, letter.detail, letter.component) == (*why, "rollout")
     assert (letter.stream, letter.number, letter.policy, letter.headers) == ("", -1, "", {})
     assert (letter.topic, letter.partition, letter.offset, letter.value) == ("r.tasks.w", 0, 7, b"the task")
+
+
+def test_a_record_that_kafka_refuses_is_sent_again_and_its_task_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conclusions, "FIRST_PAUSE_S", 0.0)
+    works, sent = concluder(dead=False)
+    waits, why = [], KafkaRefused("Kafka answers MSG_SIZE_TOO_LARGE")
+
+    async def send(records: list[Any]) -> list[Any]:
+        waits.append(works.pauses.detail)
+        sent.extend(records)
+        return [(record, why) for record in records] if len(waits) < 3 else []
+
+    works.producer = cast("Any", SimpleNamespace(send=send))
+    asyncio.run(works.conclude(started(Slots(8)), asyncio.Event(), lambda _: None))
+    assert len({record.value for record in sent}) == 1
+    assert (len(sent), waits[0], works.pauses.detail) == (3, "", "")
+    size = f"{len(sent[0].value)} bytes"
+    assert (
+        waits[1]
+        == waits[2]
+        == f"delivery: topic r.trajectories.p refuses a record of {size}, which is sent again: {why}"
+    )
 
 
 def test_a_revision_that_cannot_be_played_here_fails_its_tasks_and_says_why() -> None:
