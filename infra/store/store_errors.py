@@ -23,12 +23,20 @@ _DENIED = frozenset({
     "SignatureDoesNotMatch",
 })  # fmt: skip
 _BUSY, _LOST = "see its log; is its disk full?", "what was sent of it is lost, and is sent again"
-_AWAY = {
-    **dict.fromkeys(("InternalError", "RequestTimeout", "ServiceUnavailable", "XMinioServerNotInitialized"), _BUSY),
-    **dict.fromkeys(("SlowDown", "SlowDownRead", "SlowDownWrite"), _BUSY),
-    **dict.fromkeys(("NoSuchUpload", "InvalidPart"), _LOST),
-}
+_FULL = "make room in it, or raise the bucket's quota"
+_NOT_IMPLEMENTED, _NO_ROOM = 501, 507
+_BUSY_STATUS = frozenset({409, 429})
+"""HTTP statuses by which a store asks to be asked again: another operation is under way, or there are too many."""
+_AWAY = {"RequestTimeout": _BUSY, **dict.fromkeys(("NoSuchUpload", "InvalidPart"), _LOST)}
 """What waiting or sending again heals. Parts are lost in a restart, and known no more when a join was answered late."""
+
+
+class UnreadableAnswer(Exception):
+    """The client failed over a store's answer instead of raising an error of its own."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class StoreError(HeadraceError):
@@ -57,23 +65,46 @@ def translated(error: Exception, where: str, address: StoreAddress, access_key: 
 
     from headrace.infra.store.access import KEY_PLACES, tls_refusal
 
-    code = _s3_code(error)
-    if code in _MISSING:
-        return ObjectMissing(f"{where} does not exist ({code})")
+    code, status = _s3_code(error), _http_status(error)
     if code in _DENIED:
         return StoreDenied(
             f"{where}: {code} for the access key {access_key!r}; check the keys ({KEY_PLACES}) and "
             "their rights (`headrace store-policy` prints those that each component needs)"
         )
+    if why := _why_not_now(code or "", status):
+        return StoreUnavailable(f"{where}: the store cannot do it now ({code or status}: {why})")
+    if code in _MISSING:
+        return ObjectMissing(f"{where} does not exist ({code})")
     if isinstance(error, SSLError) and (why := tls_refusal(error)):
         return StoreError(f"{where}: {why}")
-    if code in _AWAY:
-        return StoreUnavailable(f"{where}: the store cannot do it now ({code}: {_AWAY[code]})")
     if code is None:
         return StoreUnavailable(f"{where}: the store does not answer ({error})")
     plain = code in {"BadRequest", "400"} and not address.secure
     hint = "; a store that speaks TLS answers so: write https:// before the endpoint" if plain else ""
     return StoreError(f"{where}: the store refuses ({code}): {error}{hint}")
+
+
+def _why_not_now(code: str, status: int) -> str:
+    """Return why the same request may be answered later; empty where it will not be."""
+    if status in _BUSY_STATUS or (status >= 500 and status != _NOT_IMPLEMENTED):
+        return _FULL if status == _NO_ROOM or code.endswith(("StorageFull", "QuotaExceeded")) else _BUSY
+    return _AWAY.get(code, "")
+
+
+def _http_status(error: Exception) -> int:
+    """Return the HTTP status of the store's answer; 0 where there was none."""
+    from minio.error import InvalidResponseError, S3Error, ServerError
+
+    match error:
+        case S3Error():
+            return int(error.response.status)
+        case ServerError():
+            return error.status_code
+        case InvalidResponseError():
+            return int(error._code)  # noqa: SLF001 - it has no public name
+        case UnreadableAnswer():
+            return error.status
+    return 0
 
 
 def _s3_code(error: Exception) -> str | None:

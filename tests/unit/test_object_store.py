@@ -104,12 +104,28 @@ def test_a_refusal_becomes_the_error_that_says_what_to_do() -> None:
         (503, "SlowDown", plain, StoreUnavailable),
         (500, "InternalError", other, StoreUnavailable),
         (404, "NoSuchUpload", plain, StoreUnavailable),
-        (507, "XMinioStorageFull", other, StoreError),
+        (507, "XMinioStorageFull", other, StoreUnavailable),
+        (500, "XMinioAdminBucketQuotaExceeded", plain, StoreUnavailable),
+        (429, "TooManyRequests", plain, StoreUnavailable),
+        (409, "OperationAborted", plain, StoreUnavailable),
+        (502, "BadGateway", plain, StoreUnavailable),
+        (504, "GatewayTimeout", other, StoreUnavailable),
+        (501, "NotImplemented", plain, StoreError),
     ):
         with answering(status, s3_error(code), content_type) as store, pytest.raises(StoreError) as caught:
             store.get("k", SHA256, len(DATA))
         assert type(caught.value) is error, code
         assert "bucket/k" in str(caught.value)
+        assert ("make room" in str(caught.value)) is code.endswith(("Full", "Exceeded"))
+
+
+def test_an_answer_that_the_client_cannot_read_is_a_pause() -> None:
+    for status, body in ((502, b"<html>bad gateway"), (503, b"<html>"), (429, b"")):
+        with answering(status, body, "application/xml") as store, pytest.raises(StoreUnavailable):
+            store.get("k", SHA256, len(DATA))
+    for status in (409, 429, 500, 502, 503, 504, 507):
+        with answering(status, b"", "application/xml") as store, pytest.raises(StoreUnavailable):
+            store.put(DATA, "groups")  # begins with a HEAD, whose answer has no body
 
 
 def test_a_server_that_is_no_object_store_is_not_waited_for() -> None:
