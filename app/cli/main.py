@@ -18,6 +18,7 @@ from headrace.app.cli.parts import compact, curate, evaluate, feed, rollout, tra
 from headrace.app.cli.retrain import retrain
 from headrace.app.cli.run import compare, swap, try_recipe, up
 from headrace.app.cli.servers import clean, doctor, store_policy, topics
+from headrace.app.cli.streams import replace_what_cannot_be_encoded
 from headrace.app.cli.upkeep import dead_letters, gc, redrive
 from headrace.app.cli.weights import app as weights_app
 from headrace.infra.errors import HeadraceError
@@ -84,6 +85,7 @@ def _spare_markdown(words: Sequence[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors raised on purpose become one message and an exit code, and with --json JSON too."""
+    replace_what_cannot_be_encoded()
     if arguments is None:
         _spare_markdown(sys.argv[1:])
     try:

@@ -72,11 +72,17 @@ def report_written(files: Iterable[Path]) -> None:
     typer.echo(f"wrote {' and '.join(str(file) for file in files)}", err=True)
 
 
-def open_console() -> Console:
-    """Return one that writes to standard output as wide as the terminal."""
+def open_console(*, outlives_reader: bool = False) -> Console:
+    """Return one that writes to standard output as wide as the terminal.
+
+    Args:
+        outlives_reader: Whether the command goes on, without its page, when nobody reads it any more.
+    """
     from rich.console import Console
 
-    return Console()
+    from headrace.app.cli.streams import outlive_reader
+
+    return Console(file=outlive_reader(sys.stdout)) if outlives_reader else Console()
 
 
 def log_quietly() -> None:

@@ -77,7 +77,7 @@ def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
         program = program_name()
         again = f"{program} {shlex.join(word for word in sys.argv[1:] if word != '--new-recipe')}"
         request = UpRequest(resolved, folder, summary, new_recipe, plain, program, again, forks)
-        raise typer.Exit(bring_up(request, open_console()))
+        raise typer.Exit(bring_up(request, open_console(outlives_reader=True)))
     finally:
         forks.stop()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,15 +25,20 @@ def recipe(bootstrap: str, run_name: str) -> Recipe:
 
 
 @pytest.fixture
-def claimed(tmp_path: Path) -> Callable[[Recipe, str], Servers]:
+def claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Recipe, str], Servers]]:
     """Servers of a recipe with the data folder of a colleague; none is started."""
+    monkeypatch.setenv("HEADRACE_S3_ACCESS_KEY", "access")
+    monkeypatch.setenv("HEADRACE_S3_SECRET_KEY", "secret")
+    made: list[Servers] = []
 
     def servers(recipe: Recipe, colleague: str) -> Servers:
-        made = Servers(recipe.kafka, recipe.store, DataFolder(tmp_path / colleague), lambda _: None)
-        made.claim()
-        return made
+        made.append(Servers(recipe.kafka, recipe.store, DataFolder(tmp_path / colleague), lambda _: None))
+        made[-1].claim()
+        return made[-1]
 
-    return servers
+    yield servers
+    for each in made:
+        each.stop()
 
 
 def test_a_run_whose_objects_are_in_another_folders_store_is_refused_to_all_but_that_folder(

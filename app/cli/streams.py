@@ -1,0 +1,68 @@
+"""Standard output for long work: it replaces what cannot be encoded, and outlives its reader."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from typing import Any, TextIO, cast
+
+import structlog
+
+log = structlog.get_logger()
+
+
+def replace_what_cannot_be_encoded() -> None:
+    """Have both streams of this process print `?` for what their encoding lacks, instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+class OutlivingStream:
+    """A text stream whose writes do not fail: once its reader is gone, or its disk full, it writes to nowhere.
+
+    The file descriptor is pointed at the null device then, or Python would fail once more as it flushes at its exit.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.is_lost = False
+        """Whether nobody reads any more."""
+
+    def write(self, text: str) -> int:
+        """Write, as long as somebody reads."""
+        if not self.is_lost:
+            try:
+                self._stream.write(text)
+            except OSError as error:
+                self._lose(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, as long as somebody reads."""
+        if not self.is_lost:
+            try:
+                self._stream.flush()
+            except OSError as error:
+                self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        self.is_lost = True
+        with contextlib.suppress(OSError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+        log.warning("page.lost", why=str(error))
+
+    def __getattr__(self, name: str) -> Any:
+        """Leave encoding, isatty and the like to the stream."""
+        return getattr(self._stream, name)
+
+
+def outlive_reader(stream: TextIO) -> TextIO:
+    """Return the stream, as one whose writes do not fail."""
+    return cast("TextIO", OutlivingStream(stream))
