@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from headrace.infra.errors import UsageError
+
 CACHE_VARIABLE = "HEADRACE_CACHE"
 """Folder of jars and other downloads shared by all runs."""
 ACCESS_KEY_VARIABLE = "HEADRACE_S3_ACCESS_KEY"
@@ -36,6 +38,9 @@ PLUG_INS_VARIABLE = "HEADRACE_PLUG_INS"
 to its components."""
 PROCESSES_VARIABLE, LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE = "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"
 """Of torchrun: how many processes it started for one trainer, which of this machine's this is, how often it did so."""
+
+FOR_ANY_PROGRAM = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")
+"""Variables of the user's shell that embedded servers get."""
 
 FOR_USERS = {
     CACHE_VARIABLE: "folder of jars, other downloads and weights that all runs share; else below XDG_CACHE_HOME",
@@ -71,6 +76,32 @@ def cache_folder() -> Path:
     `$HEADRACE_CACHE`, else `$XDG_CACHE_HOME/headrace`, else `~/.cache/headrace`.
     """
     if own := environment(CACHE_VARIABLE):
-        return Path(own).expanduser().absolute()
+        return expand_user(Path(own), CACHE_VARIABLE).absolute()
     base = environment(USER_CACHE_VARIABLE)
-    return (Path(base) if base else Path.home() / ".cache").absolute() / "headrace"
+    if base:
+        return Path(base).absolute() / "headrace"
+    try:
+        return Path.home() / ".cache" / "headrace"
+    except RuntimeError as error:
+        raise UsageError(
+            f"user {os.getuid()} has no home folder, where downloads are kept: set {CACHE_VARIABLE} to a folder that "
+            "it may write to"
+        ) from error
+
+
+def expand_user(path: Path, what: str) -> Path:
+    """Return the path with `~` put in. Raises UsageError, which names `what`, where there is no such home folder."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{what} {path}: {error}; give the folder without ~") from error
+
+
+def server_environment() -> dict[str, str]:
+    """Return the environment of an embedded server: what any program needs, and file names in UTF-8.
+
+    What a user's shell sets for other JVMs and stores (JAVA_TOOL_OPTIONS, KAFKA_OPTS, RCLONE_*, MINIO_*, AWS_*) does
+    not reach ours.
+    """
+    kept = {name: os.environ[name] for name in FOR_ANY_PROGRAM if name in os.environ}
+    return {**kept, "LC_ALL": "C.UTF-8"}

@@ -6,9 +6,24 @@ of every command, and where a file system has no flock it goes over to locks tha
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
+
+WITHOUT_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
+NO_LOCKS = (
+    "this file system has no locks (flock), which keep two commands from using one folder at once: take a folder on a "
+    "local disk, or mount it with locks (NFS: without `nolock`; Lustre: with `-o flock`)"
+)
+
+
+class NoLocks(OSError):
+    """The file system does not know flock."""
+
+    def __str__(self) -> str:
+        """Return the sentence alone."""
+        return NO_LOCKS
 
 
 def take_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
@@ -23,6 +38,10 @@ def take_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> b
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno in WITHOUT_LOCKS:
+            raise NoLocks(error.errno, NO_LOCKS) from error
+        raise
     return True
 
 

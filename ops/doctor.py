@@ -18,6 +18,8 @@ from headrace.infra.embedded.data_folder import HOME
 from headrace.infra.embedded.jars import jar_path, read_lock
 from headrace.infra.embedded.loopback_ports import HOST
 from headrace.infra.environment import cache_folder
+from headrace.infra.errors import HeadraceError
+from headrace.infra.file_locks import take_lock
 
 OLDEST_PYTHON = (3, 11)
 MEMORY_BYTES = 3 << 30
@@ -37,11 +39,16 @@ class Finding:
 
 def examine() -> Iterator[Finding]:
     """Look at everything, one finding after the other."""
-    checks: tuple[Callable[[], Finding], ...] = (
-        _python, _packages, _java, _jars, _store, _ports, _memory, _disk, _data_folder, _cache_folder,
-    )  # fmt: skip
-    for check in checks:
-        yield check()
+    checks: dict[str, Callable[[], Finding]] = {
+        "python": _python, "packages": _packages, "java": _java, "kafka jars": _jars, "object store": _store,
+        "ports": _ports, "memory": _memory, "disk": _disk, "data folder": _data_folder, "file locks": _locks,
+        "cache folder": _cache_folder,
+    }  # fmt: skip
+    for what, check in checks.items():
+        try:
+            yield check()
+        except HeadraceError as error:
+            yield Finding(what, ok=False, detail=str(error))
 
 
 def _python() -> Finding:
@@ -120,6 +127,20 @@ def _disk() -> Finding:
 
 def _data_folder() -> Finding:
     return _writable("data folder", HOME.absolute(), "run in another folder, or use --data")
+
+
+def _locks() -> Finding:
+    """Try a lock where data folders are made."""
+    folder = HOME.absolute()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    descriptor = os.open(nearest, os.O_RDONLY)
+    try:
+        take_lock(descriptor, shared=True)
+    except OSError as error:
+        return Finding("file locks", ok=False, detail=f"{nearest}: {error}")
+    finally:
+        os.close(descriptor)
+    return Finding("file locks", ok=True, detail=f"work in {nearest}")
 
 
 def _cache_folder() -> Finding:

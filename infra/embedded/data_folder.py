@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.infra.atomic_files import write_atomically
+from headrace.infra.environment import expand_user
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.file_locks import open_locked, take_lock
 
@@ -71,7 +72,7 @@ class DataFolder:
     """A run's folder; constructing touches nothing."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root.expanduser().absolute()
+        self.root = expand_user(root, "the data folder").absolute()
         self.kafka = self.root / "kafka"
         self.store = self.root / "store"
         self.logs = self.root / "logs"

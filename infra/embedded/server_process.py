@@ -32,6 +32,7 @@ import structlog
 
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.loopback_ports import draw_port, hold_port, port_user
+from headrace.infra.environment import server_environment
 from headrace.infra.errors import HeadraceError
 from headrace.infra.file_locks import open_locked
 from headrace.infra.process.child_process import ChildCommand, has_ended, spawn_from_own_thread
@@ -68,7 +69,7 @@ class ServerCommand:
 
     command: Sequence[str]
     logs: tuple[Path, ...]
-    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+    environment: Mapping[str, str] = field(default_factory=server_environment, repr=False)
 
 
 class ServerProcess(ABC):

@@ -18,6 +18,7 @@ from typing import ClassVar
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.loopback_ports import HOST
 from headrace.infra.embedded.server_process import ServerCommand, ServerError, ServerFailed, ServerProcess
+from headrace.infra.environment import server_environment
 from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoreError
 
 PROBE_TIMEOUT_S = 1.0
@@ -51,7 +52,7 @@ class EmbeddedStore(ServerProcess):
                 "give the run another data folder"
             )
         # Secrets go through the environment: a command line can be read by every user of the machine.
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("RCLONE_", "MINIO_"))}
+        environment = server_environment()
         if settings["server"] == "minio":
             environment |= {
                 "MINIO_ROOT_USER": settings["access_key"],

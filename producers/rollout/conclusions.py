@@ -190,12 +190,12 @@ class Concluder:
         What Kafka refuses is sent again: a topic's limit or a right that is missing is no fault of the task, and its
         number of starts must not grow by it. The worker's status says what is refused and why meanwhile.
         """
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        pause = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while refused := await self.producer.send(records):
             record, why = refused[0]
             size = f"{len(record.value)} bytes"
             self.pauses.begin(DELIVERY, f"topic {record.topic} refuses a record of {size}, which is sent again: {why}")
-            await asyncio.sleep(backoff.next_s())
+            await asyncio.sleep(pause.next_s())
             records = [record for record, _ in refused]
         self.pauses.end(DELIVERY)
 
