@@ -14,8 +14,26 @@ _NUMBER = re.compile(
     rf"([+-]?)(?:(?P<whole>{_INTEGER})?(?:\.(?P<decimals>[0-9]*))?|(?P<over>[0-9]+)/(?P<under>[0-9]+))"
 )
 _LATEX_FRACTION = re.compile(r"([+-]?)\\frac\{([+-]?[0-9]+)\}\{([0-9]+)\}")
-_SPACING = re.compile(r"\\[,;:! ]|\\left|\\right|\$|\s")
+_MIXED = re.compile(r"([+-]?)([0-9]+)(?: ([0-9]+)/([0-9]+)|\\frac\{([0-9]+)\}\{([0-9]+)\})")
+"""A whole number and a fraction: `1 1/2`, `1\\frac{1}{2}`."""
+_SPACING = re.compile(r"\\[,;:!]|\\left|\\right|\$")
+_SPACE = re.compile(r"(?:\\ |~|\s)+")
+_SPACE_BETWEEN_DIGITS = re.compile(r"(?<=[0-9]) (?=\.?[0-9])|(?<=[0-9],) (?=[0-9])")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
+_FRACTION_ARGUMENTS = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|([0-9a-zA-Z]))\s*(?:\{([^{}]*)\}|([0-9a-zA-Z]))")
+_ROOT_ARGUMENT = re.compile(r"\\sqrt\s*([0-9a-zA-Z])")
+_SPELLINGS = (
+    ("\N{MINUS SIGN}", "-"),
+    ("\\dfrac", "\\frac"),
+    ("\\tfrac", "\\frac"),
+    ("{,}", ","),
+    ("\\$", ""),
+    ("\\%", ""),
+    ("%", ""),
+    ("^{\\circ}", ""),
+    ("^\\circ", ""),
+)
+"""Other ways to write the same, and signs of units that a number may have or not."""
 
 
 def last_boxed(text: str) -> str | None:
@@ -37,13 +55,20 @@ def last_boxed(text: str) -> str | None:
 
 
 def number(text: str) -> Fraction | None:
-    r"""Return the exact value of an integer, a decimal, `a/b` or `\frac{a}{b}`, or None."""
-    plain = normalised(text)
+    r"""Return the exact value of an integer, a decimal, `a/b`, `\frac{a}{b}` or a mixed number `1 1/2`, or None."""
+    plain = _with_spaces_of_digits(text)
     if len(plain) > LONGEST_NUMBER:
         return None
     if latex := _LATEX_FRACTION.fullmatch(plain):
-        sign, over, under = latex.groups()
-        return _ratio(sign, int(over), int(under))
+        return _ratio(latex[1], int(latex[2]), int(latex[3]))
+    if mixed := _MIXED.fullmatch(plain):
+        sign, whole, *parts = mixed.groups()
+        over, under = (int(part) for part in parts if part is not None)
+        return _ratio(sign, int(whole) * under + over, under)
+    return _plain_number(plain)
+
+
+def _plain_number(plain: str) -> Fraction | None:
     found = _NUMBER.fullmatch(plain)
     if found is None:
         return None
@@ -62,10 +87,28 @@ def _ratio(sign: str, over: int, under: int) -> Fraction | None:
 
 
 def normalised(text: str) -> str:
-    r"""Return an answer without what does not change its meaning: spacing, `$`, `\left`, `\text{}`, a final stop."""
+    r"""Return an answer without what does not change its meaning: spacing, `$`, `%`, `\left`, `\text{}`, a final stop.
+
+    A space between digits stays: `3 4` is not 34, and `1 1/2` is not 11/2.
+    """
+    return _with_spaces_of_digits(text).replace(", ", ",")
+
+
+def _with_spaces_of_digits(text: str) -> str:
+    """Normalise, but keep a space after a comma between digits, too: `1, 234` is two numbers, `1,234` is one."""
     plain = _TEXT.sub(r"\1", text)
-    plain = _SPACING.sub("", plain).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    return plain.removesuffix(".")
+    for spelling, usual in _SPELLINGS:
+        plain = plain.replace(spelling, usual)
+    plain = _FRACTION_ARGUMENTS.sub(_braced_fraction, plain)
+    plain = _ROOT_ARGUMENT.sub(r"\\sqrt{\1}", plain)
+    plain = _SPACE.sub(" ", _SPACING.sub("", plain)).strip()
+    kept = _SPACE_BETWEEN_DIGITS.sub("\0", plain)
+    return kept.replace(" ", "").replace("\0", " ").removesuffix(".")
+
+
+def _braced_fraction(found: re.Match[str]) -> str:
+    over, under = (one if one is not None else other for one, other in (found.group(1, 2), found.group(3, 4)))
+    return f"\\frac{{{over}}}{{{under}}}"
 
 
 def same(given: str, gold: str) -> bool:

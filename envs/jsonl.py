@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.envs.answers import last_boxed, same
+from headrace.envs.answers import BOXED, LONGEST_NUMBER, last_boxed, same
 from headrace.envs.contract import Problem, Score, Split
 
 INSTRUCTION = "\nReason step by step, and put the final answer within \\boxed{}."
@@ -26,6 +26,8 @@ class _Row:
     problem: str
     answer: str
     digest: str
+    where: str
+    """File and line."""
 
 
 class JsonLines:
@@ -41,7 +43,7 @@ class JsonLines:
         if not 0 <= held_out < 1:
             raise ValueError(f"held_out is a share, 0 <= held_out < 1; got {held_out}")
         self._instruction = instruction
-        rows = sorted({row.digest: row for row in _rows(Path(path))}.values(), key=lambda row: row.digest)
+        rows = sorted(_different(_rows(Path(path))), key=lambda row: row.digest)
         kept = [row for row in rows if _share(row) < held_out]
         train = [row for row in rows if _share(row) >= held_out]
         if not train or (held_out and not kept):
@@ -75,6 +77,19 @@ def _share(row: _Row) -> float:
     return int(row.digest[-8:], 16) / 2**32
 
 
+def _different(rows: list[_Row]) -> list[_Row]:
+    """Return each problem once. Raises TaskFileError for one that has two answers, with both lines."""
+    found: dict[str, _Row] = {}
+    for row in rows:
+        other = found.setdefault(row.digest, row)
+        if not same(row.answer, other.answer):
+            raise TaskFileError(
+                f"{row.where} and {other.where} hold the same `problem` with different answers, {row.answer!r:.60} and "
+                f"{other.answer!r:.60}: keep the right one"
+            )
+    return list(found.values())
+
+
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -89,23 +104,64 @@ def _rows(path: Path) -> list[_Row]:
 
 def _row(line: bytes, where: str) -> _Row:
     try:
-        found = json.loads(line.decode())
+        # Numbers stay as they are written: 0.00001 would come back as 1e-05, and 5,000 digits not at all.
+        found = json.loads(line.decode(), parse_float=_Written, parse_int=_Written, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise TaskFileError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from error
     except json.JSONDecodeError as error:
         raise TaskFileError(f"{where}: not JSON ({error.msg} at column {error.colno}); one object per line") from error
+    except _NotANumber as error:
+        raise TaskFileError(f"{where}: {error} is not a number of JSON; give every answer a value") from error
     if not isinstance(found, dict):
         raise TaskFileError(f"{where}: expected an object with `problem` and `answer`, got {type(found).__name__}")
-    problem = _text(found, "problem", where)
-    return _Row(problem, _text(found, "answer", where), _digest(problem))
+    problem, answer = _text(found, "problem", where), _text(found, "answer", where)
+    return _Row(problem, _bare_answer(answer, where), _digest(problem), where)
+
+
+def _bare_answer(answer: str, where: str) -> str:
+    r"""Return an answer without the box that it may be written in; completions give theirs in one.
+
+    Raises TaskFileError for a number too long to be compared exactly.
+    """
+    boxed = last_boxed(answer)
+    bare = boxed if boxed is not None and answer.strip() == f"{BOXED}{boxed}}}" else answer
+    if len(bare) > LONGEST_NUMBER and bare.strip("+-").replace(".", "", 1).isdigit():
+        raise TaskFileError(
+            f"{where}: the answer is a number of {len(bare)} characters, and numbers of up to {LONGEST_NUMBER} are "
+            "compared"
+        )
+    return bare
+
+
+class _Written(str):
+    """A JSON number, as it is written."""
+
+    __slots__ = ()
+
+
+class _NotANumber(ValueError):
+    """NaN or an infinity."""
+
+
+def _refuse_constant(name: str) -> None:
+    raise _NotANumber(name)
+
+
+def _refuse_surrogates(value: str, field: str, where: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise TaskFileError(
+            f"{where}: `{field}` holds half of a character ({value[error.start]!r} at place {error.start}): write the "
+            "whole one"
+        ) from error
 
 
 def _text(found: dict[str, Any], field: str, where: str) -> str:
     """Return a field as text; an answer may be written as a JSON number."""
     value = found.get(field)
-    if isinstance(value, int | float) and not isinstance(value, bool) and field == "answer":
+    if isinstance(value, str) and value.strip() and (field == "answer" or not isinstance(value, _Written)):
+        _refuse_surrogates(value, field, where)
         return str(value)
-    if isinstance(value, str) and value.strip():
-        return value
     names = ", ".join(map(repr, found)) or "nothing"
     raise TaskFileError(f"{where}: `{field}` must be a text that is not empty, got {value!r:.60}; the line has {names}")

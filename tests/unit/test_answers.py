@@ -53,3 +53,19 @@ def test_a_number_is_never_equal_to_a_text_that_only_holds_it() -> None:
     assert same("0.50", "1/2")
     assert not same("7 apples", "7")
     assert not same("0.3333", "1/3")
+
+
+def test_spellings_of_one_answer_are_equal_and_different_answers_are_not() -> None:
+    equal = (
+        ("1.5", "1 1/2"), (r"1\frac{1}{2}", "1.5"), (r"-2\frac13", "-7/3"),
+        (r"\frac{1}{2}", r"\frac12"), (r"\frac{1}{2}", r"\frac 1 2"), (r"\frac{a}{2}", r"\frac a2"),
+        ("11", r"11\%"), ("11%", "11"), ("36", r"\$36"), ("1234", "1{,}234"), ("1234", r"1\,234"),
+        (r"\sqrt{3}", r"\sqrt3"), (r"2\sqrt{x}", r"2\sqrt x"), ("-5", "\N{MINUS SIGN}5"), ("30", r"30^\circ"),
+        ("(1, 2)", "(1,2)"), ("7 .", "7"), ("1,234", "1234"),
+    )  # fmt: skip
+    different = (("11/2", "1 1/2"), ("1234", "1, 234"), ("34", "3 4"), ("1.5", "1 .5"), ("12", "1 2"), ("5", "-5"))
+    for given_answer, gold in equal:
+        assert same(given_answer, gold), (given_answer, gold)
+        assert same(gold, given_answer), (gold, given_answer)
+    for given_answer, gold in different:
+        assert not same(given_answer, gold), (given_answer, gold)

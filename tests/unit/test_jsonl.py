@@ -69,12 +69,30 @@ def test_a_number_as_answer_and_empty_lines_and_a_byte_order_mark_are_taken(tmp_
         ('{"problem": "p", "answer": true}', "`answer` must be a text"),
         ('{"problem": " ", "answer": "7"}', "`problem` must be a text"),
         ("{}", "the line has nothing"),
+        ('{"problem": "p", "answer": NaN}', "NaN is not a number of JSON"),
+        ('{"problem": "\\ud800", "answer": "7"}', "`problem` holds half of a character"),
+        ('{"problem": "p", "answer": ' + "9" * 5000 + "}", "a number of 5000 characters"),
     ],
 )
 def test_a_malformed_line_is_named_by_its_number(tmp_path: Path, line: str, sentence: str) -> None:
     path = written(tmp_path, *rows(2), "", line)
     with pytest.raises(TaskFileError, match=rf"tasks\.jsonl:4: .*{sentence}"):
         JsonLines(1, path)
+
+
+def test_one_problem_with_two_answers_is_refused_with_both_lines(tmp_path: Path) -> None:
+    twice = [{"problem": "p", "answer": "7"}, {"problem": "q", "answer": "1"}, {"problem": "p", "answer": "7.0"}]
+    assert JsonLines(1, written(tmp_path, *twice), held_out=0).size("train") == 2
+    with pytest.raises(TaskFileError, match=r"tasks\.jsonl:4 and .*tasks\.jsonl:1 hold .*'8' and '7'"):
+        JsonLines(1, written(tmp_path, *twice, {"problem": "p", "answer": "8"}), held_out=0)
+
+
+def test_answers_are_taken_as_they_are_written_and_out_of_their_box(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    answers = ("0.00001", r'"\\boxed{5}"', "-0.50")
+    path.write_text("\n".join(f'{{"problem": "p{n}", "answer": {one}}}' for n, one in enumerate(answers)))
+    env = JsonLines(1, str(path), held_out=0)
+    assert {env.problem("train", index).answer for index in range(3)} == {"0.00001", "5", "-0.50"}
 
 
 def test_a_file_too_small_to_be_split_is_refused(tmp_path: Path) -> None:
