@@ -29,7 +29,7 @@ After this page you can look up any key of a recipe: its type, its default and i
 `--set trainer.steps=40` sets one key for one command. `NAME` stands for a name of your own. A *use* names something
 shipped, or your own as `package.module:Name`: alone (`"ppo"`) or with settings (`{ use = "ppo", clip_high = 0.3 }`).
 
-<!-- Written from infra/recipe/settings.py by `python -m headrace.infra.recipe.settings_page`: change the text there. -->
+<!-- Written by `python -m headrace.infra.recipe.settings_page` from the texts in infra/recipe/settings.py. -->
 """
 WORDS = {str: "string", int: "integer", float: "number", bool: "true or false", Any: "any value"}
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
