@@ -1,4 +1,4 @@
-"""docs/data-algorithms.md says what there is, and what it shows works."""
+"""docs/data-algorithms.md and the pages beside it say what there is, and what they show works."""
 
 from __future__ import annotations
 
@@ -21,9 +21,14 @@ from headrace.ops.discards import Ledger, policy_discards
 from headrace.ops.plain_json import plain
 from headrace.schemas.records import BatchTrained, GroupUse, Outcome
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data-algorithms.md").read_text()
-EXAMPLES = [block.partition("```")[0] for block in PAGE.split("```python\n")[1:]]
-ROWS = {row[1].strip(" `"): row[3] for line in PAGE.splitlines() if len(row := line.split("|")) == 7 and "`" in row[1]}
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "data-algorithms.md").read_text()
+REPLAYS = (DOCS / "replay.md").read_text()
+DISCARDS = (DOCS / "discards.md").read_text()
+EXAMPLES = [
+    block.partition("```")[0] for block in (DOCS / "own-data-algorithm.md").read_text().split("```python\n")[1:]
+]
+ROWS = {row[1].strip(" `"): row[3] for line in PAGE.splitlines() if len(row := line.split("|")) == 6 and "`" in row[1]}
 REPLAYED = ("ratio", "capacity", "max_uses", "max_staleness")
 SHOWN = {float: "{:g}", str: '"{}"', bool: "{!s}"}
 
@@ -36,17 +41,17 @@ def test_the_table_lists_every_algorithm_in_the_order_of_the_code() -> None:
 def test_every_setting_is_on_the_page_with_its_default(use: str) -> None:
     module, _, name = ALGORITHMS[use].partition(":")
     for setting in inspect.signature(getattr(importlib.import_module(module), name)).parameters.values():
-        there = PAGE if use.startswith("replay") and setting.name in REPLAYED else ROWS[use]
+        there = REPLAYS if use.startswith("replay") and setting.name in REPLAYED else ROWS[use]
         assert f"`{setting.name}`" in there, setting
         default = setting.default
-        if default is setting.empty or setting.name in {"seed", "limit", "buffer"} or there is PAGE:
+        if default is setting.empty or setting.name in {"seed", "limit", "buffer"} or there is REPLAYS:
             continue
         shown = SHOWN.get(type(default), "{}").format(default).replace("e-0", "e-")
         assert f"`{setting.name}` {shown.lower() if default in (True, False) else shown}" in there, setting
 
 
 def test_replays_share_the_defaults_that_the_page_tells() -> None:
-    fates_of = {name: float(value.replace(",", "")) for name, value in re.findall(r"`(\w+)` \((\d[\d.,]*)\)", PAGE)}
+    fates_of = {name: float(value.replace(",", "")) for name, value in re.findall(r"`(\w+)` \((\d[\d.,]*)\)", REPLAYS)}
     for use in ("replay_latest", "replay_uniform", "replay_recency", "replay_prioritised"):
         module, _, name = ALGORITHMS[use].partition(":")
         parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
@@ -110,6 +115,6 @@ def test_every_field_of_discards_is_on_the_page() -> None:
         )
     ledger.batch(BatchTrained(version=1, groups=(GroupUse(number=0), GroupUse(number=1))))
     found = plain(policy_discards(ledger))
-    there = PAGE.partition("With `--json` it prints")[2].partition("\n\nHow much")[0]
+    there = DISCARDS.partition("With `--json` it prints")[2]
     for field in {*found, *found["before_end"], *found["discarded"]["stale"], *found["bias"]}:
         assert f"`{field}`" in there, field
