@@ -41,10 +41,10 @@ check: $(STAMP) ## lint, types and the gate's unit tests, some minutes
 unit: $(STAMP)
 	@$(TESTS) gate tests/unit
 
-test: $(STAMP) ## the gate: what every change must pass, about eleven minutes on two quiet cores
+test: $(STAMP) ## the gate: what every change must pass
 	@$(TESTS) gate
 
-test-all: $(STAMP) ## the gate and every subject, with a table at the end; about an hour
+test-all: $(STAMP) ## the gate and every subject, with a table at the end
 	@$(TESTS) all
 
 # make test-SUBJECT: one of kafka, servers, rollout, curation, training, weights, tools, numerics, model, audit, runs, faults, builds, packages, fuzz, mutants, containers.

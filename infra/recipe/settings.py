@@ -57,19 +57,19 @@ class WarmStart(Settings):
     """Supervised steps before version 0, until the measured exact match with worked examples is in a band."""
 
     reward_low: float = Field(0.30, ge=0, lt=1)
-    """Lower edge of the band: share of held-out examples that the policy completes word by word. No reward is taken."""
+    """Lower edge of the band: share of held-out examples that the policy completes word by word. Not a reward."""
     reward_high: float = Field(0.40, gt=0, le=1)
     """Upper edge of the band."""
     examples: int = Field(4096, ge=1)
     """Worked examples to ask the environment for."""
     held_out: int = Field(256, ge=16)
-    """Of these, how many are held out to measure on."""
+    """Worked examples that are held out to measure on."""
     max_steps: int = Field(2000, ge=1)
-    """Give up after so many supervised steps."""
+    """Supervised steps after which the warm start gives up."""
     batch: int = Field(64, ge=1)
     """Examples per supervised step."""
     learning_rate: float = Field(1e-3, gt=0)
-    """Of AdamW."""
+    """Learning rate of AdamW."""
 
 
 class Lora(Settings):
@@ -78,12 +78,12 @@ class Lora(Settings):
     rank: int = Field(8, ge=1)
     """Rows of A and columns of B."""
     alpha: float = Field(16.0, gt=0)
-    """Scale of the adapter, by its rank."""
+    """Scale of the adapter, divided by the rank."""
     targets: tuple[str, ...] = ()
     """Linear layers by the end of their names, as `q_proj` or `layers.0.mlp.up_proj`; empty for all but the head's."""
     publish: Literal["adapter", "merged"] = "adapter"
-    """What a version is: the adapter alone, which an engine puts on the base; or whole weights, W + (alpha / rank) B A
-    rounded to bf16, which any engine takes as they are. The trainer computes with what is published."""
+    """What a version is. `adapter`: the adapter alone, which the engine puts on the base. `merged`: whole weights,
+    W + (alpha / rank) B A rounded to bf16, which any engine can serve. The trainer computes with what is published."""
 
 
 class Policy(Settings):
@@ -98,7 +98,7 @@ class Policy(Settings):
     warm_start: WarmStart | None = None
     """Supervised start; none by default."""
     lora: Lora | None = None
-    """Train an adapter alone; by default everything is trained. Fixed for a run."""
+    """Train an adapter alone; by default all weights are trained. Fixed for a run."""
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Keys of `[trainer]` that differ for this policy."""
 
@@ -112,14 +112,14 @@ class Policy(Settings):
 
 
 class Workflow(Settings):
-    """What is asked, and which policies act."""
+    """An environment, a workflow, and the policies that play its roles."""
 
     env: Use
-    """Environment that asks and judges: `{ use = "arithmetic", … }`."""
+    """Environment that gives the problems and scores the answers: `{ use = "arithmetic", … }`."""
     workflow: str = "single_turn"
-    """How an episode is played: a shipped name or `package.module:name`."""
+    """How an episode runs: a shipped name or `package.module:name`."""
     policies: dict[str, str]
-    """Role in the workflow to the policy that plays it."""
+    """The policy that plays each role of the workflow."""
 
     @field_validator("policies")
     @classmethod
@@ -133,31 +133,31 @@ class Rollout(Settings):
     """How workers generate."""
 
     engine: Use = Use(use="torch")
-    """torch (in-process); scripted, which has no model (`producers/engines/scripted.py`), with settings of its own; or
-    your own as `package.module:function`."""
+    """Token generation: `torch` (in-process); `scripted`, without a model (`producers/engines/scripted.py`); or your
+    own as `package.module:function`."""
     device: str = "cpu"
-    """Where the in-process engine computes."""
+    """Device of the in-process engine: `cpu`, `cuda`, `cuda:1`."""
     group_size: int = Field(8, ge=1, le=4096)
     """Episodes per task."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature in training."""
     top_p: float = 1.0
-    """Must stay 1 in training: a cut distribution has other log-probabilities than those recorded."""
+    """Must stay 1 in training: recorded log-probabilities are those of the whole distribution."""
     top_k: int = 0
     """Must stay 0 in training."""
     min_p: float = 0.0
     """Must stay 0 in training."""
     max_tokens: int = Field(256, ge=1)
-    """Most tokens per generation."""
+    """Largest number of tokens per generation."""
     concurrency: int = Field(256, ge=1)
     """Episodes that one worker runs at once."""
     episode_limit_s: float = Field(120.0, gt=0)
-    """An episode that takes longer has failed."""
+    """Seconds after which an episode fails."""
     record_routing: bool = False
-    """Record the experts of every token, where a policy has experts, for a trainer that replays them (`docs/moe.md`):
-    a byte for each layer and expert of a token."""
+    """Record the experts of every token, if the policy has experts, for a trainer that replays them (`docs/moe.md`). It
+    takes a byte for each layer and expert of a token."""
     inline_limit_bytes: int = Field(512 * 1024, ge=1024, le=4 << 20)
-    """A larger group goes to the store, its record carries a claim check."""
+    """A larger group goes to the store, and its record carries a claim check."""
 
     @model_validator(mode="after")
     def _whole_distribution(self) -> Rollout:
@@ -173,15 +173,15 @@ class Feed(Settings):
     """Which tasks are issued, and how fast."""
 
     selector: Uses = (Use(use="accept_all"),)
-    """Which tasks are worth a rollout: a name or `{ use = "greso", … }`, or a list of which each must agree."""
+    """Which tasks are worth a rollout (`docs/task-selectors.md`). Of a list, all must agree."""
     pace: Literal["any", "all"] = "any"
-    """Issue while any, or all, of a workflow's policies have room."""
+    """Issue tasks while any, or while all, of a workflow's policies have room."""
     solved_share: float = Field(0.95, gt=0, le=1)
     """Share of zero-variance drops among the last 500 groups at which the tasks count as solved."""
     raise_tier: bool = False
-    """When the tasks are solved, go on with the environment's next harder tier; else the run ends as `solved`."""
+    """When the tasks are solved, continue with the environment's next harder tier; else the run ends as `solved`."""
     reissue_after_s: float = Field(60.0, gt=0)
-    """A task that the workers committed past and nobody concluded is issued again after so long."""
+    """Seconds after which a task is issued again if the workers have committed past it and it has no outcome."""
 
     @field_validator("selector")
     @classmethod
@@ -195,18 +195,18 @@ class Curate(Settings):
     """The chain of data algorithms, in order, after dedupe."""
 
     chain: tuple[Use, ...] = (Use(use="validate"), Use(use="max_staleness"), Use(use="drop_zero_variance"))
-    """Data algorithms."""
+    """Data algorithms, in order (`docs/data-algorithms.md`)."""
     snapshot_every_s: float = Field(3.0, gt=0)
-    """How often a partition's state is written."""
+    """Seconds between two snapshots of a partition's state."""
 
 
 class Reference(Settings):
-    """How the reference policy goes along with the policy; at first it is the policy as the kl term found it."""
+    """How the reference policy follows the policy. It begins as the policy at the first version with a KL term."""
 
     refresh_every: int = Field(0, ge=0)
-    """Versions after which it becomes the policy as it is; 0 for never."""
+    """Versions after which the reference becomes the current policy; 0 for never."""
     decay: float = Field(1.0, ge=0, le=1)
-    """Share of itself that an average keeps at every version; 1 is frozen."""
+    """Share of the reference that a moving average keeps at every version; 1 freezes it."""
 
 
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
@@ -220,83 +220,84 @@ class Trainer(Settings):
     groups_per_batch: int = Field(32, ge=1)
     """Groups per version."""
     batch_limit_s: float = Field(0.0, ge=0)
-    """Seconds for which a free trainer waits for a whole batch; then it takes as many groups as there are, a multiple
-    of `minibatches`, and the others stay. 0 waits as long as it takes."""
+    """Seconds for which an idle trainer waits for a whole batch. Then it trains on the groups that it has, in
+    a multiple of `minibatches`; the others stay. 0 waits without limit."""
     order: Literal["edf", "fifo", "lifo", "random"] = "edf"
-    """Which of the groups that wait are trained next: those of the earliest deadline, the first or the last that came,
-    or by lot. What has grown too stale is dropped in every order."""
+    """Which of the waiting groups are trained next: those of the earliest deadline, the oldest, the newest, or random
+    ones. Groups that have become too stale are dropped in every order."""
     minibatches: int = Field(4, ge=1)
     """Optimizer steps per version."""
     max_staleness: int = Field(1, ge=0)
     """How many versions a token may be behind the policy that trains on it."""
     learning_rate: float = Field(5e-6, gt=0, le=1)
-    """Of AdamW, on fp32 masters."""
+    """Learning rate of AdamW, which works on fp32 master weights."""
     warmup_versions: int = Field(0, ge=0)
     """Versions over which the learning rate rises linearly."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls after that, until version `steps`."""
+    """How the learning rate falls after the warm-up, until version `steps`."""
     final_share: float = Field(0.1, ge=0, le=1)
     """Share of the learning rate that is left at the end."""
     weight_decay: float = Field(0.01, ge=0)
-    """Of AdamW, for matrices; norms and biases have none."""
+    """Weight decay of AdamW, for matrices; norms and biases have none."""
     betas: tuple[Share, Share] = (0.9, 0.999)
-    """Of AdamW."""
+    """Decay rates of AdamW's moments."""
     adam_eps: float = Field(1e-8, ge=1e-30)
-    """Of AdamW."""
+    """The epsilon of AdamW."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest global norm of a gradient."""
     loss: Use = Use(use="ppo")
-    """What is minimised."""
+    """The loss that is minimised (`docs/losses.md`)."""
     aggregation: Use | None = None
-    """What the loss is a mean of; by default as in the paper of the loss."""
+    """How token losses become one number; by default as in the paper of the loss."""
     correction: Uses = ()
-    """Weights and rejections of tokens by how far a version's base is from the policy that sampled them."""
+    """Corrections for off-policy tokens, such as `tis`: weights and rejections by the ratio of the version's first
+    weights to the policy that sampled the token."""
     count_rejected: bool = False
-    """Keep rejected tokens in the loss's denominator: many rejections make a smaller step then."""
+    """Keep rejected tokens in the denominator of the loss, so that many rejections make a smaller step."""
     kl: Use | None = None
-    """Divergence from the reference policy, as a term of the loss or of the reward; costs a forward pass a version."""
+    """KL term to the reference policy, in the loss or in the reward. It costs one forward pass per version."""
     entropy: float = Field(0.0, ge=0)
     """Weight of an entropy bonus."""
     reference: Reference = Reference()
-    """The reference policy, where the KL term needs one."""
+    """The reference policy of the KL term."""
     replay_routing: bool = False
     """Send every token to the experts that the engine sent it to; needs `rollout.record_routing`."""
     router_aux: float = Field(0.0, ge=0)
-    """Weight of the loss that has experts used alike, 1e-3 to 1e-2 where it is used; costs a forward pass more."""
+    """Weight of the load-balancing loss of experts, usually 1e-3 to 1e-2. It costs one more forward pass."""
     advantage: Use = Use(use="grpo")
-    """From rewards to advantages: one of `trainers/advantages.py`, or your own as `package.module:function`."""
+    """Advantage estimator (`docs/advantages.md`), or your own as `package.module:function`."""
     group_by: Literal["task", "task+role", "task+role+turn"] = "task"
-    """What a reward is compared with."""
+    """Which rewards are compared with each other: those of one task, of one role in it, or of one role at one turn."""
     weight: Literal["trajectory", "sequence"] = "trajectory"
-    """What counts once in a group's statistics."""
+    """Whether a trajectory or a sequence counts once in a group's statistics."""
     batch_norm: bool = False
-    """Normalise advantages over the tokens of the whole batch at the end."""
+    """Normalise advantages over all tokens of the batch, as the last step."""
     micro_batch_tokens: int = Field(16384, ge=64)
-    """Token budget of one forward pass, padding included where there is any."""
+    """Largest number of tokens in one forward pass, padding included."""
     packing: bool = True
-    """Lay sequences end to end instead of padding them. A model that cannot do it pads, and its trainer logs that."""
+    """Put sequences end to end instead of padding them. If a model cannot do this, the trainer pads and logs it."""
     activation_checkpointing: bool = False
-    """Keep the inputs of each layer only, and compute it again in the backward pass: less memory, a third more work."""
+    """Keep only the inputs of each layer, and compute it again in the backward pass: less memory, a third more work."""
     compile: bool = False
     """Compile norms and MLPs (torch.compile; on a CPU it needs a C++ compiler). Bits may then depend on the shapes that
-    a process met before, so that `retrain` and a resume need not find the same ones."""
+    a process has seen before, so `retrain` and a resume may give other ones."""
     logits_mib: int = Field(256, ge=1)
-    """Most fp32 logits at a time, MiB. What takes more is computed in parts, and again in the backward pass."""
+    """Largest block of fp32 logits, in MiB. Larger ones are computed in parts, and again in the backward pass."""
     fused_optimizer: bool = False
-    """One kernel for all of AdamW: sooner, and other bits than without."""
+    """One kernel for all of AdamW: faster, with other bits."""
     checkpoint_every: int = Field(10, ge=1)
     """Versions between checkpoints."""
     anchor_every: int = Field(50, ge=1)
-    """Versions between whole weights; those between are published as deltas. 1 publishes whole weights only."""
+    """Every so many versions whole weights are published, and deltas between them. 1 publishes whole weights only."""
     anchor_share: float = Field(1.0, ge=0)
-    """Whole weights are published sooner when the deltas since the last ones come to this share of them."""
+    """Whole weights are published earlier if the deltas since the last ones reach this share of their size."""
     processes: int = Field(1, ge=0)
-    """Processes that `headrace up` starts this trainer in: several share its model (FSDP2), each on a GPU of its own
-    where there are some. 0 for none: start it by yourself, as on other machines (`docs/trainer-backends.md`)."""
+    """Processes of this trainer that `headrace up` starts. Several share its model (FSDP2), each on its own GPU if
+    there are GPUs. 0 for none: start the trainer yourself, on any machine (`docs/trainer-backends.md`)."""
     tensor_parallel: int = Field(1, ge=1)
-    """Processes over which every layer's matrices are cut: all of the trainer's; 1 for one, or FSDP2."""
+    """Processes over which every layer's matrices are cut: all of the trainer's processes, or 1 for FSDP2."""
     device: str = "cpu"
-    """Where the trainer computes."""
+    """Device of the trainer: `cpu`, `cuda`, `cuda:1`."""
 
     @property
     def is_shadow(self) -> bool:
@@ -329,7 +330,7 @@ class Shadow(Settings):
     """A second chain and a second trainer beside a policy's own, over the same rollouts (`docs/shadows.md`)."""
 
     policy: str = ""
-    """Whose trajectories; may be left out where there is one policy."""
+    """The policy whose trajectories it reads; may be left out if there is only one."""
     chain: tuple[Use, ...] | None = None
     """Data algorithms; by default those of `[curate]`."""
     trainer: dict[str, Any] = Field(default_factory=dict)
@@ -348,39 +349,39 @@ class Evaluate(Settings):
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus."""
+    """Share of the probability that nucleus sampling keeps."""
 
 
 class Kafka(Settings):
-    """The log."""
+    """The Kafka cluster."""
 
     bootstrap: str = ""
     """Address of a Kafka cluster, 4.0 or newer; empty starts an embedded one."""
     client: dict[str, str] = Field(default_factory=dict)
-    """Further librdkafka settings. Secrets belong into HEADRACE_KAFKA_CLIENT: a recipe is written to a topic."""
+    """Further librdkafka settings. Secrets belong in HEADRACE_KAFKA_CLIENT: a recipe is written to a topic."""
     partitions: int = Field(8, ge=1)
-    """Partitions of tasks, trajectories, curated and outcomes; fixed for a run."""
+    """Partitions of the topics of tasks, trajectories, curated groups and outcomes. Fixed for a run."""
     task_partitions: int = Field(0, ge=0)
-    """Partitions of tasks alone, of which each worker needs one; 0 for as many as `partitions`. Fixed for a run."""
+    """Partitions of the topics of tasks; each worker needs one. 0 for as many as `partitions`. Fixed for a run."""
     compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = "lz4"
-    """Of produced batches."""
+    """Compression of the batches that producers send."""
 
 
 class Store(Settings):
     """The object store."""
 
     endpoint: str = ""
-    """`host:port` of an S3 store, with `https://` before it for TLS; empty starts an embedded one. Its keys and
-    certificates are the environment's: `docs/object-store.md`."""
+    """`host:port` of an S3 store, with `https://` before it for TLS; empty starts an embedded one. Keys and
+    certificates come from the environment: `docs/object-store.md`."""
     bucket: str = "headrace"
-    """Bucket; made when it is missing."""
+    """Bucket; created if it is missing."""
     secure: bool = False
     """TLS, as with `https://` before the endpoint."""
     region: str = "us-east-1"
     """Region of the bucket."""
     cache_gib: float = Field(20.0, ge=0)
-    """Weights that a machine keeps for all its workers, in the folder of `HEADRACE_CACHE`; the oldest go first. 0 for
-    none."""
+    """GiB of weights that a machine keeps for all its workers, below `HEADRACE_CACHE`. The oldest are removed first. 0
+    for none."""
 
     @model_validator(mode="before")
     @classmethod
@@ -398,21 +399,20 @@ class Launch(Settings):
     """How many processes `headrace up` starts."""
 
     workers: int = Field(1, ge=0)
-    """Rollout workers per workflow; 0 where you start them yourself."""
+    """Rollout workers per workflow; 0 if you start them yourself."""
     curators: int = Field(1, ge=0)
-    """Curators per policy; a shadow has one. 0 where you start them yourself: `docs/processes.md`."""
+    """Curators per policy; a shadow has one. 0 if you start them yourself (`docs/processes.md`)."""
     feeder: bool = True
-    """Whether the feeder is started too; false where you start it yourself."""
+    """Whether the feeder is started; false if you start it yourself."""
     most_short_lives: int = Field(8, ge=1)
-    """A component that dies so often in a row, each time within a minute of its start, is given up; the run stops. The
-    default is more than it takes to find two tasks that kill their worker, three deaths each."""
+    """Deaths in a row, each within a minute of the start, after which a component is given up and the run stops. The
+    default allows for finding two tasks that kill their worker, with three deaths each."""
     all_failed_limit_s: float = Field(300.0, ge=0)
-    """Seconds for which episodes may fail, all of them and in the whole run, until it is given up with exit code 1: a
-    workflow, an environment or a judge that raises each time. An environment that cannot be reached is waited for, and
-    does not count. 0 for never."""
+    """Seconds after which the run is given up, with exit code 1, if every episode of it has failed: a workflow, an
+    environment or a judge raises each time. Waiting for an unreachable environment does not count. 0 for never."""
     fork: bool = True
-    """Components are forked from a process that has imported what they need, which saves each some seconds. Those on
-    CUDA and trainers of several processes are programs of their own in any case."""
+    """Fork components from a process that has already imported their modules, which saves each some seconds. Components
+    on CUDA and trainers of several processes are always programs of their own."""
 
 
 class Recipe(Settings):
@@ -423,7 +423,7 @@ class Recipe(Settings):
     about: str = ""
     """One sentence for people."""
     seed: int = Field(1, ge=0, lt=2**32)
-    """Seed of everything random."""
+    """Seed of all random choices."""
     policies: dict[str, Policy]
     """Policies by name."""
     workflows: dict[str, Workflow]
@@ -435,13 +435,13 @@ class Recipe(Settings):
     curate: Curate = Curate()
     """The chain of data algorithms."""
     trainer: Trainer = Trainer()
-    """Algorithm and pace, for every policy that sets nothing else."""
+    """Algorithm and pace, unless a policy sets its own."""
     shadows: dict[str, Shadow] = Field(default_factory=dict)
-    """Shadows by name, which is that of their variant."""
+    """Shadows by the name of their variant."""
     evaluate: Evaluate = Evaluate()
     """Evaluations."""
     kafka: Kafka = Kafka()
-    """The log."""
+    """The Kafka cluster."""
     store: Store = Store()
     """The object store."""
     launch: Launch = Launch()

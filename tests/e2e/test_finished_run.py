@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +143,15 @@ def test_other_settings_over_the_same_batches_make_a_run_beside_it(finished: Fin
     assert not any(group["missing"] for group in json.loads(made.stdout)["groups"]), "they are on its source's topics"
     typo = headrace("status", "--data", finished.data, "--run", "typo")
     assert (typo.returncode, "there are arithmetic, slower" in typo.stderr) == (2, True)
+
+
+def test_a_consumer_of_thirty_lines_prints_the_reward_of_every_version(run: Run) -> None:
+    script = Path(__file__).parents[2] / "examples" / "metrics_consumer.py"
+    words = [sys.executable, script, str(run.address), "solver", "--once"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [int(line.split()[1]) for line in done.stdout.splitlines()] == list(range(1, VERSIONS + 1))
+    assert all(0 < float(line.split()[3]) < 1 for line in done.stdout.splitlines())
 
 
 def versions(run: Run, folder: Path) -> Iterator[tuple[int, transformers.PreTrainedModel]]:

@@ -1,4 +1,4 @@
-"""docs/data-algorithms.md says what there is, and what it shows works."""
+"""docs/data-algorithms.md and the pages beside it say what there is, and what they show works."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ from made_groups import candidate
 from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, UnknownAlgorithm, load_chain
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data-algorithms.md").read_text()
-EXAMPLES = [block.partition("```")[0] for block in PAGE.split("```python\n")[1:]]
-ROWS = {row[1].strip(" `"): row[3] for line in PAGE.splitlines() if len(row := line.split("|")) == 7 and "`" in row[1]}
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "data-algorithms.md").read_text()
+REPLAYS = (DOCS / "replay.md").read_text()
+DISCARDS = (DOCS / "discards.md").read_text()
+EXAMPLES = [
+    block.partition("```")[0] for block in (DOCS / "own-data-algorithm.md").read_text().split("```python\n")[1:]
+]
+ROWS = {row[1].strip(" `"): row[3] for line in PAGE.splitlines() if len(row := line.split("|")) == 6 and "`" in row[1]}
 REPLAYED = ("ratio", "capacity", "max_uses", "max_staleness")
 SHOWN = {float: "{:g}", str: '"{}"', bool: "{!s}"}
 
@@ -32,10 +37,10 @@ def test_the_table_lists_every_algorithm_in_the_order_of_the_code() -> None:
 def test_every_setting_is_on_the_page_with_its_default(use: str) -> None:
     module, _, name = ALGORITHMS[use].partition(":")
     for setting in inspect.signature(getattr(importlib.import_module(module), name)).parameters.values():
-        there = PAGE if use.startswith("replay") and setting.name in REPLAYED else ROWS[use]
+        there = REPLAYS if use.startswith("replay") and setting.name in REPLAYED else ROWS[use]
         assert f"`{setting.name}`" in there, setting
         default = setting.default
-        if default is setting.empty or setting.name in {"seed", "limit", "buffer"} or there is PAGE:
+        if default is setting.empty or setting.name in {"seed", "limit", "buffer"} or there is REPLAYS:
             continue
         shown = SHOWN.get(type(default), "{}").format(default).replace("e-0", "e-")
         assert f"`{setting.name}` {shown.lower() if default in (True, False) else shown}" in there, setting

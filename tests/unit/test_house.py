@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from subjects import SUBJECTS
 
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
@@ -317,7 +318,8 @@ def test_every_page_is_linked_from_the_index() -> None:
 
 
 def test_every_target_of_make_that_a_page_names_is_one() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+)%?:", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets |= {f"test-{subject}" for subject in SUBJECTS}
 
     for page in PAGES:
         code = re.findall(r"`(make [^`\n]+)`|^(make .+)$", page.read_text(), re.MULTILINE)

@@ -20,10 +20,10 @@ PROMISES = {
     ),
     "A run can be trained again from its log.": (f"{FINISHED}test_a_whole_run_trained_again_gives_every_hash"),
     "Nothing disappears silently.": (f"{FINISHED}test_what_was_discarded_is_told_and_drawn_and_adds_up_to_the_summary"),
-    "A server that is away is a pause.": (
+    "A server that does not answer is a pause.": (
         f"{INTEGRATION}test_run_loop.py::test_a_turn_whose_handler_fails_on_a_server_that_is_away_is_undone_and_done_again"
     ),
-    "A broken record stops nobody.": f"{FINISHED}test_audit_and_status_agree_from_the_topics_alone",
+    "A broken record stops no component.": f"{FINISHED}test_audit_and_status_agree_from_the_topics_alone",
     "Builds may differ.": (
         f"{INTEGRATION}test_other_builds.py::test_a_newer_builds_record_is_read_as_soon_as_its_schema_is_told_and_not_before"
     ),

@@ -63,7 +63,7 @@ def test_recipes_in_a_folder_are_found_by_name_and_by_path_and_a_sweep_is_none_o
 
 
 def test_the_scripted_policy_on_the_page_of_experiments_is_that_of_its_recipe() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
     shipped = shipped_recipes()["efficient-data/scripted"].read_text(encoding="utf-8")
     [engine] = [line for line in shipped.splitlines() if line.startswith("engine = ")]
     [env] = [line for line in shipped.splitlines() if line.startswith("env = ")]
