@@ -71,7 +71,7 @@ def launched(folder: Path, *sets: str, **variables: str) -> Iterator[Launched]:
         if run.process.poll() is None:
             run.process.terminate()
             try:
-                run.process.wait(20)
+                run.process.wait(120)
             except subprocess.TimeoutExpired:
                 run.process.kill()
                 run.process.wait()

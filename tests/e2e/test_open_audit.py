@@ -31,7 +31,7 @@ def test_a_run_that_has_come_to_its_end_fails_where_its_audit_does_not_close(tmp
         record = codec.decode(last.value, BatchTrained)
         forged = replace(record, version=record.version + 1)
         producer.produce(topic, codec.encode(forged), last.key, last.partition, headers=list(last.headers))
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
 
     again = headrace(*words)
 

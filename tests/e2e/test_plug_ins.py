@@ -83,7 +83,7 @@ def test_plug_ins_beside_the_recipe_are_found_by_all_and_a_worker_with_another_s
         wait_for_groups(address, "welcome", welcome)
         wait_for_version(data, launcher, at + 1)
         welcome.send_signal(signal.SIGTERM)
-        assert welcome.wait(30) == 0
+        assert welcome.wait(120) == 0
         launcher.send_signal(signal.SIGINT)
         launcher.communicate(timeout=60)
 

@@ -39,7 +39,7 @@ def started(ended: ExitStack, words: list[str], said: Path, **variables: str) ->
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(120)
             except subprocess.TimeoutExpired:
                 process.kill()
         process.wait()

@@ -71,7 +71,7 @@ def poison(run: Run) -> int:
         stamp = replace(Stamp.from_headers(played[-1].headers), number=number, head_version=FAR)
         topic = run.topics.trajectories("solver")
         producer.produce(topic, codec.encode(group), stamp.key, partition, headers=list(stamp.to_headers()))
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     return len(by_partition)
 
 

@@ -91,7 +91,7 @@ class Launched:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self._up.wait()
-        until(lambda: not any(map(alive, victims.values())), "all killed processes are gone", 30)
+        until(lambda: not any(map(alive, victims.values())), "all killed processes are gone", 120)
         return victims
 
     def kill_alone(self) -> dict[str, int]:

@@ -39,7 +39,7 @@ def say_garbage(demo: Launched) -> None:
     run = demo.joined()
     vandal = open_producer(run.connection, "vandal")
     vandal.produce(run.topics.trajectories("solver"), b"garbage", b"sums:0", 0)
-    assert vandal.flush(30) == 0
+    assert vandal.flush(120) == 0
 
 
 @pytest.mark.faults

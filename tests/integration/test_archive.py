@@ -120,12 +120,12 @@ def without_offsets(found: dict[tuple[str, int], list[Message]]) -> dict[tuple[s
 def delete_topics(run: Run) -> None:
     """As good as another cluster: what is replayed meets none of the run's topics."""
     admin = open_admin(run.connection)
-    names = [name for name in admin.list_topics(timeout=10).topics if name.startswith(f"{run.address.run}.")]
+    names = [name for name in admin.list_topics(timeout=60).topics if name.startswith(f"{run.address.run}.")]
     for name, future in admin.delete_topics(names).items():
         with kafka_errors(f"deleting topic {name}"):
             future.result()
     end = time.monotonic() + 30
-    while set(names) & admin.list_topics(timeout=10).topics.keys():
+    while set(names) & admin.list_topics(timeout=60).topics.keys():
         assert time.monotonic() < end
         time.sleep(0.05)
 

@@ -480,7 +480,7 @@ def test_a_killed_process_is_taken_over_and_its_successor_ends_on_sigterm(
         wait_until(lambda: len(numbers(run)) == QUOTA + 2, second)
         assert numbers(run) == list(range(QUOTA + 2))
         second.send_signal(signal.SIGTERM)
-        assert second.wait(10) == 0
+        assert second.wait(120) == 0
     finally:
         for process in (first, second):
             if process is not None and process.poll() is None:

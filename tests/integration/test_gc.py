@@ -289,7 +289,7 @@ def test_objects_of_a_transaction_that_is_open_stay(made: Made) -> None:
     writer.flush()
     process = subprocess.Popen([sys.executable, "-c", COLLECT, str(made.run.address)])
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(4)
+        process.wait(4)  # it goes on waiting; the transaction may be open for ten seconds
     assert made.there() == set(made.keys)
     writer.commit()
     writer.close()

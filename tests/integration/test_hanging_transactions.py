@@ -27,7 +27,7 @@ def hanging(server: EmbeddedKafka) -> tuple[Connection, str]:
     for attempt in range(MOST_STARTS):
         connection, name = Connection(server.bootstrap, QUICK), f"run-{attempt}.batches"
         admin = AdminClient({"bootstrap.servers": server.bootstrap})
-        admin.create_topics([NewTopic(name, 1, 1)])[name].result(30)
+        admin.create_topics([NewTopic(name, 1, 1)])[name].result(120)
         writer = TransactionalWriter(connection, name)
         writer.begin()
         writer.produce([Outgoing(name, b"aborted", partition=0)])

@@ -243,7 +243,7 @@ def commit_metadata(run: Run) -> list[str]:
     """What the workers' group committed beside its offsets, by partition."""
     consumer = open_consumer(run.connection, "look", run.topics.rollout_group("sums"))
     places = [TopicPartition(run.topics.tasks("sums"), partition) for partition in range(PARTITIONS)]
-    found = [tp.metadata or "" for tp in consumer.committed(places, timeout=10)]
+    found = [tp.metadata or "" for tp in consumer.committed(places, timeout=60)]
     consumer.close()
     return found
 
@@ -310,5 +310,5 @@ def forget(run: Run) -> None:
     names = {spec.name for spec in run.topics.all(("sums",), ("solver",), PARTITIONS)}
     admin = open_admin(run.connection)
     for deleted in admin.delete_topics(sorted(names)).values():
-        deleted.result(30)
-    until(lambda: not names & set(admin.list_topics(timeout=10).topics), "the topics are gone")
+        deleted.result(120)
+    until(lambda: not names & set(admin.list_topics(timeout=60).topics), "the topics are gone")

@@ -126,7 +126,7 @@ def test_a_worker_sends_a_record_again_that_was_refused_and_reported_as_delivere
 
     assert between.spoilt == 1
     assert values(connection, topic) == [b"the second record", b"the first record"]
-    assert producer.flush(10) == 0
+    assert producer.flush(120) == 0
     producer.close()
 
 
@@ -185,8 +185,8 @@ def test_a_topic_that_was_deleted_ends_who_writes_to_it_before_and_after_a_resta
         writer.produce([Outgoing(gone, b"before", partition=0)])
         writer.commit()
         for deleted in open_admin(connection).delete_topics([gone]).values():
-            deleted.result(30)
-        until(lambda: gone not in open_admin(connection).list_topics(timeout=5).topics, "it is deleted")
+            deleted.result(120)
+        until(lambda: gone not in open_admin(connection).list_topics(timeout=60).topics, "it is deleted")
         writer.begin()
         writer.produce([Outgoing(topic, b"a companion", partition=0), Outgoing(gone, b"after", b"sums:7", partition=0)])
         with pytest.raises(KafkaRefused, match=rf"'sums:7' of 5 bytes: {gone}\[0\] is not there, and was not for 1 s"):

@@ -85,7 +85,7 @@ def curating(run: Run, slot: str = "0") -> Iterator[None]:
             yield
         finally:
             stop.set()
-            loop.join(30)
+            loop.join(120)
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def feeding(run: Run) -> Iterator[Callable[[], Pacing]]:
         yield lambda: newest[-1]
     finally:
         stop.set()
-        loop.join(30)
+        loop.join(120)
 
 
 @contextmanager

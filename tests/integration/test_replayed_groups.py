@@ -207,7 +207,7 @@ def test_a_trainer_that_stops_after_the_end_says_first_what_became_of_the_replay
 def shorten(run: Run, offset: int) -> None:
     place = TopicPartition(run.topics.curated("solver"), 0, offset)
     for future in open_admin(run.connection).delete_records([place]).values():
-        future.result(30)
+        future.result(120)
 
 
 @pytest.mark.training

@@ -67,7 +67,7 @@ def copied(run: Run, name: str, change: Change) -> Run:
         for message in read_all(run.connection, [here]):
             if value := change(message):
                 producer.produce(there, value, message.key or None, message.partition)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     return copy
 
 

@@ -142,7 +142,7 @@ def run_until(consumer: GroupConsumer, writer: TransactionalWriter, condition: C
         until(condition)
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(120)
         consumer.close()
         writer.close()
 

@@ -46,7 +46,7 @@ def own_store(tmp_path: Path) -> Iterator[EmbeddedStore]:
 
 def make_topic(bootstrap: str, name: str, config: dict[str, str] | None = None) -> None:
     client = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
-    client.create_topics([NewTopic(name, 1, 1, config=config or {})])[name].result(30)
+    client.create_topics([NewTopic(name, 1, 1, config=config or {})])[name].result(120)
 
 
 def read_all(bootstrap: str, topic: str) -> list[bytes | None]:
@@ -111,7 +111,7 @@ def test_two_brokers_run_at_once(kafka_server: EmbeddedKafka, tmp_path: Path, ru
     with EmbeddedKafka(tmp_path / "kafka", heap="256m") as other:
         assert other.bootstrap != kafka_server.bootstrap
         make_topic(other.bootstrap, run_name)
-        here = AdminClient({"bootstrap.servers": kafka_server.bootstrap, **QUIET}).list_topics(timeout=10)
+        here = AdminClient({"bootstrap.servers": kafka_server.bootstrap, **QUIET}).list_topics(timeout=60)
         assert run_name not in here.topics
 
 
@@ -121,7 +121,7 @@ def test_a_message_of_fifteen_megabytes_passes(bootstrap: str, run_name: str) ->
     data = os.urandom(15 * 1024 * 1024)
     producer = Producer({"bootstrap.servers": bootstrap, "message.max.bytes": 16 * 1024 * 1024, **QUIET})
     producer.produce(run_name, data)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert read_all(bootstrap, run_name) == [data]
 
 

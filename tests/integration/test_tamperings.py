@@ -80,7 +80,7 @@ def test_what_can_be_done_to_a_real_log_is_named_on_a_real_broker(real: tuple[Ru
     producer = open_producer(run.connection, "tamperer")
     for one in (repeated, forged):
         producer.produce(one.topic, one.value, one.key, one.partition, headers=one.headers)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     cut = open_admin(run.connection).delete_records([TopicPartition(hand.trajectories, 0, 5)])
     assert all(future.result() for future in cut.values())
     claim = hand.event(0)[1].weights

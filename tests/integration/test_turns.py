@@ -172,7 +172,7 @@ def test_partitions_that_move_while_they_are_restored_are_counted_once_by_whoeve
     moving.set()
     until(lambda: total(connection, out) > 800)
     stop.set()
-    loop.join(30)
+    loop.join(120)
     second.close()
     writer.close()
     produce(connection, f"{run_name}.in", range(820, n))
