@@ -18,7 +18,7 @@ _SPACING = re.compile(r"\\[,;:! ]|\\left|\\right|\$|\s")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
 
 
-def last_boxed(text: str) -> str | None:
+def find_last_boxed(text: str) -> str | None:
     r"""Return the text in the last `\boxed{…}`, braces balanced, or None.
 
     Only the last one counts, also when it was cut off: an answer that was taken back is no answer. A number outside a
@@ -36,41 +36,41 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def number(text: str) -> Fraction | None:
+def parse_number(text: str) -> Fraction | None:
     r"""Return the exact value of an integer, a decimal, `a/b` or `\frac{a}{b}`, or None."""
-    plain = normalised(text)
+    plain = normalise_answer(text)
     if len(plain) > LONGEST_NUMBER:
         return None
     if latex := _LATEX_FRACTION.fullmatch(plain):
         sign, over, under = latex.groups()
-        return _ratio(sign, int(over), int(under))
+        return _parse_ratio(sign, int(over), int(under))
     found = _NUMBER.fullmatch(plain)
     if found is None:
         return None
     if found["under"] is not None:
-        return _ratio(found[1], int(found["over"]), int(found["under"]))
+        return _parse_ratio(found[1], int(found["over"]), int(found["under"]))
     whole, decimals = (found["whole"] or "").replace(",", ""), found["decimals"] or ""
     if not whole + decimals:
         return None
-    return _ratio(found[1], int(whole + decimals), 10 ** len(decimals))
+    return _parse_ratio(found[1], int(whole + decimals), 10 ** len(decimals))
 
 
-def _ratio(sign: str, over: int, under: int) -> Fraction | None:
+def _parse_ratio(sign: str, over: int, under: int) -> Fraction | None:
     if under == 0:
         return None
     return Fraction(-over if sign == "-" else over, under)
 
 
-def normalised(text: str) -> str:
+def normalise_answer(text: str) -> str:
     r"""Return an answer without what does not change its meaning: spacing, `$`, `\left`, `\text{}`, a final stop."""
     plain = _TEXT.sub(r"\1", text)
     plain = _SPACING.sub("", plain).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     return plain.removesuffix(".")
 
 
-def same(given: str, gold: str) -> bool:
+def is_same_answer(given: str, gold: str) -> bool:
     """Return whether two answers are equal: as exact numbers where both are numbers, else as normalised text."""
-    left, right = number(given), number(gold)
+    left, right = parse_number(given), parse_number(gold)
     if left is not None and right is not None:
         return left == right
-    return normalised(given) == normalised(gold)
+    return normalise_answer(given) == normalise_answer(gold)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.envs.answers import last_boxed, same
+from headrace.envs.answers import find_last_boxed, is_same_answer
 from headrace.envs.contract import Problem, Score, Split
 
 INSTRUCTION = "\nReason step by step, and put the final answer within \\boxed{}."
@@ -41,7 +41,7 @@ class JsonLines:
         if not 0 <= held_out < 1:
             raise ValueError(f"held_out is a share, 0 <= held_out < 1; got {held_out}")
         self._instruction = instruction
-        rows = sorted({row.digest: row for row in _rows(Path(path))}.values(), key=lambda row: row.digest)
+        rows = sorted({row.digest: row for row in _read_rows(Path(path))}.values(), key=lambda row: row.digest)
         kept = [row for row in rows if _share(row) < held_out]
         train = [row for row in rows if _share(row) >= held_out]
         if not train or (held_out and not kept):
@@ -66,8 +66,10 @@ class JsonLines:
 
     def score(self, problem: Problem, text: str) -> Score:
         """Return reward 1 when the last box equals the answer, as exact numbers or as normalised text, else 0."""
-        boxed = last_boxed(text)
-        return Score(float(boxed is not None and same(boxed, problem.answer)), {"boxed": float(boxed is not None)})
+        boxed = find_last_boxed(text)
+        return Score(
+            float(boxed is not None and is_same_answer(boxed, problem.answer)), {"boxed": float(boxed is not None)}
+        )
 
 
 def _share(row: _Row) -> float:
@@ -79,15 +81,15 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _rows(path: Path) -> list[_Row]:
+def _read_rows(path: Path) -> list[_Row]:
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise TaskFileError(f"cannot read tasks from {path}: {error.strerror or error}") from error
-    return [_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    return [_parse_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
 
 
-def _row(line: bytes, where: str) -> _Row:
+def _parse_row(line: bytes, where: str) -> _Row:
     try:
         found = json.loads(line.decode())
     except UnicodeDecodeError as error:
@@ -96,11 +98,11 @@ def _row(line: bytes, where: str) -> _Row:
         raise TaskFileError(f"{where}: not JSON ({error.msg} at column {error.colno}); one object per line") from error
     if not isinstance(found, dict):
         raise TaskFileError(f"{where}: expected an object with `problem` and `answer`, got {type(found).__name__}")
-    problem = _text(found, "problem", where)
-    return _Row(problem, _text(found, "answer", where), _digest(problem))
+    problem = _read_text(found, "problem", where)
+    return _Row(problem, _read_text(found, "answer", where), _digest(problem))
 
 
-def _text(found: dict[str, Any], field: str, where: str) -> str:
+def _read_text(found: dict[str, Any], field: str, where: str) -> str:
     """Return a field as text; an answer may be written as a JSON number."""
     value = found.get(field)
     if isinstance(value, int | float) and not isinstance(value, bool) and field == "answer":

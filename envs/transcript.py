@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.contract import Generation, number
+from headrace.envs.contract import Generation, check_number
 from headrace.schemas import records
 
 Ids = Sequence[int] | npt.NDArray[np.int32]
@@ -68,7 +68,7 @@ class Transcript:
             )
         if generation.routing is not None:
             self._route(generation.routing, length)
-        own = None if reward is None else number("the reward of a turn", reward)
+        own = None if reward is None else check_number("the reward of a turn", reward)
         span = records.Span("generated", length, self.turn, own, generation.finish_reason, generation.sampling)
         self._append(span, generation.ids, generation.logprobs.astype(np.float32, copy=False))
         self._runs.extend(generation.version_runs)
@@ -79,12 +79,12 @@ class Transcript:
         return records.Sequence(
             ids=np.array(self._ids, np.int32),
             logprobs=np.concatenate([*self._logprobs, records.no_floats()]),
-            version_runs=merged(self._runs),
+            version_runs=merge_runs(self._runs),
             role=self.role,
             agent_id=self.agent_id,
             parent=self.parent,
-            reward=None if reward is None else number("the reward of a sequence", reward),
-            baseline=None if baseline is None else number("the baseline of a sequence", baseline),
+            reward=None if reward is None else check_number("the reward of a sequence", reward),
+            baseline=None if baseline is None else check_number("the baseline of a sequence", baseline),
             spans=tuple(self._spans),
             routing=self._recorded(),
         )
@@ -117,7 +117,7 @@ class Transcript:
         self._logprobs.append(logprobs)
 
 
-def merged(runs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:
+def merge_runs(runs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:
     """Return runs as int32[2R] of (version, length), neighbours of one version joined, empty ones left out."""
     pairs = np.array(runs, np.int32).reshape(-1, 2)
     pairs = pairs[pairs[:, 1] > 0]

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.infra.embedded.data_folder import LOOK, SUMMARY, DataFolder, RunNotes, only_folder
+from headrace.infra.embedded.data_folder import LOOK, SUMMARY, DataFolder, RunNotes, find_only_folder
 from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.kafka.clients import KafkaAway, RunAddress, parse_run
-from headrace.infra.run.run import NoSuchRun, Run, join, require_run, run_names
+from headrace.infra.run.run import NoSuchRun, Run, join, list_runs, require_run
 
 PATIENCE_S = 10.0
 
@@ -44,7 +44,7 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
     if address and not named:
         yield OpenedRun(_joined(parse_run(address)), rests=False)
         return
-    folder = DataFolder(data) if data else only_folder()
+    folder = DataFolder(data) if data else find_only_folder()
     notes = replace(folder.require(), run=address) if address else folder.require()
     if not address and (swept := folder.sweep_runs()):
         raise UsageError(f"{folder.root} is the folder of a sweep: give --run too, one of {', '.join(swept)}")
@@ -104,7 +104,7 @@ def _refuse_servers_elsewhere(folder: DataFolder) -> None:
 def _joined(address: RunAddress, folder: DataFolder | None = None) -> Run:
     """Join a run, or name at once which runs there are instead; of a sweep's folder, what became of their topics."""
     try:
-        require_run(address, run_names(address.connection, PATIENCE_S))
+        require_run(address, list_runs(address.connection, PATIENCE_S))
     except KafkaAway as error:
         raise KafkaAway(f"{address.connection.bootstrap}: {error}") from error
     except NoSuchRun as error:

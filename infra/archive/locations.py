@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.infra.atomic_files import sync_folder, write_atomically
-from headrace.infra.environment import ENDPOINT_VARIABLE, environment
+from headrace.infra.environment import ENDPOINT_VARIABLE, read_environment
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.file_locks import open_locked
@@ -111,24 +111,24 @@ def location_of(where: str | Path, own: StoreAddress | None = None) -> Location:
     if text.startswith(OWN_STORE):
         if own is None:
             raise UsageError(f"{text}: here is no run whose store that could be: write s3://BUCKET/PREFIX")
-        return InStore(_below(own, own.bucket, text.removeprefix(OWN_STORE), text))
+        return InStore(_parse_below(own, own.bucket, text.removeprefix(OWN_STORE), text))
     if not text.startswith(IN_A_STORE):
         return InFolder(Path(text))
     if not text.startswith("s3://"):
         found = StoreAddress.from_url(text)
-        return InStore(_below(found, found.bucket, found.prefix, text))
+        return InStore(_parse_below(found, found.bucket, found.prefix, text))
     bucket, _, prefix = text.removeprefix("s3://").partition("/")
-    endpoint = environment(ENDPOINT_VARIABLE)
+    endpoint = read_environment(ENDPOINT_VARIABLE)
     if endpoint:
         scheme = "" if "://" in endpoint else "http://"
         found = StoreAddress.from_url(f"{scheme}{endpoint.rstrip('/')}/{bucket}/{prefix}")
-        return InStore(_below(found, found.bucket, found.prefix, text))
+        return InStore(_parse_below(found, found.bucket, found.prefix, text))
     if own is None:
         raise UsageError(f"{text}: set {ENDPOINT_VARIABLE} to the store's endpoint, as https://HOST:PORT")
-    return InStore(_below(own, bucket, prefix, text))
+    return InStore(_parse_below(own, bucket, prefix, text))
 
 
-def _below(address: StoreAddress, bucket: str, prefix: str, text: str) -> StoreAddress:
+def _parse_below(address: StoreAddress, bucket: str, prefix: str, text: str) -> StoreAddress:
     if not bucket or not prefix.strip("/"):
         raise UsageError(f"{text}: name a prefix of the archive's own, as in s3://BUCKET/archives/sums")
     where = (address.endpoint, bucket, address.access_key, address.secret_key, address.secure, address.region)

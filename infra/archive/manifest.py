@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.infra.archive.locations import MANIFEST, Location
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 
 FORMAT = "headrace-archive-1"
 
@@ -93,7 +93,7 @@ class Manifest(_Table):
     """By key."""
     missing: dict[str, ArchivedObject] = Field(default_factory=dict)
 
-    def series(self, place: Place) -> Series:
+    def series(self, place: PartitionId) -> Series:
         """Return what there is of a partition."""
         return self.topics[place[0]].partitions[place[1]]
 

@@ -16,7 +16,7 @@ from headrace.infra.archive.locations import IN_A_STORE, OBJECTS, location_of
 from headrace.infra.archive.manifest import ArchiveCorrupt, ArchivedFile, Manifest, read_manifest
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.run.run import STORE_NAME, read_revision, refuse_large_group
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
@@ -44,14 +44,14 @@ class Archive:
         """Names of the run's topics."""
         return Topics(self.manifest.run)
 
-    def places(self, topic: str) -> list[Place]:
+    def places(self, topic: str) -> list[PartitionId]:
         """Return the partitions of a topic, by its whole name. Raises UsageError when the archive lacks it."""
         if topic not in self.manifest.topics:
             there = ", ".join(sorted(self.manifest.topics)) or "none"
             raise UsageError(f"the archive {self.root} holds no topic {topic}; of those it holds: {there}")
         return [(topic, partition) for partition in range(len(self.manifest.topics[topic].partitions))]
 
-    def messages(self, place: Place) -> Iterator[Message]:
+    def messages(self, place: PartitionId) -> Iterator[Message]:
         """Yield the messages of a partition in order, each file verified before its first, its schema learnt.
 
         Raises ArchiveCorrupt, which names the file.
@@ -59,7 +59,7 @@ class Archive:
         for file in self.manifest.series(place).files:
             yield from self._messages(place, file)
 
-    def backwards(self, place: Place, offset: int) -> Iterator[Iterator[Message]]:
+    def backwards(self, place: PartitionId, offset: int) -> Iterator[Iterator[Message]]:
         """Yield, a file at a time, the newest first, the messages of those that begin at or before an offset.
 
         Raises as `messages`.
@@ -74,9 +74,9 @@ class Archive:
         found = (read_revision(message) for message in self.messages(place))
         return [one for one in found if one is not None and one.run_id == self.manifest.run_id]
 
-    def _messages(self, place: Place, listed: ArchivedFile) -> Iterator[Message]:
+    def _messages(self, place: PartitionId, listed: ArchivedFile) -> Iterator[Message]:
         count, behind = 0, listed.first_offset - 1
-        wrong = partial(_corrupt, f"{self.root}/{listed.name}", listed)
+        wrong = partial(_corruption_error, f"{self.root}/{listed.name}", listed)
         try:
             with self.root.file(listed.name, listed.sha256, listed.bytes) as path, path.open("rb") as file:
                 container = self._verified(place, listed, file)
@@ -92,8 +92,8 @@ class Archive:
         if (count, behind) != (listed.records, listed.last_offset):
             raise wrong(f"has {count} records up to offset {behind}")
 
-    def _verified(self, place: Place, listed: ArchivedFile, file: BinaryIO) -> Container:
-        wrong = partial(_corrupt, f"{self.root}/{listed.name}", listed)
+    def _verified(self, place: PartitionId, listed: ArchivedFile, file: BinaryIO) -> Container:
+        wrong = partial(_corruption_error, f"{self.root}/{listed.name}", listed)
         digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # a file that is read only
         if digest != listed.sha256:
             raise wrong(f"has sha256 {digest}")
@@ -154,7 +154,7 @@ class Archive:
         return self.object_file(claim.key)
 
 
-def _corrupt(where: str, listed: ArchivedFile, what: str) -> ArchiveCorrupt:
+def _corruption_error(where: str, listed: ArchivedFile, what: str) -> ArchiveCorrupt:
     return ArchiveCorrupt(
         f"{where} {what}; the manifest has {listed.records} records, offsets {listed.first_offset} to "
         f"{listed.last_offset}, sha256 {listed.sha256}: put the file back from a copy, or archive the run anew"

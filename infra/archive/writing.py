@@ -31,7 +31,7 @@ from headrace.infra.archive.manifest import (
 from headrace.infra.errors import UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.run.run import STORE_NAME
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing, is_key
 from headrace.schemas import codec
@@ -82,7 +82,7 @@ class ArchiveWriter:
         except BaseException:
             self.location.release()
             raise
-        self._open: dict[Place, ContainerWriter] = {}
+        self._open: dict[PartitionId, ContainerWriter] = {}
         self._saved_at = time.monotonic()
         self.new: dict[str, Added] = {}
         """What was added, by topic."""
@@ -138,7 +138,7 @@ class ArchiveWriter:
             )
         self.new[topic] = Added()
 
-    def next_offset(self, place: Place) -> int:
+    def next_offset(self, place: PartitionId) -> int:
         """Return where a partition is to be read from."""
         return self.manifest.series(place).next_offset
 
@@ -183,7 +183,7 @@ class ArchiveWriter:
         sync_marker = hashlib.sha256(named.encode()).digest()[:16]
         return ContainerWriter(path, place, schema, fingerprint, sync_marker)
 
-    def _cut(self, place: Place) -> None:
+    def _cut(self, place: PartitionId) -> None:
         """Close a partition's file and take it into the manifest in memory."""
         file, series = self._open[place], self.manifest.series(place)
         sha256, size = file.close()
@@ -207,7 +207,7 @@ class ArchiveWriter:
         self.new[place[0]].bytes += size
         reach("archive.cut")
 
-    def save(self, positions: Mapping[Place, int] | None = None) -> None:
+    def save(self, positions: Mapping[PartitionId, int] | None = None) -> None:
         """Close every file and replace the manifest. Raises OSError.
 
         Args:
@@ -297,5 +297,5 @@ def _name(schema: Plain) -> str:
     return str(schema["name"]).removeprefix(f"{NAMESPACE}.")
 
 
-def _folder(place: Place) -> str:
+def _folder(place: PartitionId) -> str:
     return f"{TOPICS}/{place[0]}/{place[1]}"

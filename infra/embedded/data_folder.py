@@ -177,7 +177,7 @@ def data_folder_of(run: str, given: Path | None) -> DataFolder:
     return DataFolder(given or HOME / run)
 
 
-def only_folder() -> DataFolder:
+def find_only_folder() -> DataFolder:
     """Return the one data folder below the working directory. Raises UsageError when there is none, or several."""
     found = sorted(path.parent for path in HOME.glob("*/run.json"))
     if len(found) == 1:

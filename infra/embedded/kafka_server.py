@@ -23,7 +23,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from headrace.infra.atomic_files import write_atomically
-from headrace.infra.embedded.jars import KAFKA_VERSION, LOCK_FILE, class_path
+from headrace.infra.embedded.jars import KAFKA_VERSION, LOCK_FILE, fetch_class_path
 from headrace.infra.embedded.loopback_ports import HOST
 from headrace.infra.embedded.server_process import ServerCommand, ServerFailed, ServerProcess
 from headrace.infra.environment import cache_folder
@@ -100,7 +100,7 @@ class EmbeddedKafka(ServerProcess):
         return self._recording is not None and self.alive()
 
     def _command(self) -> ServerCommand:
-        jars = class_path(self._cache, self._progress)
+        jars = fetch_class_path(self._cache, self._progress)
         self._write_properties()
         self._scratch.mkdir(exist_ok=True)
         (self.folder / "log4j2.xml").write_text(LOG4J)
@@ -136,7 +136,7 @@ class EmbeddedKafka(ServerProcess):
         self._recording = None
 
     def _write_properties(self) -> None:
-        lines = {**_properties(self.port("broker"), self.port("controller")), **self._config}
+        lines = {**_build_properties(self.port("broker"), self.port("controller")), **self._config}
         text = "".join(f"{key}={value}\n" for key, value in lines.items())
         write_atomically(self.folder / "server.properties", text.encode())
 
@@ -176,7 +176,7 @@ class EmbeddedKafka(ServerProcess):
     def _make_template(self, jars: list[str], template: Path) -> None:
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="format-") as scratch:
             properties = Path(scratch) / "server.properties"
-            properties.write_text("".join(f"{key}={value}\n" for key, value in _properties(1, 2).items()))
+            properties.write_text("".join(f"{key}={value}\n" for key, value in _build_properties(1, 2).items()))
             tool = ["kafka.tools.StorageTool", "format", "-t", _kafka_uuid(), "-c", str(properties)]
             done = subprocess.run(
                 [*self._java(jars), *tool], cwd=scratch, check=False, capture_output=True, text=True, timeout=120
@@ -208,7 +208,7 @@ class EmbeddedKafka(ServerProcess):
         return [f"-XX:AOTCacheOutput={self._recording / 'kafka.aot'}"]
 
 
-def _properties(broker_port: int, controller_port: int) -> dict[str, str]:
+def _build_properties(broker_port: int, controller_port: int) -> dict[str, str]:
     return {
         "process.roles": "broker,controller",
         "node.id": "1",

@@ -31,11 +31,11 @@ import psutil
 import structlog
 
 from headrace.infra.atomic_files import write_atomically
-from headrace.infra.embedded.loopback_ports import draw_port, hold_port, port_user
+from headrace.infra.embedded.loopback_ports import draw_port, find_port_user, hold_port
 from headrace.infra.errors import HeadraceError
 from headrace.infra.file_locks import open_locked
 from headrace.infra.process.child_process import ChildCommand, has_ended, spawn_from_own_thread
-from headrace.infra.process.log_lines import lines_from
+from headrace.infra.process.log_lines import read_lines
 
 PROBE_INTERVAL_S = 0.03
 LEFTOVER_STOP_S = 15.0
@@ -212,7 +212,7 @@ class ServerProcess(ABC):
         return descriptor
 
     def _stop_leftover(self) -> None:
-        leftover = _recorded_process(self._pid_file, self.folder)
+        leftover = _find_recorded_process(self._pid_file, self.folder)
         if leftover is None:
             return
         _log.warning(
@@ -257,8 +257,8 @@ class ServerProcess(ABC):
             return hold_port(port)
         except OSError:
             raise PortTaken(
-                f"port {port}, which the {self.what} in {self.folder} has kept, is used by {port_user(port)}: stop "
-                f"that, or delete {self.folder / 'ports.json'} to draw new ports"
+                f"port {port}, which the {self.what} in {self.folder} has kept, is used by {find_port_user(port)}: "
+                f"stop that, or delete {self.folder / 'ports.json'} to draw new ports"
             ) from None
 
     def _wait_until_it_answers(self, deadline: float, timeout_s: float, log_starts: Mapping[Path, int]) -> None:
@@ -266,13 +266,13 @@ class ServerProcess(ABC):
         while process is not None and time.monotonic() < deadline:
             if (code := process.poll()) is not None:
                 raise ServerFailed(
-                    f"the {self.what} in {self.folder} exited with {code} while starting; {_what_logs_say(log_starts)}"
+                    f"the {self.what} in {self.folder} exited with {code} while starting; {_describe_logs(log_starts)}"
                 )
             if self._answers():
                 return
             time.sleep(PROBE_INTERVAL_S)
         raise ServerFailed(
-            f"the {self.what} in {self.folder} did not answer within {timeout_s:g} s; {_what_logs_say(log_starts)}"
+            f"the {self.what} in {self.folder} did not answer within {timeout_s:g} s; {_describe_logs(log_starts)}"
         )
 
     def _drop_reservations(self) -> None:
@@ -304,7 +304,7 @@ def _stop_tree(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: flo
     return True
 
 
-def _recorded_process(pid_file: Path, folder: Path) -> psutil.Process | None:
+def _find_recorded_process(pid_file: Path, folder: Path) -> psutil.Process | None:
     """Find the live process that `pid_file` names, if it is still the same one and works in `folder`."""
     try:
         record = json.loads(pid_file.read_bytes())
@@ -316,11 +316,11 @@ def _recorded_process(pid_file: Path, folder: Path) -> psutil.Process | None:
     return process if same and ours else None
 
 
-def _what_logs_say(log_starts: Mapping[Path, int], n_lines: int = 8) -> str:
+def _describe_logs(log_starts: Mapping[Path, int], n_lines: int = 8) -> str:
     """Return what was logged since the start: the first errors, then the last lines."""
     shown = []
     for log, start in log_starts.items():
-        lines = [line for line in lines_from(log, start) if not line.startswith("\tat ")]  # of a Java stack
+        lines = [line for line in read_lines(log, start) if not line.startswith("\tat ")]  # of a Java stack
         if lines:
             errors = [line for line in lines[:-n_lines] if any(word in line for word in _ERRORS)][:4]
             shown.append("\n  ".join([f"{log} ends with:", *errors, *lines[-n_lines:]]))

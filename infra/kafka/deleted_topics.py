@@ -78,7 +78,7 @@ class TopicWatch(threading.Thread):
         for name in self._missing.since.keys() - before.keys():
             log.warning("topic.gone", topic=name, partition=-1, patience_s=GONE_S)
         if topic:
-            self.error = KafkaRefused(gone(topic, GONE_S))
+            self.error = KafkaRefused(describe_deleted(topic, GONE_S))
 
     def stop(self) -> None:
         """End the thread, after the question that it waits for."""
@@ -91,7 +91,7 @@ class TopicWatch(threading.Thread):
             return None
 
 
-def gone(place: str, patience_s: float) -> str:
+def describe_deleted(place: str, patience_s: float) -> str:
     """Return what to say of a topic or partition that was deleted."""
     return (
         f"{place} is not there, and was not for {patience_s:.0f} s in which Kafka answered: it was deleted. What a run "

@@ -28,12 +28,12 @@ from headrace.infra.kafka.clients import (
     KafkaRefused,
     Outgoing,
     Overdue,
-    held_back,
+    find_held_back,
     is_delivered,
     open_transactional_producer,
-    translate,
+    translate_error,
 )
-from headrace.infra.kafka.deleted_topics import GONE_S, gone
+from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
 from headrace.infra.process.signals import MustRestart
 
 log = structlog.get_logger()
@@ -68,7 +68,7 @@ class HasValue(Protocol):
 Record = TypeVar("Record", bound=HasValue)
 
 
-def in_transactions(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
+def split_into_transactions(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
     """Yield records in pieces that a transaction can hold: `most` of them, of some MiB."""
     batch: list[Record] = []
     size = 0
@@ -126,7 +126,7 @@ class TransactionalWriter:
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="transaction-watch", daemon=True).start()
         try:
-            self._sweep(held_back(connection, topics))
+            self._sweep(find_held_back(connection, topics))
         except BaseException:
             self.close()
             raise
@@ -201,7 +201,7 @@ class TransactionalWriter:
 
         while True:
             try:
-                self._guarded(hand_over, f"producing {_named(record)}")
+                self._guarded(hand_over, f"producing {_name_record(record)}")
             except BufferError:
                 self._producer.poll(0.1)
             else:
@@ -269,10 +269,10 @@ class TransactionalWriter:
                     raise MustRestart(
                         f"{doing}: {cause.str()}; another producer begins from what is committed"
                     ) from error
-                if isinstance(translate(error, doing), Fenced):
+                if isinstance(translate_error(error, doing), Fenced):
                     raise self._fenced(error, doing) from error
                 if not (cause.retriable() or cause.code() in AWAY):
-                    raise translate(error, doing) from error
+                    raise translate_error(error, doing) from error
                 log.info("kafka.waiting", doing=doing, error=cause.str(), transactional_id=self.transactional_id)
                 time.sleep(backoff.next_s())
             finally:
@@ -280,7 +280,7 @@ class TransactionalWriter:
 
     def _fenced(self, error: KafkaException, doing: str) -> Fenced:
         self._open = False
-        return self._ended(str(translate(error, doing)))
+        return self._ended(str(translate_error(error, doing)))
 
     def _ended(self, why: str) -> Fenced:
         """Return the error of a producer that can write no more, by how long its transaction was open."""
@@ -304,14 +304,14 @@ class TransactionalWriter:
         A broker that has lost the topic says nothing of it: the record times out, and the abort may be refused as that
         of a fenced producer.
         """
-        doing = f"delivering {_named(record)}"
+        doing = f"delivering {_name_record(record)}"
         try:
             self._abort(KafkaException(cause), doing)
         except KafkaRefused:
             raise
         except HeadraceError as error:
             if self._is_gone(record):
-                raise KafkaRefused(f"{doing}: {gone(_place(record), GONE_S)}") from error
+                raise KafkaRefused(f"{doing}: {describe_deleted(_partition_of(record), GONE_S)}") from error
             raise
 
     def _is_gone(self, record: Outgoing) -> bool:
@@ -332,9 +332,9 @@ class TransactionalWriter:
             time.sleep(LOOK_EVERY_S)
 
 
-def _place(record: Outgoing) -> str:
+def _partition_of(record: Outgoing) -> str:
     return record.topic if record.partition < 0 else f"{record.topic}[{record.partition}]"
 
 
-def _named(record: Outgoing) -> str:
+def _name_record(record: Outgoing) -> str:
     return f"{record.topic} {record.key[:80].decode(errors='replace')!r} of {len(record.value):,} bytes"

@@ -9,7 +9,7 @@ LONGEST_LINE = 400
 """Characters."""
 
 
-def lines_from(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]:
+def read_lines(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]:
     """Return the lines of a log that are not blank, cut at 400 characters; none when it cannot be read.
 
     Args:
@@ -27,6 +27,6 @@ def lines_from(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]
     return [line[:LONGEST_LINE] for line in text.splitlines() if line.strip()]
 
 
-def last_lines(path: Path, count: int, most_bytes: int = 16_384) -> list[str]:
+def read_last_lines(path: Path, count: int, most_bytes: int = 16_384) -> list[str]:
     """Return the last lines of a log; none when it cannot be read."""
-    return lines_from(path, -most_bytes, most_bytes)[-count:]
+    return read_lines(path, -most_bytes, most_bytes)[-count:]

@@ -55,7 +55,7 @@ class Attempt:
         return True
 
 
-def attempts(stop: threading.Event) -> Iterator[Attempt]:
+def begin_attempts(stop: threading.Event) -> Iterator[Attempt]:
     """Yield one life of a component after the other until `stop` is set: its memory must be dropped now and then.
 
     Servers that are away are waited for, which is logged once. StopRequested is an end like any. Every other error
@@ -91,7 +91,7 @@ def stop_on_signals() -> threading.Event:
 
 
 @contextmanager
-def handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+def handle_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
     """Give the signals that stop a program to a handler; a SIGHUP that is ignored (nohup) stays so."""
     before = {number: signal.getsignal(number) for number in STOPPING}
     taken = {n: old for n, old in before.items() if n is not signal.SIGHUP or old is not signal.SIG_IGN}
@@ -104,15 +104,15 @@ def handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers)
             signal.signal(number, old)
 
 
-def signals_interrupt() -> AbstractContextManager[None]:
+def interrupt_on_signals() -> AbstractContextManager[None]:
     """SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt in the block."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    return handling(interrupt)
+    return handle_signals(interrupt)
 
 
-def signals_ignored() -> AbstractContextManager[None]:
+def ignore_signals() -> AbstractContextManager[None]:
     """Nothing interrupts the block: it stops what runs, within a bounded time."""
-    return handling(signal.SIG_IGN)
+    return handle_signals(signal.SIG_IGN)

@@ -18,11 +18,11 @@ import structlog
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import FENCED, HeadraceError, UsageError
-from headrace.infra.own_frames import own_place_in
+from headrace.infra.own_frames import find_own_place
 from headrace.infra.process.child_process import (
     ChildCommand,
     ChildProcess,
-    child_environment,
+    build_child_environment,
     end_all,
     kill_session,
     spawn,
@@ -31,7 +31,7 @@ from headrace.infra.process.child_process import (
 from headrace.infra.process.cpu_account import CpuAccount
 from headrace.infra.process.fork_client import ForkServer
 from headrace.infra.process.fork_server import CannotFork, ForkRequest
-from headrace.infra.process.log_lines import last_lines, lines_from
+from headrace.infra.process.log_lines import read_last_lines, read_lines
 from headrace.infra.process.patience import Deaths, Patience
 
 FINISHED = 0
@@ -125,7 +125,7 @@ class Supervisor:
     ) -> None:
         self.children = tuple(children)
         self.logs = logs
-        self._environment = child_environment(environment, sum(child.torch_processes for child in children))
+        self._environment = build_child_environment(environment, sum(child.torch_processes for child in children))
         self._patience = patience
         self._run_is_over = is_over
         self._progress = progress
@@ -243,9 +243,9 @@ class Supervisor:
 
     def _read_error(self, child: Child, life: _Life) -> str:
         """Return what the log of a life that ended says last, and keep it with its place."""
-        lines = lines_from(self.logs / f"{child.name}.log", life.log_begin)
-        error = last_error(lines)
-        place = own_place_in(lines)
+        lines = read_lines(self.logs / f"{child.name}.log", life.log_begin)
+        error = find_last_error(lines)
+        place = find_own_place(lines)
         life.error = f"{error} at {place}" if place else error
         return error
 
@@ -304,7 +304,7 @@ class Supervisor:
 
     def _give_up(self, child: Child, life: _Life) -> GaveUp:
         path = self.logs / f"{child.name}.log"
-        lines = last_lines(path, LAST_LINES)
+        lines = read_last_lines(path, LAST_LINES)
         if life.exit_code == USAGE_ERROR:
             marked = [n for n, line in enumerate(lines) if line.startswith(ERROR_MARK)]
             sentence = "\n".join(lines[marked[-1] :]).removeprefix(ERROR_MARK) if marked else "\n".join(lines)
@@ -331,7 +331,7 @@ class Supervisor:
                 self._cpu.sample(name, pid)
 
 
-def last_error(lines: Sequence[str]) -> str:
+def find_last_error(lines: Sequence[str]) -> str:
     """Return the last line of a log that says an error, else its last one; empty when there is none."""
     errors = [line for line in lines if line.startswith(ERROR_MARK) or ERROR_LEVEL in line or ERROR_TYPE.match(line)]
     return (errors or list(lines) or [""])[-1].removeprefix(ERROR_MARK)

@@ -45,11 +45,11 @@ class Use(BaseModel):
         return " ".join([self.use, *(f"{name}={value}" for name, value in self.settings.items())])
 
 
-def _one_or_several(value: Any) -> Any:
+def _wrap_single(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
-Uses: TypeAlias = Annotated[tuple[Use, ...], BeforeValidator(_one_or_several)]
+Uses: TypeAlias = Annotated[tuple[Use, ...], BeforeValidator(_wrap_single)]
 """Several in order, or only one, not in a list."""
 
 
@@ -212,7 +212,7 @@ class Reference(Settings):
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Trainer(Settings):
+class TrainerSettings(Settings):
     """One trainer's algorithm and pace."""
 
     steps: int = Field(100, ge=1)
@@ -304,7 +304,7 @@ class Trainer(Settings):
         return False
 
     @model_validator(mode="after")
-    def _whole_minibatches(self) -> Trainer:
+    def _whole_minibatches(self) -> TrainerSettings:
         if self.groups_per_batch % self.minibatches:
             raise ValueError(
                 f"groups_per_batch ({self.groups_per_batch}) must be a multiple of minibatches ({self.minibatches})",
@@ -316,7 +316,7 @@ class TrainerError(ValueError):
     """The keys of `[trainer]` that a policy or a shadow sets for itself do not go with the others."""
 
 
-class ShadowTrainer(Trainer):
+class ShadowTrainerSettings(TrainerSettings):
     """The trainer of a shadow: the tokens that it trains on were sampled by the main variant, and name its versions."""
 
     @property
@@ -434,7 +434,7 @@ class Recipe(Settings):
     """Which tasks are issued."""
     curate: Curate = Curate()
     """The chain of data algorithms."""
-    trainer: Trainer = Trainer()
+    trainer: TrainerSettings = TrainerSettings()
     """Algorithm and pace, for every policy that sets nothing else."""
     shadows: dict[str, Shadow] = Field(default_factory=dict)
     """Shadows by name, which is that of their variant."""
@@ -497,12 +497,12 @@ class Recipe(Settings):
         """All that curate and train: the policies, then the shadows."""
         return (*self.policies, *self.shadow_variants)
 
-    def trainer_of(self, policy_variant: str) -> Trainer:
+    def trainer_of(self, policy_variant: str) -> TrainerSettings:
         """Return the trainer settings of a policy, or of a shadow, `policy.variant`."""
         settings = {**self.trainer.model_dump(), **self.policies[policy_of(policy_variant)].trainer}
         if not (variant := variant_of(policy_variant)):
-            return Trainer.model_validate(settings)
-        return ShadowTrainer.model_validate({**settings, **self.shadows[variant].trainer})
+            return TrainerSettings.model_validate(settings)
+        return ShadowTrainerSettings.model_validate({**settings, **self.shadows[variant].trainer})
 
     def chain_of(self, policy_variant: str) -> tuple[Use, ...]:
         """Return the data algorithms of a policy, or of a shadow, `policy.variant`."""

@@ -22,18 +22,18 @@ from headrace.infra.kafka.clients import (
     KafkaRefused,
     Message,
     RunAddress,
-    end_offsets,
+    call_patiently,
+    fetch_end_offsets,
     open_admin,
-    patiently,
 )
 from headrace.infra.kafka.decoding import read_record
-from headrace.infra.kafka.topic_reader import Place, read_all, read_range
+from headrace.infra.kafka.topic_reader import PartitionId, read_all, read_range
 from headrace.infra.process.signals import MustRestart, StopRequested
-from headrace.infra.recipe.plug_in_sources import known_sources
+from headrace.infra.recipe.plug_in_sources import newest_sources
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.store.object_cache import ObjectCache, Uncached
 from headrace.infra.store.object_store import Content, Kind, ObjectCorrupt, ObjectMissing, ObjectStore, StoreAddress
-from headrace.infra.store.store_address import kept_keys
+from headrace.infra.store.store_address import read_kept_keys
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import ClaimCheck, RecipeRevision
@@ -109,7 +109,7 @@ class Run:
         """Names of its topics."""
         return Topics(self.address.run)
 
-    def state_place(self, component: str) -> Place:
+    def state_place(self, component: str) -> PartitionId:
         """Return where a component has its records in `state`."""
         return self.topics.state, state_partition(component, self.state_partitions)
 
@@ -169,7 +169,7 @@ class Run:
         Raises StoreUnavailable when that is given up.
         """
         stored = self.store.name(data, kind, suffix)
-        _waiting(lambda: self.store.put_named(stored, data, anew=anew), math.inf, given_up)
+        _wait_for_store(lambda: self.store.put_named(stored, data, anew=anew), math.inf, given_up)
         return ClaimCheck(STORE_NAME, stored.key, stored.sha256, stored.size_bytes)
 
     def get(self, claim: ClaimCheck) -> bytes:
@@ -180,7 +180,7 @@ class Run:
         """
         if claim.store != STORE_NAME:
             raise ObjectMissing(f"the claim is on store {claim.store[:80]!r}, and this run has one, {STORE_NAME!r}")
-        return _waiting(lambda: self.store.get(claim.key, claim.sha256, claim.size_bytes), STORE_PATIENCE_S)
+        return _wait_for_store(lambda: self.store.get(claim.key, claim.sha256, claim.size_bytes), STORE_PATIENCE_S)
 
     def get_group(self, claim: ClaimCheck) -> bytes:
         """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
@@ -194,7 +194,7 @@ def refuse_large_group(claim: ClaimCheck) -> None:
         raise ObjectCorrupt(f"a group of {claim.size_bytes} bytes is larger than {LARGEST_GROUP_BYTES}")
 
 
-def _waiting(call: Callable[[], T], patience_s: float, given_up: threading.Event | None = None) -> T:
+def _wait_for_store(call: Callable[[], T], patience_s: float, given_up: threading.Event | None = None) -> T:
     """Wait for a store that is away, which is logged once; at the end of patience its error is raised."""
     began, logged, given_up = time.monotonic(), False, given_up or threading.Event()
     backoff = Backoff(0.1, LONGEST_PAUSE_S)
@@ -241,14 +241,14 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
 
 
 def _join(address: RunAddress) -> Run:
-    require_run(address, run_names(address.connection, LISTING_S))
+    require_run(address, list_runs(address.connection, LISTING_S))
     messages = list(read_all(address.connection, [Topics(address.run).recipe]))
     read = [revision for message in messages if (revision := _read_and_learn(message)) is not None]
-    found = _of_one_run([revision for revision in read if revision.recipe])
+    found = _keep_first_run([revision for revision in read if revision.recipe])
     if not found:
         raise NoSuchRun(f"{address} has no recipe yet: start it with `headrace up`, or check the run's name")
     recipes = {revision.revision: Recipe.from_json(revision.recipe) for revision in found}
-    store = store_of(found[-1])
+    store = parse_store(found[-1])
     revisions = tuple(recipe for _, recipe in sorted(recipes.items()))
     own = Connection(address.connection.bootstrap, address.connection.client, revisions[-1].kafka.compression)
     end = messages[-1].offset + 1
@@ -261,23 +261,23 @@ def _join(address: RunAddress) -> Run:
         revisions=revisions,
         store_address=store,
         ended=ended,
-        has_schemas=not missing_schemas(read),
+        has_schemas=not find_missing_schemas(read),
         recipe_end=end,
         source=source,
-        plug_ins=known_sources(found),
+        plug_ins=newest_sources(found),
         asks_for_published=found[0].asks_for_published,
         asks_for_issued=found[0].asks_for_issued,
         state_partitions=found[0].state_partitions or 1,
     )
 
 
-def run_names(connection: Connection, patience_s: float) -> list[str]:
+def list_runs(connection: Connection, patience_s: float) -> list[str]:
     """Return the runs of a cluster, by the recipe topics that it shows. Raises KafkaAway at the end of patience.
 
     All topics are listed: asking for one by its name may create it.
     """
     admin = open_admin(connection)
-    topics = patiently(lambda: admin.list_topics(timeout=5), "listing topics", patience_s).topics
+    topics = call_patiently(lambda: admin.list_topics(timeout=5), "listing topics", patience_s).topics
     parted = (name.partition(".") for name in topics)
     return sorted(run for run, _, kind in parted if kind == "recipe")
 
@@ -289,14 +289,14 @@ def require_run(address: RunAddress, names: Collection[str]) -> None:
         raise NoSuchRun(f"there is no run {address.run!r} on {address.connection.bootstrap}: {there}")
 
 
-def groups_home(run: Run) -> Run:
+def find_groups_run(run: Run) -> Run:
     """Return the run whose topics hold the groups: of an offline experiment, the one it was trained over."""
     while run.source:
         run = join(RunAddress(run.connection, run.source))
     return run
 
 
-def missing_schemas(found: Iterable[RecipeRevision]) -> dict[str, str]:
+def find_missing_schemas(found: Iterable[RecipeRevision]) -> dict[str, str]:
     """Return the schemas that this build writes in and no revision holds, by record."""
     known = {text for revision in found for text in revision.schemas.values()}
     return {name: text for name, text in codec.schema_texts().items() if text not in known}
@@ -319,7 +319,7 @@ class RecipeNews:
                 return []
             self._looks = True
             try:
-                end = end_offsets(self._address.connection, [place])[place]
+                end = fetch_end_offsets(self._address.connection, [place])[place]
                 if end <= self._next:
                     return []
                 messages = list(read_range(self._address.connection, place, self._next, end))
@@ -361,10 +361,10 @@ def _read_and_learn(message: Message) -> RecipeRevision | None:
 def read_revisions(address: RunAddress) -> list[RecipeRevision]:
     """Return what is on a run's recipe topic, oldest first: revisions, and the mark of the run's end."""
     messages = read_all(address.connection, [Topics(address.run).recipe])
-    return _of_one_run([revision for message in messages if (revision := read_revision(message)) is not None])
+    return _keep_first_run([revision for message in messages if (revision := read_revision(message)) is not None])
 
 
-def _of_one_run(found: list[RecipeRevision]) -> list[RecipeRevision]:
+def _keep_first_run(found: list[RecipeRevision]) -> list[RecipeRevision]:
     """Return the revisions of the run that began the topic; a process of another run may have written there."""
     ours = [revision for revision in found if revision.run_id == found[0].run_id]
     if len(ours) < len(found):
@@ -372,7 +372,7 @@ def _of_one_run(found: list[RecipeRevision]) -> list[RecipeRevision]:
     return ours
 
 
-def store_of(revision: RecipeRevision) -> StoreAddress:
+def parse_store(revision: RecipeRevision) -> StoreAddress:
     """Return the store that a revision names. Raises UsageError when it names none, or nobody its keys.
 
     The keys of an embedded one are in the file that the revision names; in runs of 0.1, in the revision itself. Where
@@ -383,7 +383,7 @@ def store_of(revision: RecipeRevision) -> StoreAddress:
         url, access_key, secret_key = (str(where[key]) for key in ("url", "access_key", "secret_key"))
         keys_file = str(where.get(KEYS_FILE, ""))
         if keys_file and not access_key:
-            access_key, secret_key = kept_keys(keys_file)
+            access_key, secret_key = read_kept_keys(keys_file)
         address = StoreAddress.from_url(url, access_key=access_key, secret_key=secret_key)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
@@ -397,7 +397,7 @@ def store_of(revision: RecipeRevision) -> StoreAddress:
     return replace(address, keys_file=keys_file)
 
 
-def store_text(address: StoreAddress) -> str:
+def describe_store(address: StoreAddress) -> str:
     """Return the store that a recipe revision names: never its keys, as every reader of the topic sees them."""
     text = {"url": address.to_url(), "access_key": "", "secret_key": ""}  # builds before this one ask for all three
     return json.dumps({**text, KEYS_FILE: address.keys_file} if address.keys_file else text)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from headrace.infra.errors import UsageError
 from headrace.infra.store.object_names import ListedObject
 from headrace.infra.store.store_address import StoreAddress
-from headrace.infra.store.store_errors import ObjectMissing, StoreUnavailable, translated
+from headrace.infra.store.store_errors import ObjectMissing, StoreUnavailable, translate_error
 
 if TYPE_CHECKING:
     import urllib3
@@ -37,12 +37,12 @@ class Bucket:
     """
 
     def __init__(self, address: StoreAddress, timeout_s: float) -> None:
-        from headrace.infra.store.access import connections, find_keys
+        from headrace.infra.store.access import find_keys, open_connections
 
         self.address = address
         self._timeout_s = timeout_s
         self._keys = find_keys(address.access_key, address.secret_key, address.keys_file)
-        self._http = connections(timeout_s, timeout_s, secure=address.secure)
+        self._http = open_connections(timeout_s, timeout_s, secure=address.secure)
         try:
             self.client = self._client(self._http)
         except ValueError as error:
@@ -83,7 +83,7 @@ class Bucket:
             except ProtocolError:
                 return call()
         except (S3Error, ServerError, InvalidResponseError, HTTPError) as error:
-            raise translated(error, self.where(key), self.address, self.access_key) from error
+            raise translate_error(error, self.where(key), self.address, self.access_key) from error
 
     def stat(self, key: str) -> StoredAs | None:
         """Return size and age of an object as the client has them; None when there is none."""
@@ -142,9 +142,9 @@ class Bucket:
             return
         # A store may join the parts only at the end, and answers when it has.
         join_s = JOIN_S + size_bytes / SLOWEST_JOIN_BYTES_PER_S
-        from headrace.infra.store.access import connections
+        from headrace.infra.store.access import open_connections
 
-        http = connections(self._timeout_s, join_s, secure=self.address.secure)
+        http = open_connections(self._timeout_s, join_s, secure=self.address.secure)
         try:
             self.ask(lambda: send(self._client(http)), key)
         finally:

@@ -202,12 +202,12 @@ class ObjectStore:
     def age(self, key: str) -> timedelta | None:
         """Return how long ago an object was last written, by the store's own clock; None when there is none."""
         found = self._bucket.stat(key)
-        return _answered_at(found) - found.last_modified if found and found.last_modified else None
+        return _read_answer_time(found) - found.last_modified if found and found.last_modified else None
 
     def now(self, key: str) -> datetime | None:
         """Return the store's own clock, as it answers about an object; None when there is none."""
         found = self._bucket.stat(key)
-        return _answered_at(found) if found else None
+        return _read_answer_time(found) if found else None
 
     def delete(self, key: str) -> None:
         """Remove an object; one that is not there is none to remove."""
@@ -248,7 +248,7 @@ class ObjectStore:
             found is not None
             and found.size == stored.size_bytes
             and found.last_modified is not None
-            and _answered_at(found) - found.last_modified < TAKEN_AS_STORED
+            and _read_answer_time(found) - found.last_modified < TAKEN_AS_STORED
         )
 
     def _stream(self, key: str, sha256: str, size_bytes: int, into: BinaryIO) -> None:
@@ -279,7 +279,7 @@ class ObjectStore:
             return read()
 
 
-def _answered_at(found: StoredAs) -> datetime:
+def _read_answer_time(found: StoredAs) -> datetime:
     """Return when the store answered, by the clock that dates its objects; ours where it does not say.
 
     An answer's date has whole seconds: it is taken for the next one, or what was just written would be of the future.

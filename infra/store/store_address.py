@@ -56,7 +56,7 @@ class StoreAddress:
         return cls(parts.netloc, bucket, access_key, secret_key, parts.scheme == "https", region, prefix)
 
 
-def kept_keys(keys_file: str) -> tuple[str, str]:
+def read_kept_keys(keys_file: str) -> tuple[str, str]:
     """Return the pair that an embedded store's file holds; two empty words where it cannot be read."""
     try:
         with Path(keys_file).open("rb") as file:

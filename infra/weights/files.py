@@ -22,7 +22,7 @@ class FilesError(HeadraceError):
     """The files that a weight version names do not make a policy."""
 
 
-def anchor_files(event: WeightsPublished) -> Iterator[tuple[str, ClaimCheck]]:
+def list_anchor_files(event: WeightsPublished) -> Iterator[tuple[str, ClaimCheck]]:
     """Yield the names of an anchor's files and where they are. Raises WeightsError for a name that is no plain one."""
     for shard in event.shards:
         if shard.claim is None or not is_plain_file_name(shard.name):
@@ -37,7 +37,7 @@ def is_adapter(files: Iterable[NamedObject]) -> bool:
     return any(file.name == ADAPTER_CONFIG for file in files)
 
 
-def files_to_serve(files: Iterable[NamedObject]) -> tuple[NamedObject, ...]:
+def choose_files_to_serve(files: Iterable[NamedObject]) -> tuple[NamedObject, ...]:
     """Return the files that somebody needs who has the weights beside them.
 
     The base of an adapter is among them only where the weights are an adapter alone. Where they are merged, it is there

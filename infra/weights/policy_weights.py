@@ -19,11 +19,11 @@ from headrace.infra.weights.paths import (
     MERGED,
     NOTHING,
     WHOLE,
-    cheapest,
-    claims_of,
+    find_cheapest,
     is_labelled,
     is_whole,
     link_of,
+    list_claims,
     size_of,
 )
 from headrace.infra.weights.tensor_file import read_safetensors
@@ -79,9 +79,9 @@ class PolicyWeights:
         why = [self._worthless[claim_of(link.of)] for link in worthless if link.of.version > healed]
         again: set[ClaimCheck] = set()
         while True:
-            way = cheapest(links, self._held.weights_hash if self._held else NOTHING, target.weights_hash)
+            way = find_cheapest(links, self._held.weights_hash if self._held else NOTHING, target.weights_hash)
             if way is None:
-                raise BadWeights(_no_way(why))
+                raise BadWeights(_no_way_error(why))
             fetched: list[Fetched] = []
             at = 0
             try:
@@ -94,7 +94,7 @@ class PolicyWeights:
                 claim = claim_of(event)
                 if isinstance(error, WeightsError) and claim not in again:
                     again.add(claim)  # what this machine kept of it may be altered: it is fetched once more
-                    for kept in claims_of(event):
+                    for kept in list_claims(event):
                         self._objects.drop(kept)
                     continue
                 why.append(f"{name_of(event)}: {error}")
@@ -154,7 +154,7 @@ def name_of(event: WeightsPublished) -> str:
     return f"the {event.kind} of version {event.version}"
 
 
-def _no_way(why: list[str]) -> str:
+def _no_way_error(why: list[str]) -> str:
     if why:
         return f"{'; '.join(why)}: the next whole weights heal it"
     return "no objects lead to it from what is held: the next whole weights do"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headrace.infra.archive.reading import Archive
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.run.first_uses import CuratedReplay, is_first_use
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
@@ -47,7 +47,7 @@ def arrivals(archive: Archive, topic: str) -> Iterator[Arrived]:
     return heapq.merge(*partitions, key=lambda one: one.rank)
 
 
-def _of_partition(archive: Archive, place: Place) -> Iterator[Arrived]:
+def _of_partition(archive: Archive, place: PartitionId) -> Iterator[Arrived]:
     clock = -1
     for count, message in enumerate(archive.messages(place)):
         clock = max(clock, _head_version(message, archive.manifest.run_id))

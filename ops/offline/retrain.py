@@ -14,7 +14,7 @@ from itertools import groupby
 from headrace.infra.errors import UsageError
 from headrace.infra.progress import ReportProgress
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.run import Run, groups_home
+from headrace.infra.run.run import Run, find_groups_run
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.tensors import WeightsError
 from headrace.schemas.records import BatchTrained, CheckpointPointer, NamedObject
@@ -177,7 +177,7 @@ def _compare(run: Run, policy: str, history: History, part: Stretch) -> Iterator
     assert history.published is not None  # noqa: S101 - it came with the first checkpoint
     learner = begin_at(run, part.checkpoint, history.files, run.revisions[part.batches[0].revision])
     batches = (*part.lead, *part.batches)
-    for remade in remake(groups_home(run), policy, learner, batches, run.revisions):
+    for remade in remake(find_groups_run(run), policy, learner, batches, run.revisions):
         batch, got = remade.batch, hash_of(learner)
         if batch in part.lead:
             yield None

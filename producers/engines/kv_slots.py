@@ -151,7 +151,7 @@ class SlotCache(Cache):
             layer.wipe(first)
 
 
-def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+def copy_to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """Without a copy on the CPU."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

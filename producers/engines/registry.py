@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.named import named
+from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Recipe, Rollout, Use
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.producers.engines.contract import Engine, EngineError
@@ -74,7 +74,7 @@ def open_engine(folders: Mapping[str, Path], rollout: Rollout, concurrency: int)
     Raises UsageError for a name that is neither, and for settings that a shipped one does not take.
     """
     _check_settings(rollout.engine)
-    opened: OpenEngine = named("rollout.engine", rollout.engine.use, ENGINES)
+    opened: OpenEngine = find_named("rollout.engine", rollout.engine.use, ENGINES)
     return opened(folders, rollout, concurrency)
 
 
@@ -87,7 +87,7 @@ def check_engine(recipe: Recipe) -> None:
     engine = recipe.rollout.engine
     if ":" in engine.use:
         return
-    named("rollout.engine", engine.use, ENGINES)
+    find_named("rollout.engine", engine.use, ENGINES)
     _check_settings(engine)
     for name, workflow in recipe.workflows.items():
         env = workflow.env.use

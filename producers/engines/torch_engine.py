@@ -186,7 +186,7 @@ class TorchEngine:
             except EngineError as error:
                 future.set_exception(error)
             except BaseException as crash:
-                future.set_exception(_crashed(crash))
+                future.set_exception(_crash_error(crash))
                 raise
             else:
                 future.set_result(result)
@@ -230,7 +230,7 @@ class TorchEngine:
                             request.finish(outcome)
                     self._busy_s += time.perf_counter() - started
         except BaseException as crash:  # whatever it is, the callers must hear of it and never hang
-            self._stop(_crashed(crash))
+            self._stop(_crash_error(crash))
             self._fail_all()
             log.exception("engine.crashed")  # last: a log that cannot be written keeps nobody waiting
         else:
@@ -267,7 +267,7 @@ class TorchEngine:
         return len(served.rows)
 
 
-def _crashed(cause: BaseException) -> EngineError:
+def _crash_error(cause: BaseException) -> EngineError:
     error = EngineError(f"the engine thread crashed: {cause!r}; restart the worker")
     error.__cause__ = cause
     return error

@@ -79,7 +79,7 @@ class WeightSets:
         """Return the tokens and requests of all sets, those that are gone among them; no times."""
         sets, gone = self.every(), self._retired
         return replace(
-            _with_tokens(gone, sets),
+            _add_tokens(gone, sets),
             running=sum(len(each.rows) for each in sets),
             waiting=sum(len(each.waiting) for each in sets),
         )
@@ -99,10 +99,10 @@ class WeightSets:
                 f"policy {policy} already holds versions {sorted(key[1] for key in mine)}, all in use; "
                 f"release one, or raise max_held ({self._max_held})"
             )
-        self._retired = _with_tokens(self._retired, [self._held.pop(unused[0])])
+        self._retired = _add_tokens(self._retired, [self._held.pop(unused[0])])
 
 
-def _with_tokens(stats: EngineStats, sets: list[WeightSet]) -> EngineStats:
+def _add_tokens(stats: EngineStats, sets: list[WeightSet]) -> EngineStats:
     """Return the counters with the tokens of further sets added."""
     return replace(
         stats,

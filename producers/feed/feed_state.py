@@ -21,7 +21,7 @@ from headrace.producers.feed.open_evaluations import OpenEvaluations
 from headrace.producers.feed.open_tasks import OpenTask, Plain
 from headrace.producers.feed.overdue import MOST_ATTEMPTS
 from headrace.producers.feed.pacing import Pacing, Quota
-from headrace.producers.feed.planned import Planned, bare_task, evaluation_task, training_task
+from headrace.producers.feed.planned import Planned, build_bare_task, build_evaluation_task, build_training_task
 from headrace.producers.feed.solved import SolvedWatch
 from headrace.producers.feed.task_source import TaskSource
 from headrace.schemas.ids import GroupId
@@ -224,12 +224,12 @@ class FeedState:
             return self._training(group, task, self.sources[group.stream].problem(task.index, task.tier))
         evaluation = self.evaluating.of(group)
         problem = self.sources[evaluation.workflow].held_out_problem(task.index)
-        bare = bare_task(self.recipe, self.revision.run_id, self.revision.revision, group, problem)
-        return Planned(evaluation_task(self.recipe, bare, task.attempt, evaluation), task)
+        bare = build_bare_task(self.recipe, self.revision.run_id, self.revision.revision, group, problem)
+        return Planned(build_evaluation_task(self.recipe, bare, task.attempt, evaluation), task)
 
     def _training(self, group: GroupId, task: OpenTask, problem: Problem) -> Planned:
-        bare = bare_task(self.recipe, self.revision.run_id, self.revision_of(*group), group, problem)
-        return Planned(training_task(self.recipe, bare, task.attempt), task)
+        bare = build_bare_task(self.recipe, self.revision.run_id, self.revision_of(*group), group, problem)
+        return Planned(build_training_task(self.recipe, bare, task.attempt), task)
 
     def _due_evaluations(self) -> list[Planned]:
         found: list[Planned] = []

@@ -18,14 +18,14 @@ from headrace.envs.contract import Environment
 from headrace.envs.registry import load_environment
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
-from headrace.infra.kafka.dead_letters import dead_letter
+from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.kafka.decoding import Rejected, decode_own
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.process.signals import MustRestart
-from headrace.infra.recipe.plug_in_sources import check_sources, fed
+from headrace.infra.recipe.plug_in_sources import check_sources, feeder_plug_ins
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import SNAPSHOT_EVERY_S, OwnPositions, Role, run_alone
-from headrace.infra.run.revisions import differ_by_chain
+from headrace.infra.run.revisions import differs_by_chain_only
 from headrace.infra.run.run import Run, read_revision, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.feed.feed_state import FeedState
@@ -60,7 +60,7 @@ class Feeder:
         self.run, self.own, self.state = run, own, state
         if own.restored is not None:
             state.restore(json.loads(own.restored), {name: json.loads(part) for name, part in own.parts.items()})
-        self._take = _takers(run, state)
+        self._take = _list_handlers(run, state)
         self._commits = TaskCommits(run)
         self._planned: list[Planned] = []
         self._announcements: list[Outgoing] = []
@@ -107,9 +107,9 @@ class Feeder:
         if revision is None or revision.run_id != known.run_id or revision.revision <= known.revision:
             return
         recipe = Recipe.from_json(revision.recipe)
-        if not differ_by_chain(self.state.recipe, recipe):
+        if not differs_by_chain_only(self.state.recipe, recipe):
             raise MustRestart(f"revision {revision.revision} of the recipe changes more than its chain")
-        check_sources(revision.plug_ins, fed(recipe))
+        check_sources(revision.plug_ins, feeder_plug_ins(recipe))
         self.state.swap(revision, recipe)
         log.info("chain.swapped", revision=revision.revision, begins=dict(self.state.pacing.next))
         if self.state.ended:
@@ -120,7 +120,7 @@ class Feeder:
             # A dead letter about a dead letter would be read here again, without end.
             log.warning("letter.ignored", offset=message.offset, reason=rejected.reason, detail=rejected.detail)
             return ()
-        return [dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.why)]
+        return [build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, rejected.why)]
 
     def tick(self) -> Iterable[Outgoing]:
         """Plan tasks; return them, and the word that the run is over."""
@@ -147,7 +147,7 @@ class Feeder:
             f"the workers were done with {attempts} attempts of this task, and nobody has read a group of it: look "
             "for dead letters of its key, and into the workers' logs"
         )
-        return dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, ("unanswered", why))
+        return build_dead_letter(self.run.topics, self.run.run_id, COMPONENT, message, ("unanswered", why))
 
     def _announce_end(self, why: str) -> None:
         ended = replace(self.state.revision, ended=why, created_ms=now_ms())
@@ -166,8 +166,8 @@ class Feeder:
             planned.open.offset = ticket.offset
         self._planned, self._changed = [], False
         self._snapshot_due = time.monotonic() + SNAPSHOT_EVERY_S
-        changes = {name: None if one is None else _json(one) for name, one in self.state.changes().items()}
-        return self.own.snapshot(_json(self.state.snapshot()), changes)
+        changes = {name: None if one is None else _encode_json(one) for name, one in self.state.changes().items()}
+        return self.own.snapshot(_encode_json(self.state.snapshot()), changes)
 
     def offsets(self, before: Sequence[Ticket]) -> None:
         """None: positions stand in the snapshot."""
@@ -186,11 +186,11 @@ class Feeder:
         self.own.close()
 
 
-def _json(plain: Plain) -> bytes:
+def _encode_json(plain: Plain) -> bytes:
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
-def _takers(run: Run, state: FeedState) -> dict[str, tuple[type[Any], Callable[[Any], None]]]:
+def _list_handlers(run: Run, state: FeedState) -> dict[str, tuple[type[Any], Callable[[Any], None]]]:
     """Return, by topic, the record class and what takes it."""
     takers: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
         run.topics.dead_letters: (DeadLetter, state.take_dead_letter)
@@ -210,20 +210,20 @@ def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
     SourceChanged where these are not those that the run goes by.
     """
     recipe, revision = run.recipe, read_revisions(run.address)[-1]
-    check_sources(run.plug_ins, fed(recipe))
-    sources = {name: task_source(recipe, name) for name in recipe.workflows}
+    check_sources(run.plug_ins, feeder_plug_ins(recipe))
+    sources = {name: build_task_source(recipe, name) for name in recipe.workflows}
     send_examples(run, writer, {name: source.environment for name, source in sources.items()})
     for source in sources.values() if recipe.evaluate.every else ():
         source.held_out(recipe.evaluate.problems)
     state = FeedState(recipe, revision, sources)
-    topics = (*_takers(run, state), run.topics.recipe)
+    topics = (*_list_handlers(run, state), run.topics.recipe)
     own = OwnPositions(Role(run.connection, COMPONENT, run.run_id, run.state_place(COMPONENT), topics))
     feeder = Feeder(run, own, state)
     log.info("feeder.started", revision=run.revision, issued=dict(state.pacing.next))
     return feeder
 
 
-def task_source(recipe: Recipe, workflow: str) -> TaskSource:
+def build_task_source(recipe: Recipe, workflow: str) -> TaskSource:
     """Return where a workflow's problems come from. Raises UsageError for what cannot be built here."""
     use = recipe.workflows[workflow].env
 

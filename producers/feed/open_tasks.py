@@ -78,7 +78,7 @@ class TaskTable:
     def _chunk(self, stream: str, chunk: int) -> Plain | None:
         groups = [GroupId(stream, number) for number in range(chunk * CHUNK, (chunk + 1) * CHUNK)]
         found = {
-            name: _rows({group: tasks[group] for group in groups if group in tasks})
+            name: _encode_rows({group: tasks[group] for group in groups if group in tasks})
             for name, tasks in (("open", self.open), ("dead", self.dead))
         }
         return found if any(found.values()) else None
@@ -86,18 +86,18 @@ class TaskTable:
     def restore(self, chunks: Iterable[Plain]) -> None:
         """Take chunks, in any order, or the whole of it, as snapshots held it once."""
         for name, tasks in (("open", self.open), ("dead", self.dead)):
-            found = [one for chunk in chunks for one in _tasks(chunk.get(name, ()))]
+            found = [one for chunk in chunks for one in _decode_rows(chunk.get(name, ()))]
             tasks.update(sorted(found, key=lambda one: one[1].died))
 
 
-def _rows(tasks: Mapping[GroupId, OpenTask]) -> list[list[Any]]:
+def _encode_rows(tasks: Mapping[GroupId, OpenTask]) -> list[list[Any]]:
     return [
         [*group, t.index, t.tier, t.partition, t.attempt, t.offset, sorted(t.unacknowledged), sorted(t.open), t.died]
         for group, t in tasks.items()
     ]
 
 
-def _tasks(rows: Iterable[list[Any]]) -> Iterator[tuple[GroupId, OpenTask]]:
+def _decode_rows(rows: Iterable[list[Any]]) -> Iterator[tuple[GroupId, OpenTask]]:
     """Yield what rows hold; those of before there were chunks do not count deaths, and stand in their order."""
     for stream, number, index, tier, partition, attempt, offset, unacknowledged, is_open, *died in rows:
         task = OpenTask(index, tier, partition, attempt, offset, set(unacknowledged), set(is_open), *died)

@@ -12,7 +12,7 @@ from headrace.infra.backoff import Backoff
 from headrace.infra.errors import UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Outgoing
-from headrace.infra.kafka.dead_letters import dead_letter
+from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import STORE_NAME, Run, refuse_replaced
 from headrace.infra.stopwatch import Stopwatch
@@ -24,9 +24,9 @@ from headrace.producers.rollout.episodes import (
     conclude_unplayed,
     play_group,
 )
-from headrace.producers.rollout.failures import FailureLog, failure_of
+from headrace.producers.rollout.failures import FailureLog, build_failure
 from headrace.producers.rollout.follower import WeightFollower
-from headrace.producers.rollout.group_records import Encoded, encode_group, generated_tokens, outgoing
+from headrace.producers.rollout.group_records import Encoded, build_outgoing, count_generated_tokens, encode_group
 from headrace.producers.rollout.outcome import Outcome
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
@@ -44,7 +44,7 @@ SCORE_LIMIT_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 
 
-def workflow_spec(recipe: Recipe, workflow: str) -> WorkflowSpec:
+def build_workflow_spec(recipe: Recipe, workflow: str) -> WorkflowSpec:
     """Return how a revision of the recipe has tasks played. Raises UsageError when it cannot be built here."""
     wanted, rollout, evaluate = recipe.workflows[workflow], recipe.rollout, recipe.evaluate
     try:
@@ -112,7 +112,7 @@ class Concluder:
                     async with self.holds.held(wanted):
                         groups = await play_group(task, spec, self.context, ending, partial(self._free_place, started))
                 except (UsageError, EngineError, ValueError) as error:
-                    groups = self._unplayed(task, failure_of(0, error))
+                    groups = self._unplayed(task, build_failure(0, error))
                 if all(group.reason == "failed" for group in groups.values()):
                     await self._check_engine()
             else:
@@ -135,7 +135,7 @@ class Concluder:
         """Write the dead letter of a message that holds no task of ours."""
         if started.why[0] == "other_run":
             await asyncio.to_thread(refuse_replaced, self.run)
-        dead = dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.why)
+        dead = build_dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.why)
         await self.producer.send([dead])
 
     def _free_place(self, started: StartedTask, outcome: Outcome) -> None:
@@ -150,11 +150,11 @@ class Concluder:
         Without its headers it names no number, and so concludes nothing: the groups do.
         """
         unnamed = replace(started.message, headers=[])
-        return dead_letter(self.run.topics, self.run.run_id, "rollout", unnamed, started.why)
+        return build_dead_letter(self.run.topics, self.run.run_id, "rollout", unnamed, started.why)
 
     def _spec_of(self, task: Task) -> WorkflowSpec:
         if task.revision not in self.specs:
-            self.specs[task.revision] = workflow_spec(self.follower.recipes[task.revision], self.workflow)
+            self.specs[task.revision] = build_workflow_spec(self.follower.recipes[task.revision], self.workflow)
         return self.specs[task.revision]
 
     def _recipe_of(self, task: Task) -> Recipe:
@@ -179,8 +179,8 @@ class Concluder:
                 self.failures.noted(task, {group.policy: encoded.group})
             if len(encoded.value) > inline_limit_bytes:
                 encoded = encoded.behind(await self._put(encoded))
-            records.append(outgoing(self.run.topics, encoded, self.partitions))
-            self.tally.delivered_tokens += generated_tokens(encoded.group)
+            records.append(build_outgoing(self.run.topics, encoded, self.partitions))
+            self.tally.delivered_tokens += count_generated_tokens(encoded.group)
         await self.producer.send(records)
         self.tally.groups_done += len(records)
 

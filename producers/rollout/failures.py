@@ -26,7 +26,7 @@ MOST_KINDS = 1000
 log = structlog.get_logger()
 
 
-def failure_of(
+def build_failure(
     sample: int, error: Exception, limit_s: float = 0.0, actors: Mapping[str, EngineActor] | None = None
 ) -> Failure:
     """Return the failure of an episode.
@@ -37,7 +37,7 @@ def failure_of(
         limit_s: Of the episode, for a time limit that does not say it.
         actors: By role; which of them generated last is told.
     """
-    reason, detail = "error", one_line(error)
+    reason, detail = "error", describe_in_one_line(error)
     if isinstance(error, VersionGone):
         reason = "version_gone"
     elif not isinstance(error, EngineError) and is_unreachable(error):
@@ -48,22 +48,28 @@ def failure_of(
             detail = str(error) or f"the episode took longer than {limit_s:g} s"
     role, actor = max((actors or {}).items(), key=lambda item: item[1].acted_s, default=("", None))
     return Failure(
-        sample, reason, detail, place_of(error)[:DETAIL_LENGTH], role, actor.calls if actor else 0, _traceback(error)
+        sample,
+        reason,
+        detail,
+        place_of(error)[:DETAIL_LENGTH],
+        role,
+        actor.calls if actor else 0,
+        _render_traceback(error),
     )
 
 
-def one_line(error: BaseException) -> str:
+def describe_in_one_line(error: BaseException) -> str:
     """Return an error as the detail of a failure."""
-    return _encodable(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:DETAIL_LENGTH])
+    return _make_encodable(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:DETAIL_LENGTH])
 
 
-def _traceback(error: BaseException) -> str:
+def _render_traceback(error: BaseException) -> str:
     if error.__traceback__ is None:
         return ""
-    return _encodable("".join(traceback.format_exception(error))[-TRACEBACK_LENGTH:])
+    return _make_encodable("".join(traceback.format_exception(error))[-TRACEBACK_LENGTH:])
 
 
-def _encodable(text: str) -> str:
+def _make_encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -16,9 +16,9 @@ import structlog
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.failpoints import reach
-from headrace.infra.kafka.clients import Message, end_offsets
+from headrace.infra.kafka.clients import Message, fetch_end_offsets
 from headrace.infra.kafka.decoding import read_own
-from headrace.infra.kafka.topic_reader import Place, TopicReader, read_all, read_range
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, read_all, read_range
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, read_revision
 from headrace.infra.store.object_store import StoreError
@@ -176,12 +176,12 @@ class WeightFollower(threading.Thread):
         except BaseException as error:  # noqa: BLE001 - the worker's main thread raises it
             self.error = error
 
-    def _positions(self) -> dict[Place, int]:
-        ends = end_offsets(self._run_.connection, [(topic, 0) for topic in self._topics])
+    def _positions(self) -> dict[PartitionId, int]:
+        ends = fetch_end_offsets(self._run_.connection, [(topic, 0) for topic in self._topics])
         positions = {place: self._reaching_back(place, end) for place, end in ends.items()}
         return {**positions, (self._run_.topics.recipe, 0): self._run_.recipe_end}
 
-    def _reaching_back(self, place: Place, end: int) -> int:
+    def _reaching_back(self, place: PartitionId, end: int) -> int:
         """Return where to begin: every record but an anchor's names the place of its anchor."""
         begin = max(0, end - OFFSETS_A_VERSION * RECENT)
         for message in read_range(self._run_.connection, place, begin, end):

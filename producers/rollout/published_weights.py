@@ -51,11 +51,11 @@ class PublishedWeights:
         for version in [version for version in versions if version < max(anchors, default=version)]:
             del versions[version]
         first = min(versions)
-        kept = [claim for claim, record in further.items() if _begins_at(record) >= first][-RECENT:]
+        kept = [claim for claim, record in further.items() if _first_version_needed(record) >= first][-RECENT:]
         for claim in further.keys() - set(kept):
             del further[claim]
 
 
-def _begins_at(record: WeightsPublished) -> int:
+def _first_version_needed(record: WeightsPublished) -> int:
     """Return the first version that is needed for a further way to be of use."""
     return record.base_version if record.kind == MERGED else record.version

@@ -13,7 +13,7 @@ from contextlib import suppress
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as RawMessage
 
-from headrace.infra.kafka.clients import Connection, Outgoing, is_delivered, open_producer, translate
+from headrace.infra.kafka.clients import Connection, Outgoing, is_delivered, open_producer, translate_error
 from headrace.infra.stopwatch import Stopwatch
 
 OnDelivery = Callable[[KafkaError | None, RawMessage], None]
@@ -60,7 +60,7 @@ class RecordProducer:
                 if error is None:
                     acked.set_result(None)
                 else:
-                    acked.set_exception(translate(KafkaException(error), f"producing to {record.topic}"))
+                    acked.set_exception(translate_error(KafkaException(error), f"producing to {record.topic}"))
 
         with self._watch.measure("produce"):
             self._produce(record, delivered)

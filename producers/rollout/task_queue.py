@@ -12,7 +12,7 @@ import structlog
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.decoding import LONGEST_NAME, MOST_EPISODES, Rejected, decode_own
-from headrace.infra.kafka.topic_reader import Place
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
 from headrace.producers.rollout.slots import Reservation
 from headrace.producers.rollout.started_task import Gate, StartedTask, Verdict
@@ -48,7 +48,7 @@ class WaitingTask:
     """When it was received, by the intake's clock."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PartitionId:
         """Its partition."""
         return self.message.topic, self.message.partition
 
@@ -72,8 +72,8 @@ class TaskQueue:
     def __init__(self, owned: OwnedPartitions, gate: Gate, topics: Collection[str]) -> None:
         self._owned, self._gate, self._topics = owned, gate, topics
         self._waiting: list[WaitingTask] = []
-        self._counts: Counter[Place] = Counter()
-        self._full: set[Place] = set()
+        self._counts: Counter[PartitionId] = Counter()
+        self._full: set[PartitionId] = set()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -88,14 +88,14 @@ class TaskQueue:
         self._full.add(task.place)
         return True
 
-    def remove(self, places: Collection[Place]) -> None:
+    def remove(self, places: Collection[PartitionId]) -> None:
         """Forget the tasks of partitions that are ours no more."""
         self._waiting = [task for task in self._waiting if task.place not in places]
         for place in places:
             self._counts.pop(place, None)
             self._full.discard(place)
 
-    def drained(self) -> list[Place]:
+    def drained(self) -> list[PartitionId]:
         """Return, once, the partitions that were full and are to be read again."""
         found = [place for place in self._full if self._counts[place] <= FEW_WAITING]
         self._full.difference_update(found)

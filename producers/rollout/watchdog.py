@@ -37,7 +37,7 @@ class Stalled(HeadraceError):
     """The worker holds tasks and makes nothing of them; it has to end."""
 
 
-def stall_limit_s(episode_limit_s: float) -> float:
+def compute_stall_limit_s(episode_limit_s: float) -> float:
     """Return how long a worker that holds tasks may make no token: twice the time that an episode may take."""
     return max(2 * episode_limit_s, LEAST_STALL_S)
 
@@ -67,7 +67,7 @@ class StallWatch:
 
     def refuse_stall(self, silent_s: float, episode_limit_s: float, open_tasks: int) -> None:
         """Raise Stalled when nothing was made for too long."""
-        if silent_s >= stall_limit_s(episode_limit_s):
+        if silent_s >= compute_stall_limit_s(episode_limit_s):
             self.found = f"no token for {silent_s:.0f} s with {open_tasks} tasks open: this process ends"
             faulthandler.dump_traceback()
             log.error("worker.stalled", why=self.found, remedy="its tasks are started again; one of them may be why")

@@ -24,11 +24,11 @@ from typing import Literal
 import structlog
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import parse_run, partitions_of
+from headrace.infra.kafka.clients import fetch_partitions, parse_run
 from headrace.infra.kafka.deleted_topics import TopicWatch
 from headrace.infra.log import configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, attempts, stop_on_signals
-from headrace.infra.recipe.plug_in_sources import check_sources, played
+from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
+from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_ins
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import Run
@@ -36,10 +36,10 @@ from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import Engine
 from headrace.producers.engines.registry import import_engine
 from headrace.producers.rollout.admission import Admission
-from headrace.producers.rollout.conclusions import Concluder, workflow_spec
+from headrace.producers.rollout.conclusions import Concluder, build_workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.follower import WeightFollower
-from headrace.producers.rollout.group_records import topic_of
+from headrace.producers.rollout.group_records import choose_topic
 from headrace.producers.rollout.open_tasks import OpenTasks
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
@@ -216,7 +216,7 @@ class RolloutWorker:
             context=context,
             follower=self.follower,
             producer=self.producer,
-            partitions=group_partitions(self.run, self._spec.policies),
+            partitions=fetch_group_partitions(self.run, self._spec.policies),
             specs={self.run.revision: self._spec},
             holds=VersionHolds(self.follower.hold, self.follower.release),
             tally=self.tally,
@@ -264,7 +264,7 @@ class RolloutWorker:
         """Raise OtherSource, or SourceChanged, when a revision goes by other plug-ins than those that are loaded."""
         if (sources := self.follower.plug_ins) is not self._plug_ins:
             self._plug_ins = sources
-            check_sources(sources, played(self.follower.recipe, self.options.workflow))
+            check_sources(sources, rollout_plug_ins(self.follower.recipe, self.options.workflow))
 
     def _watch_stall(self, now_s: float) -> None:
         """Raise Stalled when tasks are open, wait for no server, and no token was made for too long.
@@ -294,10 +294,10 @@ class RolloutWorker:
 # ------------------------------------------------------------------------------------------------------------- start up
 
 
-def group_partitions(run: Run, policies: tuple[str, ...]) -> dict[str, int]:
+def fetch_group_partitions(run: Run, policies: tuple[str, ...]) -> dict[str, int]:
     """Return how many partitions each topic has that groups go to."""
-    topics = [topic_of(run.topics, policy, purpose) for policy in policies for purpose in ("train", "eval")]
-    return {topic: partitions_of(run.connection, topic) for topic in topics}
+    topics = [choose_topic(run.topics, policy, purpose) for policy in policies for purpose in ("train", "eval")]
+    return {topic: fetch_partitions(run.connection, topic) for topic in topics}
 
 
 def choose_workflow(recipe: Recipe, asked: str | None) -> str:
@@ -316,8 +316,8 @@ def build(run: Run, workflow: str | None, name: str, region: str, concurrency: i
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"--concurrency is {concurrency}; it must be at least 1")
     options = Options(chosen, name, region, concurrency or run.recipe.rollout.concurrency)
-    check_sources(run.plug_ins, played(run.recipe, chosen))
-    return RolloutWorker(run, options, workflow_spec(run.recipe, chosen))
+    check_sources(run.plug_ins, rollout_plug_ins(run.recipe, chosen))
+    return RolloutWorker(run, options, build_workflow_spec(run.recipe, chosen))
 
 
 def main(run: str, workflow: str | None, name: str | None, region: str, concurrency: int | None) -> None:
@@ -330,7 +330,7 @@ def main(run: str, workflow: str | None, name: str | None, region: str, concurre
     log.info("worker.starting", run=str(address))
 
     stop = stop_on_signals()
-    for attempt in attempts(stop):
+    for attempt in begin_attempts(stop):
         with attempt:
             joined = join_to_write(address, JOIN_PATIENCE_S, stop)
             threading.Thread(target=import_engine, args=(joined.recipe.rollout.engine.use,), daemon=True).start()

@@ -26,7 +26,7 @@ from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.envs.payload import problem_from_json
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Fenced, Message, Outgoing, open_consumer
-from headrace.infra.kafka.group_offsets import committed_offsets
+from headrace.infra.kafka.group_offsets import fetch_committed_offsets
 from headrace.infra.kafka.run_loop import Component, run_loop
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
@@ -646,7 +646,7 @@ def test_audit_and_figures_are_read_from_the_topics_alone(make: Callable[..., Ru
 @pytest.mark.rollout
 def test_a_group_that_never_committed_has_no_offsets(make: Callable[..., Run]) -> None:
     run = make()
-    assert committed_offsets(run.connection, "nobody", [run.topics.tasks("sums")]) == {}
+    assert fetch_committed_offsets(run.connection, "nobody", [run.topics.tasks("sums")]) == {}
 
 
 def snapshots(run: Run) -> Iterable[Snapshot]:

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Fenced
-from headrace.infra.process.child_process import child_environment
+from headrace.infra.process.child_process import build_child_environment
 from headrace.infra.process.patience import AWAY, Patience
 from headrace.infra.process.supervisor import Child, GaveUp, Supervisor
 
@@ -241,13 +241,13 @@ def test_further_processes_are_counted_by_their_name(tmp_path: Path) -> None:
 def test_threads_of_the_children_are_set_before_they_start() -> None:
     given = {"PATH": "/bin", "PYTHONDONTWRITEBYTECODE": "1"}
 
-    environment = child_environment(given, torch_processes=2, cores=8)
+    environment = build_child_environment(given, torch_processes=2, cores=8)
 
     assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "4"
     assert environment["OMP_WAIT_POLICY"] == "passive"
     assert "PYTHONDONTWRITEBYTECODE" not in environment
-    assert child_environment(given, torch_processes=4, cores=2)["OMP_NUM_THREADS"] == "1"
-    assert child_environment({"OMP_NUM_THREADS": "3"}, 4, cores=2)["OMP_NUM_THREADS"] == "3"
+    assert build_child_environment(given, torch_processes=4, cores=2)["OMP_NUM_THREADS"] == "1"
+    assert build_child_environment({"OMP_NUM_THREADS": "3"}, 4, cores=2)["OMP_NUM_THREADS"] == "3"
 
 
 @pytest.mark.servers

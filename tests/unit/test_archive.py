@@ -157,7 +157,7 @@ def test_a_file_brings_the_schema_that_its_values_need(tmp_path: Path) -> None:
     value = codec.MAGIC + codec.fingerprint_of(newer) + body.getvalue()
     codec.learn({"Task": json.dumps(newer)})
     found = archive(tmp_path, [message(0, value)])
-    codec._past().pop(codec.fingerprint_of(newer))
+    codec._load_past_schemas().pop(codec.fingerprint_of(newer))
 
     [there] = found.messages(PLACE)
 

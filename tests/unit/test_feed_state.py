@@ -18,7 +18,7 @@ from headrace.producers.feed.planned import Planned
 from headrace.producers.feed.selectors.contract import AcceptAll
 from headrace.producers.feed.solved import WINDOW, SolvedWatch
 from headrace.producers.feed.task_source import TaskSource
-from headrace.schemas.ids import GroupId, task_seed
+from headrace.schemas.ids import GroupId, derive_task_seed
 from headrace.schemas.records import (
     BatchTrained,
     DeadLetter,
@@ -116,12 +116,12 @@ def test_a_task_says_all_that_a_worker_needs() -> None:
     assert (task.stream, task.number, task.attempt, task.n_asked, task.versions) == ("debate", 0, 0, 5, {})
     assert (task.task_id, task.tier) == ("low-train-0", "low")
     assert problem_from_json(task.payload).answer == "0"
-    assert task.seed == task_seed(1, "debate", 0) != task_seed(1, "debate", 1)
+    assert task.seed == derive_task_seed(1, "debate", 0) != derive_task_seed(1, "debate", 1)
     assert 0 <= task.seed < 2**63
 
 
 def test_a_seed_never_changes() -> None:
-    assert task_seed(1, "sums", 7) == 6313955248914724937
+    assert derive_task_seed(1, "sums", 7) == 6313955248914724937
 
 
 def test_trained_expired_and_dead_numbers_make_room() -> None:

@@ -18,7 +18,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectMissing, StoreUnavailable
 from headrace.infra.weights.tensor_file import write_safetensors
-from headrace.infra.weights.tensors import Tensor, weights_hash
+from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.producers.engines.contract import Engine, EngineError, EngineStats, VersionGone
 from headrace.producers.rollout.follower import FIRST_PAUSE_S, WeightFollower
 from headrace.producers.rollout.pauses import Pauses
@@ -96,7 +96,7 @@ class Scene:
         self.store.objects[key] = data
         claim = ClaimCheck("main", key, hashlib.sha256(data).hexdigest(), len(data))
         record = WeightsPublished(
-            run_id="one", policy="p", version=version, weights_hash=weights_hash(tensors), weights=claim
+            run_id="one", policy="p", version=version, weights_hash=hash_weights(tensors), weights=claim
         )
         self.take("r.weights.p", codec.encode(replace(record, **changes)))
 

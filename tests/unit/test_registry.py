@@ -11,7 +11,7 @@ from headrace.envs.registry import (
     load_environment,
     load_workflow,
 )
-from headrace.infra.recipe.recipe_file import load_recipe, shipped_recipes
+from headrace.infra.recipe.recipe_file import list_shipped_recipes, load_recipe
 
 MY_WORLDS = """
 class Mine:
@@ -42,7 +42,7 @@ def test_one_of_your_own_is_named_by_module_and_name(tmp_path: Path, monkeypatch
 
 
 def test_every_shipped_workflow_is_in_a_shipped_recipe() -> None:
-    recipes = (load_recipe(name) for name in shipped_recipes())
+    recipes = (load_recipe(name) for name in list_shipped_recipes())
 
     assert {workflow.workflow for recipe in recipes for workflow in recipe.workflows.values()} == set(WORKFLOWS)
 

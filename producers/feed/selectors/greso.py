@@ -8,7 +8,7 @@ from typing import Any
 from headrace.envs.contract import Problem
 from headrace.infra.recipe.ranges import at_least, within
 from headrace.producers.feed.selectors.draws import HashedDraws
-from headrace.producers.feed.selectors.task_memory import REMEMBER, TaskMemory, finite_rewards
+from headrace.producers.feed.selectors.task_memory import REMEMBER, TaskMemory, list_finite_rewards
 from headrace.schemas.records import Outcome
 from headrace.schemas.rewards import EQUAL
 
@@ -104,7 +104,7 @@ class Greso:
 
     def observe(self, outcome: Outcome) -> None:
         """Lengthen or end the task's streak."""
-        rewards = finite_rewards(outcome)
+        rewards = list_finite_rewards(outcome)
         if len(rewards) < 2:
             return
         self.counts.total += 1
