@@ -7,7 +7,7 @@ from fractions import Fraction
 
 BOXED = "\\boxed{"
 LONGEST_NUMBER = 400
-"""Characters; a longer one is no number but an attempt to keep the scorer busy."""
+"""Characters; a longer text is not a number but an attempt to keep the scorer busy."""
 
 _INTEGER = r"[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+"
 _NUMBER = re.compile(
@@ -21,7 +21,7 @@ _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
 def find_last_boxed(text: str) -> str | None:
     r"""Return the text in the last `\boxed{…}`, braces balanced, or None.
 
-    Only the last one counts, also when it was cut off: an answer that was taken back is no answer. A number outside a
+    Only the last one counts, also when it was cut off: an answer that was taken back does not count. A number outside a
     box never counts, or the policy learns to write numbers instead of answers.
     """
     start = text.rfind(BOXED)

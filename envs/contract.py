@@ -37,10 +37,10 @@ class Problem:
     """Whatever else the environment needs to score; plain JSON."""
 
     def __post_init__(self) -> None:
-        """Raise TypeError, naming the field, for what is no text: what `score` gets is what a task carries."""
+        """Raise TypeError, naming the field, for a value that is not a string: `score` gets what a task carries."""
         for name in ("task_id", "prompt", "answer", "tier"):
             if not isinstance(value := getattr(self, name), str):
-                raise TypeError(f"Problem.{name} is a text, got {_show_value(value)}")
+                raise TypeError(f"Problem.{name} must be a string, got {_show_value(value)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def _check_numbers(what: str, values: object) -> dict[str, float]:
         raise TypeError(f"{what} is numbers by name, got {_show_value(values)}")
     for name in values:
         if not isinstance(name, str):
-            raise TypeError(f"a name in {what} is a text, got {_show_value(name)}")
+            raise TypeError(f"a name in {what} must be a string, got {_show_value(name)}")
     return {name: check_number(f"{what}[{name!r}]", value) for name, value in values.items()}
 
 

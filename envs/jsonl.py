@@ -110,4 +110,4 @@ def _read_text(found: dict[str, Any], field: str, where: str) -> str:
     if isinstance(value, str) and value.strip():
         return value
     names = ", ".join(map(repr, found)) or "nothing"
-    raise TaskFileError(f"{where}: `{field}` must be a text that is not empty, got {value!r:.60}; the line has {names}")
+    raise TaskFileError(f"{where}: `{field}` must be a non-empty string, got {value!r:.60}; the line has {names}")

@@ -74,7 +74,7 @@ class Mixture:
 
     def problem(self, split: Split, index: int) -> Problem:
         """Return the problem at an index, its tier the name of its source. Raises ValueError for an empty source."""
-        source, own_index = self._place(split, index)
+        source, own_index = self._find_place(split, index)
         found = source.environment.problem(split, own_index)
         extra = {**found.extra, OWN_TIER: found.tier}
         return replace(found, task_id=f"{source.name}/{found.task_id}", tier=source.name, extra=extra)
@@ -97,11 +97,11 @@ class Mixture:
 
     def _example(self, index: int) -> WorkedExample:
         """Return a worked example, from the sources by weight."""
-        source, own_index = self._place("warm_start", index)
+        source, own_index = self._find_place("warm_start", index)
         assert isinstance(source.environment, GivesExamples)  # noqa: S101 - checked when it was built
         return source.environment.example(own_index)
 
-    def _place(self, split: Split, index: int) -> tuple[_Source, int]:
+    def _find_place(self, split: Split, index: int) -> tuple[_Source, int]:
         if index < 0:
             raise ValueError(f"index must be 0 or more, got {index}")
         rounds, place = divmod(index, len(self._cycle))
@@ -144,7 +144,7 @@ def _scale_to_integers(weights: Mapping[str, Any]) -> dict[str, int]:
 def _name_source(number: int, source: Any) -> str:
     if not isinstance(source, Mapping) or not isinstance(source.get("use"), str):
         raise ValueError(  # noqa: TRY004 - a bad setting of an environment is a ValueError
-            f'source {number} is no table with `use`, as in {{ use = "arithmetic", weight = 3 }}'
+            f'source {number} is not a table with `use`, as in {{ use = "arithmetic", weight = 3 }}'
         )
     return str(source.get("name", source["use"]))
 

@@ -39,7 +39,7 @@ class ReasoningGym:
         self._partial_credit = partial_credit
         self._instruction = instruction
         self._dataset = _create_dataset(dataset, config)
-        self._entry = functools.lru_cache(maxsize=256)(self._drawn)
+        self._entry = functools.lru_cache(maxsize=256)(self._draw_item)
 
     def size(self, split: Split) -> None:
         """Return None: the generators have no end."""
@@ -84,7 +84,7 @@ class ReasoningGym:
             raise ValueError(f"{self.name} gives no answers to learn from: a warm start needs another dataset")
         return WorkedExample(problem.prompt, f"\\boxed{{{problem.answer}}}")
 
-    def _drawn(self, item: int) -> dict[str, Any]:
+    def _draw_item(self, item: int) -> dict[str, Any]:
         entry: dict[str, Any] = self._dataset[item]
         return entry
 

@@ -59,7 +59,7 @@ def load_workflow(name: str) -> Workflow:
     """Return a workflow by its shipped name or as `package.module:name`. Raises UnknownEnvironment."""
     workflow = _find_plug_in("workflow", name, WORKFLOWS)
     if not inspect.iscoroutinefunction(workflow):
-        raise UnknownEnvironment(f"workflow {name} is no async function of (problem, env, actors)")
+        raise UnknownEnvironment(f"workflow {name} is not an async function of (problem, env, actors)")
     return cast("Workflow", workflow)
 
 

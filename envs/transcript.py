@@ -42,15 +42,15 @@ class Transcript:
 
     def prompt(self, ids: Ids) -> None:
         """Append what the policy is asked."""
-        self._given("prompt", ids)
+        self._append_given("prompt", ids)
 
     def observe(self, ids: Ids) -> None:
         """Append what the world answered: a tool's output, another agent's words."""
-        self._given("observation", ids)
+        self._append_given("observation", ids)
 
     def inject(self, ids: Ids) -> None:
         """Append what the workflow puts into the policy's mouth."""
-        self._given("injected", ids)
+        self._append_given("injected", ids)
 
     def generated(self, generation: Generation, reward: float | None = None) -> None:
         """Append what the policy generated, with the reward for this turn alone, any number, where there is one.
@@ -86,7 +86,7 @@ class Transcript:
             reward=None if reward is None else check_number("the reward of a sequence", reward),
             baseline=None if baseline is None else check_number("the baseline of a sequence", baseline),
             spans=tuple(self._spans),
-            routing=self._recorded(),
+            routing=self._mark_recorded(),
         )
 
     def _route(self, routing: npt.NDArray[np.uint8 | np.uint16], length: int) -> None:
@@ -98,7 +98,7 @@ class Transcript:
             )
         self._routing.append(routing[sum(map(len, self._routing)) :])
 
-    def _recorded(self) -> records.Routing | None:
+    def _mark_recorded(self) -> records.Routing | None:
         if not self._routing:
             return None
         whole = np.concatenate(self._routing)
@@ -106,7 +106,7 @@ class Transcript:
         little_endian = whole.astype(whole.dtype.newbyteorder("<"), copy=False)
         return records.Routing(little_endian.tobytes(), whole.dtype.name, tokens, layers, per_token)
 
-    def _given(self, kind: str, ids: Ids) -> None:
+    def _append_given(self, kind: str, ids: Ids) -> None:
         if len(ids):
             self._append(records.Span(kind, len(ids), self.turn), ids, np.zeros(len(ids), np.float32))
             self._runs.append((-1, len(ids)))

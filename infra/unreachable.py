@@ -15,7 +15,7 @@ DEEPEST = 10
 
 
 class OutOfTime(TimeoutError):
-    """A limit of ours is over; nobody is away."""
+    """A limit of ours has passed; no server is unreachable."""
 
 
 def is_unreachable(error: BaseException) -> bool:

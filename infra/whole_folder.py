@@ -26,7 +26,7 @@ def write_new_folder(out: Path) -> Iterator[Path]:
     Raises UsageError when there is something at `out` already or no folder that it could be in, and FolderBusy.
     """
     if not out.parent.is_dir():
-        raise UsageError(f"{out.parent} is no folder")
+        raise UsageError(f"{out.parent} is not a folder")
     growing = out.with_name(f".{out.name}.part")
     lock = _make_locked(growing, out)
     try:

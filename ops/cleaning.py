@@ -31,7 +31,7 @@ def clean_folder(folder: DataFolder) -> int:
     """
     if not any((folder.root / name).exists() for name in OURS):
         raise UsageError(f"{folder.root} is not the data folder of a run (it has no run.json): not removed")
-    with folder.owned("`headrace clean`"):
+    with folder.hold("`headrace clean`"):
         for server in (EmbeddedKafka(folder.kafka), EmbeddedStore(folder.store)):
             if server.folder.is_dir():
                 server.claim().stop()  # claiming stops what an earlier run left behind

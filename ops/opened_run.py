@@ -48,14 +48,14 @@ def opened_run(address: str | None, data: Path | None, *, store: bool = False) -
     notes = replace(folder.require(), run=address) if address else folder.require()
     if not address and (swept := folder.sweep_runs()):
         raise UsageError(f"{folder.root} is the folder of a sweep: give --run too, one of {', '.join(swept)}")
-    if folder.owner() is not None:
+    if folder.find_owner() is not None:
         with _maybe_ending(folder):
             yield OpenedRun(_joined(parse_run(notes.address), folder), False, folder.owned_since_ms())
         return
     _refuse_servers_elsewhere(folder)
     with ExitStack() as started:
         if notes.embedded_kafka or store:
-            started.enter_context(folder.owned(LOOK))
+            started.enter_context(folder.hold(LOOK))
         run = _woken(folder, notes, started)
         if store and not run.recipe.store.endpoint:
             from headrace.infra.embedded.store_server import EmbeddedStore

@@ -79,8 +79,8 @@ def _prepared(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
         run=run.address.run,
         before=newest.revision,
         revision=revision,
-        chain_before=tuple(use.in_words() for use in old.curate.chain),
-        chain=tuple(use.in_words() for use in new.curate.chain),
+        chain_before=tuple(use.describe() for use in old.curate.chain),
+        chain=tuple(use.describe() for use in new.curate.chain),
     )
     if not is_new:
         return None, report

@@ -25,7 +25,7 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
     Raises UsageError when there is no such version, or not any more, or `out` exists, BadWeights when no good objects
     lead to it, and FilesError when a file beside them has no plain name.
     """
-    name = run.policy(policy)
+    name = run.resolve(policy)
     found = (read_record(message, WeightsPublished) for message in read_all(run.connection, [run.topics.weights(name)]))
     events = [event for event in found if event is not None and event.run_id == run.run_id]
     versions = [event for event in events if is_version(event)]

@@ -226,7 +226,7 @@ def _build_tensor_decoder(dtype: Dtype) -> Convert:
 
     def convert(data: bytes) -> Any:
         if len(data) % wire.itemsize:
-            raise SchemaError(f"{len(data)} bytes are no whole number of {dtype.name}")
+            raise SchemaError(f"{len(data)} bytes are not a multiple of the size of {dtype.name}")
         return np.frombuffer(data, wire)
 
     return convert

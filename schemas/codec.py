@@ -102,13 +102,13 @@ def _load_past_schemas() -> dict[bytes, Plain]:
 def learn(schemas: Mapping[str, str]) -> None:
     """Take in the writers' schemas that a run keeps on its recipe topic: record name to schema text.
 
-    Raises SchemaError for the first that is none (`headrace.schemas.writers`); those before it are learnt.
+    Raises SchemaError for the first that is not a schema (`headrace.schemas.writers`); those before it are learnt.
     """
     for text in schemas.values():
         schema = parse_foreign_schema(text)
         try:
             _load_past_schemas()[fingerprint_of(schema)] = _parse_schema(schema)
-        except Exception as error:  # fastavro raises many kinds on a schema that is none
+        except Exception as error:  # fastavro raises many kinds on an invalid schema
             raise SchemaError(f"a schema cannot be used, {type(error).__name__}: {error}: {text[:80]!r}") from error
 
 
@@ -161,7 +161,7 @@ def encode_like(record: Any, sample: bytes) -> bytes:
 def decode(data: bytes, record: type[R]) -> R:
     """Return the record of the class asked for; tensors are views that cannot be written, of copies of their bytes.
 
-    Raises SchemaError when the bytes are no message, their schema is unknown or another record's, they are cut short,
+    Raises SchemaError when the bytes are not a message, their schema is unknown or another record's, they are cut,
     or something follows them.
     """
     found = _read(data, FORMS[record])
@@ -200,7 +200,7 @@ def decode_as_written(data: bytes) -> tuple[Plain, Plain]:
 def name_of(data: bytes) -> str:
     """Return the name of the record that a message holds, from its first bytes.
 
-    Raises UnknownSchema when no schema of its fingerprint is known, and SchemaError when it is no message at all.
+    Raises UnknownSchema when no schema of its fingerprint is known, and SchemaError when it is not a message at all.
     """
     return str(schema_in(data)["name"]).removeprefix(f"{NAMESPACE}.")
 

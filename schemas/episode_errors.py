@@ -13,7 +13,7 @@ LONGEST = 300
 RAISED = ("error", "time_limit")
 """Reasons of a failure for which the environment, the workflow or the engine is to blame."""
 TOLD = (*RAISED, "unreachable", "poison")
-"""Reasons that are told; the others belong to a run's end, or to an evaluation that came too late."""
+"""Reasons that are reported; the others belong to a run's end, or to an evaluation that came too late."""
 
 
 def kind_of(failure: Failure | EpisodeError) -> tuple[str, str, str]:

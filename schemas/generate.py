@@ -24,7 +24,7 @@ def read_record_docs() -> dict[str, dict[str, str]]:
 
 
 def render_avsc() -> dict[str, str]:
-    """Return file name to text, one per record that stands alone."""
+    """Return file name to text, one per record that can be a message of its own."""
     docs = read_record_docs()
     return {f"{r.__name__}.avsc": json.dumps(schema_of(r, docs), indent=2) + "\n" for r in records.RECORDS}
 

@@ -37,7 +37,7 @@ def parse_foreign_schema(text: str) -> Plain:
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"a schema is not JSON: {type(error).__name__}: {error}") from error
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise SchemaError(f"a schema is no record: {text[:80]!r}")
+        raise SchemaError(f"a schema is not a record: {text[:80]!r}")
     _check(schema, {}, ())
     return schema
 
@@ -51,7 +51,7 @@ def _check(schema: Any, named: Named, above: tuple[str, ...]) -> None:
         _check(schema[1], named, (*above, "union"))
     elif isinstance(schema, dict):
         if "logicalType" in schema or any(key.startswith("__") for key in schema):
-            raise SchemaError(f"a schema has a logical type, or a key that is none of Avro's: {sorted(schema)!r:.80}")
+            raise SchemaError(f"a schema has a logical type, or a key that Avro does not have: {sorted(schema)!r:.80}")
         _check_object(schema, named, above)
     elif not isinstance(schema, str) or schema not in {*SCALARS.values(), *named}:
         raise SchemaError(f"a type that is not known, or a record within itself: {schema!r:.80}")

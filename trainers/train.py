@@ -32,7 +32,7 @@ def main(run: str, policy: str | None = None, variant: str | None = None) -> Non
 
     def train() -> None:
         joined, watch = join_to_write(address, JOIN_PATIENCE_S, stop), Stopwatch()
-        name = joined.policy(joined.policy_variant(policy, variant))
+        name = joined.resolve(policy, variant)
         bind_to_log(policy=policy_of(name))
         writer = TransactionalWriter(joined.connection, f"{address.run}.train.{name}", joined.topic_names)
         with closing(writer):

@@ -79,7 +79,7 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     _check_retrain((begin, end), into, sets or ())
     found: Retrained | Experiment
     with _leading(), or_no_verdict(), opened_run(run, data, store=True) as opened:
-        policy_variant = opened.run.policy_variant(policy, variant)
+        policy_variant = opened.run.resolve(policy, variant)
         with open_progress("versions trained again") as tell:
             if into is None:
                 from headrace.ops.offline.retrain import retrain as train_again

@@ -78,7 +78,7 @@ def up(request: UpRequest, console: Console) -> int:
     """Run a recipe from where it is to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(request.data)
     check_names(request.recipe)
-    with folder.owned(UP), interrupt_on_signals():
+    with folder.hold(UP), interrupt_on_signals():
         notes = folder.read()
         if notes is not None and notes.run != request.recipe.name:
             raise UsageError(
@@ -269,7 +269,7 @@ class Launcher:
                 raise AllFailed(page.hopeless)
             self._servers.revive()
             self._progress = None if self._servers.watch() else page.progress
-            for death in supervisor.news():
+            for death in supervisor.take_news():
                 self._say(f"[red]{escape(death)}[/]")
             self._run_is_over = self._run_is_over or bool(page.ended)
             if time.monotonic() - self._noted > NOTE_EVERY_S:

@@ -31,7 +31,7 @@ def stand(folder: DataFolder, say: Callable[[str], None], show: Callable[[str], 
     Raises FolderInUse, and ServerError where one does not start.
     """
     servers = Servers(Kafka(), Store(), folder, say)
-    with folder.owned(HOLDER), interrupt_on_signals():
+    with folder.hold(HOLDER), interrupt_on_signals():
         try:
             servers.claim()
             servers.fetch()

@@ -81,7 +81,7 @@ def main(run: str, policy: str | None = None, slot: str | None = None, variant: 
     for attempt in begin_attempts(stop):
         with attempt:
             joined = join_to_write(address, JOIN_PATIENCE_S, stop)
-            name = joined.policy(joined.policy_variant(policy, variant))
+            name = joined.resolve(policy, variant)
             bind_to_log(policy=policy_of(name))
             transactional_id = f"{joined.topics.curate_group(name)}.{slot or secrets.token_hex(4)}"
             writer = TransactionalWriter(joined.connection, transactional_id, joined.topic_names)

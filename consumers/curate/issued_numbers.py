@@ -83,7 +83,7 @@ class IssuedNumbers:
         A transaction that is open behind that is not waited for: no worker has seen its tasks.
         """
         ends = fetch_stable_ends(self._run.connection, reader.positions)
-        for message in reader.until(ends):
+        for message in reader.read_until(ends):
             self._take(message)
         is_met = ends == self._met and time.monotonic() < self._met_until
         if number >= self._next[stream] and not is_met:

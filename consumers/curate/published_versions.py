@@ -53,7 +53,7 @@ class PublishedVersions:
             places = find_whole_topics(self._run.connection, [self._topic])
             self._reader = TopicReader(self._run.connection, places, f"published.{self._topic}")
         ends = self._reader.ends()
-        for message in self._reader.until(ends):
+        for message in self._reader.read_until(ends):
             self._take(message)
         return ends
 

@@ -175,7 +175,7 @@ class ContainerWriter:
 class Container:
     """A file to be read: its metadata, and its messages. The file is the caller's to verify and to close.
 
-    Raises ValueError, or what fastavro raises on a file that is none of Avro's.
+    Raises ValueError, or what fastavro raises on a file that is not an Avro file.
     """
 
     def __init__(self, file: BinaryIO) -> None:

@@ -120,9 +120,9 @@ def _digest(fields: dict[str, Any]) -> str:
 
 def read_manifest(location: Location) -> Manifest:
     """Return the manifest of an archive. Raises UsageError when there is none, ArchiveCorrupt when it is damaged."""
-    path, text = f"{location}/{MANIFEST}", location.manifest()
+    path, text = f"{location}/{MANIFEST}", location.read_manifest()
     if text is None:
-        raise UsageError(f"{location} is no archive: there is no {MANIFEST}; `headrace archive --out` makes one")
+        raise UsageError(f"{location} is not an archive: it has no {MANIFEST}; `headrace archive --out` makes one")
     try:
         fields = json.loads(text)
         promised = fields.pop("sha256")

@@ -26,7 +26,7 @@ from headrace.schemas.topics import Topics
 
 def is_archive(place: str) -> bool:
     """Return whether there is an archive, or was meant to be one."""
-    return place.startswith(IN_A_STORE) or location_of(place).manifest() is not None
+    return place.startswith(IN_A_STORE) or location_of(place).read_manifest() is not None
 
 
 class Archive:
@@ -59,7 +59,7 @@ class Archive:
         for file in self.manifest.series(place).files:
             yield from self._messages(place, file)
 
-    def backwards(self, place: PartitionId, offset: int) -> Iterator[Iterator[Message]]:
+    def read_backwards(self, place: PartitionId, offset: int) -> Iterator[Iterator[Message]]:
         """Yield, a file at a time, the newest first, the messages of those that begin at or before an offset.
 
         Raises as `messages`.
@@ -78,8 +78,8 @@ class Archive:
         count, behind = 0, listed.first_offset - 1
         wrong = partial(_corruption_error, f"{self.root}/{listed.name}", listed)
         try:
-            with self.root.file(listed.name, listed.sha256, listed.bytes) as path, path.open("rb") as file:
-                container = self._verified(place, listed, file)
+            with self.root.open_file(listed.name, listed.sha256, listed.bytes) as path, path.open("rb") as file:
+                container = self._open_verified(place, listed, file)
                 for message in container:
                     if message.offset <= behind:
                         raise wrong(f"has offset {message.offset} after {behind}")
@@ -88,11 +88,11 @@ class Archive:
         except (OSError, ObjectMissing, ObjectCorrupt) as error:
             raise wrong(f"cannot be read ({error})") from error
         except (ValueError, KeyError, EOFError, TypeError, IndexError) as error:  # as fastavro raises on odd bytes
-            raise wrong(f"is no archive file ({type(error).__name__}: {error})") from error
+            raise wrong(f"is not an archive file ({type(error).__name__}: {error})") from error
         if (count, behind) != (listed.records, listed.last_offset):
             raise wrong(f"has {count} records up to offset {behind}")
 
-    def _verified(self, place: PartitionId, listed: ArchivedFile, file: BinaryIO) -> Container:
+    def _open_verified(self, place: PartitionId, listed: ArchivedFile, file: BinaryIO) -> Container:
         wrong = partial(_corruption_error, f"{self.root}/{listed.name}", listed)
         digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # a file that is read only
         if digest != listed.sha256:
@@ -108,12 +108,12 @@ class Archive:
     # --------------------------------------------------------------------------------------------------------- objects
 
     @contextmanager
-    def object_file(self, key: str) -> Iterator[Path]:
+    def open_object(self, key: str) -> Iterator[Path]:
         """Open a path of an object that the manifest lists, verified. Raises ArchiveCorrupt."""
         listed, where = self.manifest.objects[key], f"{self.root}/{OBJECTS}/{key}"
         with ExitStack() as opened:
             try:
-                path = opened.enter_context(self.root.file(f"{OBJECTS}/{key}", listed.sha256, listed.size_bytes))
+                path = opened.enter_context(self.root.open_file(f"{OBJECTS}/{key}", listed.sha256, listed.size_bytes))
                 with path.open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
             except (OSError, ObjectMissing, ObjectCorrupt) as error:
@@ -127,7 +127,7 @@ class Archive:
 
     def copy(self, claim: ClaimCheck, path: Path) -> None:
         """Write an object to a path. Raises as `get`."""
-        with self._found(claim) as found:
+        with self._find(claim) as found:
             shutil.copyfile(found, path)
 
     def get(self, claim: ClaimCheck) -> bytes:
@@ -136,7 +136,7 @@ class Archive:
         Raises ObjectMissing or ObjectCorrupt where the run's store would have, and ArchiveCorrupt for an object that
         was archived and is no more what it was.
         """
-        with self._found(claim) as found:
+        with self._find(claim) as found:
             return found.read_bytes()
 
     def get_group(self, claim: ClaimCheck) -> bytes:
@@ -144,14 +144,14 @@ class Archive:
         refuse_large_group(claim)
         return self.get(claim)
 
-    def _found(self, claim: ClaimCheck) -> AbstractContextManager[Path]:
+    def _find(self, claim: ClaimCheck) -> AbstractContextManager[Path]:
         listed = self.manifest.objects.get(claim.key)
         if listed is None or claim.store != STORE_NAME:
             why = self.manifest.missing.get(claim.key)
             raise ObjectMissing(why.why if why else f"the archive {self.root} has no object {claim.key[:200]!r}")
         if (listed.sha256, listed.size_bytes) != (claim.sha256, claim.size_bytes):
             raise ObjectCorrupt(f"object {claim.key} has sha256 {listed.sha256} where its record has {claim.sha256}")
-        return self.object_file(claim.key)
+        return self.open_object(claim.key)
 
 
 def _corruption_error(where: str, listed: ArchivedFile, what: str) -> ArchiveCorrupt:

@@ -91,8 +91,8 @@ class ArchiveWriter:
         """Messages whose values are kept as bytes."""
 
     def _begin(self, run: str, run_id: str) -> Manifest:
-        if self.location.manifest() is None:
-            if others := self.location.others():
+        if self.location.read_manifest() is None:
+            if others := self.location.list_others():
                 raise UsageError(
                     f"{self.location} holds other things ({', '.join(others[:3])}) and no archive: give a folder of "
                     "its own"
@@ -112,7 +112,7 @@ class ArchiveWriter:
 
     def _require(self, files: Sequence[ArchivedFile]) -> None:
         """Raise ArchiveCorrupt for a file that is not there, or of another size."""
-        sizes = self.location.sizes([file.name for file in files])
+        sizes = self.location.measure_files([file.name for file in files])
         for file in files:
             size = sizes.get(file.name, -1)
             if size != file.bytes:
@@ -154,7 +154,7 @@ class ArchiveWriter:
             self._cut(place)
             held = None
         if held is None:
-            held = self._open[place] = self._opened(message, schema, fingerprint or b"")
+            held = self._open[place] = self._open_series(message, schema, fingerprint or b"")
         held.write(message, as_record=schema is not None)
         reach("archive.written")
         if held.size >= FILE_BYTES:
@@ -176,9 +176,9 @@ class ArchiveWriter:
             self._copy(claim)
         return schema, bytes(message.value[len(codec.MAGIC) : codec.HEADER_BYTES])
 
-    def _opened(self, message: Message, schema: Plain | None, fingerprint: bytes) -> ContainerWriter:
+    def _open_series(self, message: Message, schema: Plain | None, fingerprint: bytes) -> ContainerWriter:
         place = (message.topic, message.partition)
-        path = self.location.growing(f"{_folder(place)}/{message.offset}{PART}")
+        path = self.location.path_to_grow(f"{_folder(place)}/{message.offset}{PART}")
         named = f"{self.manifest.run_id}/{message.topic}/{message.partition}/{message.offset}"
         sync_marker = hashlib.sha256(named.encode()).digest()[:16]
         return ContainerWriter(path, place, schema, fingerprint, sync_marker)
@@ -233,7 +233,7 @@ class ArchiveWriter:
             return
         found = ArchivedObject(sha256=claim.sha256, size_bytes=claim.size_bytes)
         try:
-            inner = self._fetched(claim)
+            inner = self._fetch_object(claim)
         except (ObjectMissing, ObjectCorrupt, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
             self.manifest.missing[claim.key] = found.model_copy(update={"why": str(error)})
             return
@@ -244,20 +244,20 @@ class ArchiveWriter:
         for one in inner:
             self._copy(one)
 
-    def _fetched(self, claim: ClaimCheck) -> list[ClaimCheck]:
+    def _fetch_object(self, claim: ClaimCheck) -> list[ClaimCheck]:
         """Copy an object; return those that it names itself."""
         if claim.store != STORE_NAME or not is_key(claim.key):
             raise ObjectMissing(f"store {claim.store[:80]!r} can hold no object {claim.key[:200]!r}")
         name = f"{OBJECTS}/{claim.key}"
-        path = self.location.growing(f"{name}{PART}")
+        path = self.location.path_to_grow(f"{name}{PART}")
         self._fetch(claim, path)
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        inner = self._named_in(path)
+        inner = self._find_named(path)
         self.location.keep(path, name, claim.sha256, claim.size_bytes)
         return inner
 
-    def _named_in(self, path: Path) -> list[ClaimCheck]:
+    def _find_named(self, path: Path) -> list[ClaimCheck]:
         """Return the objects that an object names, where it is a group."""
         with path.open("rb") as file:
             if file.read(len(codec.MAGIC)) != codec.MAGIC:

@@ -97,7 +97,7 @@ class EmbeddedKafka(ServerProcess):
     @property
     def records_start_cache(self) -> bool:
         """Whether this process writes the AOT cache when it stops, which takes 6-10 s instead of half a second."""
-        return self._recording is not None and self.alive()
+        return self._recording is not None and self.is_alive()
 
     def _command(self) -> ServerCommand:
         jars = fetch_class_path(self._cache, self._progress)
@@ -116,7 +116,7 @@ class EmbeddedKafka(ServerProcess):
         """Where the JVM unpacks native libraries: one that is killed leaves them, here and not in /tmp."""
         return self.folder / "tmp"
 
-    def _answers(self) -> bool:
+    def _does_answer(self) -> bool:
         try:
             socket.create_connection((HOST, self.port("broker")), timeout=0.5).close()
             client = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
@@ -124,7 +124,7 @@ class EmbeddedKafka(ServerProcess):
         except (OSError, KafkaException):
             return False
 
-    def _ended(self, *, clean: bool) -> None:
+    def _clean_up(self, *, clean: bool) -> None:
         """Publish the recorded AOT cache: whole or not at all."""
         if self._recording is None:
             return
@@ -200,7 +200,7 @@ class EmbeddedKafka(ServerProcess):
             return [f"-XX:AOTCache={self._aot_cache()}"]
         if self._for_a_look:
             return []
-        self._ended(clean=False)  # a recording that died with its process
+        self._clean_up(clean=False)  # a recording that died with its process
         for left in self._cache.glob("recording-*"):
             if time.time() - left.stat().st_mtime > STALE_RECORDING_S:
                 shutil.rmtree(left, ignore_errors=True)

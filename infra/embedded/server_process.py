@@ -94,10 +94,10 @@ class ServerProcess(ABC):
         """Write what the server needs and return how to run it; the folder and ports are ours by now."""
 
     @abstractmethod
-    def _answers(self) -> bool:
+    def _does_answer(self) -> bool:
         """Whether the server serves requests; returns within a few seconds, and False on any failure."""
 
-    def _ended(self, *, clean: bool) -> None:  # noqa: B027 - a hook that most servers do not need
+    def _clean_up(self, *, clean: bool) -> None:  # noqa: B027 - a hook that most servers do not need
         """Tidy up after the process has gone; `clean` when it followed SIGTERM."""
 
     @property
@@ -109,7 +109,7 @@ class ServerProcess(ABC):
         process = self._process
         return process.pid if process is not None and process.poll() is None and not has_ended(process.pid) else None
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the process runs."""
         return self.pid is not None
 
@@ -130,7 +130,7 @@ class ServerProcess(ABC):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._owner = self._lock_folder()
             self._stop_leftover()
-            self._ports = self._saved_ports() or {}
+            self._ports = self._read_saved_ports() or {}
             self._reserve_ports()
         except OSError as error:
             self._release()
@@ -149,7 +149,7 @@ class ServerProcess(ABC):
         Raises ServerFailed when it exits or does not answer within `timeout_s` (what it downloads before is not
         counted), and what `claim` raises.
         """
-        if self.alive():
+        if self.is_alive():
             return self
         self.claim()
         began = time.monotonic()
@@ -182,7 +182,7 @@ class ServerProcess(ABC):
             clean = self._process.returncode in {0, -signal.SIGTERM, 128 + signal.SIGTERM}
             self._process = None
             self._pid_file.unlink(missing_ok=True)
-            self._ended(clean=clean)
+            self._clean_up(clean=clean)
         self._release()
 
     def __enter__(self) -> Self:
@@ -227,7 +227,7 @@ class ServerProcess(ABC):
             record = {"pid": pid, "created": psutil.Process(pid).create_time()}
             write_atomically(self._pid_file, json.dumps(record).encode())
 
-    def _saved_ports(self) -> dict[str, int] | None:
+    def _read_saved_ports(self) -> dict[str, int] | None:
         path = self.folder / "ports.json"
         if not path.exists():
             return None
@@ -268,7 +268,7 @@ class ServerProcess(ABC):
                 raise ServerFailed(
                     f"the {self.what} in {self.folder} exited with {code} while starting; {_describe_logs(log_starts)}"
                 )
-            if self._answers():
+            if self._does_answer():
                 return
             time.sleep(PROBE_INTERVAL_S)
         raise ServerFailed(

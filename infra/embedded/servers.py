@@ -229,7 +229,7 @@ class Nurse:
 
     def visit(self, server: ServerProcess) -> None:
         """Start the server if it has died and it is time to; called again and again."""
-        if server.alive() or time.monotonic() < self._due:
+        if server.is_alive() or time.monotonic() < self._due:
             return
         if not self._reported:
             log.warning("server.died", server=server.what)

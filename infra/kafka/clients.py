@@ -56,7 +56,7 @@ AWAY = {
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.OFFSET_NOT_AVAILABLE,
 }
-"""Errors that time heals: the broker is away, or not ready yet."""
+"""Errors that pass with time: the broker is unreachable, or not ready yet."""
 
 REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -95,7 +95,7 @@ class Fenced(HeadraceError):
 
 
 class Overdue(Fenced):
-    """The transaction had been open for longer than Kafka allows, as when Kafka was away: nobody need have taken over.
+    """The transaction was open for longer than Kafka allows, perhaps without Kafka; nobody need have taken over.
 
     The process ends all the same, as somebody may have; its supervisor starts it again.
     """
@@ -185,7 +185,7 @@ _BARE = re.compile(r"((?:[^/:,]+:\d+,?)+)/?([^/]*)")
 
 
 def _say_error(error: KafkaError) -> None:
-    """Log what librdkafka reports beside the calls: brokers that are away, refused credentials."""
+    """Log what librdkafka reports beside the calls: unreachable brokers, refused credentials."""
     if error.code() in AWAY:
         log.debug("kafka.away", error=error.str())
     else:
@@ -281,7 +281,7 @@ def open_consumer(connection: Connection, name: str, group: str = "", **more: An
 
 
 def call_patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any:
-    """Call until it succeeds, waiting out brokers that are away; raise the translated error at the end of patience."""
+    """Call until it succeeds, waiting for unreachable brokers; raise the translated error at the end of patience."""
     end = time.monotonic() + timeout_s
     backoff = Backoff(0.02, 1.0)
     while True:

@@ -42,7 +42,7 @@ def fetch_committed_offsets(connection: Connection, group: str, topics: Iterable
 def fetch_commits(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], Commit]:
     """Return a group's commits by (topic, partition); what was never committed is left out.
 
-    Asked by a consumer that never joins: the admin client's own question, put while the broker is away, can abort the
+    Asked by a consumer that never joins: the admin client's own question, sent without a broker, can abort the
     whole process (seen with librdkafka 2.16). Raises KafkaAway or KafkaRefused.
     """
     asked = [TopicPartition(topic, p) for topic in topics for p in range(fetch_partitions(connection, topic))]

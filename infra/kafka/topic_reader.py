@@ -38,7 +38,7 @@ def name_partition(place: PartitionId) -> str:
 
 
 def name_offset(message: Message) -> str:
-    """Return where a message stands: `topic[partition]@offset`."""
+    """Return where a message is: `topic[partition]@offset`."""
     return f"{name_partition((message.topic, message.partition))}@{message.offset}"
 
 
@@ -108,14 +108,16 @@ class TopicReader:
             self.positions[place] = max(self.positions[place], begin)
         self._assign()
 
-    def until(self, ends: Mapping[PartitionId, int], timeout_s: float = 60) -> Iterator[Message]:
+    def read_until(self, ends: Mapping[PartitionId, int], timeout_s: float = 60) -> Iterator[Message]:
         """Yield records until every position has passed its end, waiting for transactions that are still open.
 
         Raises KafkaAway when that takes longer than the timeout without any progress.
         """
-        yield from self._while(lambda: any(self.positions[place] < end for place, end in ends.items()), ends, timeout_s)
+        yield from self._read_while(
+            lambda: any(self.positions[place] < end for place, end in ends.items()), ends, timeout_s
+        )
 
-    def _while(
+    def _read_while(
         self, goes_on: Callable[[], bool], ends: Mapping[PartitionId, int], timeout_s: float
     ) -> Iterator[Message]:
         patience = time.monotonic() + timeout_s
@@ -141,14 +143,14 @@ class TopicReader:
         def goes_on() -> bool:
             unmet.difference_update(self._ended)
             for place in tuple(unmet):
-                if (end := self._fetched_end(place)) is not None:
+                if (end := self._find_fetched_end(place)) is not None:
                     ends[place] = max(ends[place], end)
                     unmet.remove(place)
             return bool(unmet) or any(self.positions[place] < end for place, end in ends.items())
 
-        return self._while(goes_on, ends, timeout_s)
+        return self._read_while(goes_on, ends, timeout_s)
 
-    def _fetched_end(self, place: PartitionId) -> int | None:
+    def _find_fetched_end(self, place: PartitionId) -> int | None:
         """Return the high watermark that the newest fetch of a partition returned; None while the client has none.
 
         It was seen to have none, minutes after it had read a partition to its end.
@@ -214,7 +216,7 @@ def read_partition(connection: Connection, place: PartitionId) -> Iterator[Messa
 def read_range(connection: Connection, place: PartitionId, begin: int, end: int) -> Iterator[Message]:
     """Yield the committed records of a partition from `begin` up to, not including, `end`."""
     with TopicReader(connection, {place: begin}) as reader:
-        for message in reader.until({place: end}):
+        for message in reader.read_until({place: end}):
             if message.offset < end:
                 yield message
 
@@ -224,7 +226,7 @@ def read_offsets(connection: Connection, topic: str, offsets: Mapping[int, Colle
     wanted = {(topic, partition): some for partition, some in offsets.items() if some}
     last = fetch_end_offsets(connection, wanted)
     with TopicReader(connection, {place: min(some) for place, some in wanted.items()}) as reader:
-        for message in reader.until({place: min(max(some) + 1, last[place]) for place, some in wanted.items()}):
+        for message in reader.read_until({place: min(max(some) + 1, last[place]) for place, some in wanted.items()}):
             if message.offset in wanted[message.topic, message.partition]:
                 yield message
 
@@ -236,5 +238,5 @@ def read_key(connection: Connection, place: PartitionId, key: bytes) -> Iterator
 
 
 def read_one(connection: Connection, place: PartitionId, offset: int) -> Message | None:
-    """Return the record at an offset; None when it is not there, or is no committed record."""
+    """Return the record at an offset; None when it is not there, or was not committed."""
     return next((m for m in read_range(connection, place, offset, offset + 1) if m.offset == offset), None)

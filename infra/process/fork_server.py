@@ -51,7 +51,7 @@ class ForkRequest:
     name: str = ""
     """What to call the process; empty for what only prepares this one."""
     command: Sequence[str] = ()
-    """`python … -m module words …`: what the component is, as it stands in the list of processes."""
+    """`python … -m module words …`: what the component is, as the list of processes shows it."""
     log: str = ""
     """Takes standard output and standard error."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -23,7 +23,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 RESTART_PAUSE_S = 0.5
 LONG_LIFE_S = 60.0
-"""Who lived so long had work to do in between: the same trouble is logged again."""
+"""After this long, a repeated failure is logged again."""
 JOIN_PATIENCE_S = 60.0
 """How long a component waits for broker and recipe: both may come up beside it."""
 
@@ -37,7 +37,7 @@ class StopRequested(HeadraceError):
 
 
 class Attempt:
-    """One life of a component, a block that builds and runs it; what another life may mend does not leave the block."""
+    """One life of a component, a block that builds and runs it; errors that another life may fix do not leave it."""
 
     def __init__(self) -> None:
         self.why: str | None = None
@@ -58,7 +58,7 @@ class Attempt:
 def begin_attempts(stop: threading.Event) -> Iterator[Attempt]:
     """Yield one life of a component after the other until `stop` is set: its memory must be dropped now and then.
 
-    Servers that are away are waited for, which is logged once. StopRequested is an end like any. Every other error
+    Unreachable servers are waited for, which is logged once. StopRequested is an end like any. Every other error
     ends the process.
     """
     logged = ""

@@ -249,7 +249,7 @@ class Supervisor:
         life.error = f"{error} at {place}" if place else error
         return error
 
-    def news(self) -> list[str]:
+    def take_news(self) -> list[str]:
         """Return, each once, sentences on deaths for people: the first of a child, and those of another error."""
         found = []
         while not self._news.empty():

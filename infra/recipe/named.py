@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.plug_ins import load_plug_in
 
-KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
 def find_named(where: str, use: str, shipped: Mapping[str, str | Callable[..., Any]]) -> Callable[..., Any]:
@@ -35,8 +35,8 @@ def find_named(where: str, use: str, shipped: Mapping[str, str | Callable[..., A
 def check_kinds(where: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     """Raise UsageError for a value that is not of the plain kind which its parameter's annotation names.
 
-    A whole number is a number too; a bool is none. None, which only a call can give, passes where the annotation has
-    it. Settings that are no parameters are passed over.
+    An integer is a number too; a bool is not. None, which only a call can give, passes where the annotation has
+    it. Settings that are not parameters are passed over.
     """
     parameters = _read_signature(function).parameters
     for name, value in settings.items():
@@ -51,7 +51,7 @@ def check_options(
 ) -> None:
     """Raise UsageError, with what the function takes, unless `options` are some of its keyword-only parameters.
 
-    A value must be of the kind that a parameter's annotation names, where that is a plain one; a bool is no number.
+    A value must be of the kind that a parameter's annotation names, where that is a plain one; a bool is not a number.
     Parameters that the recipe has `elsewhere` are none of its options.
     """
     parameters = _read_signature(function).parameters.values()
@@ -72,9 +72,9 @@ def check_options(
 def check_settings(
     where: str, build: Callable[..., Any], settings: Mapping[str, Any], elsewhere: Collection[str] = ()
 ) -> None:
-    """Raise UsageError, with what a class takes, for a setting that is none of its, or not of its parameter's kind.
+    """Raise UsageError, with what a class takes, for a setting that it does not take, or of the wrong kind.
 
-    Parameters that come from `elsewhere` are no settings. Raises ValueError for a class that has no signature.
+    Parameters that come from `elsewhere` are not settings. Raises ValueError for a class that has no signature.
     """
     parameters = inspect.signature(build).parameters
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):

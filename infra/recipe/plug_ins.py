@@ -70,7 +70,7 @@ def load_plug_in(where: str, use: str) -> Callable[..., Any]:
         raise UsageError(f"{where}: module {module} has no {attribute!r} ({file}){_find_hidden(module)}")
     named: Callable[..., Any] = getattr(found, attribute)
     if not callable(named):
-        raise UsageError(f"{where}: {use!r} is no function and no class but {named!r}")
+        raise UsageError(f"{where}: {use!r} is neither a function nor a class but {named!r}")
     return named
 
 

@@ -28,7 +28,7 @@ from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 
 SET = "--set"
 SWEEP = "sweep.toml"
-"""Of a folder of recipes the file that compares them; it is no recipe."""
+"""Of a folder of recipes the file that compares them; it is not a recipe."""
 TRAINERS = re.compile(r"((policies|shadows)\.[^.=]+\.)?trainer\.")
 Table = dict[str, Any]
 Location = tuple[str | int, ...]
@@ -115,7 +115,9 @@ def replace_chain(recipe: Recipe, path: Path) -> Recipe:
         case _:
             more = [*(key for key in read.table if key != "curate"), *_refuse_beside_chain(read.table.get("curate"))]
             it_has = f"beside them it has {', '.join(more)}" if more else "it has none"
-            raise UsageError(f"{path} is no chain: write its data algorithms as `chain = [ … ]` of [curate]; {it_has}")
+            raise UsageError(
+                f"{path} is not a chain: write its data algorithms as `chain = [ … ]` of [curate]; {it_has}"
+            )
     draft = Draft(recipe.model_dump(mode="json"), read.origins)
     draft.table["curate"]["chain"] = chain
     try:
@@ -252,7 +254,7 @@ def _step(table: Any, key: str, word: str) -> Any:
 
 def _parse_index(items: list[Any], key: str, word: str) -> int:
     if not _is_place(key) or int(key) >= len(items):
-        raise UsageError(f"{SET} {word}: {key!r} is no place in a list of {len(items)}; places count from 0")
+        raise UsageError(f"{SET} {word}: {key!r} is not an index of a list of {len(items)}; indices begin at 0")
     return int(key)
 
 

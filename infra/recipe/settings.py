@@ -32,7 +32,7 @@ class Use(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _bare_name(cls, value: Any) -> Any:
+    def _parse_bare_name(cls, value: Any) -> Any:
         return {"use": value} if isinstance(value, str) else value
 
     @property
@@ -40,7 +40,7 @@ class Use(BaseModel):
         """All keys beside `use`."""
         return dict(self.model_extra or {})
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Return name and settings in one line: `pods m=4`."""
         return " ".join([self.use, *(f"{name}={value}" for name, value in self.settings.items())])
 
@@ -103,7 +103,7 @@ class Policy(Settings):
     """Keys of `[trainer]` that differ for this policy."""
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Policy:
+    def _check_origin(self) -> Policy:
         if bool(self.path) == bool(self.model):
             raise ValueError("give either `path` (a Hugging Face folder) or `model` (a config to build from)")
         if self.model and not self.alphabet:
@@ -123,7 +123,7 @@ class Workflow(Settings):
 
     @field_validator("policies")
     @classmethod
-    def _some(cls, value: dict[str, str]) -> dict[str, str]:
+    def _check_some(cls, value: dict[str, str]) -> dict[str, str]:
         if not value:
             raise ValueError('name at least one role and its policy, as in `policies = { solver = "solver" }`')
         return value
@@ -160,7 +160,7 @@ class Rollout(Settings):
     """A larger group goes to the store, its record carries a claim check."""
 
     @model_validator(mode="after")
-    def _whole_distribution(self) -> Rollout:
+    def _check_distribution(self) -> Rollout:
         if (self.top_p, self.top_k, self.min_p) != (1.0, 0, 0.0):
             raise ValueError(
                 "top_p, top_k and min_p cut the distribution that tokens are drawn from, and the recorded "
@@ -185,7 +185,7 @@ class Feed(Settings):
 
     @field_validator("selector")
     @classmethod
-    def _some(cls, value: tuple[Use, ...]) -> tuple[Use, ...]:
+    def _check_some(cls, value: tuple[Use, ...]) -> tuple[Use, ...]:
         if not value:
             raise ValueError('name at least one selector, as in `selector = "accept_all"`')
         return value
@@ -304,7 +304,7 @@ class TrainerSettings(Settings):
         return False
 
     @model_validator(mode="after")
-    def _whole_minibatches(self) -> TrainerSettings:
+    def _check_minibatches(self) -> TrainerSettings:
         if self.groups_per_batch % self.minibatches:
             raise ValueError(
                 f"groups_per_batch ({self.groups_per_batch}) must be a multiple of minibatches ({self.minibatches})",
@@ -384,7 +384,7 @@ class Store(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _scheme(cls, given: Any) -> Any:
+    def _check_scheme(cls, given: Any) -> Any:
         endpoint = given.get("endpoint") if isinstance(given, dict) else None
         scheme, found, place = endpoint.partition("://") if isinstance(endpoint, str) else ("", "", "")
         if not found:
@@ -448,7 +448,7 @@ class Recipe(Settings):
     """Processes of `headrace up`."""
 
     @model_validator(mode="after")
-    def _names(self) -> Recipe:
+    def _check_names(self) -> Recipe:
         check_name("run", self.name)
         for what, names in (("policy", self.policies), ("workflow", self.workflows)):
             if not names:
@@ -467,7 +467,7 @@ class Recipe(Settings):
         return self
 
     @model_validator(mode="after")
-    def _variants(self) -> Recipe:
+    def _check_variants(self) -> Recipe:
         for name, shadow in self.shadows.items():
             check_name("shadow", name)
             if shadow.policy not in self.policies and (shadow.policy or len(self.policies) > 1):

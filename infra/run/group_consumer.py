@@ -123,7 +123,7 @@ class GroupConsumer:
             self._restore.drop(lost)
         log.info("partitions.revoked", partitions=_name_partitions(partitions))
 
-    def _committed(self, places: Iterable[PartitionId]) -> list[TopicPartition]:
+    def _fetch_committed(self, places: Iterable[PartitionId]) -> list[TopicPartition]:
         """Return committed offsets with their metadata; waits for transactions that are pending."""
         asked = [TopicPartition(*place) for place in places]
         found: list[TopicPartition] = call_patiently(
@@ -140,7 +140,7 @@ class GroupConsumer:
         if self._restore is None:
             if not (new := self._owned - self._held.keys()):
                 return
-            self._restore = Restore(self.membership, self._committed(new), self._make_state)
+            self._restore = Restore(self.membership, self._fetch_committed(new), self._make_state)
         restored = self._restore.go_on(RESTORE_S)
         if restored is None:
             return
@@ -215,7 +215,7 @@ class GroupConsumer:
         """Return the snapshots that are due, of partitions that moved."""
         now = time.monotonic()
         self._due = [place for place, held in self._held.items() if held.handled and now >= held.snapshot_due]
-        return [self._snapshot_record(place, self._held[place]) for place in self._due]
+        return [self._build_snapshot(place, self._held[place]) for place in self._due]
 
     def offsets(self, before: Sequence[Ticket]) -> GroupOffsets | None:
         """Return every moved partition's offset with that of its newest snapshot; `before` are those just written."""
@@ -230,7 +230,7 @@ class GroupConsumer:
                 offsets.append(TopicPartition(*place, held.position, json.dumps({"snapshot": held.snapshot_offset})))
         return GroupOffsets(offsets, self._metadata) if offsets else None
 
-    def _snapshot_record(self, place: PartitionId, held: _Held) -> Outgoing:
+    def _build_snapshot(self, place: PartitionId, held: _Held) -> Outgoing:
         topic, partition = place
         snapshot = Snapshot(
             run_id=self.membership.run_id,
@@ -250,7 +250,7 @@ class GroupConsumer:
         self._left.clear()
         self._drop_restore()
         if self._owned:
-            committed = self._committed(self._owned)
+            committed = self._fetch_committed(self._owned)
             with translating_kafka_errors("going back"):
                 self._consumer.pause(committed)
             for tp in committed:

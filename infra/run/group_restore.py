@@ -61,7 +61,7 @@ class Membership:
 
     @property
     def state_place(self) -> PartitionId:
-        """Where its snapshots stand."""
+        """Topic and partition of its snapshots."""
         return self.state_topic, self.state_partition
 
     def key(self, place: PartitionId) -> bytes:
@@ -102,7 +102,7 @@ class Restore:
         self._committed = {_partition_of(position): position for position in committed}
         self._make_state = make_state
         self._found: dict[PartitionId, Restored] = {}
-        self._steps = self._all_steps()
+        self._steps = self._restore_all()
 
     def drop(self, places: Iterable[PartitionId]) -> None:
         """Restore these no more: they are another member's."""
@@ -127,7 +127,7 @@ class Restore:
         """Leave what is left."""
         self._steps.close()
 
-    def _all_steps(self) -> Generator[None]:
+    def _restore_all(self) -> Generator[None]:
         """Do all, yielding after each record."""
         refuse_lost_tail(self._member.connection, {place: one.offset for place, one in self._committed.items()})
         yield from self._refuse_lost_offsets()
@@ -160,13 +160,13 @@ class Restore:
             return
         where = self._member.state_place
         with TopicReader(self._member.connection, {where: min(wanted)}) as reader:
-            for message in reader.until({where: min(max(wanted) + 1, reader.ends()[where])}):
+            for message in reader.read_until({where: min(max(wanted) + 1, reader.ends()[where])}):
                 if (place := wanted.pop(message.offset, None)) is not None and place in self._found:
                     self._take_snapshot(message, place)
                 yield
         for offset, place in wanted.items():
             if place in self._found:
-                raise self._no_snapshot(offset, place)
+                raise self._no_snapshot_error(offset, place)
 
     def _take_snapshot(self, message: Message, place: PartitionId) -> None:
         snapshot = read_record(message, Snapshot)
@@ -174,7 +174,7 @@ class Restore:
             self._member.component,
             *place,
         ):
-            raise self._no_snapshot(message.offset, place)
+            raise self._no_snapshot_error(message.offset, place)
         try:
             self._found[place].state.restore(snapshot.body)
             self._found[place].begin = snapshot.positions[name_partition(place)]
@@ -184,7 +184,7 @@ class Restore:
                 f"taken back ({type(error).__name__}: {error}): was it written by another version of Headrace?"
             ) from error
 
-    def _no_snapshot(self, offset: int, place: PartitionId) -> StateLost:
+    def _no_snapshot_error(self, offset: int, place: PartitionId) -> StateLost:
         return StateLost(
             f"{self._member.state_topic}@{offset} should hold the snapshot of {name_partition(place)}, and does not: "
             "was the topic's retention changed? Without it records could be trained twice",
@@ -197,7 +197,7 @@ class Restore:
             return
         ends = {place: self._found[place].end for place in begins}
         with TopicReader(self._member.connection, begins) as reader:
-            for message in reader.until(ends):
+            for message in reader.read_until(ends):
                 restored = self._found.get((message.topic, message.partition))
                 if restored is not None and message.offset < restored.end:
                     for _ in restored.state.handle(message):

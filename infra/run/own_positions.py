@@ -90,11 +90,11 @@ class OwnPositions:
                 last. They belong into one transaction with the body.
         """
         positions = {name_partition(place): offset for place, offset in self.reader.positions.items()}
-        whole = self._record(self.role.component, body, positions)
+        whole = self._build_record(self.role.component, body, positions)
         names = {f"{self.role.component}{OF_PART}{name}": part for name, part in (parts or {}).items()}
-        return [*(self._record(key, part, {}) for key, part in names.items()), whole]
+        return [*(self._build_record(key, part, {}) for key, part in names.items()), whole]
 
-    def _record(self, key: str, body: bytes | None, positions: dict[str, int]) -> Outgoing:
+    def _build_record(self, key: str, body: bytes | None, positions: dict[str, int]) -> Outgoing:
         record = Snapshot(self.role.run_id, self.role.component, positions=positions, body=body or b"")
         value = b"" if body is None else codec.encode(record)
         topic, partition = self.role.state
@@ -149,7 +149,7 @@ def _read_newest(connection: Connection, state: PartitionId, component: str) -> 
 
 
 def positions_of(snapshot: Snapshot) -> dict[PartitionId, int]:
-    """Return the next input offsets that stand in a snapshot."""
+    """Return the next input offsets that a snapshot holds."""
     return {_parse_partition(name): offset for name, offset in snapshot.positions.items()}
 
 

@@ -57,7 +57,7 @@ def plan_revision(
     A first revision begins a run, whose objects are under its run id: runs that share a bucket, also from several
     clusters, are distinguished by it. A changed recipe, or one whose plug-ins have another source, becomes the next
     revision if the user says so; a store at another address, and sources without a record, are recorded by
-    the same revision once more. A recipe whose chain `headrace swap` replaced is no changed one.
+    the same revision once more. A recipe whose chain `headrace swap` replaced does not count as changed.
     Raises UsageError with the keys that differ.
     """
     before = read_known_revisions(address)
@@ -227,7 +227,7 @@ def write_later(address: RunAddress, settle: Callable[[], RecipeRevision | None]
         except (Fenced, Aborted) as error:
             raise type(error)(
                 f"revision {revision.revision} of run {address.run} was not written, as another command wrote one at "
-                f"the same time, or Kafka was away: give the command again ({error})"
+                f"the same time, or Kafka was unreachable: give the command again ({error})"
             ) from error
     return revision
 

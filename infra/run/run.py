@@ -134,19 +134,22 @@ class Run:
         most_bytes = int(self.recipe.store.cache_gib * 2**30)
         return ObjectCache(self.store, cache_folder() / "weights", most_bytes) if most_bytes else Uncached(self.store)
 
-    def policy(self, asked: str | None) -> str:
-        """Return the policy asked for, or the only one, or the shadow of that name. Raises UsageError."""
-        known = tuple(self.recipe.policies)
-        if asked is None and len(known) == 1:
-            return known[0]
-        if asked not in self.recipe.policy_variants:
-            raise UsageError(f"--policy {asked or 'is missing'}: name one of the run's policies, {', '.join(known)}")
-        return asked
+    def resolve(self, policy: str | None, variant: str | None = None) -> str:
+        """Return the policy variant that `--policy` and `--variant` name; without both, the only policy.
 
-    def policy_variant(self, policy: str | None, variant: str | None) -> str | None:
-        """Return what `--policy` and `--variant` name, for `policy`. Raises UsageError when there is no such shadow."""
-        if not variant:
-            return policy
+        `policy` may be a policy variant itself. Raises UsageError when the run has none of that name, or several
+        policies and none is named.
+        """
+        if variant:
+            return self._find_shadow(policy, variant)
+        known = tuple(self.recipe.policies)
+        if policy is None and len(known) == 1:
+            return known[0]
+        if policy not in self.recipe.policy_variants:
+            raise UsageError(f"--policy {policy or 'is missing'}: name one of the run's policies, {', '.join(known)}")
+        return policy
+
+    def _find_shadow(self, policy: str | None, variant: str) -> str:
         found = [name for name in self.recipe.shadow_variants if variant_of(name) == variant]
         if not found or policy not in {None, policy_of(found[0])}:
             there = ", ".join(self.recipe.shadow_variants) or "none"
@@ -163,7 +166,7 @@ class Run:
         *,
         anew: bool = False,
     ) -> ClaimCheck:
-        """Store bytes, waiting as long as the store is away; return the claim check that a record carries.
+        """Store bytes, waiting as long as the store is unreachable; return the claim check that a record carries.
 
         With `anew` they are sent whatever the store has under their name: that may have been altered.
         Raises StoreUnavailable when that is given up.
@@ -173,7 +176,7 @@ class Run:
         return ClaimCheck(STORE_NAME, stored.key, stored.sha256, stored.size_bytes)
 
     def get(self, claim: ClaimCheck) -> bytes:
-        """Return the bytes behind a claim check, verified, waiting while the store is away.
+        """Return the bytes behind a claim check, verified, waiting while the store is unreachable.
 
         Only for a minute, then it raises StoreUnavailable: a member of a group must poll now and then. Raises as
         `ObjectStore.get`, and ObjectMissing for a claim on another store.
@@ -195,7 +198,7 @@ def refuse_large_group(claim: ClaimCheck) -> None:
 
 
 def _wait_for_store(call: Callable[[], T], patience_s: float, given_up: threading.Event | None = None) -> T:
-    """Wait for a store that is away, which is logged once; at the end of patience its error is raised."""
+    """Call until the store answers, which is logged once; at the end of patience its error is raised."""
     began, logged, given_up = time.monotonic(), False, given_up or threading.Event()
     backoff = Backoff(0.1, LONGEST_PAUSE_S)
     while True:
@@ -233,7 +236,7 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
             if stop is not None and stop.is_set():
                 raise StopRequested("stopped while waiting for the run") from error
             if not logged and time.monotonic() - begin > 3:
-                # Who waits for servers begins to wait again; a run that is not there is an error at the end.
+                # A wait for servers begins to wait again; a run that is not there is an error at the end.
                 ends = {} if isinstance(error, KafkaAway) else {"gives_up_after_s": patience_s}
                 log.warning("run.waiting", run=str(address), why=str(error), **ends)
                 logged = True
@@ -376,7 +379,7 @@ def parse_store(revision: RecipeRevision) -> StoreAddress:
     """Return the store that a revision names. Raises UsageError when it names none, or nobody its keys.
 
     The keys of an embedded one are in the file that the revision names; in runs of 0.1, in the revision itself. Where
-    the file cannot be read there are none, and only who asks the store for something is refused: most looks do not.
+    the file cannot be read there are none, and only a request to the store is refused: most looks make none.
     """
     try:
         where = json.loads(revision.store)
@@ -393,7 +396,7 @@ def parse_store(revision: RecipeRevision) -> StoreAddress:
     if not access_key and not keys_file:
         from headrace.infra.store.access import find_keys
 
-        find_keys()  # who has none learns it now, and not at its first object
+        find_keys()  # missing keys are reported now, and not at the first object
     return replace(address, keys_file=keys_file)
 
 

@@ -61,7 +61,7 @@ class StoreKeys(Provider):
 
     @property
     def access_key(self) -> str:
-        """The key's name, which is no secret."""
+        """The access key's id, which is not a secret."""
         return self.retrieve().access_key
 
 

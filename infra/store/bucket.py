@@ -33,7 +33,7 @@ T = TypeVar("T")
 class Bucket:
     """One bucket, through one pool of connections. Safe to use from several threads; constructing asks nothing.
 
-    Raises UsageError for an endpoint that is none, and where there are no keys.
+    Raises UsageError for an endpoint that is not valid, and where there are no keys.
     """
 
     def __init__(self, address: StoreAddress, timeout_s: float) -> None:
@@ -46,7 +46,7 @@ class Bucket:
         try:
             self.client = self._client(self._http)
         except ValueError as error:
-            raise UsageError(f"{address.endpoint!r} is no endpoint of an object store: {error}") from error
+            raise UsageError(f"{address.endpoint!r} is not the endpoint of an object store: {error}") from error
 
     def _client(self, http: urllib3.PoolManager) -> Minio:
         from minio import Minio
@@ -58,14 +58,14 @@ class Bucket:
 
     @property
     def access_key(self) -> str:
-        """Name of the key in use, which is no secret."""
+        """Id of the access key in use, which is not a secret."""
         return self._keys.access_key
 
     def close(self) -> None:
         """Close idle connections; the bucket may be used again."""
         self._http.clear()
 
-    def where(self, key: str) -> str:
+    def name_object(self, key: str) -> str:
         """Return how messages name an object."""
         return f"{self.address.endpoint}/{self.address.bucket}/{key}"
 
@@ -83,7 +83,7 @@ class Bucket:
             except ProtocolError:
                 return call()
         except (S3Error, ServerError, InvalidResponseError, HTTPError) as error:
-            raise translate_error(error, self.where(key), self.address, self.access_key) from error
+            raise translate_error(error, self.name_object(key), self.address, self.access_key) from error
 
     def stat(self, key: str) -> StoredAs | None:
         """Return size and age of an object as the client has them; None when there is none."""
@@ -93,7 +93,7 @@ class Bucket:
         except ObjectMissing:
             return None
 
-    def listing(self, prefix: str) -> list[ListedObject]:
+    def list_objects(self, prefix: str) -> list[ListedObject]:
         """Return all objects whose keys begin so; uploads under way are left out."""
 
         def request() -> list[ListedObject]:
@@ -113,7 +113,7 @@ class Bucket:
             self.ask(lambda: self.client.remove_object(bucket_name=name, object_name=key), key)
 
     @contextmanager
-    def opened(self, key: str, offset: int, length: int) -> Iterator[urllib3.BaseHTTPResponse]:
+    def open_object(self, key: str, offset: int, length: int) -> Iterator[urllib3.BaseHTTPResponse]:
         """Open an object from `offset` on for so many bytes, 0 for all. To be called, and read, within `ask`."""
         response = self.client.get_object(
             bucket_name=self.address.bucket, object_name=key, offset=offset, length=length

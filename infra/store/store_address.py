@@ -49,7 +49,7 @@ class StoreAddress:
 
             shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
             raise UsageError(
-                f"{shown!r} is no address of an object store: write http[s]://host:port/bucket/prefix, and the keys "
+                f"{shown!r} is not an object store's address: write http[s]://host:port/bucket/prefix, and the keys "
                 f"into {KEY_PLACES}"
             )
         region = parse_qs(parts.query).get("region", ["us-east-1"])[0]

@@ -138,7 +138,7 @@ def read_delta(data: bytes | memoryview) -> Delta:
     view = memoryview(data)
     start = len(MAGIC) + _LENGTH_BYTES
     if len(view) < start + _DIGEST_BYTES or view[: len(MAGIC)] != MAGIC:
-        raise WeightsError("this is no delta object: it does not begin as one")
+        raise WeightsError("this is not a delta object: it does not begin as one")
     body, digest = view[:-_DIGEST_BYTES], view[-_DIGEST_BYTES:]
     if blake3(body, max_threads=blake3.AUTO).digest() != digest:
         raise WeightsError("the delta object is torn or was altered: its checksum is another")

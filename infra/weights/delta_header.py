@@ -146,7 +146,7 @@ def read_header(text: bytes, payload_bytes: int) -> Header:
     except (ValidationError, ValueError, RecursionError) as error:
         raise WeightsError(f"the header of a delta object cannot be read: {str(error)[:200]}") from error
     if not all(_HASH.fullmatch(found) for found in (header.base_hash, header.weights_hash)):
-        raise WeightsError("the header of a delta object names weights by something that is no hash of them")
+        raise WeightsError("the header of a delta object names weights by something that is not a hash")
     names = [head.name for head in header.tensors]
     if len(set(names)) != len(names) or not 0 < header.block_items <= _MOST_ITEMS:
         raise WeightsError("the header of a delta object names a tensor twice, or blocks of no size")

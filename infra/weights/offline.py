@@ -68,7 +68,7 @@ def encode(base: Path, new: Path, out: Path, label: Label) -> EncodedDelta:
     if out.exists():
         raise UsageError(f"{out} exists: name a file that does not")
     if not out.parent.is_dir():
-        raise UsageError(f"{out.parent} is no folder")
+        raise UsageError(f"{out.parent} is not a folder")
     before, after = open_weights(base), open_weights(new)
     base_hash, new_hash = _hash_as_promised(base, before), _hash_as_promised(new, after)
     data = encode_delta(before.tensors, after.tensors, label, hashes=(base_hash, new_hash))

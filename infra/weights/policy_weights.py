@@ -64,10 +64,10 @@ class PolicyWeights:
         Args:
             events: All that are known of the policy.
             target: Whose version is wanted.
-            refused: Objects not to ask for; those that turn out bad are added, for who asks for several versions.
+            refused: Objects not to ask for; those that turn out bad are added, for the caller's next version.
 
         Raises BadWeights when there is no way left, after which weights between the old and the wanted may be held, and
-        Unavailable when the store is away.
+        Unavailable when the store is unreachable.
         """
         refused = set() if refused is None else refused
         self._watch.seconds.clear()

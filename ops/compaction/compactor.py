@@ -198,7 +198,7 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
     run = join_to_write(opened.run.address, JOIN_PATIENCE_S, stop)
     if opened.rests:  # its store was started for this, maybe at another address than its recipe names
         run = replace(run, store_address=opened.run.store_address)
-    policies = [run.policy(policy)] if policy else list(run.recipe.policies)
+    policies = [run.resolve(policy)] if policy else list(run.recipe.policies)
     with closing(Compactor(run, policies, every, stop)) as compactor:
         compactor.catch_up()
         while not stop.is_set():

@@ -99,7 +99,7 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) ->
     """
     folder = DataFolder(data)
     places = {run.name: place_of(data, run) for run in runs}
-    with folder.owned("`headrace compare`"), interrupt_on_signals():
+    with folder.hold("`headrace compare`"), interrupt_on_signals():
         _check_folder(sweep, folder)
         source = _source_of(sweep)
         _check_same(runs, places, source)
@@ -292,7 +292,7 @@ class _Playing:
         try:
             delete_topics(self._servers.connection, [spec.name for spec in recipe.topic_specs])
             with ObjectStore(replace(self._servers.store_address, prefix=f"{summary.run_id}/")) as store:
-                for listed in store.listing():
+                for listed in store.list_objects():
                     store.delete(listed.key)
         except HeadraceError as error:
             self._say(f"what run {run.name} leaves in Kafka and in the store is not all deleted: {escape(str(error))}")

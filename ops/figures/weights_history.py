@@ -101,7 +101,7 @@ class WeightsHistory:
 
 def weights_history(run: Run, policy: str | None) -> WeightsHistory:
     """Return how the versions of a policy were published. Raises UsageError, KafkaAway or KafkaRefused."""
-    name = run.policy(policy)
+    name = run.resolve(policy)
     trained = {batch.version for batch in read_records(run, run.topics.batches(name), BatchTrained)}
     events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
     retired = read_retired(run)

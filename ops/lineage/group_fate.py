@@ -343,7 +343,7 @@ def report_group(run: Run, policy: str | None, group: str) -> GroupFate:
         )
     stream, number = parse_group(run, group)
     trained = run.recipe.policies_of(stream.partition(".")[0])
-    chosen = trained if policy is None else (run.policy(policy),)
+    chosen = trained if policy is None else (run.resolve(policy),)
     if policy is not None and policy_of(policy) not in trained:
         raise UsageError(f"stream {stream} trains {', '.join(trained)}, not {policy}")
     found = {name: group_lineage(run, name, stream, number) for name in chosen}

@@ -137,7 +137,7 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     policies = run.recipe.policies_of(stream.removeprefix("eval.").partition(".")[0])
     if policy is None and len(policies) > 1:
         raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: show which by --policy")
-    acted = run.policy(policy or policies[0])
+    acted = run.resolve(policy or policies[0])
     history = read_history(run, acted)
     found = _trained(run, acted, history, GroupId(stream, number)) or _produced(
         find_groups_run(run), acted, stream, number
@@ -231,4 +231,4 @@ def report_step(run: Run, policy: str | None, version: int, group: str | None, l
         group: The only group to show, by its place in the batch or as STREAM:NUMBER; the first ones if None.
         limit: How many of them; 0 for all.
     """
-    return step(run, run.policy(policy), version, group if group is not None else slice(limit or None))
+    return step(run, run.resolve(policy), version, group if group is not None else slice(limit or None))

@@ -261,4 +261,4 @@ def readable(run: Run, messages: Iterable[Message], kind: type[Any]) -> Iterator
 
 def report_version(run: Run, policy: str | None, version: int) -> VersionLineage:
     """Return what made a version; of the only policy if none is named. Raises UsageError."""
-    return version_lineage(run, run.policy(policy), version)
+    return version_lineage(run, run.resolve(policy), version)

@@ -70,7 +70,7 @@ class ArchivedFirstUses:
 
     def at(self, partition: int, offset: int) -> Message | None:
         """Return what stands at a place."""
-        for messages in self._archive.backwards((self._topic, partition), offset):
+        for messages in self._archive.read_backwards((self._topic, partition), offset):
             return next((one for one in messages if one.offset == offset), None)
         return None
 
@@ -78,7 +78,7 @@ class ArchivedFirstUses:
         """Return the first use of a replay, looking at files backwards from where the replay says that it is."""
         key, run_id = task_key(replay.stream, replay.number), self._archive.manifest.run_id
         place = (self._topic, replay.partition)
-        for messages in self._archive.backwards(place, replay.offset - replay.back):
+        for messages in self._archive.read_backwards(place, replay.offset - replay.back):
             for message in messages:
                 if message.key == key and is_first_use(message, run_id):
                     return message

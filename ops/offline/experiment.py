@@ -90,7 +90,7 @@ def experiment(
 
     Raises UsageError when the new run is there already and is not this experiment, interrupted.
     """
-    name, (into, sets) = run.policy(policy), changes
+    name, (into, sets) = run.resolve(policy), changes
     source = read_history(run, name)
     parts = stretches(source, span, f"policy {name} of run {run.address.run}")
     assert source.published is not None  # noqa: S101 - it came with the first checkpoint

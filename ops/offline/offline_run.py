@@ -123,7 +123,7 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
     archive = Archive(request.archive)
     asked = _like_the_run(archive, recipe)
     folder = DataFolder(request.data)
-    with folder.owned("`headrace up --from`"):
+    with folder.hold("`headrace up --from`"):
         if folder.read() is not None:
             raise UsageError(f"{folder.root} holds a run: name another --data")
         _refuse_others(request, archive)

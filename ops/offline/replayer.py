@@ -161,7 +161,7 @@ def _target(archive: Archive, newest: RecipeRevision, into: str | None, data: Pa
         return
     folder = DataFolder(data or Path())
     with ExitStack() as started:
-        started.enter_context(folder.owned("`headrace replay`"))
+        started.enter_context(folder.hold("`headrace replay`"))
         notes = folder.read()
         if notes is not None and (notes.run, notes.run_id) != (run, archive.manifest.run_id):
             raise UsageError(
@@ -193,7 +193,7 @@ def _put_objects(archive: Archive, target: Target) -> int:
     with ObjectStore(replace(target.store, prefix="")) as store, open_progress("putting objects") as tell:
         store.ensure_bucket()
         for count, (key, one) in enumerate(held.items(), 1):
-            with archive.object_file(key) as path, path.open("rb") as file:
+            with archive.open_object(key) as path, path.open("rb") as file:
                 content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if one.size_bytes else b""
                 store.put_named(StoredObject(key, one.sha256, one.size_bytes), content)
             tell(count, len(held))

@@ -90,7 +90,7 @@ def retrain(run: Run, policy: str | None, span: Span, tell: ReportProgress = lam
 
     Raises UsageError for versions that are not there, LineageBroken when something they were made from is gone.
     """
-    name = run.policy(policy)
+    name = run.resolve(policy)
     history = read_history(run, name)
     found = stretches(history, span, f"policy {name} of run {run.address.run}")
     here_made = (part for part in found if _numerics_for(run, name, part) == part.fingerprint)

@@ -192,7 +192,7 @@ def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Col
 
 def _planned(run: Run, request: CollectionRequest) -> tuple[Marker, Plan]:
     sharing = runs_beside(run)
-    prefix, listed = run.store_address.prefix, run.store.listing()
+    prefix, listed = run.store_address.prefix, run.store.list_objects()
     # The clock that dates the objects: ours may be hours ahead of it, and what is on its way would look old.
     answers = (run.store.now(one.key) for one in listed)
     now = next((answer for answer in answers if answer is not None), datetime.now(UTC))

@@ -124,7 +124,7 @@ class Rows:
         self.length[:n] += count
         self.is_sound[:n] &= np.isfinite(logprobs).all(1)
 
-    def over(self) -> list[int]:
+    def find_ended(self) -> list[int]:
         """Rows that have ended: at their limit, stopped, or with numbers that are not finite."""
         n = len(self)
         newest = self.ids[self._index[:n], self.length[:n] - 1]

@@ -47,7 +47,7 @@ def attend(
 
 
 class RotaryTable(torch.nn.Module):
-    """cos and sin of every position, looked up; computed once by the module it stands for."""
+    """cos and sin of every position, looked up; computed once by the module that it replaces."""
 
     def __init__(self, original: torch.nn.Module, context: int, like: torch.Tensor) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ def open_engine(folders: Mapping[str, Path], rollout: Rollout, concurrency: int)
 def check_engine(recipe: Recipe) -> None:
     """Look for the engine that a recipe names, where it is a shipped one, before anything is started.
 
-    Raises UsageError for a name that is none, for settings that it does not take, and where the engine without a model
+    Raises UsageError for an unknown name, for settings that it does not take, and where the engine without a model
     is to answer questions that it cannot read.
     """
     engine = recipe.rollout.engine

@@ -68,7 +68,7 @@ class WeightSet:
         if not is_over:
             return []
         self._settle()
-        over = self.rows.over()
+        over = self.rows.find_ended()
         return self._end(over) if over else []
 
     def remove(self, request: Request) -> Generation | None:

@@ -83,19 +83,19 @@ class Feeder:
             return ()
         kind, take = self._take[message.topic]
         try:
-            record = self._record(message.value, kind)
+            record = self._decode(message.value, kind)
         except Rejected as rejected:
-            return self._dead(message, kind, rejected)
+            return self._reject(message, kind, rejected)
         take(record)
         return ()
 
-    def _record(self, value: bytes, kind: type[Any]) -> Any:
+    def _decode(self, value: bytes, kind: type[Any]) -> Any:
         """Return the record of a message. Raises Rejected."""
         record = decode_own(value, kind, self.run.run_id)
         if kind is not DeadLetter and record.policy not in self.run.recipe.policies:
             raise Rejected("misrouted", f"policy {record.policy[:80]!r} is none of this run's")
         if self.state.is_leap(record):
-            raise Rejected("time_travel", f"version {record.version} is no next one")
+            raise Rejected("time_travel", f"version {record.version} is not the next one")
         return record
 
     def _follow(self, revision: RecipeRevision | None) -> None:
@@ -115,7 +115,7 @@ class Feeder:
         if self.state.ended:
             self._announce_end(self.state.ended)  # the newest revision decides whether a run is over
 
-    def _dead(self, message: Message, kind: type, rejected: Rejected) -> Iterable[Outgoing]:
+    def _reject(self, message: Message, kind: type, rejected: Rejected) -> Iterable[Outgoing]:
         if kind is DeadLetter:
             # A dead letter about a dead letter would be read here again, without end.
             log.warning("letter.ignored", offset=message.offset, reason=rejected.reason, detail=rejected.detail)
@@ -125,9 +125,9 @@ class Feeder:
     def tick(self) -> Iterable[Outgoing]:
         """Plan tasks; return them, and the word that the run is over."""
         self._planned += self.state.plan()
-        overdue = self._commits.overdue(self.state)
-        dead = [self._unanswered(planned) for planned in self.state.give_up(overdue)]
-        self._planned += self.state.again(overdue)
+        overdue = self._commits.find_overdue(self.state)
+        dead = [self._build_unanswered(planned) for planned in self.state.give_up(overdue)]
+        self._planned += self.state.reissue_lost(overdue)
         if why := self.state.end():
             log.info("run.ended", why=why)
             self._announce_end(why)
@@ -137,11 +137,11 @@ class Feeder:
                 now = "no task is issued any more: stop this process, or go on with the run by `headrace up`"
                 log.info("run.over", why=self._said_over, now=now)
         announcements, self._announcements = self._announcements, []
-        return [*(self._outgoing(planned) for planned in self._planned), *announcements, *dead]
+        return [*(self._build_outgoing(planned) for planned in self._planned), *announcements, *dead]
 
-    def _unanswered(self, planned: Planned) -> Outgoing:
+    def _build_unanswered(self, planned: Planned) -> Outgoing:
         """Return the dead letter of a task that was issued as often as it may be, and never answered."""
-        sent, attempts = self._outgoing(planned), planned.task.attempt + 1
+        sent, attempts = self._build_outgoing(planned), planned.task.attempt + 1
         message = Message(sent.topic, sent.partition, planned.open.offset, sent.key, sent.value, sent.headers)
         why = (
             f"the workers were done with {attempts} attempts of this task, and nobody has read a group of it: look "
@@ -166,13 +166,13 @@ class Feeder:
             planned.open.offset = ticket.offset
         self._planned, self._changed = [], False
         self._snapshot_due = time.monotonic() + SNAPSHOT_EVERY_S
-        changes = {name: None if one is None else _encode_json(one) for name, one in self.state.changes().items()}
+        changes = {name: None if one is None else _encode_json(one) for name, one in self.state.take_changes().items()}
         return self.own.snapshot(_encode_json(self.state.snapshot()), changes)
 
     def offsets(self, before: Sequence[Ticket]) -> None:
-        """None: positions stand in the snapshot."""
+        """None: the snapshot holds the positions."""
 
-    def _outgoing(self, planned: Planned) -> Outgoing:
+    def _build_outgoing(self, planned: Planned) -> Outgoing:
         task = planned.task
         topic, key = self.run.topics.tasks(task.stream), task_key(task.stream, task.number)
         return Outgoing(topic, codec.encode(task), key, task_stamp(task).to_headers(), planned.open.partition)
@@ -214,7 +214,7 @@ def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
     sources = {name: build_task_source(recipe, name) for name in recipe.workflows}
     send_examples(run, writer, {name: source.environment for name, source in sources.items()})
     for source in sources.values() if recipe.evaluate.every else ():
-        source.held_out(recipe.evaluate.problems)
+        source.list_held_out(recipe.evaluate.problems)
     state = FeedState(recipe, revision, sources)
     topics = (*_list_handlers(run, state), run.topics.recipe)
     own = OwnPositions(Role(run.connection, COMPONENT, run.run_id, run.state_place(COMPONENT), topics))

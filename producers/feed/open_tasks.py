@@ -1,4 +1,4 @@
-"""Tasks that were issued and have not concluded, and how they stand in the feeder's state. Pure state.
+"""Tasks that were issued and have not concluded, and their form in the feeder's state. Pure state.
 
 That state grows with what is open, so it is written in chunks, of which only those that changed are written again.
 """
@@ -70,7 +70,7 @@ class TaskTable:
         """Note that a number is about to change, or has changed."""
         self._changed.add((group.stream, group.number // CHUNK))
 
-    def changes(self) -> dict[str, Plain | None]:
+    def take_changes(self) -> dict[str, Plain | None]:
         """Return, once, the chunks that have changed, by name; None for one in which nothing is left."""
         changed, self._changed = sorted(self._changed), set()
         return {f"{stream}|{chunk}": self._chunk(stream, chunk) for stream, chunk in changed}

@@ -109,22 +109,22 @@ class Concluder:
                 try:
                     spec = self._spec_of(task)
                     wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
-                    async with self.holds.held(wanted):
+                    async with self.holds.hold(wanted):
                         groups = await play_group(task, spec, self.context, ending, partial(self._free_place, started))
                 except (UsageError, EngineError, ValueError) as error:
-                    groups = self._unplayed(task, build_failure(0, error))
+                    groups = self._conclude_unplayed(task, build_failure(0, error))
                 if all(group.reason == "failed" for group in groups.values()):
                     await self._check_engine()
             else:
-                groups = self._unplayed(task, Failure(0, *started.why))
-            groups = self.failures.noted(task, groups)
+                groups = self._conclude_unplayed(task, Failure(0, *started.why))
+            groups = self.failures.note(task, groups)
             reach("rollout.played")  # 1
         finally:
             started.give_places_back()
         self.delivering += 1
         try:
             if started.verdict == "poison":
-                await self.producer.send([self._dead_letter_of_poison(started)])
+                await self.producer.send([self._build_poison_dead_letter(started)])
             await self._deliver(task, groups, self._recipe_of(task).rollout.inline_limit_bytes)  # 2
             reach("rollout.delivered")
         finally:
@@ -140,11 +140,11 @@ class Concluder:
 
     def _free_place(self, started: StartedTask, outcome: Outcome) -> None:
         """Count an episode that has ended, and let another one begin in its place."""
-        self.tally.episode_ended(outcome)
+        self.tally.count_episode(outcome)
         if started.reservation is not None:
             started.reservation.give_one()
 
-    def _dead_letter_of_poison(self, started: StartedTask) -> Outgoing:
+    def _build_poison_dead_letter(self, started: StartedTask) -> Outgoing:
         """Return the dead letter beside a poisoned task's groups: its bytes, for people.
 
         Without its headers it names no number, and so concludes nothing: the groups do.
@@ -160,7 +160,7 @@ class Concluder:
     def _recipe_of(self, task: Task) -> Recipe:
         return self.follower.recipes.get(task.revision, self.follower.recipe)
 
-    def _unplayed(self, task: Task, failure: Failure) -> Groups:
+    def _conclude_unplayed(self, task: Task, failure: Failure) -> Groups:
         recipe = self._recipe_of(task)
         workflow = recipe.workflows[self.workflow]
         return conclude_unplayed(task, recipe.policies_of(self.workflow), workflow.env.use, self.context, failure)
@@ -176,7 +176,7 @@ class Concluder:
             with self.watch.measure("encode"):
                 encoded = encode_group(group)
             if encoded.group is not group:  # the schema refuses what the workflow gave
-                self.failures.noted(task, {group.policy: encoded.group})
+                self.failures.note(task, {group.policy: encoded.group})
             if len(encoded.value) > inline_limit_bytes:
                 encoded = encoded.behind(await self._put(encoded))
             records.append(build_outgoing(self.run.topics, encoded, self.partitions))
@@ -185,7 +185,7 @@ class Concluder:
         self.tally.groups_done += len(records)
 
     async def _put(self, encoded: Encoded) -> ClaimCheck:
-        """Store a large group, waiting as long as the store is away or refuses."""
+        """Store a large group, waiting as long as the store is unreachable or refuses."""
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             try:

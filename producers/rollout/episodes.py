@@ -86,7 +86,7 @@ async def play_group(
 
         outcome = Outcome(sample)
         try:
-            outcome = await context.reachability.played(once)
+            outcome = await context.reachability.play_when_reachable(once)
         except asyncio.CancelledError:
             if not ending.is_set():
                 raise
@@ -151,7 +151,7 @@ def _build_actors(task: Task, sample: int, spec: WorkflowSpec, context: RolloutC
 
 
 def _check_episode(episode: Any, roles: Mapping[str, str]) -> Episode:
-    """Return what a workflow returned. Raises TypeError or ValueError, naming role and value, if it is no episode."""
+    """Return what a workflow returned. Raises TypeError or ValueError, naming role and value."""
     if not isinstance(episode, Mapping):
         raise TypeError(f"a workflow returns a RoleTrajectory by role, got {type(episode).__name__} {episode!r:.60}")
     for role, played in episode.items():
@@ -162,7 +162,7 @@ def _check_episode(episode: Any, roles: Mapping[str, str]) -> Episode:
     for role, played in episode.items():
         rewards = [played.reward, *(s.reward for s in played.sequences if s.reward is not None)]
         if not all(map(math.isfinite, rewards)):
-            raise ValueError(f"the rewards of {role} must be finite, got {rewards}: mend the environment's scorer")
+            raise ValueError(f"the rewards of {role} must be finite, got {rewards}: fix the environment's scorer")
     return episode
 
 
@@ -249,7 +249,7 @@ def _choose_reason(failures: tuple[Failure, ...], n_played: int) -> str:
 
 
 def _build_trajectory(task: Task, sample: int, parts: list[RoleTrajectory]) -> Trajectory:
-    """Return what one policy did. Its first role's reward is the whole's; those of others stand on their sequences."""
+    """Return what one policy did. Its first role's reward is the whole's; those of others are on their sequences."""
     first, sequences = parts[0], list(parts[0].sequences)
     for part in parts[1:]:
         begin = len(sequences)

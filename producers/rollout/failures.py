@@ -35,7 +35,7 @@ def build_failure(
         sample: Which of its group.
         error: What was raised.
         limit_s: Of the episode, for a time limit that does not say it.
-        actors: By role; which of them generated last is told.
+        actors: By role; the failure names the one that generated last.
     """
     reason, detail = "error", describe_in_one_line(error)
     if isinstance(error, VersionGone):
@@ -79,15 +79,15 @@ class FailureLog:
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
-    def noted(self, task: Task, groups: Mapping[str, TrajectoryGroup]) -> dict[str, TrajectoryGroup]:
+    def note(self, task: Task, groups: Mapping[str, TrajectoryGroup]) -> dict[str, TrajectoryGroup]:
         """Return a task's groups; a traceback stays in the first failure of its error alone, and all are logged."""
         told: dict[tuple[Failure, ...], tuple[Failure, ...]] = {}  # every policy's group holds the same failures
         for group in groups.values():
             if group.failures not in told:
-                told[group.failures] = tuple(self._noted(task, failure) for failure in group.failures)
+                told[group.failures] = tuple(self._note_failure(task, failure) for failure in group.failures)
         return {policy: replace(group, failures=told[group.failures]) for policy, group in groups.items()}
 
-    def _noted(self, task: Task, failure: Failure) -> Failure:
+    def _note_failure(self, task: Task, failure: Failure) -> Failure:
         kind = kind_of(failure)
         if failure.reason not in TOLD or (kind not in self.counts and len(self.counts) >= MOST_KINDS):
             return replace(failure, traceback="")

@@ -23,7 +23,7 @@ class OpenTasks:
         """Begin with a task of a partition."""
         task = asyncio.create_task(work)
         self._open[task] = place
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._note_end)
 
     def cancel(self, places: frozenset[PartitionId]) -> None:
         """Cancel the tasks of partitions that are ours no more."""
@@ -42,7 +42,7 @@ class OpenTasks:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _note_end(self, task: asyncio.Task[None]) -> None:
         del self._open[task]
         if not task.cancelled() and task.exception() is not None:
             self.failure = self.failure or task.exception()

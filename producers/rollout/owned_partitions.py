@@ -103,15 +103,15 @@ class OwnedPartitions:
         for place in places:
             self._owned[place].ledger.reset_starts()
 
-    def dirty(self) -> list[PartitionId]:
+    def list_changed(self) -> list[PartitionId]:
         """Return the partitions that changed since their newest commit."""
         return [place for place, owned in self._owned.items() if owned.dirty]
 
-    def commits(self, places: Iterable[PartitionId]) -> list[tuple[str, int, int, str]]:
+    def list_commits(self, places: Iterable[PartitionId]) -> list[tuple[str, int, int, str]]:
         """Return (topic, partition, offset, metadata) to be committed of some partitions."""
         return [(*place, *self._owned[place].ledger.commit()) for place in places]
 
-    def committed(self, places: Iterable[PartitionId]) -> None:
+    def note_committed(self, places: Iterable[PartitionId]) -> None:
         """Note that what `commits` returned is committed."""
         for place in places:
             self._owned[place].dirty = False

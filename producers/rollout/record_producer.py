@@ -23,7 +23,7 @@ FULL_S = 0.05
 
 
 class RecordProducer:
-    """Sends records. `message.timeout.ms = 0`: a broker that is away is waited for, and records stay in order.
+    """Sends records. `message.timeout.ms = 0`: an unreachable broker is waited for, and records stay in order.
 
     Args:
         connection: The cluster.
@@ -77,7 +77,7 @@ class RecordProducer:
         )
 
     def _send_again(self) -> None:
-        """Send records that may be lost: a second copy is dropped by whoever reads it, a lost one is not found."""
+        """Send records that may be lost: a second copy is dropped by its reader, a lost one is not found."""
         while self._lost:
             try:
                 self._produce(*self._lost[0])

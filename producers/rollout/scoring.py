@@ -40,7 +40,7 @@ class LimitedScoring:
         return self._environment.problem(split, index)
 
     def score(self, problem: Problem, text: str) -> Score:
-        """See `Environment.score`; a bare number is a reward without parts. Raises TypeError for what is no score."""
+        """See `Environment.score`; a bare number is a reward without parts. Raises TypeError."""
         with limit_time(self._limit_s):
             found: Any = self._environment.score(problem, text)
         if hasattr(found, "reward"):

@@ -44,7 +44,7 @@ COMMIT_EVERY_S = 0.15
 PATIENCE_S = 30.0
 LEAVE_S = 2.0
 REVOKE_S = 10.0
-"""How long the last commit of partitions may take: of who ends, and of who has lost them. The broker may be dead."""
+"""How long the last commit of partitions may take: at the end, and after losing them. The broker may be dead."""
 
 MEMBERSHIP_MOVES = {
     KafkaError.STALE_MEMBER_EPOCH,
@@ -198,7 +198,7 @@ class TaskIntake(threading.Thread):
             except RuntimeError as error:  # the consumer was closed meanwhile: nobody waits for this commit any more
                 lost.append(str(error))
 
-        offsets = [TopicPartition(*place) for place in self.owned.commits(leaving)]
+        offsets = [TopicPartition(*place) for place in self.owned.list_commits(leaving)]
         last = threading.Thread(target=commit, name="last-commit", daemon=True)
         last.start()
         last.join(within_s)
@@ -207,7 +207,7 @@ class TaskIntake(threading.Thread):
             why = lost[0] if lost else f"no answer within {within_s:.0f} s"
             log.warning("commit.lost", why=why, partitions=_name_partitions(leaving))
         else:
-            self.owned.committed(leaving)
+            self.owned.note_committed(leaving)
         return answered
 
     def _forget(self, consumer: Consumer, places: frozenset[PartitionId]) -> None:
@@ -225,7 +225,7 @@ class TaskIntake(threading.Thread):
         asked = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
         found: list[TopicPartition] = call_patiently(
             lambda: refuse_errors(self._consumer.committed(asked, timeout=10)),
-            f"asking where group {self._member.group} stands",
+            f"asking for the offsets of group {self._member.group}",
             PATIENCE_S,
         )
         positions = []
@@ -266,12 +266,12 @@ class TaskIntake(threading.Thread):
 
     def _start(self) -> None:
         self._starting += self.queue.start(time.monotonic())
-        for place in self.queue.drained():
+        for place in self.queue.take_drained():
             self._consumer.resume([TopicPartition(*place)])
 
     def _commit(self) -> bool:
         """Commit what has changed and is due; False when that has to be tried again."""
-        dirty = self.owned.dirty()
+        dirty = self.owned.list_changed()
         if not dirty or not (self._starting or time.monotonic() >= self._commit_due):
             return not self._starting
         try:
@@ -288,8 +288,8 @@ class TaskIntake(threading.Thread):
         return True
 
     def _commit_partitions(self, places: list[PartitionId]) -> None:
-        self._commit_offsets([TopicPartition(*commit) for commit in self.owned.commits(places)])
-        self.owned.committed(places)
+        self._commit_offsets([TopicPartition(*commit) for commit in self.owned.list_commits(places)])
+        self.owned.note_committed(places)
 
     def _commit_offsets(self, offsets: list[TopicPartition]) -> None:
         if offsets:

@@ -80,7 +80,7 @@ class TaskQueue:
 
     def add(self, task: WaitingTask) -> bool:
         """Queue a task; True when its partition has become full by it, and is to be paused."""
-        # Dead letters first, then as they came: no clock of whoever issued a task decides when it starts.
+        # Dead letters first, then as they came: the issuer's clock does not decide when a task starts.
         insort(self._waiting, task, key=lambda waiting: waiting.task is not None)
         self._counts[task.place] += 1
         if self._counts[task.place] < MOST_WAITING or task.place in self._full:
@@ -95,7 +95,7 @@ class TaskQueue:
             self._counts.pop(place, None)
             self._full.discard(place)
 
-    def drained(self) -> list[PartitionId]:
+    def take_drained(self) -> list[PartitionId]:
         """Return, once, the partitions that were full and are to be read again."""
         found = [place for place in self._full if self._counts[place] <= FEW_WAITING]
         self._full.difference_update(found)
@@ -136,7 +136,7 @@ class TaskQueue:
             return None
         admitted = self._gate.admit(task)
         if isinstance(admitted, str):
-            return self._unplayed(waiting, task, admitted, now_s)
+            return self._conclude_unplayed(waiting, task, admitted, now_s)
         if admitted is None:
             refused.add(waiting.message.topic)
             return None
@@ -145,7 +145,7 @@ class TaskQueue:
             log.warning("task.suspect", stream=task.stream, number=task.number, starts=starts)
         return waiting.as_started("play", reservation=admitted)
 
-    def _unplayed(
+    def _conclude_unplayed(
         self, waiting: WaitingTask, task: Task, verdict: Literal["run_end", "unknown_revision"], now_s: float
     ) -> StartedTask | None:
         if verdict == "run_end":

@@ -2,7 +2,7 @@
 
 Five threads meet here. The event loop, in the main thread, plays episodes; the task intake owns the consumer; the
 follower reads weights and recipe; the producer's thread takes acknowledgements; the engine computes. None calls into
-another's state: tasks come by `call_soon_threadsafe`, acknowledged tasks go by a queue, the rest is read as it stands.
+another's state: tasks come by `call_soon_threadsafe`, acknowledged tasks go by a queue, the rest is read as it is.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class RolloutWorker:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(self._threads)
         self.follower.start()
-        topics = TopicWatch(self.run.connection, self._topics())
+        topics = TopicWatch(self.run.connection, self._list_topics())
         topics.start()
         turns, work = asyncio.create_task(self._take_turns(watchdog, topics)), asyncio.create_task(self._work(stop))
         ends: list[BaseException | None] = []
@@ -150,10 +150,10 @@ class RolloutWorker:
         """Get ready, and conclude every task that the intake starts, until `stop` is set."""
         self._phase = "waiting"
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-            context = await self._startup().prepare(Path(folder), stop)
+            context = await self._build_startup().prepare(Path(folder), stop)
         if context is None:
             return
-        concluder, loop = self._concluder(context), asyncio.get_running_loop()
+        concluder, loop = self._build_concluder(context), asyncio.get_running_loop()
 
         def begin(started: StartedTask) -> None:
             is_training = started.task is None or started.task.purpose != "eval"
@@ -161,7 +161,7 @@ class RolloutWorker:
             self.tasks.begin(started.place, concluder.conclude(started, ending, intake.done))
 
         intake = self._intake = TaskIntake(
-            self._member(),
+            self._subscribe(),
             Admission(self.follower, concluder, self.slots),
             lambda started: loop.call_soon_threadsafe(begin, started),
             lambda places: loop.call_soon_threadsafe(self.tasks.cancel, places),
@@ -189,7 +189,7 @@ class RolloutWorker:
             await loop.run_in_executor(self._leaving, self.producer.flush, FLUSH_S)
             await loop.run_in_executor(self._leaving, partial(intake.stop, in_good_order=in_good_order))
 
-    def _startup(self) -> WorkerStartup:
+    def _build_startup(self) -> WorkerStartup:
         def engine_opened(engine: Engine) -> None:
             self._engine = engine
 
@@ -209,7 +209,7 @@ class RolloutWorker:
             doing=doing,
         )
 
-    def _concluder(self, context: RolloutContext) -> Concluder:
+    def _build_concluder(self, context: RolloutContext) -> Concluder:
         return Concluder(
             run=self.run,
             workflow=self.options.workflow,
@@ -224,7 +224,7 @@ class RolloutWorker:
             pauses=self.pauses,
         )
 
-    def _member(self) -> Subscription:
+    def _subscribe(self) -> Subscription:
         topics, stream = self.run.topics, self.options.stream
         return Subscription(
             self.run.connection,
@@ -236,10 +236,10 @@ class RolloutWorker:
 
     # ------------------------------------------------------------------------------------------------------- the turns
 
-    def _topics(self) -> Iterator[str]:
+    def _list_topics(self) -> Iterator[str]:
         """Yield what the worker reads and writes."""
         names = self.run.topics
-        yield from (names.recipe, names.workers, *self._member().topics)
+        yield from (names.recipe, names.workers, *self._subscribe().topics)
         for policy in self._spec.policies:
             yield from (names.weights(policy), names.trajectories(policy), names.eval_groups(policy))
 
@@ -282,7 +282,7 @@ class RolloutWorker:
             detail = detail or self._doing
         elif word == "rolling" and self._intake is not None and not self._intake.partitions:
             detail = detail or "waits for partitions"
-        behind = self.follower.behind(self._engine.versions()) if word == "rolling" and self._engine else ""
+        behind = self.follower.find_stale(self._engine.versions()) if word == "rolling" and self._engine else ""
         if behind:
             word, detail = "behind", "; ".join(filter(None, (behind, detail)))
         watches = [self.watch] + ([self._intake.watch] if self._intake is not None else [])

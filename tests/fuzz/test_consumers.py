@@ -112,7 +112,7 @@ class Drawer(Bucket):
         self._objects = objects
 
     @contextmanager
-    def opened(self, key: str, offset: int, length: int) -> Iterator[Any]:
+    def open_object(self, key: str, offset: int, length: int) -> Iterator[Any]:
         if key not in self._objects:
             response = cast("Any", SimpleNamespace(status=404))
             raise S3Error(response, "NoSuchKey", "no such key", key, "", "")
@@ -490,7 +490,7 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
 
     def check(message: Message) -> None:
         follower._take(message)
-        for record in follower._published["solver"].ways():
+        for record in follower._published["solver"].list_ways():
             with suppress(StoreError, WeightsError, BadWeights):
                 tensors = PolicyWeights(RUN.weights_cache).bring([whole, record], record)
                 assert hash_weights(tensors) == record.weights_hash
@@ -560,7 +560,7 @@ def test_a_feeder_learns_from_a_record_or_gives_a_dead_letter(fuzz: Fuzz) -> Non
             assert isinstance(fits(outgoing), DeadLetter)
         assert len(feeder.state.plan()) <= 256 + 3
         state = json.loads(json.dumps(feeder.state.snapshot()))
-        json.dumps(feeder.state.changes())
+        json.dumps(feeder.state.take_changes())
         assert set(state["pacing"]["versions"]) <= {"solver"}
         assert feeder.state.pacing.versions.get("solver", 0) <= 10**6
 

@@ -412,7 +412,7 @@ def test_the_commands_answer_people_and_programs(run: Run, tmp_path: Path) -> No
     done = headrace("audit", "--data", tmp_path / "again", "--no-store", "--json")
     assert json.loads(done.stdout)["groups"]
     done = headrace("replay", tmp_path / "none", "--data", tmp_path / "more")
-    assert (done.returncode, "is no archive" in done.stderr) == (2, True)
+    assert (done.returncode, "is not an archive" in done.stderr) == (2, True)
 
 
 @pytest.mark.tools

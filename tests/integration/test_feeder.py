@@ -428,8 +428,8 @@ def test_a_commit_of_an_earlier_run_passes_over_no_number(make: Callable[..., Ru
     commit_all_tasks(run, metadata='{"run":"an earlier one"}')
     with feeding(run) as (feeder, _):
         feeder._commits._delete_due = 0.0
-        feeder._commits.overdue(feeder.state)
-        assert list(feeder.state.pacing.passed(feeder._commits._of("sums"))) == []
+        feeder._commits.find_overdue(feeder.state)
+        assert list(feeder.state.pacing.find_passed(feeder._commits._of("sums"))) == []
     assert numbers(run) == list(range(QUOTA)), "nor is one deleted"
 
 

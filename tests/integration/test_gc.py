@@ -117,7 +117,7 @@ class Made:
 
     def there(self) -> set[str]:
         """Names of the objects that are in the store."""
-        keys = {one.key for one in self.run.store.listing()}
+        keys = {one.key for one in self.run.store.list_objects()}
         return {name for name, key in self.keys.items() if key in keys}
 
 

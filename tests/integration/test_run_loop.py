@@ -351,7 +351,7 @@ def test_a_reader_waits_for_a_transaction_that_is_still_open(connection: Connect
         assert reader.poll(timeout_s=0.5) == []
         committer = threading.Timer(0.5, writer.commit)
         committer.start()
-        assert [m.value for m in reader.until(ends)] == [b"late"]
+        assert [m.value for m in reader.read_until(ends)] == [b"late"]
         committer.join()
 
 

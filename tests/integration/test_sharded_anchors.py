@@ -97,9 +97,11 @@ def test_audit_history_export_and_collection_know_all_files_of_an_anchor(run: Ru
     told = plain(weights_history(run, None))
     assert [one["bytes"] for one in told["versions"]] == [size_of(event) for event in events]
     assert told["join"]["bytes"] == size_of(events[0]), "all anchors are of one size, deltas come on top"
-    before = {one.key for one in run.store.listing()}
+    before = {one.key for one in run.store.list_objects()}
     collect(run, CollectionRequest(older_than=timedelta(0)), rests=True)
-    assert {one.key for one in run.store.listing()} == before, "the newest 64 versions stay, with all that they name"
+    assert {one.key for one in run.store.list_objects()} == before, (
+        "the newest 64 versions stay, with all that they name"
+    )
     export(run, None, 3, tmp_path / "out")
     assert verify(tmp_path / "out").weights_hash == events[3].weights_hash
 

@@ -282,7 +282,7 @@ def test_a_death_in_the_users_own_code_is_told_with_its_line_and_stays_with_the_
     with supervised(tmp_path, python("train", code)) as supervisor:
         wait_for(lambda: supervisor.states()["train"].state == "failed")
 
-    [told] = supervisor.news()
+    [told] = supervisor.take_news()
     assert "JSONDecodeError: Expecting property name" in told
     assert told.endswith(" at " + supervisor.states()["train"].error.rpartition(" at ")[2])
     assert supervisor.states()["train"].error.endswith("own_loss.py:5 in own_loss")
@@ -303,9 +303,9 @@ raise ValueError(f"bad number {n}") if n < 4 else KeyError("other")
     ) as supervisor:
         wait_for(lambda: supervisor.states()["torn"].state == "failed")
 
-    first, second = supervisor.news()
+    first, second = supervisor.take_news()
     assert first == (
         f"torn died (exit code 1) and is started again; its log {tmp_path}/torn.log ends with: ValueError: bad number 1"
     )
     assert second.endswith("KeyError: 'other'")
-    assert supervisor.news() == []
+    assert supervisor.take_news() == []

@@ -368,7 +368,7 @@ def test_a_folder_of_another_run_or_of_other_things_is_left_alone(whole: Path, t
     (other := tmp_path_factory.mktemp("other") / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match=r"thesis\.tex"):
         writer(other.parent)
-    with pytest.raises(UsageError, match=r"no archive"):
+    with pytest.raises(UsageError, match=r"not an archive"):
         Archive(other.parent)
 
 

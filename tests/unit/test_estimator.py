@@ -109,7 +109,7 @@ def test_an_estimator_of_your_own_is_taken_by_its_place(own: str) -> None:
         ("infinite", "not finite"),
         ("wide", r"shape \(7,\) for 2 generated tokens"),
         ("torn", r"fails on two groups .*: KeyError: .* at .*test_estimator\.py:[0-9]+ in torn"),
-        ("number", "is no function and no class but 3"),
+        ("number", "is neither a function nor a class but 3"),
         ("missing", "module my_estimators has no 'missing'"),
     ],
 )

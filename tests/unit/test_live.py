@@ -69,7 +69,9 @@ class NoLag:
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "TopicReader", MadeUpTopics)
     monkeypatch.setattr(live, "LagMeter", NoLag)
-    monkeypatch.setattr(live, "find_whole_topics", lambda _connection, topics: dict.fromkeys(((t, 0) for t in topics), 0))
+    monkeypatch.setattr(
+        live, "find_whole_topics", lambda _connection, topics: dict.fromkeys(((t, 0) for t in topics), 0)
+    )
 
 
 def past(monkeypatch: pytest.MonkeyPatch, *said: tuple[str, Any], all_new: bool = False) -> None:

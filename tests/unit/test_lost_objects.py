@@ -148,8 +148,8 @@ def test_where_an_epoch_begins_what_is_lost_of_the_last_one_is_replaced_by_an_an
     told = PublishedWeights()
     for event in (first, second, begun, third):
         told.take(event)
-    newest = told.after(0, 0)[0]
-    assert PolicyWeights(Uncached(store.store)).bring(told.ways(), newest) == weights(3)
+    newest = told.find_newer(0, 0)[0]
+    assert PolicyWeights(Uncached(store.store)).bring(told.list_ways(), newest) == weights(3)
 
 
 def test_a_version_that_is_published_first_ends_the_chance_to_begin_an_epoch_by_an_anchor() -> None:

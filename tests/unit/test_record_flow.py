@@ -127,9 +127,11 @@ def test_a_compactor_takes_what_the_map_says(roles: list[Any]) -> None:
 def test_a_rollout_worker_takes_what_the_map_says(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = object.__new__(RolloutWorker)
     worker.run, worker.options = RUN, Options("sums", "w", "", 1)
-    monkeypatch.setattr("headrace.producers.rollout.follower.fetch_end_offsets", lambda _, places: dict.fromkeys(places, 0))
+    monkeypatch.setattr(
+        "headrace.producers.rollout.follower.fetch_end_offsets", lambda _, places: dict.fromkeys(places, 0)
+    )
     follower = WeightFollower(RUN, ("solver",), "w", Pauses())
-    topics = [*worker._member().topics, *(topic for topic, _ in follower._positions())]
+    topics = [*worker._subscribe().topics, *(topic for topic, _ in follower._find_positions())]
     assert {kind_of(topic) for topic in topics} == taken("rollout")
 
 

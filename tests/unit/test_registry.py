@@ -35,7 +35,7 @@ def test_one_of_your_own_is_named_by_module_and_name(tmp_path: Path, monkeypatch
     assert load_workflow("my_worlds:play").__name__ == "play"
     with pytest.raises(UnknownEnvironment, match=r"module my_worlds has no 'Yours' \(.*my_worlds\.py\)"):
         load_environment("my_worlds:Yours", 3, {})
-    with pytest.raises(UnknownEnvironment, match="not_async is no async function"):
+    with pytest.raises(UnknownEnvironment, match="not_async is not an async function"):
         load_workflow("my_worlds:not_async")
     with pytest.raises(EnvironmentSettingsError, match="unexpected keyword argument 'dept'; it takes depth"):
         load_environment("my_worlds:Mine", 3, {"dept": 2})

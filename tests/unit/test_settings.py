@@ -26,7 +26,7 @@ def test_a_recipe_comes_back_from_its_text_with_all_in_its_order() -> None:
     assert back == recipe
     assert back.to_json() == text
     assert back.curate.chain[0].settings == {"ratio": 0.5, "max_uses": 2, "capacity": 9}
-    assert back.curate.chain[0].in_words() == "replay_latest ratio=0.5 max_uses=2 capacity=9"
+    assert back.curate.chain[0].describe() == "replay_latest ratio=0.5 max_uses=2 capacity=9"
     assert list(back.policies) == ["solver", "judge", "verifier"]
 
 

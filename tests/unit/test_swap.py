@@ -52,7 +52,7 @@ def test_every_further_number_has_the_new_revision_and_one_that_is_lost_keeps_it
     again = state()
     restore(again, feeder)
     for feeding in (feeder, again):
-        [lost] = [one for one in feeding.again([GroupId("sums", 2)]) if one.task.stream == "sums"]
+        [lost] = [one for one in feeding.reissue_lost([GroupId("sums", 2)]) if one.task.stream == "sums"]
         assert (lost.task.attempt, lost.task.revision) == (1, known), "all attempts of a number are of one revision"
 
 

@@ -96,7 +96,7 @@ def _at_their_places(run: Run, topic: str, wanted: set[GroupUse]) -> dict[GroupU
     found = {}
     with TopicReader(run.connection, begin, "lineage") as reader:
         there = reader.ends()
-        for message in reader.until({place: min(offset, there[place]) for place, offset in end.items()}):
+        for message in reader.read_until({place: min(offset, there[place]) for place, offset in end.items()}):
             use = uses.get((message.partition, message.offset))
             curated = read_own(message, CuratedGroup, run.run_id)
             if use is not None and curated is not None and UseId.of(curated) == UseId.of(use):

@@ -225,7 +225,7 @@ def what_waited(run: Run, policy: str, history: History) -> tuple[list[Message],
     with TopicReader(run.connection, begin, f"window.{policy}") as reader:
         waited = [
             message
-            for message in reader.until(end)
+            for message in reader.read_until(end)
             if message.offset < end[message.topic, message.partition]
             and (message.partition, message.offset) not in history.concluded
             and _is_ours(message, run.run_id)

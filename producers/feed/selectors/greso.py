@@ -127,11 +127,11 @@ class Greso:
         """Move p when armed, and count anew."""
         counts, self.counts = self.counts, Counts()
         if self.arming.armed and counts.total:
-            self.p_easy = self._moved(self.p_easy, falls=counts.easy >= self.target_easy * counts.total)
-            self.p_hard = self._moved(self.p_hard, falls=counts.hard >= self.target_hard * counts.total)
+            self.p_easy = self._move(self.p_easy, falls=counts.easy >= self.target_easy * counts.total)
+            self.p_hard = self._move(self.p_hard, falls=counts.hard >= self.target_hard * counts.total)
         self.arming.begun = self.arming.begun or version > 0
 
-    def _moved(self, p: float, *, falls: bool) -> float:
+    def _move(self, p: float, *, falls: bool) -> float:
         return max(self.p_min, p - self.step) if falls else min(self.p_max, p + self.step)
 
     def snapshot(self) -> dict[str, Any]:

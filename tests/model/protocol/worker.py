@@ -49,7 +49,7 @@ class WorkerProcess(Process):
     def start(self) -> None:
         run = join()
         self.follower = WeightFollower(run, (POLICY,), self.name, Pauses())
-        self.reader = TopicReader(run.connection, self.follower._positions(), self.name)
+        self.reader = TopicReader(run.connection, self.follower._find_positions(), self.name)
         self.engine = Engine()
         self.follower.serve(self.engine)
         self.playing: list[tuple[StartedTask, TrajectoryGroup | None]] = []
