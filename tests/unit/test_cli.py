@@ -40,7 +40,7 @@ COMPONENTS = {
     "compact": ("headrace.ops.compaction.compactor.main", ("--policy", "solver", "--once"), (None, "solver", 16, True)),
 }
 ADDRESS = "kafka://127.0.0.1:9092/demo"
-RUN = cast("Any", SimpleNamespace(policy_variant=lambda policy, _variant: policy))
+RUN = cast("Any", SimpleNamespace(resolve=lambda policy, _variant=None: policy))
 
 
 @dataclass(frozen=True, slots=True)

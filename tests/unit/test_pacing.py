@@ -39,17 +39,17 @@ def restore(second: Pacing, first: Pacing, written: dict[str, Any]) -> None:
 def test_what_is_replayed_makes_room_smaller_down_to_one_batch_over_a_restart() -> None:
     state = pacing(quotas={"solver": Quota(12, 10, batch=4)})
     for _ in range(LOOK_BACK):
-        state.batch("solver", 2, 4)
-    state.batch("solver", 0, 0)
+        state.note_batch("solver", 2, 4)
+    state.note_batch("solver", 0, 0)
     assert state.most_open("solver") == 6, "batches are half fresh: a number waits three versions as before"
     second = pacing(quotas={"solver": Quota(12, 10, batch=4)})
     restore(second, state, {})
     assert len(issue_all(second)) == 6
     for _ in range(LOOK_BACK):
-        state.batch("solver", 0, 4)
+        state.note_batch("solver", 0, 4)
     assert state.most_open("solver") == 4, "or no batch would come together when nothing is left to replay"
     for _ in range(LOOK_BACK):
-        state.batch("solver", 4, 4)
+        state.note_batch("solver", 4, 4)
     assert state.most_open("solver") == 12
 
 

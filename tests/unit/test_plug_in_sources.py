@@ -236,7 +236,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RecipeRevision | N
 
 
 def revision(number: int, asked: Recipe, **changes: Any) -> RecipeRevision:
-    made = revisions.build_revision("run-1", number, asked, revisions.store_text(WHERE))
+    made = revisions.build_revision("run-1", number, asked, revisions.describe_store(WHERE))
     return replace(made, **changes)
 
 

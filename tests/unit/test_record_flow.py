@@ -103,7 +103,7 @@ def test_a_curator_takes_what_the_map_says(roles: list[Any], monkeypatch: pytest
 def asked_of_issued(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Topics that a curator reads to see whether a number was issued."""
     asked: set[str] = set()
-    reader = SimpleNamespace(close=lambda: None, until=lambda _: (), catch_up=lambda: (), positions={})
+    reader = SimpleNamespace(close=lambda: None, read_until=lambda _: (), catch_up=lambda: (), positions={})
     monkeypatch.setattr(issued_numbers, "find_whole_topics", lambda _, topics: asked.update(topics))
     monkeypatch.setattr(issued_numbers, "fetch_stable_ends", lambda *_: {})
     monkeypatch.setattr(issued_numbers, "TopicReader", lambda _, __, name="": reader if name else nullcontext(reader))
