@@ -185,7 +185,7 @@ class Container:
         self.fingerprint = bytes.fromhex(metadata[FINGERPRINT])
         value = json.loads(metadata["avro.schema"])["fields"][-1]["type"]
         self.schema: Plain | None = value[2] if len(value) > 2 else None
-        """In which the values were written."""
+        """Schema in which the values were written."""
 
     def __iter__(self) -> Iterator[Message]:
         """Yield the messages as they were."""

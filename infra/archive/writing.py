@@ -85,7 +85,7 @@ class ArchiveWriter:
         self._open: dict[PartitionId, ContainerWriter] = {}
         self._saved_at = time.monotonic()
         self.new: dict[str, Added] = {}
-        """What was added, by topic."""
+        """Counts of what was added, by topic."""
         self.new_objects = 0
         self.raw = 0
         """Messages whose values are kept as bytes."""

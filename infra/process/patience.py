@@ -33,13 +33,13 @@ class Patience:
 
 @dataclass(slots=True)
 class Deaths:
-    """Of one child."""
+    """Deaths of one child."""
 
     patience: Patience
     short_lives: int = 0
-    """In a row."""
+    """Number of short lives in a row."""
     stuck: int = 0
-    """At the progress that the run has made."""
+    """Number of deaths at the same progress of the run."""
     progress: object = None
 
     def count(self, exit_code: int | None, lived_s: float, progress: object) -> None:

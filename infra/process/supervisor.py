@@ -77,7 +77,7 @@ class _Life:
     log_begin: int = 0
     """Bytes of its log before this life's."""
     error: str = ""
-    """Of its newest death."""
+    """Error of its newest death."""
     state: str = "starting"
     """starting | running | waiting | finished | failed | stopped."""
 
@@ -90,7 +90,7 @@ class ChildState:
     pid: int | None
     starts: int
     exit_code: int | None
-    """Of the newest life that ended; negative for a signal."""
+    """Exit code of the newest life that ended; negative for a signal."""
     error: str = ""
     """What its log said last of its newest death, with the line of the user's own code where there is one."""
 

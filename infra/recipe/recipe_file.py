@@ -41,7 +41,7 @@ class Draft:
     table: Table = field(default_factory=dict)
     origins: dict[Location, str] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
-    """Of the files that were read, the recipe's own first."""
+    """Folders of the files that were read, the recipe's own first."""
 
     def origin(self, location: Location, default: str) -> str:
         """Return who gave the key, or the nearest table around it."""

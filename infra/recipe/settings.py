@@ -63,7 +63,7 @@ class WarmStart(Settings):
     examples: int = Field(4096, ge=1)
     """Worked examples to ask the environment for."""
     held_out: int = Field(256, ge=16)
-    """Of these, how many are held out to measure on."""
+    """Number of the examples that are held out to measure on."""
     max_steps: int = Field(2000, ge=1)
     """Give up after so many supervised steps."""
     batch: int = Field(64, ge=1)

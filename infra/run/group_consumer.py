@@ -86,7 +86,7 @@ class GroupConsumer:
         self._held: dict[PartitionId, _Held] = {}
         self._owned: set[PartitionId] = set()
         self._restore: Restore | None = None
-        """Of partitions that are ours and not held yet."""
+        """Restore of partitions that are assigned and not held yet."""
         self._left: list[Message] = []
         """What the last turn was cut before."""
         self._turn_began, self._turn_bytes = math.inf, 0

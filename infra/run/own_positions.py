@@ -49,7 +49,7 @@ class Role:
     state: PartitionId
     """Where its snapshots are."""
     topics: tuple[str, ...]
-    """What it reads."""
+    """Topics that it reads."""
 
 
 class OwnPositions:

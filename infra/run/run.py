@@ -79,7 +79,7 @@ class Run:
     recipe_end: int = 0
     """Next offset of the recipe topic: whoever follows it begins there, and never takes an old end for a new one."""
     source: str = ""
-    """Of an offline experiment: name of the run, on the same cluster, over whose batches it was trained."""
+    """Offline experiments: name of the run, on the same cluster, over whose batches it was trained."""
     plug_ins: Mapping[str, str] = field(default_factory=dict)
     """Sources of plug-ins that the run goes by: the newest hash that its revisions record of each top-level module."""
     asks_for_published: bool = False
@@ -87,7 +87,7 @@ class Run:
     asks_for_issued: bool = False
     """Whether curators refuse groups of numbers that were never issued: not in runs of before that rule."""
     state_partitions: int = 1
-    """Of `state`; fixed for a run."""
+    """Number of partitions of `state`; fixed for a run."""
 
     @property
     def connection(self) -> Connection:

@@ -63,16 +63,16 @@ class TensorHead:
     changed: int
     """Items that changed."""
     blocks: tuple[BlockHead, ...]
-    """Of `block_items` items each, the last one of what is left; none when the tensor is whole."""
+    """Blocks of `block_items` items each, the last one of the rest; none when the tensor is whole."""
 
     @property
     def items(self) -> int:
-        """Of the whole tensor."""
+        """Number of items of the whole tensor."""
         return math.prod(self.shape)
 
     @property
     def payload_bytes(self) -> int:
-        """Of its streams, or of itself when it is whole."""
+        """Bytes of its streams, or of itself when it is whole."""
         if self.blocks:
             return sum(sum(block.sizes) for block in self.blocks)
         return self.items * ITEM_BYTES[self.dtype]
@@ -103,7 +103,7 @@ class Header:
     weights_hash: str
     """`weights_hash` of what it gives."""
     items: int
-    """Of all tensors, changed or not."""
+    """Number of items of all tensors, changed or not."""
     block_items: int
     tensors: tuple[TensorHead, ...]
 

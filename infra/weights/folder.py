@@ -39,7 +39,7 @@ class WeightsFolder:
 
     tensors: dict[str, Tensor]
     files: dict[str, mmap.mmap]
-    """By name."""
+    """Mapped files by name."""
     promised: str
     """`weights_hash` that the files name; empty when they name none."""
 

@@ -41,7 +41,7 @@ class HeldWeights:
         with self._watch.measure("apply"):
             self.tensors: dict[str, Tensor] = _copy_into_one(named) if copy else dict(named)
         self.weights_hash = self._hash()
-        """Of what is held now; empty when a delta broke it, and it must not be used any more."""
+        """Hash of the weights held now; empty when a delta broke them, and they must not be used any more."""
         if expected is not None and self.weights_hash != expected:
             raise WeightsError(f"these weights hash to {self.weights_hash}, not to {expected} as was recorded")
 

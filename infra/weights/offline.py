@@ -31,7 +31,7 @@ class EncodedDelta:
 
     header: Header
     full_bytes: int
-    """Of the new weights."""
+    """Bytes of the new weights."""
     delta_bytes: int
 
 
@@ -51,7 +51,7 @@ class Verified:
     kind: str
     """delta or weights."""
     weights_hash: str
-    """Of the weights, or of what the delta gives."""
+    """Hash of the weights, or of those that the delta gives."""
     promised: bool
     """Whether the object itself names the hash of its weights."""
     header: Header | None = None

@@ -47,11 +47,11 @@ class PolicyWeights:
         self._worthless: dict[ClaimCheck, str] = {}
         """Objects whose bytes are the right ones and no weights: to fetch them again heals nothing. With the reason."""
         self.fetched_bytes = 0
-        """Of the objects of the last `bring`."""
+        """Bytes of the objects of the last `bring`."""
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What the last `bring` took: fetch, verify, apply."""
+        """Seconds of the last `bring`, by activity: fetch, verify, apply."""
         return {activity: self._watch.seconds[activity] for activity in ("fetch", "verify", "apply")}
 
     def bring(

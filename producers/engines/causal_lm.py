@@ -57,7 +57,7 @@ class CausalLM:
         self._kinds, self._window = _read_attention(config)
         self._columns = torch.arange(self.context, device=self.device)
         self.routing = RoutingRecord(model) if record_routing and routers_of(model) else None
-        """Of the last forward pass; None for a model without experts too."""
+        """Routing of the last forward pass; None for a model without experts too."""
         self._closed = torch.tensor(torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
         self._open = torch.zeros((), dtype=self.dtype, device=self.device)
 

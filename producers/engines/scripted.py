@@ -53,9 +53,9 @@ class ScriptedSettings:
     rate: float = 0.05
     """By how much a version raises the logit of a right answer."""
     difficulties: Sequence[float] = (0.0, 2.0)
-    """By level: the logit that version 0 lacks for every second answer to be right."""
+    """Difficulty by level: the logit that version 0 lacks for every second answer to be right."""
     tokens: Sequence[int] = (4, 32)
-    """By level: tokens of an answer, the stop token included."""
+    """Tokens of an answer by level, the stop token included."""
     seconds_per_token: float = 0.0
 
     def __post_init__(self) -> None:

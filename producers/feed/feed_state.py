@@ -69,7 +69,7 @@ class FeedState:
         """Why the run is over, once that was announced; empty while it goes on."""
         self._next_evaluation = dict.fromkeys(policies_of, 0)
         self._begins: dict[str, list[tuple[int, int]]] = {stream: [(revision.revision, 0)] for stream in policies_of}
-        """By stream (revision, the first number issued under it), in order."""
+        """Pairs (revision, the first number issued under it) by stream, in order."""
 
     # --------------------------------------------------------------------------------------------------------- records
 

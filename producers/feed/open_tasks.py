@@ -37,7 +37,7 @@ class OpenTask:
     open: set[str] = field(default_factory=set)
     """Policies that it is open for."""
     died: int = 0
-    """Of a dead one: counts the deaths of a run, so that the older of two is known."""
+    """Sequence number of its death within the run, if it is dead, so that the older of two is known."""
 
 
 def passed_of(tasks: Mapping[GroupId, OpenTask], committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:

@@ -25,7 +25,7 @@ class EngineActor:
     tokenizer: TextCodec
     sampling: Sampling
     seed: int
-    """Of this role in this sample; each call derives its own from it."""
+    """Seed of this role in this sample; each call derives its own from it."""
     version: int | None
     """The exact version of an evaluation; None follows the newest weights in flight."""
     deadline: float

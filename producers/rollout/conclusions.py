@@ -75,7 +75,7 @@ class Concluder:
     follower: WeightFollower
     producer: RecordProducer
     partitions: Mapping[str, int]
-    """Of each topic that groups go to."""
+    """Number of partitions of each topic that groups go to."""
     specs: dict[int, WorkflowSpec]
     """By revision; further ones are made when a task needs them."""
     holds: VersionHolds

@@ -61,7 +61,7 @@ class WeightFollower(threading.Thread):
         self.ended = run.ended
         """Why the run is over; empty while it goes on."""
         self.taken: dict[str, TakenWeights] = {}
-        """How the newest version that was loaded came, of each policy."""
+        """Cost of the newest version that was loaded, by policy."""
         self.error: BaseException | None = None
         """What ended this thread, if it was not `stop`."""
         self.caught_up = threading.Event()
@@ -70,7 +70,7 @@ class WeightFollower(threading.Thread):
         self._topics = {run.topics.weights(policy): policy for policy in policies}
         self._published = {policy: PublishedWeights() for policy in policies}
         self._epochs: dict[str, int] = {}
-        """Of each policy, that of the version which is served: a chain that was cut goes on nowhere."""
+        """Epoch of the version that is served, by policy: no delta leads from one epoch to another."""
         self._weights = {policy: PolicyWeights(run.weights_cache) for policy in policies}
         self._engine: Engine | None = None
         self._retry_at: defaultdict[str, float] = defaultdict(float)

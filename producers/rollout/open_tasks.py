@@ -13,7 +13,7 @@ class OpenTasks:
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
-        """What the first that failed has died of."""
+        """Error of the first task that failed."""
         self._open: dict[asyncio.Task[None], PartitionId] = {}
 
     def __len__(self) -> int:

@@ -111,7 +111,7 @@ class TaskIntake(threading.Thread):
 
     @property
     def partitions(self) -> int:
-        """How many are ours."""
+        """Number of assigned partitions."""
         return len(self.owned)
 
     def done(self, started: StartedTask) -> None:

@@ -91,7 +91,7 @@ class RolloutWorker:
         self._spec = spec
         self._phase: Literal["starting", "waiting", "rolling", "draining", "stopped"] = "starting"
         self._doing = ""
-        """What is done before the first task."""
+        """Step of the startup, before the first task."""
         self._engine: Engine | None = None
         self._intake: TaskIntake | None = None
         self._run_end, self._stall_watch = RunEnd(time.monotonic()), StallWatch()

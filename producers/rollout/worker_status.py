@@ -67,7 +67,7 @@ class State:
     episodes_running: int
     tasks_open: int
     seconds: Mapping[str, float]
-    """By activity, of all threads."""
+    """Wall seconds by activity, of all threads."""
     taken: tuple[TakenWeights, ...] = ()
     """How the weights that are served came."""
 
